@@ -29,7 +29,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from rllm.gateway.trace_writer import DurableWrites
+from rllm.gateway.core import DurableWrites
 from rllm.store import TraceStore, open_store
 from rllm.types import Trace
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rllm.gateway import trace_writer
+from rllm.gateway import core
 from rllm.store import writer
 from rllm.store.sqlite import SqliteTraceStore
 
@@ -61,7 +61,7 @@ def test_a_locked_database_fails_calls_with_its_cause_and_passes(serve, tmp_path
 
 def test_calls_wait_for_a_slow_disk_while_the_gateway_goes_on(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_WAITING", 8)
-    monkeypatch.setattr(trace_writer, "MAX_PENDING", 1)
+    monkeypatch.setattr(core, "MAX_PENDING", 1)
     with SqliteTraceStore(tmp_path / "traces.db") as store, ThreadPoolExecutor(16) as agents:
         served = serve([str(number) for number in range(16)], store=store)
         with locked(store.path):

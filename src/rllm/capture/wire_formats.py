@@ -85,6 +85,6 @@ _MODEL_CALL = re.compile(rf"(?:{_CALLS})\Z")
 
 
 def model_call_in(path: str) -> str | None:
-    """Return the part of a path, from after its version on, that makes it a model call in any wire format, or `None`."""
+    """Return the part of a path after its version, if it is a model call in any wire format."""
     found = _MODEL_CALL.search(path)
     return found[0] if found else None

@@ -1,9 +1,9 @@
 """Deduplication of calls that clients repeat after a timeout: sampled once, traced once.
 
-A client that times out closes its connection and sends the same request again. So a call whose client leaves after about
-its read timeout continues for as long as the client may take to come back, and the repeated request gets its answer. A
-client that leaves earlier is gone for good. Only a request that is marked as a retry is taken for one, because agents
-sample the same prompt several times on purpose.
+A client that times out closes its connection and sends the same request again. So a call whose client leaves after
+about its read timeout continues for as long as the client may take to come back, and the repeated request gets its
+answer. A client that leaves earlier is gone for good. Only a request that is marked as a retry is taken for one,
+because agents sample the same prompt several times on purpose.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RetryKey:
     """One request for an answer that may be requested several times."""
 
     key: _Key
-    """Session (the object, as names are reused), idempotency key, and hash of the body and the call's metadata header."""
+    """Session (not its name, which may be reused), idempotency key, and hash of body and metadata header."""
     number: int = 0
     """Number of earlier requests of the client for this answer."""
     read_timeout_s: float | None = None
@@ -48,12 +48,12 @@ class RetryKey:
 
     @property
     def idempotent(self) -> bool:
-        """Whether it has an idempotency key, under which any number of requests have one answer."""
+        """True if it has an idempotency key, under which any number of requests have one answer."""
         return bool(self.key[1])
 
     @property
     def will_retry(self) -> bool:
-        """Whether a client that leaves now has timed out, rather than lost interest."""
+        """True if a client that leaves now has timed out, rather than lost interest."""
         if self.read_timeout_s is None:
             return self.idempotent
         # The client's clock began before ours, and no clock is exact on a busy machine.
@@ -121,7 +121,7 @@ class InFlightCall:
 
     @property
     def is_client_gone(self) -> bool:
-        """Whether the client that made the call has gone, so that the answer is for a retry."""
+        """True if the client that made the call has gone, so that the answer is for a retry."""
         return self._cancel is not None
 
     def __enter__(self) -> Self:
@@ -138,7 +138,7 @@ class InFlightCall:
         self._withdraw()
         if isinstance(error, Exception) and not self._answer.done():
             self._answer.set_exception(error)
-            self._answer.exception()  # Nobody may be waiting.
+            self._answer.exception()  # Possibly no client waits.
         self._answer.cancel()
 
     def complete(self, body: bytes) -> None:
@@ -199,8 +199,8 @@ class InFlightCall:
             self._offered.pop(self._request.key, None)
 
     def _expire(self) -> None:
-        """Stop offering the call; cancel it if nobody waits for it."""
-        self._withdraw()  # Before the call has ended: nobody may join it meanwhile.
+        """Stop offering the call; cancel it if no client waits for it."""
+        self._withdraw()  # Before the call has ended: no client may join it meanwhile.
         if not self._num_waiting and self._answer is not None and self._answer.cancel() and self._cancel is not None:
             self._cancel()
 

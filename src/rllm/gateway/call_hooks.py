@@ -1,6 +1,7 @@
 """Hooks that run after each call: a line of JSON in the log, and an OpenTelemetry span.
 
-Both have ids, counts and times, and never texts or keys. The configuration enables them; each loads its packages only then.
+Both have ids, counts and times, and never texts or keys. The configuration enables them; each loads its packages only
+then.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def log_as_json() -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of a record as one line of JSON: `time` (UTC), `level`, `logger`, `message`, and the record's fields."""
+    """Formatter of records as lines of JSON: `time` (UTC), `level`, `logger`, `message`, and their own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The endpoint of model calls: from an ASGI request to the core and back, in one wire format."""
+"""Endpoint of model calls: from an ASGI request to the core and back, in one dialect."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
 from rllm.types import Trace
 
-_CLIENT_LEFT = 499  # What nginx logs for it; no client ever reads this status.
+_CLIENT_LEFT = 499  # As nginx logs it; no client ever reads this status.
 _MAX_NAMED = 40
 _NOTHING_EARLIER: Mapping[str, Trace] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class CallEndpoint:
-    """A plain ASGI application, because this is the hot path."""
+    """Endpoint of one route; a plain ASGI application, because this is the hot path."""
 
     gateway: Gateway
     sessions: Sessions
     config: GatewayConfig
     budget: BodyBudget
-    """Bounds the bodies of all requests under way."""
+    """Bound of the bodies of all running requests."""
     dialect: Dialect
     counts: bool = False
-    """Whether calls are answered with the number of tokens of their prompts."""
+    """True if calls are answered with the number of tokens of their prompts."""
     in_flight: InFlightCalls = field(default_factory=InFlightCalls)
     """Calls of this route whose answers may be requested again."""
     hooks: Sequence[CallHook] = ()
@@ -104,7 +104,7 @@ class CallEndpoint:
         return GatewayError(error.status, message, code=error.code, param=own.partition("[")[0])
 
     def _ignored(self, call: ModelCall, asked: Mapping[str, Any]) -> list[str]:
-        """Return what a request asks for in vain, in the words of its dialect; each is logged once."""
+        """Return the fields of a request that have no effect, as its dialect names them; each is logged once."""
         of_dialect, of_upstream = left_out(self.dialect.wire.name, asked), self.gateway.upstream.ignored(call.asked)
         if not (of_dialect or of_upstream):
             return []
@@ -139,7 +139,8 @@ class CallEndpoint:
     ) -> tuple[ModelCall, dict[str, Any], RetryKey | None]:
         """Return the request as a call of a session, as it came, and its retry key.
 
-        Once the caller is known, a request that is refused for its content leaves a trace, like a call that fails later.
+        Once the caller is known, a request that is refused for its content leaves a trace, like a call that fails
+        later.
         """
         _check_method(scope)
         headers, path = headers_of(scope), scope["path_params"].get("session_id")
@@ -158,27 +159,27 @@ class CallEndpoint:
             metadata = metadata_of(headers)
             if named is None and not self.counts:
                 metadata |= self.sessions.unattributed.note(scope, headers)
-            # All other calls would wait meanwhile.
+            # In a thread if large: all other calls would wait meanwhile.
             parse = partial(self.dialect.parse, body, scope["path_params"])
             asked = parse() if len(body) < LARGE else await asyncio.to_thread(parse)
             check_one_named(path, headers)
-            call = answer.call = await self._understood(asked, named, headers, metadata)
+            call = answer.call = await self._call_of(asked, named, headers, metadata)
         except DeclinedError:
             raise
         except (GatewayError, ConfigError) as error:
             if not self.counts:
-                with suppress(StoreError):  # its session cannot be looked up
+                with suppress(StoreError):  # Its session cannot be read.
                     answer.call = await self._refused(asked, named, headers, metadata, error)
             raise
         return call, asked, retry_key(headers, call.session if named else None, body)
 
-    async def _understood(
+    async def _call_of(
         self, asked: dict[str, Any], named: str | None, headers: Mapping[bytes, bytes], metadata: dict[str, Any]
     ) -> ModelCall:
-        """What is asked, as a call of the session that is named, if one is.
+        """Return a request as a call of the named session, or of a new one.
 
         Raises:
-            GatewayError: if it cannot be one, or refers to what is not there.
+            GatewayError: if it is malformed, or refers to an answer that does not exist.
             ConfigError: if no session can have this name.
         """
         session_id, earlier = named, _NOTHING_EARLIER
@@ -209,7 +210,7 @@ class CallEndpoint:
         metadata: Mapping[str, Any],
         error: Exception,
     ) -> ModelCall:
-        """A call in the place of a request that cannot be one, with the trace of its failure."""
+        """Return a call that stands for a refused request, with the trace of its failure."""
         model = asked.get("model")
         call = ModelCall(
             asked={"model": model if isinstance(model, str) else "", "messages": []},
@@ -222,7 +223,7 @@ class CallEndpoint:
         return call
 
     async def _answers(self, session_id: str | None, ids: Sequence[str]) -> Mapping[str, Trace]:
-        """The traces of these answers, as far as the session has them."""
+        """Return the traces of these answers that the session has."""
         if session_id is None:
             return {}
         found = [await asyncio.to_thread(self.gateway.store.trace, session_id, trace_id) for trace_id in ids]
@@ -305,21 +306,21 @@ def _check_method(scope: Scope) -> None:
 
 
 class _Answer:
-    """The ASGI response of one call."""
+    """ASGI response of one call."""
 
     def __init__(self, send: Send, names: Mapping[str, str]) -> None:
         self._send = send
         self._names = names
-        """The dialect's own for chat fields."""
+        """The dialect's own names of chat fields."""
         self.call: ModelCall | None = None
-        """Whose session its head names, once that is known."""
+        """The call, once it is known; the head names its session."""
         self.ignored: Sequence[str] = ()
-        """What its request asks for in vain."""
+        """Fields of the request that have no effect."""
         self.status = 500
         self.began = False
 
     async def whole(self, status: int, body: bytes, *, more: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`more` are further headers."""
+        """Send a whole answer; `more` are further headers."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in more.items()]
         await self._start(status, headers)
@@ -343,8 +344,8 @@ class _Answer:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _named(self) -> str:
-        """Return what is ignored here and behind, for a header."""
+        """Return the fields that have no effect here or upstream, for a header."""
         assert self.call is not None
-        behind = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
+        upstream = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
         lost = (f"prompt.{kind.replace(' ', '_')}" for kind in self.call.lost)
-        return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *behind, *lost]))][:_MAX_NAMED])
+        return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *upstream, *lost]))][:_MAX_NAMED])

@@ -30,8 +30,7 @@ class ModelCall:
     asked: Mapping[str, Any]
     """The agent's own request, as a chat request."""
     prompt_ids: Sequence[int] | None = None
-    """Token ids of the prompt, if known before sampling: those that the agent sent, without messages, or those that continue
-    an earlier answer."""
+    """Token ids of the prompt, if known before sampling: sent by the agent, or continuing an earlier answer."""
     session: Session
     metadata: Mapping[str, Any] = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +90,7 @@ class ModelCall:
         return {} if drift is None else {DRIFT_KEY: drift}
 
     def registrations(self, trace: Trace) -> Iterator[Callable[[], None]]:
-        """Yield functions that let later calls of the session continue this one; they hold no reference to the trace."""
+        """Yield functions that let later calls of the session continue this one, without references to the trace."""
         if self.session.parents is not None:
             yield partial(self.session.parents.add, CallNode.of_trace(trace))
         if self.digests is not None and self.session.conversations is not None and trace.error is None:

@@ -63,7 +63,7 @@ class Session:
     conversations: Conversations | None = field(default_factory=Conversations)
     """Index of its answers by messages; `None` for a session of one call."""
     has_tools: bool = False
-    """Whether any of its calls had tools."""
+    """True if any of its calls had tools."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C headers of the span in which it was opened, for calls without their own; empty without telemetry."""
     ref: SessionRef = field(default_factory=SessionRef)
@@ -71,7 +71,7 @@ class Session:
     looked_for_at: float = field(default_factory=time.monotonic)
     """Time of the last check that it exists, or of its beginning."""
     deleted: bool = False
-    """Whether it was deleted. Its calls are not stored any more: another session may have its name."""
+    """True if it was deleted. Its calls are not stored any more: another session may have its name."""
     num_counted_bytes: int = 0
     """Its part of the counted bytes of all kept sessions."""
 
@@ -82,7 +82,7 @@ class Session:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether another process may have deleted it since the last check."""
+        """True if another process may have deleted it since the last check."""
         is_old = self.ref.number is not None and time.monotonic() - self.looked_for_at > _TRUSTED_S
         return (is_old or self.ref.is_gone) and not self.deleted
 
@@ -93,14 +93,17 @@ class _Reading:
 
     session_id: str
     is_outdated: bool = False
-    """Whether the session was deleted meanwhile."""
+    """True if the session was deleted meanwhile."""
 
 
 class Sessions:
-    """Sessions of a gateway, each an object shared by its calls. A session is
+    """Sessions of a gateway, each an object shared by its calls.
+
+    A session is
 
     - *begun* once it was opened or called: it is known, or is read from the store;
-    - *kept* in memory while it is among those used last: at most 10,000, and at most `memory_gb`, except for the very last;
+    - *kept* in memory while it is among those used last: at most 10,000, and at most `memory_gb`, except for the very
+      last;
     - *known* while anything holds it, even a running call alone: there are never two of one name;
     - *doubtful* if it was not checked for seconds, or a write was refused: another process may have deleted it;
     - *deleted* from the request to delete it, or from a check that found it gone: its running calls end with an error.
@@ -158,8 +161,8 @@ class Sessions:
         Its row precedes its first trace in the store, because writes keep their order.
 
         Raises:
-            ConfigError: if the id cannot stand in a URL path, metadata use a name that is ours, or a sampling parameter is
-                unknown or out of range.
+            ConfigError: if the id cannot stand in a URL path, metadata use a name that is ours, or a sampling
+                parameter is unknown or out of range.
             GatewayError: 410, if it is being deleted.
         """
         check_session_id(session_id)
@@ -341,8 +344,8 @@ def check_session_id(session_id: str) -> None:
     """Raise `ConfigError` for an id that cannot stand in a URL path."""
     if not is_session_id(session_id):
         raise ConfigError(
-            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes, control and invisible "
-            "characters, and neither '.' nor '..'"
+            f"session id {session_id[:80]!r}: use 1 to 256 characters without white space, slashes, control "
+            "and invisible characters, and neither '.' nor '..'"
         )
 
 
@@ -395,8 +398,8 @@ def unattributed_session(run_id: str | None) -> str:
 class UnattributedCalls:
     """Calls that name no session while rollouts are running: stored together, counted, and logged once.
 
-    Such a call comes from a process or a client without a session, and so belongs to no rollout, although it may have been
-    made in one. Used only from the gateway's event loop, except `expect_sessions`.
+    Such a call comes from a process or a client without a session, and so belongs to no rollout, although it may have
+    been made in one. Used only from the gateway's event loop, except `expect_sessions`.
     """
 
     def __init__(self) -> None:

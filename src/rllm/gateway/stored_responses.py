@@ -1,7 +1,7 @@
-"""`GET` and `DELETE /v1/responses/ID`: earlier answers, by the ids that clients know them by.
+"""`GET` and `DELETE /v1/responses/ID`: earlier answers, by their ids.
 
-A response is made again from its trace. Deleting one hides it from clients; its trace stays, for what was sampled is the
-session's, and goes with the session.
+A response is rebuilt from its trace. Deleting one hides it from clients; its trace remains until the session is
+deleted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rllm.gateway.sessions import Sessions
 from rllm.types import Trace
 
 _DELETED_KEY = "rllm.deleted"
-"""In a trace's metadata: a client has deleted the response."""
+"""Trace metadata: a client deleted the response."""
 
 
 def is_deleted(trace: Trace) -> bool:
-    """Whether clients are not to hear of it any more."""
+    """Return whether a client deleted the response of a trace."""
     return _DELETED_KEY in trace.metadata
 
 
 class StoredResponses:
-    """A response is found in the session that the request names, or else in the one that its own call was given."""
+    """Routes of stored responses, found in the session that the request names, or else in that of their own call."""
 
     def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
         self._gateway = gateway
@@ -89,27 +89,27 @@ class StoredResponses:
         if trace is None or not trace.response or is_deleted(trace):
             raise GatewayError(
                 404,
-                f"Response with id '{response_id}' not found: it is none of this session, or it was deleted.",
+                f"Response with id '{response_id}' not found: this session has no such response, or it was deleted.",
                 code="response_not_found",
             )
         return trace
 
 
 def _check_whole(request: Request) -> None:
-    """Check that nobody waits for events: a client that asked for a stream would find none in a whole answer.
+    """Check that no stream is requested: stored responses are whole.
 
     Raises:
-        GatewayError: 400, if somebody does.
+        GatewayError: 400, if one is.
     """
     stream = request.query_params.get("stream", "")
     if stream.lower() in ("true", "1"):
         raise GatewayError(
-            400, f"stream={stream}: a stored response is given whole: retrieve it without", param="stream"
+            400, f"stream={stream}: a stored response is returned whole: retrieve it without", param="stream"
         )
 
 
 def _chat_of(trace: Trace) -> dict[str, Any]:
-    """The chat completion that the response was made of, as far as the trace has it."""
+    """Return the chat completion of a response, as far as its trace has it."""
     logprobs = {"content": None}
     choice = {"index": 0, "message": trace.response, "finish_reason": trace.finish_reason, "logprobs": logprobs}
     counted = {"prompt_tokens": len(trace.prompt_ids), "completion_tokens": len(trace.response_ids)}

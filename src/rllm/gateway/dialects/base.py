@@ -1,7 +1,8 @@
 """Shared part of all dialects: their protocol, the checks of requests, and what answers have in common.
 
-Inside the gateway every request and every answer is OpenAI's chat completion; a dialect translates to and from it with pure
-functions. So an upstream needs to speak chat completions only, and tokens are captured once, below all dialects.
+Inside the gateway every request and every answer is OpenAI's chat completion; a dialect translates to and from it
+with pure functions. So an upstream needs to speak chat completions only, and tokens are captured once, below all
+dialects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rllm.types import Trace
 
 
 class StreamEncoder(Protocol):
-    """Encoder of one streamed answer. Everything that a client may act on, such as a tool call, is held until `finish`."""
+    """Encoder of one streamed answer. It holds everything that clients act on, such as tool calls, until `finish`."""
 
     keep_alive: bytes
     """Bytes that may be sent between events while there is nothing else to send."""
@@ -51,7 +52,7 @@ class Dialect(Protocol):
     chat_names: Mapping[str, str]
     """The dialect's own names of chat fields, where they differ, by key; see `rllm.inference.parameters`."""
     continues_answers: bool
-    """Whether a request may name an earlier answer instead of repeating the conversation."""
+    """True if a request may name an earlier answer instead of repeating the conversation."""
 
     def parse(self, body: bytes, path: Mapping[str, str]) -> dict[str, Any]:
         """Return the request of a body and of the path it was sent to.

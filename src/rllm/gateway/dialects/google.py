@@ -1,7 +1,7 @@
-"""Google's `generateContent` and `streamGenerateContent`: requests to chat requests; chat answers and chunks to candidates.
+"""Google's `generateContent` and `streamGenerateContent`: requests to chat requests, answers to candidates.
 
-The path holds the model and the way of answering: `/v1beta/models/MODEL:streamGenerateContent?alt=sse`. Names of fields may
-be in camel case or in snake case, as in Google's own API.
+The path holds the model and the way of answering: `/v1beta/models/MODEL:streamGenerateContent?alt=sse`. Names of
+fields may be in camel case or in snake case, as in Google's own API.
 """
 
 from __future__ import annotations
@@ -356,8 +356,8 @@ _KNOWN = (
     | frozenset(
         "functionDeclarations functionCall functionResponse inlineData fileData mimeType fileUri displayName "
         "functionCallingConfig allowedFunctionNames responseMimeType responseModalities thinkingConfig mediaResolution "
-        "speechConfig imageConfig thoughtSignature generateContentRequest googleSearch googleMaps codeExecution urlContext "
-        "fileSearch computerUse googleSearchRetrieval mcpServers retrievalConfig".split()
+        "speechConfig imageConfig thoughtSignature generateContentRequest googleSearch googleMaps codeExecution "
+        "urlContext fileSearch computerUse googleSearchRetrieval mcpServers retrievalConfig".split()
     )
 )
 
@@ -436,7 +436,8 @@ def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
 class GoogleStreamEncoder:
     """Encoder that sends texts and thoughts as they come; function calls, finish reasons and usage at the end.
 
-    Clients act on a function call as soon as they have it, and an answer is not acknowledged before its trace is durable.
+    Clients act on a function call as soon as they have it, and an answer is not acknowledged before its trace is
+    durable.
     """
 
     # Google's own client takes a comment for the beginning of an error, and ignores an empty line.

@@ -121,7 +121,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         messages += _messages_of(message, where)
     if messages and messages[-1]["role"] == "assistant":
         raise invalid(
-            "the last message is the assistant's, and the beginning of an answer cannot be given: end with a user message",
+            "the last message is the assistant's, and answers cannot be prefilled: end with a user message",
             "messages",
         )
     chat["messages"] = messages

@@ -1,7 +1,7 @@
 """Documented fields of each dialect, and their effect with the embedded engine and with a server.
 
-`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to. A field
-with the fate `=` is sent to the server unchanged.
+`docs/parameters.md` prints the tables. A fate of `=KEY` is that of the chat field that the field is translated to. A
+field with the fate `=` is sent to the server unchanged.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ content[*] | refused | refused | of tools that a provider runs
 tools, tools[].functionDeclarations | honoured | translated |
 tools[].computerUse | refused | refused | declare functions
 tools[].googleSearch, tools[].googleSearchRetrieval, tools[].googleMaps | named | named | a provider would run it
-tools[].codeExecution, tools[].urlContext, tools[].fileSearch, tools[].mcpServers | named | named | a provider would run it
+tools[].codeExecution, tools[].urlContext, tools[].fileSearch | named | named | a provider would run it
+tools[].mcpServers | named | named | a provider would run it
 toolConfig, toolConfig.functionCallingConfig | honoured | translated |
 toolConfig.functionCallingConfig.mode[ANY] | =tool_choice[required] | translated |
 toolConfig.retrievalConfig, toolConfig.includeServerSideToolInvocations | named | named |

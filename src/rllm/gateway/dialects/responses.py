@@ -1,6 +1,7 @@
 """OpenAI's responses: requests to chat requests, with the conversation they continue.
 
-`responses_output.py` has the way back. The conversation that a client leaves on the server is read from the store's traces.
+`responses_output.py` has the way back. The conversation that a client leaves on the server is read from the store's
+traces.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
 
 
 class _InputReader:
-    """Converter of input items to messages: an assistant's reasoning, text and tool calls of one turn are one message."""
+    """Converter of input items to messages: reasoning, text and tool calls of one turn are one message."""
 
     def __init__(self, earlier: Mapping[str, Trace], tools: Tools) -> None:
         self._earlier = earlier

@@ -354,7 +354,7 @@ class ResponsesStreamEncoder:
             yield from self._call_piece(piece)
 
     def _call_piece(self, piece: Mapping[str, Any]) -> Iterable[bytes]:
-        """Yield events of a function call, which grows by its pieces; a custom tool's input is sent with the whole call."""
+        """Yield events of a function call by its pieces; a custom tool's input is sent with the whole call."""
         call = self._calls.setdefault(
             piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": []}
         )

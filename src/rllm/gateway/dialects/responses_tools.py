@@ -56,7 +56,7 @@ class Tools:
         return self._by_chat_name.get(chat_name, unknown)
 
     def unlike_functions(self) -> dict[str, Any]:
-        """Return the tools that a chat's function does not describe fully, by the chat's name, as `given_again` needs them."""
+        """Return the tools that functions of a chat do not describe fully, by their name there, for `given_again`."""
         return {
             chat_name: {"name": tool.name, "namespace": tool.namespace, "is_custom": tool.is_custom}
             for chat_name, tool in self._by_chat_name.items()
@@ -64,7 +64,7 @@ class Tools:
         }
 
     def to_chat(self, choice: Any) -> dict[str, Any]:
-        """Return `tools` and `tool_choice` of a chat; with a choice among some tools, only these are shown to the model."""
+        """Return `tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown."""
         tools = self._tools
         if isinstance(choice, dict):
             kind = choice.get("type")

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from rllm.errors import StoreError
-from rllm.gateway.trace_writer import DurableWrites
+from rllm.gateway.core import DurableWrites
 
 
 async def test_a_thousand_writes_finished_in_another_thread_wake_everyone():

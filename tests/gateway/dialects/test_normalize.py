@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.gateway.normalize import ChunkNormalizer, fill_missing_fields
+from rllm.gateway.dialects.chat import ChunkNormalizer, fill_missing_fields
 
 
 def test_a_complete_answer_stays_as_it_is():
