@@ -16,7 +16,7 @@ def test_the_whole_configuration_is_a_file_to_begin_with(tmp_path):
     assert done.stdout.startswith("# yaml-language-server: $schema=rllm.schema.json\n")
     (tmp_path / "rllm.yaml").write_text(done.stdout)
     assert load_config(tmp_path / "rllm.yaml") == TrainConfig()
-    assert here("config", "rllm.yaml", cwd=tmp_path).stdout == "rllm.yaml is right; it changes nothing\n"
+    assert here("config", "rllm.yaml", cwd=tmp_path).stdout == "rllm.yaml is valid; it changes nothing\n"
 
 
 def test_a_part_of_it(tmp_path):
@@ -32,7 +32,7 @@ def test_a_part_of_it(tmp_path):
 def test_a_file_that_is_right(tmp_path):
     (tmp_path / "rllm.yaml").write_text(yaml.safe_dump({"optim": {"lr": 1e-5}, "algorithm": {"name": "rloo"}}))
     done = here("config", "rllm.yaml", cwd=tmp_path)
-    assert done.stdout == "rllm.yaml is right; it sets\n  algorithm.name = rloo\n  optim.lr = 1e-05\n"
+    assert done.stdout == "rllm.yaml is valid; it sets\n  algorithm.name = rloo\n  optim.lr = 1e-05\n"
 
 
 def test_a_file_that_is_not(work, fails):

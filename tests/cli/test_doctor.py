@@ -30,7 +30,7 @@ def test_a_server_that_will_do(monkeypatch, capsys):
     assert out.splitlines()[0] == f"{url} (policy)"
     assert "  ok    token ids                  2 ids, each with its log-probability" in out
     assert "fix:" not in out
-    assert out.splitlines()[-1] == f"It can be trained with: model.engine=vllm vllm.url={url}"
+    assert out.splitlines()[-1] == f"Train with: model.engine=vllm vllm.url={url}"
 
 
 def test_a_server_that_will_not(monkeypatch, capsys):
@@ -63,7 +63,7 @@ def test_what_is_no_server_at_all(monkeypatch, capsys):
 def test_this_machine_and_a_model(monkeypatch, capsys, policy):
     code, out, _ = doctor(monkeypatch, capsys, "--model", str(policy), "--port", "0")
     assert code == 0, out
-    assert out.splitlines()[-1] == "Nothing keeps it from training."
+    assert out.splitlines()[-1] == "Ready to train."
     assert "  ok    chat template              append-only" in out
     assert "with model.lora_rank set, LoRA adapts" in out
 
@@ -75,4 +75,4 @@ def test_a_model_that_is_not_there_for_programs(monkeypatch, capsys):
     [problem] = [finding for finding in told["findings"] if finding["name"] == "model"]
     assert "there is no such folder" in problem["said"]
     assert all(finding["ok"] or finding["fix"] for finding in told["findings"])
-    assert "1 to mend before training." in err
+    assert "1 problem to fix before training." in err

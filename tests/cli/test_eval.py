@@ -123,13 +123,13 @@ def test_the_same_command_again_only_makes_what_failed(eval_work, server, runs):
     write_tasks(eval_work, [*ROWS, {"id": "b", "question": "bug", "answer": "BUG"}])
     printed, said = runs(*arguments(server))
     assert "accuracy     33.3% [" in printed
-    again = shlex.split(said.split("go on with: ")[1].splitlines()[0])
+    again = shlex.split(said.split("continue with: ")[1].splitlines()[0])
     [folder] = (eval_work / "evals").iterdir()
     assert again[-2:] == ["--out", str(folder.relative_to(eval_work))]
     server.requests.clear()
     _, said = runs(*again[again.index("eval") :])
     assert [asked["messages"][0]["content"] for asked in server.requests] == ["bug"]
-    assert "2 from before" in said
+    assert "2 kept" in said
     assert json.loads((folder / "report.json").read_text())["num_failed"] == 1
 
 
@@ -154,7 +154,7 @@ def test_kill_9_loses_only_what_was_under_way(eval_work, server, runs):
         file.write('{"id": "torn')  # as a crash of the machine may leave it
     server.engine.held = set()
     printed, said = runs(*arguments(server, "--out", "out", "--json"))
-    assert "1/2 rollouts, 1 correct, 1 from before" in said
+    assert "1/2 rollouts, 1 correct, 1 kept" in said
     assert json.loads(printed)["accuracy"]["value"] == 0.5
     assert [asked["messages"][0]["content"] for asked in server.requests] == ["fig", "lime", "lime"]
     episodes = EpisodeLog.read(eval_work / "out" / "episodes.jsonl")
@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(eval_work, server):
         assert process.wait(timeout=60) == 130
     lines = said.splitlines()  # nothing of the calls that were cut off
     assert lines[:2] == ["", "Stopped. 1 of 2 rollouts are done and kept in out."]
-    assert re.fullmatch(r"Go on with: .*rllm eval .*--out out .*", lines[2])
+    assert re.fullmatch(r"Continue with: .*rllm eval .*--out out .*", lines[2])
     assert len(lines) == 3
     assert [episode.id for episode in EpisodeLog.read(eval_work / "out" / "episodes.jsonl")] == ["right:0"]
 
@@ -225,7 +225,7 @@ def test_a_server_without_token_ids_will_do(eval_work, server, runs):
     server.fault = "no_tokens"
     out, _ = runs(*arguments(server, "--upstream-kind", "openai"))
     assert "50.0% [" in out
-    assert "tokens unknown (the server names none), 1.0 calls" in out
+    assert "tokens unknown (the server returned no token ids), 1.0 calls" in out
     assert "return_token_ids" not in server.requests[0]
 
 
@@ -234,7 +234,7 @@ def test_an_evaluation_that_is_complete_asks_nobody(eval_work, server, runs):
     num_calls = len(server.requests)
     again, said = runs(*arguments(server, "--out", "out"))
     assert again == first
-    assert "Every rollout is already there" in said
+    assert "All rollouts are done already" in said
     assert len(server.requests) == num_calls
 
 
@@ -242,21 +242,21 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
     write_tasks(eval_work, [{"question": "bug", "answer": ""}])
     code, errors = fails(*arguments(server))
     assert code == 1
-    assert "the only rollout failed, so this says nothing about the model:\n  1 x AgentError: agent raised" in errors
-    assert "\nWhere each of them ended: " in errors
+    assert "the only rollout failed, so there is no result:\n  1 x AgentError: agent raised" in errors
+    assert "\nDetails of each: " in errors
     assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, of what was never done
 
 
 def test_rollouts_that_nobody_scores_are_no_result(eval_work, server, fails):
     write_tasks(eval_work, [{"question": text, "answer": ""} for text in ("unscored", "bug")])
     code, errors = fails(*arguments(server))
-    why = "no rollout was scored, so this says nothing about the model: let the agent return a reward"
+    why = "no rollout was scored, so there is no result: let the agent return a reward"
     assert (code, errors.splitlines()[-1]) == (1, f"rllm: {why}")
 
 
 def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, server, runs):
     write_tasks(eval_work, [*ROWS, {"id": "bug", "question": "bug", "answer": ""}])
-    assert "Where each of them ended: " in runs(*arguments(server, "--out", "out")).out
+    assert "Details of each: " in runs(*arguments(server, "--out", "out")).out
     listed = json.loads(here("explain", "out", "--json", cwd=eval_work).stdout)["episodes"]
     ends = {item["episode_id"]: item["error"] or item["rewards"]["agent"] for item in listed}
     assert ends == {"right:0": 1.0, "wrong:0": 0.0, "bug:0": "AgentError"}
@@ -265,7 +265,7 @@ def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, ser
 
 def test_what_is_said_twice_is_named_and_an_option_counts(eval_work, server, runs, caplog):
     runs(*arguments(server, "--out", "out", "--temperature", "0.5", "sampling.temperature=0.1"))
-    assert "sampling.temperature=0.1 and sampling.temperature=0.5 are both given: the last counts" in caplog.text
+    assert "sampling.temperature=0.1 and sampling.temperature=0.5 are both given" in caplog.text
     assert json.loads((eval_work / "out" / "evaluation.json").read_text())["sampling"] == '{"temperature":0.5}'
 
 
@@ -273,7 +273,7 @@ def test_what_is_said_twice_is_named_and_an_option_counts(eval_work, server, run
 def test_a_folder_of_something_else_is_not_taken(eval_work, server, fails, name):
     (eval_work / "out").mkdir()
     (eval_work / "out" / name).touch()
-    assert f"out='out' has a {name} of something else" in fails(*arguments(server, "--out", "out"))[1]
+    assert f"out='out' has a {name} of another program" in fails(*arguments(server, "--out", "out"))[1]
 
 
 def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fails):
@@ -306,7 +306,7 @@ def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fa
         (["sampling.zzz=1"], "sampling.zzz=1: use only temperature, top_p"),
         (["sampling.top_p=high"], "top_p='high'"),
         (["sampling.top_k=["], "top_k='['"),
-        (["optim.lr=1"], "optim.lr=1: it means nothing here; rllm eval takes the settings sampling.NAME=, gateway.NAME="),
+        (["optim.lr=1"], "optim.lr=1: it has no effect here; rllm eval takes the settings sampling.NAME=, gateway.NAME="),
         (["model.dtype=float32"], "model.dtype=float32: the server holds the model"),
         (["seed=1"], "seed=1: the server holds the model"),
         (["gateway.prt=1"], "gateway.prt is not a setting; did you mean 'gateway.port'?"),
@@ -400,7 +400,7 @@ def test_a_server_with_several_models_is_asked_which_with_the_users_own_key(eval
     with ServerThread(Starlette(routes=[Route("/v1/models", models)])) as server:
         code, errors = fails("eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--base-url", server.url)
     assert code == 2
-    assert f"--model is missing: the server at {server.url} names small, big; choose one" in errors
+    assert f"--model is missing: the server at {server.url} lists small, big; choose one" in errors
     assert keys == [sent]
 
 

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from rllm.cli.eval_display import EvaluationDisplay, show_report
+from rllm.cli.display import EvaluationDisplay, show_report
 from rllm.evaluation.evaluate import Progress
 from rllm.evaluation.report import Outcome, report_on
 
@@ -23,8 +23,8 @@ def test_without_a_terminal_there_is_a_line_for_every_tenth_of_the_way():
     display.close()
     lines = plain.file.getvalue().splitlines()
     assert len(lines) == 10
-    assert lines[0] == "4/40 rollouts, 2 correct, 1 failed, 4 from before"
-    assert lines[-1] == "40/40 rollouts, 20 correct, 1 failed, 4 from before"
+    assert lines[0] == "4/40 rollouts, 2 correct, 1 failed, 4 kept"
+    assert lines[-1] == "40/40 rollouts, 20 correct, 1 failed, 4 kept"
 
 
 def test_where_a_tenth_takes_long_there_are_signs_of_life():
@@ -37,9 +37,9 @@ def test_where_a_tenth_takes_long_there_are_signs_of_life():
         display.beat()
     display.close()
     assert plain.file.getvalue().splitlines() == [
-        "0/40 rollouts, 0 correct, 1 failed, 4 from before",
-        "0/40 rollouts, 0 correct, 1 failed, 4 from before, 20 s",
-        "2/40 rollouts, 1 correct, 1 failed, 4 from before, 40 s",
+        "0/40 rollouts, 0 correct, 1 failed, 4 kept",
+        "0/40 rollouts, 0 correct, 1 failed, 4 kept, 20 s",
+        "2/40 rollouts, 1 correct, 1 failed, 4 kept, 40 s",
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_report_shows_powers_of_two_roles_and_the_most_frequent_failures():
         "pass@6       100.0% [20.7%, 100.0%]",
         "mean reward  0.750 (judge 0.500, solver 1.000)",
         "tasks        2: 1 always solved, 0 sometimes, 1 never",
-        "one rollout  tokens unknown (the server names none), 2.00 s",
+        "one rollout  tokens unknown (the server returned no token ids), 2.00 s",
         "4 of 10 rollouts failed and count as wrong:",
         "1 x AgentError: a[/]",
         "1 x AgentError: b[/]",

@@ -97,7 +97,7 @@ def test_a_table_says_what_was_learned_from(run):
         "sampler logprob",
     ):
         assert word in done.stdout
-    look = done.stdout.split("What was said: ")[1].splitlines()[0].partition("traces show")[2]
+    look = done.stdout.split("Messages: ")[1].splitlines()[0].partition("traces show")[2]
     assert "call" in here("traces", "show", *look.split(), cwd=run).stdout
 
 

@@ -9,7 +9,7 @@ import sys
 
 import yaml
 
-from rllm.cli.init import TEMPLATE
+from rllm.cli.project import TEMPLATE
 from rllm.trainer.config import load_config
 
 from .conftest import here

@@ -43,7 +43,7 @@ def test_help_cuts_no_name_on_a_narrow_terminal(work, monkeypatch, columns, comm
 def test_a_part_of_nothing_is_refused(work, fails, named, said):
     (work / "my_reward.py").write_text("def reward(task, answer):\n    return 1.0\n")
     code, errors = fails("rescore", "run", "--reward", "my_reward.py:reward", named, "test")
-    assert (code, errors) == (2, f"rllm: {said}: a part of it, 'test', is named\n")
+    assert (code, errors) == (2, f"rllm: {said}: its split 'test' is given\n")
 
 
 def test_an_address_is_told_by_no_other_options_name(work, fails):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rllm.cli.resuming import begun_as, leading_setting
+from rllm.cli.training import begun_as, leading_setting
 from rllm.errors import ConfigError
 from rllm.tracking.own_runs import seal
 from rllm.trainer.run_folder import keep_beginning
@@ -44,7 +44,7 @@ def test_a_new_run_has_what_is_given_only():
 
 
 def test_another_command_began_it(run):
-    with pytest.raises(ConfigError, match=r"the run was begun by rllm train: use rllm train --resume .*run"):
+    with pytest.raises(ConfigError, match=r"the run was started by rllm train: use rllm train --resume .*run"):
         begun_as("sft", {}, resume=run)
 
 
@@ -75,10 +75,7 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     seal(work / "run")
     code, errors = fails("train", "--resume", "run")
     assert code == 2
-    assert errors.startswith(
-        "rllm: --resume run: no command began the run, so it does not name everything; the program "
-        "that did goes on with AgentTrainer(..., resume=True); here the agent is"
-    )
+    assert errors.startswith("rllm: --resume run: the run was not started by a command, so arguments are missing")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +83,12 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
     [
         (
             ["train", "--resume", "nowhere"],
-            "--resume nowhere: no run is there (it would have a config.yaml); there are no runs in",
+            "--resume nowhere: there is no run (no config.yaml); there are no runs in",
         ),
-        (["demo", "--resume", "nowhere"], "--resume nowhere: no run is there"),
+        (["demo", "--resume", "nowhere"], "--resume nowhere: there is no run"),
         (
             ["train", "a.py:f", "--data", "d.jsonl", "--val-split", "test"],
-            "--val-split test: there is no held-out data to take",
+            "--val-split test: there is no held-out data",
         ),
         (["sft", "num_steps=1", "--resume"], "--resume names no run; there are no runs in"),
         (["sft", "num_steps=1"], "DATA is missing"),
@@ -106,9 +103,9 @@ def test_what_is_missing_is_named(work, fails, arguments, said):
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        (["second"], "--resume second: no run is there (it would have a config.yaml); {}runs/second"),
-        (["runs/secnod"], "--resume runs/secnod: no run is there (it would have a config.yaml); {}runs/second"),
-        (["absent"], "--resume absent: no run is there (it would have a config.yaml); {}runs/first"),
+        (["second"], "--resume second: there is no run (no config.yaml); {}runs/second"),
+        (["runs/secnod"], "--resume runs/secnod: there is no run (no config.yaml); {}runs/second"),
+        (["absent"], "--resume absent: there is no run (no config.yaml); {}runs/first"),
         ([], "--resume names no run; {}runs/first"),
     ],
 )

@@ -148,7 +148,7 @@ def test_what_is_no_text_is_passed_on_as_it_is(server, work):
 def test_one_that_takes_too_long_is_stopped(run):
     done = run("--timeout", "0.5", "--", "sleep", "600")
     assert done.returncode == 124
-    assert "was stopped, its time being up" in done.stderr
+    assert "timed out and was stopped" in done.stderr
 
 
 LEAVES = """
@@ -236,7 +236,7 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert errors == (
-        "rllm run: stopped; its calls are kept in session mine\n"
+        "rllm run: stopped; its calls are stored in session mine\n"
         "  traces     rllm traces show mine --store sqlite:///traces.db\n"
     )
     for name in ("child", "leader"):
@@ -246,7 +246,7 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--", "ls"], "there is no model"),
+        (["--", "ls"], "no model is given"),
         (["--gateway", "127.0.0.1:8080", "--", "ls"], "--gateway 127.0.0.1:8080"),
         (["--gateway", "http://127.0.0.1:9", "--", "ls"], "cannot be reached"),
         (["--gateway", "http://127.0.0.1:9", "--model", "m", "--", "ls"], "'m' would have no effect"),

@@ -80,11 +80,11 @@ def test_behind_a_gateway_with_its_tokenizer_turns_are_one_sequence(work, policy
     ("arguments", "said"),
     [
         (["./nowhere"], "there is no such folder"),
-        (["model", "optim.lr=1"], "optim.lr=1: it means nothing here"),
+        (["model", "optim.lr=1"], "optim.lr=1: it has no effect here"),
         (["model", "model.pth=1"], "did you mean 'model.path'?"),
         (["model", "vllm.url=http://127.0.0.1:9/v1"], "rllm gateway --upstream"),
         (["model", "--host", "0.0.0.0"], "set an API key"),
-        ([".", "vllm.port=9"], "vllm.port=9 would have no effect without a server; set model.engine=vllm"),
+        ([".", "vllm.port=9"], "vllm.port=9 would have no effect without a server; also set model.engine=vllm"),
         ([".", "model.engine=vllm", "vllm.sleep=always"], "vllm.sleep='always' would have no effect"),
         ([".", "model.lora_rank=8"], "model.lora_rank=8 would have no effect because nothing is trained here"),
     ],

@@ -16,7 +16,7 @@ def test_a_setting_with_dashes_is_told_how_settings_are_written(fails, command, 
     name = option.partition("=")[0]
     assert code == 2
     assert errors.startswith(
-        f"rllm: {name} is no option of rllm {command[0]}: settings are written without dashes, such as {such_as}"
+        f"rllm: {name} is not an option of rllm {command[0]}: settings are written without dashes, such as {such_as}"
     )
 
 

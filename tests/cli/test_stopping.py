@@ -12,7 +12,7 @@ import time
 import pytest
 
 from rllm.cli import terminal
-from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c, tell_stopped, what_is_kept
+from rllm.cli.terminal import CTRL_C, print_stopped, saved_state, signals_like_ctrl_c
 from rllm.trainer.checkpoint import Checkpoints
 
 from .conftest import here
@@ -142,7 +142,7 @@ def test_a_run_that_is_stopped_before_its_first_step_says_what_it_keeps(work, po
     assert done.returncode == 143
     told = done.stderr.splitlines()
     assert told[-2] == "Stopped. No step is saved, so nothing is learned; run keeps its settings."
-    assert told[-1].startswith("Go on with: ")
+    assert told[-1].startswith("Resume with: ")
     again = shlex.split(told[-1].partition("rllm ")[2])
     (work / "my_agent.py").write_text(ENDED_BY_ITS_AGENT.replace("== 0", "< 0"))
     done = here(*again, cwd=work)
@@ -151,35 +151,38 @@ def test_a_run_that_is_stopped_before_its_first_step_says_what_it_keeps(work, po
 
 
 def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
-    tell_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
-    told = "\nStopped. The run had not begun, so there is nothing to keep; the same command starts it.\n"
+    print_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
+    told = "\nStopped. The run had not started, so there is nothing to keep; run the same command again.\n"
     assert capsys.readouterr().out == told
 
 
 @pytest.mark.parametrize(
     ("saved", "told"),
     [
-        (None, "No step is saved, so nothing is learned; run keeps its settings.\nGo on with: rllm train --resume run"),
+        (
+            None,
+            "No step is saved, so nothing is learned; run keeps its settings.\nResume with: rllm train --resume run",
+        ),
         (
             {"step": 0, "evaluated_at": 0},
             "No step is saved, so nothing is learned; run keeps its settings and first evaluation.\n"
-            "Go on with: rllm train --resume run",
+            "Resume with: rllm train --resume run",
         ),
         (
             {"step": 3, "evaluated_at": 2},
-            "3 of 3 steps are saved in run; what came after them is made again.\nGo on with: rllm train --resume run",
+            "3 of 3 steps are saved in run; later work is repeated.\nResume with: rllm train --resume run",
         ),
-        ({"step": 3, "evaluated_at": 3}, "All is done and saved in run."),
+        ({"step": 3, "evaluated_at": 3}, "Everything is done and saved in run."),
     ],
     ids=["steps that were not saved", "an evaluation", "all but the last evaluation", "all"],
 )
 def test_what_is_kept_is_what_is_saved(tmp_path, monkeypatch, saved, told):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rllm.cli.stopping.command", lambda: "rllm")
+    monkeypatch.setattr("rllm.cli.terminal.command", lambda: "rllm")
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("num_steps: 3\n")
     (run / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "rollout/rew')
     if saved is not None:
         Checkpoints(run, keep=1).save(saved["step"], lambda folder: None, saved)
-    assert what_is_kept(run, ["train", "--resume", "run"], num_steps=3) == told
+    assert saved_state(run, ["train", "--resume", "run"], num_steps=3) == told

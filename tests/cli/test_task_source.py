@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.cli.task_source import read_tasks, tasks_for
+from rllm.cli.inputs import read_tasks, tasks_for
 from rllm.data import DatasetRegistry
 from rllm.errors import ConfigError
 
@@ -34,7 +34,7 @@ def test_a_file_comes_before_a_registered_name(home):
     [
         ("sums", None, "--split is missing: dataset 'sums' has the splits test, train"),
         ("sums", "val", "--split val: dataset 'sums' has the splits test, train"),
-        ("summs", None, "--data summs: it is no file and is not registered; registered: one.split, sums"),
+        ("summs", None, "--data summs: it is neither a file nor registered; registered: one.split, sums"),
         ("countdown", None, "python -m rllm.data.prepare_countdown makes it"),
         ("none.jsonl", None, "--data: 'none.jsonl' cannot be read: No such file"),
         (

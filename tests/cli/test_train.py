@@ -229,7 +229,7 @@ def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", ".")
     assert code == 2
     assert errors == (
-        "rllm: --resume .: no run is there (it would have a config.yaml); "
+        "rllm: --resume .: there is no run (no config.yaml); "
         f"there are no runs in {work / 'runs'}; name one by its path, such as /path/to/runs/NAME\n"
     )
 
@@ -322,9 +322,9 @@ def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy
     assert errors[errors.index("rllm: ") :].splitlines() == [
         "rllm: roll out: all 8 rollouts failed, so there is nothing to learn from:",
         "  8 x AgentError: agent raised ValueError: no idea (at my_agent.py:2)",
-        f"Where each of them ended: rllm explain {work / 'run'}",
+        f"Details of each: rllm explain {work / 'run'}",
         "No step is saved, so nothing is learned; run keeps its settings.",
-        "Correct the code, then run the same command again.",
+        "Fix the code, then run the same command again.",
     ]
 
 
@@ -361,7 +361,7 @@ def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
         assert process.wait(timeout=60) == 130
     said = "".join(printed)
     assert "Traceback" not in said
-    again = said.split("Go on with: ")[1].splitlines()[0]
+    again = said.split("Resume with: ")[1].splitlines()[0]
     [saved] = (work / "run" / "checkpoints").iterdir()
     steps_done = int(saved.name.removeprefix("step-"))
     assert steps_done >= 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rllm.cli.resuming import begun_as
+from rllm.cli.training import begun_as
 from rllm.engine.episode_log import EpisodeLog
 from rllm.engine.task_file import read_tasks
 from rllm.errors import ConfigError, StoreError

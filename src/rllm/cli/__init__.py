@@ -1,4 +1,10 @@
-"""The `rllm` command: what a person types, and nothing that a program would import."""
+"""The `rllm` command line. Programs import nothing from here.
+
+One module a command or two: `train` (train, sft), `demo`, `eval`, `run`, `serving` (gateway, serve), `view`, `explain`,
+`export` (export, rescore), `stores` (traces, store) and `project` (init, config, doctor). They share `options`,
+`command` (help and parsing), `terminal` (output, Ctrl-C), `display` (progress and reports), `inputs` (agents and
+tasks), `model_source` (models and servers) and `training` (settings, runs, `--resume`). Read `train` first.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +25,17 @@ import typer
 from typer.main import get_command
 
 from rllm import __version__
-from rllm.cli.config import config
+from rllm.cli.command import PlainGroup, Resumable, SettingsCommand
 from rllm.cli.demo import demo
-from rllm.cli.doctor import doctor
 from rllm.cli.eval import evaluate
 from rllm.cli.explain import explain
-from rllm.cli.export import export
-from rllm.cli.gateway import gateway
-from rllm.cli.init import init
-from rllm.cli.left_threads import end_amid_an_update, tell_of_left_threads
-from rllm.cli.open_files import REMEDY, TOO_MANY, allow_many
-from rllm.cli.plain_help import PlainGroup
-from rllm.cli.rescore import rescore
-from rllm.cli.resuming import Resumable
+from rllm.cli.export import export, rescore
+from rllm.cli.project import config, doctor, init
 from rllm.cli.run import run
-from rllm.cli.serve import serve
-from rllm.cli.settings_command import SettingsCommand
-from rllm.cli.sft import sft
-from rllm.cli.stopping import CTRL_C, signals_like_ctrl_c
-from rllm.cli.store import store
-from rllm.cli.traces import traces
-from rllm.cli.train import train
+from rllm.cli.serving import gateway, serve
+from rllm.cli.stores import store, traces
+from rllm.cli.terminal import CTRL_C, exit_during_update, signals_like_ctrl_c
+from rllm.cli.train import sft, train
 from rllm.cli.view import view
 from rllm.errors import ConfigError, RLLMError, needed_to_train
 
@@ -54,7 +50,7 @@ app = typer.Typer(
 
 
 def _unwrapped(text: str) -> str:
-    """A docstring with each paragraph in one line, as help is printed, which breaks lines itself."""
+    """Join the lines of each paragraph of a docstring, since help wraps lines itself."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
@@ -99,50 +95,69 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user ends with a sentence and exit code 2, a failure with 1, Ctrl-C with 130,
-    SIGTERM with 143."""
+    """Run the command line.
+
+    Exit codes: 2 for a mistake of the user, 1 for a failure, each with a message; 130 for Ctrl-C, 143 for SIGTERM.
+    """
     if sys.platform == "win32":
         _fail("Windows itself is not supported: install it in WSL2, where it runs as on Linux", code=2)
-    # Nothing that is imported is garbage, and to look for any among it takes a seventh of the time in which a run starts.
+    # Imports leave no garbage; looking for it would take a seventh of the time in which a run starts.
     gc.set_threshold(100_000, 20, 100)
     if os.environ.get("NO_COLOR"):
         from typer import rich_utils
 
-        rich_utils.COLOR_SYSTEM = None  # else it leaves out colours only, and prints its help in bold
-    allow_many()
+        rich_utils.COLOR_SYSTEM = None  # otherwise it omits only colours, and prints help in bold
+    _raise_file_limit()
     _keep_memory_private()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # models write halves of characters, and what a terminal may not know
+    if isinstance(sys.stdout, io.TextIOWrapper):  # models write text that a terminal may not be able to encode
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with signals_like_ctrl_c():
             _run()
     except SystemExit as ended:
         if isinstance(ended.code, int) and ended.code > 128:
-            atexit.register(end_amid_an_update, ended.code)
+            atexit.register(exit_during_update, ended.code)
         raise
     finally:
-        if variables := sys.modules.get("rllm.sdk.variables"):  # else no key was hidden
+        if variables := sys.modules.get("rllm.sdk.variables"):  # otherwise no key was hidden
             variables.restore_operators_keys()
-        tell_of_left_threads()
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C prints where Python's own end was
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # otherwise Ctrl-C prints a traceback
+
+
+MAX_OPEN_FILES = 65_536
+_TOO_MANY_FILES = (
+    "too many files and connections are open: an agent that creates a client, a file or a socket in each rollout "
+    "should close it there, as `with OpenAI() as client:` does; or raise the limit (ulimit -n)"
+)
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit on open files, which is often 1024: each model call takes two."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # macOS grants less than it reports
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 _PR_SET_DUMPABLE = 4
 
 
 def _keep_memory_private() -> None:
-    """Keep other processes of this user from reading this one's memory and the environment that it was started with.
+    """Keep other processes of this user from reading this one's memory and its original environment.
 
-    Both may hold keys, and the programs that `rllm run` and agents start are not to have them. They lose nothing by it:
-    a process that executes another program can be read again. This one leaves no core dump, and only root attaches to it.
+    Both may hold keys, which programs started by `rllm run` and by agents must not get. The setting ends in a process
+    that executes another program. This process leaves no core dump, and only root can attach a debugger to it.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+# Cached for tests, which run several command lines in one process.
 _command_of = cache(get_command)
-"""Made once, for those who run several command lines in a process."""
 
 
 def _run() -> None:
@@ -154,8 +169,8 @@ def _run() -> None:
     except RLLMError as error:
         _fail(error, code=1)
     except OSError as error:
-        if error.errno in TOO_MANY:
-            _fail(REMEDY, code=1)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            _fail(_TOO_MANY_FILES, code=1)
         if error.errno not in _DISK:
             raise
         _fail(f"{error.filename or 'a file'} cannot be written or read: {error.strerror}", code=1)
@@ -164,12 +179,12 @@ def _run() -> None:
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
-"""What is wrong with a disk and not with a program."""
+"""Errors of a disk, not of a program."""
 
 
 def _fail(error: RLLMError | str, *, code: int) -> NoReturn:
     from rllm._runtime.untrusted import shown
 
-    # It may quote names in folders and stores of others.
+    # The message may quote names from folders and stores of other people.
     print(shown("\n".join([f"rllm: {error}", *getattr(error, "__notes__", ())])), file=sys.stderr)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""`rllm demo`: an unmodified agent learns on this machine, in minutes and without network."""
+"""`rllm demo`: train an unmodified agent on this machine, in minutes and without network."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def demo(
     seed: Annotated[
         int | None, typer.Option(help="Another seed gives other tasks and another run.", show_default="0")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Run folder to go on from.", show_default=False)] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run folder to resume.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a tiny model to use its tools instead of guessing: a plain `openai` agent, its exact tokens, and GRPO.
 
-    Builds the model on first use. Everything happens on this machine.
+    Builds the model on first use. Nothing leaves this machine.
     """
     started = time.perf_counter()
     from rllm.cli import terminal
@@ -49,7 +49,7 @@ def demo(
     console.print(
         "loading a tiny model; the first time it is built here, which takes a minute or two ...", soft_wrap=True
     )
-    from rllm.cli.stopping import CTRL_C, tell_stopped
+    from rllm.cli.terminal import CTRL_C, print_stopped
     from rllm.cli.training import accuracies, quiet_libraries
 
     quiet_libraries()  # which imports transformers
@@ -59,7 +59,7 @@ def demo(
     try:
         _train(console, config, samples, resume=resume is not None)
     except KeyboardInterrupt:
-        tell_stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)], num_steps=config.num_steps)
+        print_stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)], num_steps=config.num_steps)
         sys.exit(CTRL_C)
     measured = accuracies(config.run_dir)
     outcome = {
@@ -74,27 +74,27 @@ def demo(
 
 
 class _FirstAndLast:
-    """A tracker that keeps the first and the last held-out episodes."""
+    """Tracker that keeps the first and the last held-out episodes."""
 
     def __init__(self) -> None:
         self.evaluations: list[Sequence[Episode]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers are shown elsewhere."""
+        """Do nothing: another tracker shows metrics."""
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         if split == "eval":
             self.evaluations = [*self.evaluations[:1], episodes]
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Progress is shown elsewhere."""
+        """Do nothing: another tracker shows progress."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is pending."""
 
 
 def _config(seed: int | None, resume: Path | None) -> TrainConfig:
-    from rllm.cli.resuming import begun_as
+    from rllm.cli.training import begun_as
     from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
@@ -102,7 +102,7 @@ def _config(seed: int | None, resume: Path | None) -> TrainConfig:
         begun_as("demo", {}, resume=resume)
         config = load_config(resume / "config.yaml")
         if seed not in (None, config.seed):
-            raise ConfigError(f"--seed {seed}: the run in {resume} was begun with {config.seed}; leave it out")
+            raise ConfigError(f"--seed {seed}: the run in {resume} has seed {config.seed}; leave --seed out")
         config.run_dir = resume
         return config
     seed = seed or 0
@@ -130,16 +130,16 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
     trainer.config.gateway.port = port
     trainer.begun_as = {"command": "demo"}
     console.print(
-        f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) is asked for prices and stock. It has "
-        "tools, but its model mostly guesses. Its calls go through the gateway, which keeps their exact tokens; "
-        f"{config.rollout.group_size} answers to each question are compared (GRPO), and the weights follow what paid.\n"
+        f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) answers questions on prices. "
+        "It has tools, but its model mostly guesses. Its calls go through the gateway, which stores exact tokens; "
+        f"{config.rollout.group_size} answers to each question are compared (GRPO), and good ones become more likely.\n"
     )
     trainer.trackers = [*display(console, trainer), samples]
     trainer.train()
 
 
 def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outcome: Mapping[str, object]) -> None:
-    """What came of it, seen in one conversation, and what to do next."""
+    """Print one conversation before and after training, the accuracies, and the next command."""
     from rllm.cli.display import conversation
     from rllm.cli.terminal import command
 
@@ -162,14 +162,17 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
 
 
 def _same_task(evaluations: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """A held-out task that was answered wrongly at first and rightly at last, in both versions; a guess if there is one."""
+    """Return first and last episode of a held-out task that was learned.
+
+    A guess if there is one.
+    """
     if len(evaluations) < 2:
         return []
     learned = [pair for pair in zip(*evaluations, strict=True) if not pair[0].is_correct and pair[1].is_correct]
-    guesses = [pair for pair in learned if _said_last(pair[0]).startswith("About")]
+    guesses = [pair for pair in learned if _last_answer(pair[0]).startswith("About")]
     return list(next(iter(guesses or learned), ()))
 
 
-def _said_last(episode: Episode) -> str:
+def _last_answer(episode: Episode) -> str:
     steps = [step for path in episode.trajectories for step in path.steps]
     return steps[-1].model_response if steps else ""

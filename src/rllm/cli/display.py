@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live display on a terminal, plain lines anywhere else."""
+"""Live displays and reports on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from rllm.engine.under_way import UnderWay
-from rllm.errors import number
+from rllm.errors import counted, number
+from rllm.tracking.background import Heartbeat
 from rllm.tracking.console import (
+    QUIET_S,
     PhaseProgress,
     by_role,
+    in_words,
     memory,
     outcomes,
     own_metrics,
@@ -27,19 +33,28 @@ from rllm.tracking.console import (
 )
 from rllm.types import Episode
 
+if TYPE_CHECKING:
+    from rllm.engine.failures import Reason
+    from rllm.evaluation.compare import Comparison, Difference
+    from rllm.evaluation.evaluate import Progress
+    from rllm.evaluation.report import Cost, Report, TaskReport
+
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_STUCK, _MAX_WARNING, _MAX_EVALUATIONS = 3, 100, 6
 _ROLLOUT_SHARE = 0.8
-"""How much of a step's time its rollouts are taken to be, so that the bar moves evenly."""
+"""Assumed share of rollouts in a step's time, so that the bar moves evenly."""
 
 
 _WITH_HISTORY = {"rollout/reward", "eval/reward", "eval/accuracy", "policy/nll", "eval/loss"}
-"""Metrics of which more than the last value is shown."""
+"""Metrics with a history on the display."""
 
 
 class LiveDisplay:
-    """A tracker for a terminal: progress and time left, reward and its trend, held-out reward and accuracy, where the time goes,
-    and rollouts that are under way or stuck. Warnings and sample conversations are printed above it."""
+    """Tracker for a terminal.
+
+    Shows progress and time left, reward and its trend, held-out reward and accuracy, timings, and running or stuck
+    rollouts. Warnings and sample conversations are printed above it.
+    """
 
     def __init__(
         self,
@@ -51,14 +66,15 @@ class LiveDisplay:
         log_samples: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
+        """Start the display.
+
         Args:
             console: a terminal.
-            num_steps: of the whole run.
-            under_way: returns the rollouts that are being made now.
+            num_steps: steps of the whole run.
+            under_way: returns the rollouts that are running now.
             num_done: steps of earlier processes of the run.
-            log_samples: see `TrainConfig`.
-            clock: in seconds.
+            log_samples: number of sample conversations to print.
+            clock: returns seconds.
         """
         self._console = console
         self._num_steps = num_steps
@@ -71,7 +87,7 @@ class LiveDisplay:
         self._phase = PhaseProgress(clock)
         self._phase.reach("loading the model", 0, 1)
         self._ended = ""
-        self._progress = Progress(
+        self._progress = Bar(
             TextColumn("[bold]training"),
             BarColumn(bar_width=40),
             MofNCompleteColumn(),
@@ -144,14 +160,14 @@ class LiveDisplay:
             yield "warnings", Text(f"{self._warnings.count}, the last: {self._warnings.latest}", style="yellow")
 
     def _trend(self, name: str) -> Text:
-        """The last value and the trend of all."""
+        """Return the last value and the trend of all."""
         values = [value for _, value in self._histories.get(name, ())]
         if not values:
             return Text("-")
         return Text(f"{number(values[-1], decimals=3)}  ").append(trend(values), style="green")
 
     def _by_step(self, name: str, form: str = "") -> str:
-        """The latest values, each with its step."""
+        """Return the latest values, each with its step."""
         values = self._histories.get(name, [])[-_MAX_EVALUATIONS:]
         shown = ((step, form.format(value) if form else number(value, decimals=3)) for step, value in values)
         return "  ".join(f"{value} (step {step})" for step, value in shown)
@@ -160,17 +176,17 @@ class LiveDisplay:
         if self._ended:
             return self._ended
         under_way = self._under_way()
-        told = [self._phase.in_words()] if self._phase.in_words() else []
+        parts = [self._phase.in_words()] if self._phase.in_words() else []
         if under_way.num_running:
-            told.append(f"{under_way.num_running} running")
-        told += [
+            parts.append(f"{under_way.num_running} running")
+        parts += [
             f"{label} stuck for {seconds:.0f} s" for label, seconds in list(under_way.stuck().items())[:_MAX_STUCK]
         ]
-        return "; ".join(told)
+        return "; ".join(parts)
 
 
 class _Warnings(logging.Handler):
-    """Counts the warnings of this project, and prints them where nobody else would."""
+    """Counts the warnings of this project, and prints them if logging has no other handler."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -187,13 +203,16 @@ class _Warnings(logging.Handler):
 
 
 def _beside(training: Sequence[str], held_out: Sequence[str]) -> str:
-    """Values of training, and those of the last evaluation behind them."""
+    """Join values of training and of the last evaluation."""
     shown = [", ".join(training), f"held out: {', '.join(held_out)}" if held_out else ""]
     return "; ".join(filter(None, shown))
 
 
 def trend(values: Sequence[float], width: int = 40) -> str:
-    """The latest values as a line of bars, the lowest of them the shortest; where one is no finite number there is a gap."""
+    """The latest values as a line of bars, the lowest of them the shortest.
+
+    Where one is no finite number there is a gap.
+    """
     shown = list(values)[-width:]
     finite = list(filter(math.isfinite, shown))
     low, high = min(finite, default=0.0), max(finite, default=0.0)
@@ -203,16 +222,162 @@ def trend(values: Sequence[float], width: int = 40) -> str:
 
 
 def conversation(episode: Episode) -> Group:
-    """An episode's longest trajectory, readable."""
+    """Format an episode's longest trajectory for reading."""
     steps = max((path.steps for path in episode.trajectories), key=len, default=[])
     messages = steps[-1].chat_completions if steps else []
-    lines = [Text.assemble((f"  {message['role']:>9}  ", "bold"), _said(message)) for message in messages]
+    lines = [Text.assemble((f"  {message['role']:>9}  ", "bold"), _message_text(message)) for message in messages]
     verdict = Text(
         "      right" if episode.is_correct else "      wrong", style="green" if episode.is_correct else "red"
     )
     return Group(*lines, verdict)
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or []]
     return " ".join([*filter(None, [str(message.get("content") or "").strip()]), *calls])
+
+
+_NUM_SHOWN = 3
+"""Number of reasons to show; the report's file has all."""
+_MAX_REASON = 400
+
+
+class EvaluationDisplay:
+    """Progress of an evaluation: a bar on a terminal, elsewhere a line for every tenth, and one after `QUIET_S`."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._began_at = self._printed_at = clock()
+        self._latest: Progress | None = None
+        self._heart = Heartbeat(self.beat, every_s=QUIET_S / 8)
+        self._bar = Bar(
+            TextColumn("[bold]evaluating"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[counts]}"),
+            console=console,
+        )
+        self._task = self._bar.add_task("evaluating", total=None, counts="")
+        self._tenths_printed = -1
+
+    def __call__(self, progress: Progress) -> None:
+        self._latest = progress
+        if self._console.is_interactive:
+            self._bar.start()
+            self._bar.update(
+                self._task, completed=progress.num_done, total=progress.num_planned, counts=_counts(progress)
+            )
+            return
+        tenths = progress.num_done * 10 // progress.num_planned
+        if tenths > self._tenths_printed:
+            self._tenths_printed = tenths
+            self._print(f"{progress.num_done}/{progress.num_planned} rollouts, {_counts(progress)}")
+
+    def beat(self) -> None:
+        """Print the progress of the evaluation, if no line was printed for `QUIET_S`."""
+        if self._console.is_interactive or self._latest is None or self._clock() - self._printed_at < QUIET_S:
+            return
+        done, total = self._latest.num_done, self._latest.num_planned
+        self._print(f"{done}/{total} rollouts, {_counts(self._latest)}, {in_words(self._clock() - self._began_at)}")
+
+    def _print(self, text: str) -> None:
+        self._printed_at = self._clock()
+        self._console.print(text, soft_wrap=True)
+
+    def close(self) -> None:
+        """Stop the bar. Repeatable."""
+        self._heart.close()
+        if self._console.is_interactive:  # otherwise it would print an empty line
+            self._bar.stop()
+
+
+def _counts(progress: Progress) -> str:
+    parts = [f"{progress.num_correct} correct"]
+    if progress.num_failed:
+        parts.append(f"{progress.num_failed} failed")
+    if progress.num_kept:
+        parts.append(f"{progress.num_kept} kept")
+    return ", ".join(parts)
+
+
+def show_report(console: Console, title: str, report: Report) -> None:
+    """Print the report as a table, and the reasons for failed and unscored rollouts."""
+    console.print(f"\n[bold]{escape(title)}[/]", soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in _report_rows(report):
+        table.add_row(name, value)
+    console.print(table)
+    _show_reasons(console, "failed and count as wrong", report.num_failed, report, report.failures)
+    _show_reasons(console, "were not scored and are left out", report.num_unscored, report, report.unscored)
+
+
+def _report_rows(report: Report) -> list[tuple[str, str]]:
+    rows = [("accuracy", str(report.accuracy) if report.accuracy else "- (nothing was scored)")]
+    rows += [(f"pass@{k}", str(report.pass_at_k[k])) for k in _shown_ks(report)]
+    if report.mean_reward is not None:
+        roles = ", ".join(f"{role} {reward:.3f}" for role, reward in report.rewards.items())
+        rows.append(("mean reward", f"{report.mean_reward:.3f}" + (f" ({roles})" if len(report.rewards) > 1 else "")))
+    rows.append(("tasks", _solved(report.tasks)))
+    rows.append(("one rollout", _cost(report.cost)))
+    return rows
+
+
+def _shown_ks(report: Report) -> list[int]:
+    """Return powers of two and the largest k; the report's file has all."""
+    most = max(report.pass_at_k, default=1)
+    return [k for k in report.pass_at_k if k > 1 and (k == most or k & (k - 1) == 0)]
+
+
+def _solved(tasks: Sequence[TaskReport]) -> str:
+    rates = [task.accuracy for task in tasks if task.accuracy is not None]
+    always, never = rates.count(1.0), rates.count(0.0)
+    sometimes = len(rates) - always - never
+    return f"{len(tasks)}: {always} always solved, {sometimes} sometimes, {never} never"
+
+
+def _cost(cost: Cost) -> str:
+    tokens = "tokens unknown (the server returned no token ids)"
+    if cost.prompt_tokens is not None and cost.sampled_tokens is not None:
+        tokens = f"{cost.prompt_tokens:,.0f} prompt + {cost.sampled_tokens:,.0f} sampled tokens"
+    calls = "" if cost.num_calls is None else f", {cost.num_calls:.1f} calls"
+    seconds = "" if cost.seconds is None else f", {cost.seconds:.2f} s"
+    return tokens + calls + seconds
+
+
+def _show_reasons(console: Console, what: str, count: int, report: Report, reasons: Sequence[Reason]) -> None:
+    if not count:
+        return
+    console.print(f"\n[yellow]{count} of {report.num_rollouts} rollouts {what}:[/]")
+    for reason in reasons[:_NUM_SHOWN]:
+        text = str(reason)
+        console.print(f"  {escape(text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + ' ...')}")
+    if len(reasons) > _NUM_SHOWN:
+        console.print(f"  and {counted(len(reasons) - _NUM_SHOWN, 'more kind')}; report.json has them all")
+
+
+def show_comparison(console: Console, first: Path, second: Path, comparison: Comparison) -> None:
+    """Print the difference between two evaluations, and their settings that differ."""
+    console.print(f"\n[bold]{escape(str(second))} compared with {escape(str(first))}[/]", soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("accuracy", _in_points(comparison.accuracy))
+    if (reward := comparison.mean_reward) is not None:
+        change = f"{reward.value:+.3f} [{reward.low:+.3f}, {reward.high:+.3f}]"
+        table.add_row("mean reward", f"{reward.first:.3f} -> {reward.second:.3f}: {change}")
+    same = comparison.num_tasks - comparison.num_better - comparison.num_worse
+    counts = f"{comparison.num_better} better, {comparison.num_worse} worse, {same} the same"
+    unpaired = f"; {comparison.num_unpaired} scored in one only, left out" if comparison.num_unpaired else ""
+    table.add_row("tasks", f"{comparison.num_tasks}: {counts}{unpaired}")
+    for name, (one, two) in comparison.changes.items():
+        table.add_row(escape(name), escape(f"{one or 'not set'} -> {two or 'not set'}"))
+    console.print(table)
+    if comparison.accuracy.low <= 0 <= comparison.accuracy.high:
+        console.print("The 95 % interval of the difference in accuracy includes 0: it may be chance.")
+
+
+def _in_points(rate: Difference) -> str:
+    change = f"{100 * rate.value:+.1f} points [{100 * rate.low:+.1f}, {100 * rate.high:+.1f}]"
+    return f"{rate.first:.1%} -> {rate.second:.1%}: {change}"

@@ -1,4 +1,4 @@
-"""`rllm eval`: judge any agent function with any model."""
+"""`rllm eval`: evaluate any agent function with any model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import AsJson, CheckpointOfRun, ModelOrName, Reward, Server, ServerKind, Split, above_zero
-from rllm.cli.stopping import CTRL_C
+from rllm.cli.terminal import CTRL_C
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,41 +55,40 @@ def evaluate(
     upstream_kind: ServerKind = "vllm",
     num_rollouts: Annotated[int, typer.Option("--n", "-n", help="Rollouts of each task.", min=1)] = 1,
     limit: Annotated[
-        int | None, typer.Option(help="Take only so many tasks, the first ones.", min=1, show_default=False)
+        int | None, typer.Option(help="Number of tasks to use, from the start.", min=1, show_default=False)
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Imposed on every model call; otherwise the agent decides.", show_default=False),
+        typer.Option(help="Temperature of every model call; by default the agent decides.", show_default=False),
     ] = None,
-    max_concurrent: Annotated[int, typer.Option(help="Rollouts under way at a time.", min=1)] = 64,
+    max_concurrent: Annotated[int, typer.Option(help="Rollouts that run at a time.", min=1)] = 64,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a rollout counts as failed.", callback=above_zero)
     ] = 600.0,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the evaluation, else one of evals/ that is named by the time; one that exists is gone on with.",
+            help="Folder of the evaluation, by default one in evals/ named by the time; an existing one is continued.",
             show_default=False,
         ),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(
-            help="Show how the second of two finished evaluations differs from the first, and stop.",
+            help="Show the difference between two finished evaluations, and exit.",
             metavar="FOLDER FOLDER",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge any agent: accuracy, pass@k, reward, cost, and why rollouts failed.
+    """Evaluate any agent: accuracy, pass@k, reward, cost, and reasons for failed rollouts.
 
-    The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command with the
-    same --out makes only the rollouts that are missing or failed.
+    The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
+    with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.agent_file import load_agent
+    from rllm.cli.inputs import load_agent, tasks_for
     from rllm.cli.model_source import embedded, key_of_server, served
-    from rllm.cli.task_source import tasks_for
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.errors import ConfigError
 
@@ -104,7 +103,7 @@ def evaluate(
             "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
         )
     model = _model(model, checkpoint, base_url, upstream_kind)
-    key = key_of_server()  # before ours may take its place
+    key = key_of_server()  # before lead_to_gateway replaces it
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     if base_url is None:
         announce(config)
@@ -135,13 +134,13 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
     """Print the report.
 
     Raises:
-        RolloutError: if it has nothing to report on the model.
+        RolloutError: if it has no result for the model.
     """
-    from rllm.cli.eval_display import show_report
+    from rllm.cli.display import show_report
     from rllm.errors import RolloutError
 
     console = terminal.console(stderr=as_json)
-    where = f"Where each of them ended: {terminal.command()} {shlex.join(['explain', str(folder)])}"
+    where = f"Details of each: {terminal.command()} {shlex.join(['explain', str(folder)])}"
     all_failed = report.num_failed == report.num_rollouts
     if not all_failed:
         show_report(console, title, report)
@@ -152,14 +151,14 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
     if all_failed:
         raise RolloutError(f"{_why_all_failed(report)}\n{where}")
     if report.num_failed + report.num_unscored == report.num_rollouts:
-        raise RolloutError("no rollout was scored, so this says nothing about the model: let the agent return a reward")
+        raise RolloutError("no rollout was scored, so there is no result: let the agent return a reward")
 
 
 def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind: UpstreamKind) -> str | None:
     """Return the model's folder or hub id, or its name on the server.
 
     Raises:
-        ConfigError: if an option has no effect with what the others name.
+        ConfigError: if an option has no effect beside the others.
     """
     from rllm.cli.model_source import folder_of, refuse_options_of_server
     from rllm.errors import ConfigError
@@ -173,15 +172,13 @@ def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind
 
 
 def _compare(first: Path, second: Path, context: typer.Context, *, as_json: bool) -> None:
-    from rllm.cli.eval_display import show_comparison
+    from rllm.cli.display import show_comparison
     from rllm.errors import ConfigError
     from rllm.evaluation.compare import compare
 
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        is_given = (
-            source is not None and source.name == "COMMANDLINE"
-        )  # newer versions of Typer have a class of their own
+        is_given = source is not None and source.name == "COMMANDLINE"  # newer versions of Typer have their own class
         if is_given and parameter.name not in ("compare", "as_json"):
             name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
             raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave {name} out")
@@ -200,15 +197,15 @@ def _complete(
     again: str,
     **limits: Any,
 ) -> None:
-    """Make what is missing. Ctrl-C ends the process, saying that `again` goes on."""
+    """Make the missing rollouts. Ctrl-C ends the process and prints `again`, the command that continues."""
     console = terminal.console(stderr=True)
     console.print(
-        f"Folder: {evaluation.folder.path}\nCtrl-C keeps what is done; go on with: {again}",
+        f"Folder: {evaluation.folder.path}\nCtrl-C keeps finished rollouts; continue with: {again}",
         soft_wrap=True,
         markup=False,
     )
     if not evaluation.missing:
-        console.print("Every rollout is already there.")
+        console.print("All rollouts are done already.")
         return
     try:
         _make_missing(evaluation, function, source, config, console, **limits)
@@ -216,7 +213,7 @@ def _complete(
         kept = (
             f"{evaluation.num_done} of {evaluation.num_planned} rollouts are done and kept in {evaluation.folder.path}"
         )
-        console.print(f"\nStopped. {kept}.\nGo on with: {again}", soft_wrap=True, markup=False)
+        console.print(f"\nStopped. {kept}.\nContinue with: {again}", soft_wrap=True, markup=False)
         sys.exit(CTRL_C)
 
 
@@ -228,8 +225,8 @@ def _make_missing(
     console: Console,
     **limits: Any,
 ) -> None:
-    """Roll out what is missing, behind a gateway that keeps its traces beside the episodes."""
-    from rllm.cli.eval_display import EvaluationDisplay
+    """Make the missing rollouts, with a gateway that stores traces beside the episodes."""
+    from rllm.cli.display import EvaluationDisplay
     from rllm.engine.agent_function_engine import AgentFunctionEngine
     from rllm.engine.interrupts import run_to_its_end
     from rllm.gateway.config import GatewayConfig
@@ -238,7 +235,7 @@ def _make_missing(
     from rllm.store import open_store
     from rllm.trainer.outcomes import note_outcome
 
-    # A call that is still under way at the end belongs to a rollout that was cut off, so it is not waited for.
+    # A call under way at the end belongs to a cancelled rollout, so nothing waits for it.
     settings = config.gateway
     listens = GatewayConfig.of_run(
         run_key(),
@@ -262,12 +259,12 @@ def _make_missing(
 def _why_all_failed(report: Report) -> str:
     from rllm.errors import all_of
 
-    head = f"{all_of(report.num_rollouts, 'rollout')} failed, so this says nothing about the model:"
+    head = f"{all_of(report.num_rollouts, 'rollout')} failed, so there is no result:"
     return "\n  ".join([head, *map(str, report.failures[:3])])
 
 
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; once Ctrl-C stops it, log nothing any more: every rollout would say where it was cut off."""
+    """Run the work; after Ctrl-C log nothing more, since every rollout would log its cancellation."""
     from rllm._runtime.threads import Boundless
     from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 
@@ -286,7 +283,7 @@ async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
 def _settings(
     pairs: Sequence[str], model: str | None, temperature: float | None, *, served: bool
 ) -> tuple[TrainConfig, dict[str, Any]]:
-    """The settings of `rllm train` that matter here, and the sampling parameters to impose."""
+    """Return the settings of `rllm train` that apply here, and the sampling parameters to impose."""
     from rllm.cli.model_source import given_of_training
     from rllm.config.loading import parse_scalar, warn_repeated
     from rllm.config.schema import refuse_changes
@@ -306,14 +303,14 @@ def _settings(
         elif pair.startswith(ours) or not separator:
             rest.append(pair)
         else:
-            reason = "the server holds the model" if pair.startswith(("model.", "seed=")) else "it means nothing here"
+            reason = "the server holds the model" if pair.startswith(("model.", "seed=")) else "it has no effect here"
             known = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in ("sampling.", *ours))
             raise ConfigError(f"{pair}: {reason}; rllm eval takes the settings {known}")
     warn_repeated(pair for pair in pairs if pair not in rest)  # load_config does it for the rest
     config = load_config(rest)
     refuse_changes(config.model, "model", given_of_training(rest), "because nothing is trained here; leave it out")
     if any(pair.startswith("model.engine=") for pair in rest):
-        why = "since the model answers in this process; start `rllm serve` with it, and name that with --base-url"
+        why = "since the model answers in this process; start `rllm serve`, and pass its address with --base-url"
         refuse_changes(config.model, "model", ["engine"], why)
     if not served and not config.model.path:
         raise ConfigError("--model is missing: name a model folder or hub id, or a server with --base-url URL")
@@ -326,7 +323,7 @@ def _identity_of(agent: str, reward: str | None) -> dict[str, str]:
 
 
 def _agent_identity(agent: str) -> str:
-    """The function's name and its file's content; what the file imports is not looked at."""
+    """Return the function's name and a digest of its file; imports are not included."""
     from rllm.evaluation.folder import file_identity
 
     place, _, name = agent.rpartition(":")

@@ -1,4 +1,4 @@
-"""`rllm explain`: what an episode was trained with."""
+"""`rllm explain`: reward, group, baseline and advantage of an episode."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def explain(
     episode: Annotated[
         str | None,
         typer.Argument(
-            help="Episode, as the list names it without this: 3:0 is the first rollout of task 3 in an evaluation, 3@0.0.0:0 one "
-            "in a training step. Or the id of its session.",
+            help="Episode id, from the list shown without one: 3:0 is the first rollout of task 3 in an evaluation, "
+            "3@0.0.0:0 one in a training step. Or the id of its session.",
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show every sampled token, too.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also show every sampled token.")] = False,
     split: Annotated[
         str | None,
         typer.Option(
@@ -40,17 +40,17 @@ def explain(
     step: Annotated[
         int | None,
         typer.Option(
-            help="Only episodes of this training step, and of the evaluation behind it.",
+            help="Only episodes of this training step, and of the evaluation after it.",
             min=0,
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="How many episodes to list, the newest ones.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of newest episodes to list.", min=1)] = 20,
     as_json: OnlyJson = False,
 ) -> None:
     """Show reward, group, baseline, advantage and weight version of every step of an episode; or list the episodes.
 
-    Steps are in the order of their calls; a step that was not trained on says why.
+    Steps are in the order of their calls; a step that was not trained on has a reason.
     """
     from rllm.store import open_store
     from rllm.tracking.about import run_id_of
@@ -65,8 +65,8 @@ def explain(
         fed = advantages_in(run.parent if run.is_file() else run)
         found = read(store, episode, split=split, step=step, run_id=run_id, fed=fed) if episode else None
     if as_json:
-        told = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
-        terminal.print_json(told)
+        values = {"episodes": [item.to_dict() for item in listed]} if found is None else found.to_dict()
+        terminal.print_json(values)
     elif found is None:
         _list(terminal.console(wide=True), run, listed, limit=limit, chosen=split is not None or step is not None)
     else:
@@ -138,19 +138,19 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
         console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)
     if episode.steps:
         look = shlex.join(["traces", "show", episode.session_id, "--store", store])
-        console.print(f"What was said: {terminal.command()} {look}", soft_wrap=True, markup=False)
+        console.print(f"Messages: {terminal.command()} {look}", soft_wrap=True, markup=False)
     if tokens:
         for place, call in enumerate(episode.steps):
             _show_tokens(console, place, call)
 
 
 def _learned(step: ExplainedStep) -> str:
-    """Return whether a step was trained on, or why not."""
+    """Return `yes` if a step was trained on, otherwise the reason."""
     if step.num_trained_tokens:
         return "yes"
     if step.side_call:
-        return f"no: a side call ({step.side_call}), whose answer comes back in no later message"
-    return step.dropped or ("no: nobody trained on it" if step.training_step is None else "no: its advantage is 0")
+        return f"no: a side call ({step.side_call}), whose answer is in no later message"
+    return step.dropped or ("no: it was not trained on" if step.training_step is None else "no: its advantage is 0")
 
 
 def _show_tokens(console: Console, place: int, step: ExplainedStep) -> None:

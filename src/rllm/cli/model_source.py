@@ -1,4 +1,4 @@
-"""Where the answers of a model come from: this process, or a server."""
+"""Models to sample from: in this process, or on a server."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _OF_TRAINING = ("lora_rank", "lora_alpha", "lora_targets", "gradient_checkpointi
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A model that has been found, and is not loaded yet."""
+    """A model that exists, but is not loaded yet."""
 
     name: str
     identity: dict[str, str]
-    """What tells it from other models."""
+    """Facts that identify the model."""
     upstream: AbstractContextManager[Upstream]
-    """Opened only where there is something to ask, since a model takes its time to load."""
+    """Context that loads the model; entered only if it is needed."""
 
 
 def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
-    """The model of `config.model`, to run in this process.
+    """Return the model of `config.model`, to run in this process.
 
     Raises:
-        ConfigError: if its path is that of no model.
+        ConfigError: if its path is not a model.
     """
     from rllm.inference.local.loading import check_source
 
@@ -51,7 +51,7 @@ def folder_of(model: str, checkpoint: str | None) -> str:
     """Return the folder of a run's checkpoint, the newest unless one is named; any other path or hub id as it is.
 
     Raises:
-        ConfigError: if the run does not have the checkpoint, or one is named of a path that is not a run.
+        ConfigError: if the run does not have the checkpoint, or a checkpoint is given for a path that is not a run.
     """
     run = Path(model).expanduser()
     if (run / "checkpoints").is_dir():
@@ -64,7 +64,7 @@ def folder_of(model: str, checkpoint: str | None) -> str:
 
 
 def given_of_training(pairs: Iterable[str]) -> list[str]:
-    """The settings of `model` among these that mean something only where it is trained."""
+    """Return the settings of `model` among these that matter only for training."""
     given = {pair.partition("=")[0] for pair in pairs}
     return [name for name in _OF_TRAINING if f"model.{name}" in given]
 
@@ -72,9 +72,10 @@ def given_of_training(pairs: Iterable[str]) -> list[str]:
 def refuse_options_of_server(
     kind: UpstreamKind, tokenizer: str | None = None, chat_template: Path | None = None
 ) -> None:
-    """
+    """Refuse options of a server if no server is given.
+
     Raises:
-        ConfigError: if one of these is given, which say how a server is asked, and no server is.
+        ConfigError: naming the option.
     """
     given = {
         "--upstream-kind": None if kind == "vllm" else kind,
@@ -86,14 +87,14 @@ def refuse_options_of_server(
 
 
 def key_of_server() -> str | None:
-    """The key of a server that has the model, as far as the environment says it."""
+    """Return the key of a model's server from the environment."""
     from rllm.sdk.variables import operators_keys
 
     return operators_keys().get("RLLM_UPSTREAM_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
 
 
 def token_prompts(tokenizer: str | None, chat_template: Path | None) -> TokenPrompts | None:
-    """Return what `--tokenizer` and `--chat-template` add to a server.
+    """Load `--tokenizer` and `--chat-template` for a server.
 
     Raises:
         ConfigError: if one cannot be loaded, or if the template has no tokenizer.
@@ -101,7 +102,7 @@ def token_prompts(tokenizer: str | None, chat_template: Path | None) -> TokenPro
     if tokenizer is not None:
         return TokenPrompts.load(tokenizer, chat_template)
     if chat_template is not None:
-        raise ConfigError(f"--chat-template {chat_template} would have no effect without --tokenizer: name it, too")
+        raise ConfigError(f"--chat-template {chat_template} would have no effect without --tokenizer: give both")
     return None
 
 
@@ -114,18 +115,18 @@ def served(
     tokenizer: str | None = None,
     chat_template: Path | None = None,
 ) -> ModelSource:
-    """The named model of a server, or the only one that it has. The server must answer now.
+    """Return the named model of a server, or its only one. The server must answer now.
 
-    With its `tokenizer`, later turns go on from the very tokens that were sampled.
+    With its `tokenizer`, later turns continue from exactly the sampled tokens.
 
     Raises:
-        ConfigError: if the URL is none, or the model is to be chosen.
+        ConfigError: if the URL is invalid, or the server has several models.
         InferenceError: if the server does not answer.
     """
     found = asyncio.run(_models(HTTPUpstream(base_url, api_key=api_key, read_timeout_s=_CHECK_TIMEOUT_S), model))
     if model is None and len(found) != 1:
         raise ConfigError(
-            f"--model is missing: the server at {base_url} names {', '.join(found) or 'none'}; choose one"
+            f"--model is missing: the server at {base_url} lists {', '.join(found) or 'none'}; choose one"
         )
     name = model or found[0]
     tokens = token_prompts(tokenizer, chat_template)
@@ -137,7 +138,7 @@ async def _models(server: HTTPUpstream, wanted: str | None) -> list[str]:
     try:
         return [str(item.get("id")) for item in await server.models()]
     except InferenceError as error:
-        if wanted is not None and error.status_code in (404, 405):  # it answers, but does not list its models
+        if wanted is not None and error.status_code in (404, 405):  # the server answers, but does not list its models
             return []
         raise
     finally:
@@ -168,7 +169,10 @@ def _embedded_upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Ups
 
 
 def _identity(config: TrainConfig) -> dict[str, str]:
-    """The model, told from another that is later put into the same folder, and the settings that change its answers."""
+    """Return facts that identify a model.
+
+    Its files, since a folder may get others, and settings that change answers.
+    """
     settings = config.model.model_dump(exclude_defaults=True, exclude={"path", "device"})
     settings |= config.gateway.model_dump(exclude_defaults=True, include={"exact_turns"})
     settings |= config.model_dump(exclude_defaults=True, include={"seed"})

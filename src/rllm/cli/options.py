@@ -1,4 +1,4 @@
-"""The arguments and options that several commands have, each with one meaning."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import typer
 
 
 def above_zero(seconds: float | None) -> float | None:
-    """What the user gave for an option in seconds, checked: the callback of such options."""
+    """Check the value of an option in seconds; the callback of such options."""
     if seconds is not None and not seconds > 0:
         raise typer.BadParameter(f"{seconds:g}: use a number of seconds above 0")
     return seconds
 
 
 def known_split(name: str | None) -> str | None:
-    """The split of a run's episodes that the user named, checked; tasks that were given with --val are not named by that."""
+    """Check the name of a split of a run's episodes."""
     if name not in (None, "train", "eval"):
         raise typer.BadParameter(f"{name!r}: use train, or eval, which has the episodes of held-out tasks (--val)")
     return name
@@ -25,31 +25,31 @@ def known_split(name: str | None) -> str | None:
 Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Settings, such as optim.lr=1e-5; `rllm config` lists them. They replace those of the environment (RLLM__OPTIM__LR=1e-5), which replace "
-        "those of --config.",
+        help="Settings, such as optim.lr=1e-5; `rllm config` lists them. They override the environment "
+        "(RLLM__OPTIM__LR=1e-5), which overrides --config.",
         metavar="KEY=VALUE",
     ),
 ]
 Reward: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Judges what the agent returns; it is called with the task and that. Without it the agent returns its reward.",
+        help="Reward function, called with the task and the agent's result. Without it the agent returns its reward.",
         metavar="FILE.py:function",
         show_default=False,
     ),
 ]
 Split: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Which part of the data to take, where it has several: train, test, ...", show_default=False),
+    typer.Option(help="Split of the data to use, if it has several: train, test, ...", show_default=False),
 ]
 ValSplit: TypeAlias = Annotated[
-    str | None, typer.Option(help="Which part of --val to take, likewise.", show_default=False)
+    str | None, typer.Option(help="Split of --val to use, if it has several.", show_default=False)
 ]
 Model: TypeAlias = Annotated[
     str | None, typer.Option(help="Model folder or hub id; the same as model.path=...", show_default=False)
 ]
 Backend: TypeAlias = Annotated[
-    str | None, typer.Option(help="What holds the weights: local or verl; the same as backend=...", show_default=False)
+    str | None, typer.Option(help="Backend that trains: local or verl; the same as backend=...", show_default=False)
 ]
 RayAddress: TypeAlias = Annotated[
     str | None,
@@ -57,22 +57,22 @@ RayAddress: TypeAlias = Annotated[
 ]
 Config: TypeAlias = Annotated[Path | None, typer.Option(help="YAML file of settings.", show_default=False)]
 Resume: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Run folder to go on from, with its settings.", show_default=False)
+    Path | None, typer.Option(help="Run folder to resume, with its settings.", show_default=False)
 ]
 DryRun: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, print every setting and where it comes from, and stop.")
+    bool, typer.Option("--dry-run", help="Check everything, print every setting and its origin, and exit.")
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="End with one line of JSON on stdout.")]
-OnlyJson: TypeAlias = Annotated[bool, typer.Option("--json", help="JSON on stdout, in the place of text.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout at the end.")]
+OnlyJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 
 Checkpoint: TypeAlias = Annotated[
-    str, typer.Option(help="Of a run: latest, best, or one by name, such as step-000020.")
+    str, typer.Option(help="Checkpoint of the run: latest, best, or a name such as step-000020.")
 ]
 CheckpointOfRun: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--checkpoint",
-        help="If the model is the folder of a run: latest (the default), best, or one by name, such as step-000020.",
+        help="Checkpoint, if the model is a run folder: latest (the default), best, or a name such as step-000020.",
         show_default=False,
     ),
 ]
@@ -82,7 +82,7 @@ Server: TypeAlias = Annotated[
     typer.Option(
         "--base-url",
         "--upstream",
-        help="OpenAI-compatible server that has the model; its key comes from RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
+        help="OpenAI-compatible server with the model; its key is RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
         metavar="URL",
         show_default=False,
     ),
@@ -90,7 +90,7 @@ Server: TypeAlias = Annotated[
 ModelOrName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Model folder, hub id, or the folder of a run; of a model that a server has, its name there.",
+        help="Model folder, hub id, or the folder of a run; with --base-url the model's name on the server.",
         show_default=False,
     ),
 ]
@@ -101,7 +101,7 @@ ServerKind: TypeAlias = Annotated[
 Tokenizer: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of the served model: later turns then go on from the very tokens that were sampled.",
+        help="Folder or hub id of the served model: later turns then continue from exactly the sampled tokens.",
         show_default=False,
     ),
 ]
@@ -110,26 +110,29 @@ ChatTemplateFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--chat-template",
-        help="Jinja file that the server was started with in place of the model's template; needs --tokenizer.",
+        help="Jinja file that the server uses instead of the model's template; needs --tokenizer.",
         show_default=False,
     ),
 ]
 
 DEFAULT_STORE = "sqlite:///traces.db"
-Store: TypeAlias = Annotated[
-    str, typer.Option("--store", help="Where traces are kept: a file or a URL.", metavar="STORE")
-]
+Store: TypeAlias = Annotated[str, typer.Option("--store", help="Store of traces: a file or a URL.", metavar="STORE")]
 KeepDays: TypeAlias = Annotated[
-    float | None, typer.Option(help="Delete sessions whose last call is more days ago.", show_default=False)
+    float | None, typer.Option(help="Delete sessions whose last call is older than this many days.", show_default=False)
 ]
 MaxGb: TypeAlias = Annotated[
     float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
 ]
-Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on; any but a loopback one needs a key.")]
+Host: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on; a key is required unless it is a loopback address.",
+    ),
+]
 Port: TypeAlias = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
 GatewayKey: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Key of the gateway, which its clients present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False
+        help="Key that clients of the gateway must present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False
     ),
 ]

@@ -1,13 +1,15 @@
-"""`rllm run`: start any program as an agent, and take back what it did."""
+"""`rllm run`: run any program as an agent, and report its calls."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
@@ -25,39 +27,40 @@ from rllm.cli.options import (
     Tokenizer,
     above_zero,
 )
+from rllm.errors import counted
 
 if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
     from rllm.engine.capture import SessionTraces
     from rllm.gateway.upstream import UpstreamKind
     from rllm.sdk.supervised import Limits, ProgramResult, Stream
-    from rllm.types import Trace
+    from rllm.types import Episode, Trace
 
 TIMED_OUT = 124
-"""The exit code where the time was up, as of timeout(1)."""
+"""Exit code after a timeout, as of timeout(1)."""
 LAST_CALLS_S = 2.0
-"""How long calls that a program has left behind may take to end, and be stored."""
+"""Seconds for calls of a finished program to end and be stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSession:
-    """A session of a gateway that is there."""
+    """An open session of a gateway."""
 
     name: str
     base_url: str
     key: str | None
     store: SessionTraces
     settle: Callable[[ProgramResult], None]
-    """Waits, not for long, for what is still to be stored of a program that has ended."""
+    """Waits briefly for calls of a finished program to be stored."""
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="The program and its arguments.", metavar="-- COMMAND")],
+    command: Annotated[list[str], typer.Argument(help="Program and its arguments.", metavar="-- COMMAND")],
     session: Annotated[
-        str | None, typer.Option(help="Session that its calls are filed under; else a new one.", show_default=False)
+        str | None, typer.Option(help="Session of its calls; a new one by default.", show_default=False)
     ] = None,
     gateway: Annotated[
-        str | None, typer.Option(help="Gateway that is running already.", metavar="URL", show_default=False)
+        str | None, typer.Option(help="URL of a running gateway.", metavar="URL", show_default=False)
     ] = None,
     api_key: GatewayKey = None,
     upstream: Server = None,
@@ -69,31 +72,35 @@ def run(
     timeout: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which it is ended, with exit code 124.", show_default=False, callback=above_zero
+            help="Seconds after which it is killed, with exit code 124.", show_default=False, callback=above_zero
         ),
     ] = None,
     max_output: Annotated[
-        int, typer.Option(help="Bytes of its stdout, and of its stderr, that are passed on.", min=0)
+        int, typer.Option(help="Bytes of its stdout, and of its stderr, to pass on.", min=0)
     ] = 1_000_000,
     metadata: Annotated[
-        list[str] | None, typer.Option(help="Said of the session; may be repeated.", metavar="KEY=VALUE")
+        list[str] | None, typer.Option(help="Metadata of the session; may be repeated.", metavar="KEY=VALUE")
     ] = None,
     allow_no_calls: Annotated[
-        bool, typer.Option("--allow-no-calls", help="A program that calls no model is no failure.")
+        bool, typer.Option("--allow-no-calls", help="Accept a program that calls no model.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="File for its episode, as JSON.", show_default=False)] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Its episode on stdout, as one line of JSON; what it prints goes to stderr.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print its episode on stdout as one line of JSON; its own output goes to stderr.",
+        ),
     ] = False,
 ) -> None:
-    """Start any program with its model clients led to a gateway, and take back what it did, token by token.
+    """Run any program with its model clients pointed at a gateway, and capture its calls, token by token.
 
-    The model is that of --gateway, of --base-url or of --model. A gateway that runs already keeps the traces; else they are in
-    --store. Exit code: the program's own; 124 if its time was up; 1 if it ended well and no call of it arrived. All processes
-    that it has started end with it.
+    The model is that of --gateway, of --base-url or of --model. A running gateway keeps the traces; otherwise they are
+    in --store. Exit code: the program's own; 124 after a timeout; 1 if it succeeded without a captured call. All
+    processes that it has started end with it.
     """
     from rllm.cli.model_source import refuse_options_of_server
-    from rllm.cli.run_report import episode_of, interrupted, summary
+    from rllm.cli.run import episode_of, interrupted, summary
     from rllm.engine.episode_log import to_json
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
@@ -128,7 +135,7 @@ def run(
         try:
             done, traces = _captured(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
         except KeyboardInterrupt:
-            with suppress(OSError):  # the terminal is gone, as SIGHUP says
+            with suppress(OSError):  # the terminal is gone, after SIGHUP
                 print(interrupted(name, store=kept_here), file=sys.stderr)
             raise
     code = TIMED_OUT if done.timed_out else done.exit_code if done.exit_code >= 0 else 128 - done.exit_code
@@ -151,14 +158,14 @@ def _write(out: Path, text: str) -> None:
         out.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise RLLMError(
-            f"--out {out} cannot be written ({error.strerror or error}): name another file; the calls are kept all the same"
+            f"--out {out} cannot be written ({error.strerror or error}): name another file; the calls are stored"
         ) from error
 
 
 def _captured(
     command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO
 ) -> tuple[ProgramResult, list[Trace]]:
-    """How the program ended, and the calls that it made; those which the session had before are not among them."""
+    """Run the program, and return its result and its calls, without earlier calls of the session."""
     before = {trace.id for trace in session.store.by_session(session.name)}
     done = _run(command, limits, session, stdout=stdout)
     session.settle(done)
@@ -166,7 +173,7 @@ def _captured(
 
 
 def _fail_without_calls(command: Sequence[str], session: OpenSession, done: ProgramResult, code: int) -> NoReturn:
-    from rllm.cli.run_report import why_no_calls
+    from rllm.cli.run import why_no_calls
     from rllm.errors import CaptureError
 
     problem = why_no_calls(command, session.base_url, done)
@@ -196,7 +203,7 @@ def _source(
         return served(upstream, model, key_of_server(), kind, tokenizer=tokenizer, chat_template=chat_template)
     if model is None:
         raise ConfigError(
-            "there is no model: name a gateway (--gateway URL), a server (--base-url URL) or a folder (--model)"
+            "no model is given: name a gateway (--gateway URL), a server (--base-url URL) or a folder (--model)"
         )
     config = load_config([])
     config.model.path = model
@@ -210,7 +217,7 @@ def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[
     from rllm.errors import ConfigError
 
     def settle(done: ProgramResult) -> None:
-        if done.num_killed:  # it may have been in the middle of a call; that gateway serves others, and goes on
+        if done.num_killed:  # a call may be under way, and the gateway keeps running
             time.sleep(LATE_TRACE_S)
 
     if not url.startswith(("http://", "https://")):
@@ -238,7 +245,7 @@ def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[s
 
 
 def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:
-    """The program, with what it prints passed on as it comes."""
+    """Run the program, and pass its output on as it arrives."""
     from rllm.sdk.propagation import environment
     from rllm.sdk.supervised import run_supervised
     from rllm.sdk.variables import without_operators_keys
@@ -253,15 +260,15 @@ def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout
 
 
 def _stdin() -> str | int:
-    """What is piped into this command; a terminal stays here, since Ctrl-C must."""
+    """Return piped input for the program; a terminal stays with this process, which handles Ctrl-C."""
     try:
         return "" if sys.stdin.isatty() else sys.stdin.fileno()
-    except (AttributeError, OSError, ValueError):  # there is none
+    except (AttributeError, OSError, ValueError):  # this process has no stdin
         return ""
 
 
 class _Printer:
-    """Passes on what a program prints, byte by byte, for as long as somebody reads it."""
+    """Passes on a program's output, byte by byte, while a reader exists."""
 
     def __init__(self, **streams: TextIO) -> None:
         self._streams = streams
@@ -271,7 +278,92 @@ class _Printer:
         if stream is None:
             return
         try:
-            stream.buffer.write(data)  # whatever encoding this process has
+            stream.buffer.write(data)  # bytes, independent of this process's encoding
             stream.flush()
-        except BrokenPipeError:  # as of `| head`; what the program does is wanted still
+        except BrokenPipeError:  # as after `| head`; the program continues
             del self._streams[name]
+
+
+def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:
+    """Return the calls as one unscored trajectory; `info["program"]` has the program's exit code and output."""
+    from rllm.engine.complete import complete
+    from rllm.engine.runner import Attempt
+    from rllm.types import Episode, TerminationReason, Trajectory
+
+    ordered = sorted(traces, key=lambda trace: trace.started_at)
+    task = {"program": PurePath(command[0]).name}  # its arguments may hold secrets
+    attempt = Attempt(task=task, task_id=session, session_id=session, split="run", tokens_required=False)
+    episode = complete(Episode(trajectories=[Trajectory()]), attempt, ordered)
+    episode.info["program"] = asdict(done)
+    episode.termination_reason = TerminationReason.TIMEOUT if done.timed_out else None
+    return episode
+
+
+def summary(episode: Episode, traces: Sequence[Trace], done: ProgramResult, *, store: str | None) -> str:
+    """Return a line on the captured calls, and one for each problem; `store` is the local store, if any."""
+    steps = episode.trajectories[0].steps
+    num_prompt = sum(len(step.prompt_ids) for step in steps)
+    num_sampled = sum(len(step.response_ids) for step in steps)
+    lines = [
+        f"rllm run: {counted(len(steps), 'call')} in session {episode.session_id}, {num_prompt} prompt and "
+        f"{num_sampled} sampled tokens; it {_end_of(done)}",
+        *_about_calls(traces),
+    ]
+    if done.num_dropped_bytes:
+        lines.append(f"  output     {done.num_dropped_bytes} bytes are left out: raise --max-output to keep them")
+    if done.num_killed:
+        lines.append(f"  killed     {counted(done.num_killed, 'process', 'processes')} that were still running")
+    return "\n".join([*lines, *_place(episode.session_id, store)])
+
+
+def interrupted(session: str, *, store: str | None) -> str:
+    """Return the message for a program that was interrupted."""
+    return "\n".join([f"rllm run: stopped; its calls are stored in session {session}", *_place(session, store)])
+
+
+def _place(session: str, store: str | None) -> list[str]:
+    if store is None:
+        return []
+    return [f"  traces     {shlex.join(['rllm', 'traces', 'show', session, '--store', store])}"]
+
+
+def _about_calls(traces: Sequence[Trace]) -> list[str]:
+    from rllm.capture import side_calls
+    from rllm.types import DRIFT_KEY
+
+    aside = side_calls(traces)
+    reasons = Counter(aside.values())
+    drifts = Counter(str(trace.metadata[DRIFT_KEY]) for trace in traces if DRIFT_KEY in trace.metadata)
+    errors = Counter(trace.error for trace in traces if trace.error)
+    lines = []
+    if aside:
+        lines.append(f"  left out   {counted(len(aside), 'side call')} ({_counts(reasons)})")
+    if drifts:
+        lines.append(f"  drift      {counted(sum(drifts.values()), 'call')} not on earlier tokens ({_counts(drifts)})")
+    if errors:
+        lines.append(f"  no tokens  {counted(sum(errors.values()), 'call')}: {next(iter(errors))}")
+    return lines
+
+
+def _end_of(done: ProgramResult) -> str:
+    how = "timed out and was stopped" if done.timed_out else f"ended with exit code {done.exit_code}"
+    return f"{how} after {done.duration_s:.1f} s"
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common())
+
+
+def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> str:
+    """Return the message for a program without a captured call."""
+    from rllm.sdk.frameworks import hints_for
+
+    remedies = [
+        *hints_for(modules=(), programs=[PurePath(item).name for item in command]),
+        f"make it read OPENAI_BASE_URL or OPENAI_API_BASE ({base_url}), or ANTHROPIC_BASE_URL "
+        f"({base_url.removesuffix('/v1')}), which is set for it",
+        "make it send OPENAI_API_KEY, which is set for its session",
+        "or pass --allow-no-calls if it calls no model",
+    ]
+    problem = f"{command[0]} {_end_of(done)} and made no model call that reached the gateway in its session"
+    return f"{problem}: {'; '.join(remedies)}"

@@ -1,26 +1,38 @@
-"""What commands print on, and the words that all of them print."""
+"""Output of commands, and their end by Ctrl-C or a signal."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rllm._runtime.files import from_here
+from rllm._runtime.threads import BACKEND_THREAD
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rllm.trainer.resume import StartingPoint
+
 _WIDTH_ELSEWHERE = 200
-"""How wide tables may be where no terminal bounds them."""
+"""Width of tables without a terminal."""
 
 
 def console(*, stderr: bool = False, wide: bool = False) -> Console:
-    """Where a command prints: in plain letters where no terminal is or `NO_COLOR` is set; there `wide` tables are not cut."""
+    """Return a console on stdout or stderr.
+
+    It prints plain text without a terminal or if `NO_COLOR` is set. Without a terminal, a `wide` one does not cut
+    tables.
+    """
     from rllm.tracking.console import LastingConsole
 
     stream = sys.stderr if stderr else sys.stdout
@@ -31,7 +43,7 @@ def console(*, stderr: bool = False, wide: bool = False) -> Console:
 
 
 def loading(model: str) -> str:
-    """Return `loading MODEL (its size)`, for a line that is printed before torch is imported, which takes seconds."""
+    """Return `loading MODEL (its size)`, for a line printed before the slow import of torch."""
     from rllm.config.model_sizes import size_in_words
 
     about = size_in_words(model)
@@ -39,24 +51,146 @@ def loading(model: str) -> str:
 
 
 def print_json(values: Mapping[str, Any]) -> None:
-    """The last line of `--json`."""
+    """Print the last line of `--json`."""
     print(json.dumps(values), flush=True)
 
 
-def say(text: str) -> None:
-    """Print what a server has to say, for as long as somebody reads it: it is wanted also behind `| head`."""
+def print_line(text: str) -> None:
+    """Print a line of a server, which keeps running when the reader of its output has gone, as after `| head`."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # The text is still in the stream's buffer, where it would be an error again when the program ends.
+        # The text is still in the stream's buffer, and would raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command() -> str:
-    """How this user can start `rllm`: by name where it is on the PATH, else as it was started now."""
+    """Return how this user can start `rllm`: its name if it is on the PATH, otherwise as it was started now."""
     if shutil.which("rllm"):
         return "rllm"
     started = Path(sys.argv[0])
     if started.name != "rllm":
         return f"{sys.executable} -m rllm"
     return str(from_here(started))
+
+
+CTRL_C = 128 + signal.SIGINT
+"""Exit code of an interrupted command."""
+_LIKE_CTRL_C = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_originals: dict[int, Any] = {}
+"""Original handlers of signals that are handled like Ctrl-C now."""
+
+
+def _restore_handlers() -> None:
+    """Let a fork of this process, such as an agent's `multiprocessing.Process`, end when it is terminated."""
+    for number, handler in _originals.items():
+        signal.signal(number, handler)
+    _originals.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_handlers)
+
+
+@contextmanager
+def signals_like_ctrl_c() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C; only the exit code differs: 143 or 129.
+
+    An ignored signal stays ignored, as under nohup. Forks of this process are not affected.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if not callable(on_ctrl_c):
+            raise KeyboardInterrupt
+        on_ctrl_c(signal.SIGINT, frame)  # asyncio's handler in a running loop, which ends the work in order
+
+    before = {number: handler for number in _LIKE_CTRL_C if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    outermost = not _originals
+    if outermost:
+        _originals.update(before)
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        with _default_ctrl_c():
+            yield
+    except SystemExit as ended:
+        if received and ended.code == CTRL_C:
+            raise SystemExit(128 + received[0]) from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if outermost:
+            _originals.clear()
+
+
+@contextmanager
+def _default_ctrl_c() -> Iterator[None]:
+    """Install Python's own handler of Ctrl-C, since asyncio replaces only that one by its own.
+
+    If Ctrl-C is ignored, as in the background of a script, it is blocked instead.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # also discards a pending one
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def print_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_steps: int) -> None:
+    """Print the state of a stopped training run; `again` are the arguments that resume it."""
+    console.print(f"\nStopped. {saved_state(run_dir, again, num_steps=num_steps)}", soft_wrap=True, markup=False)
+
+
+def saved_state(run_dir: Path, again: Sequence[str], *, num_steps: int, own_code: bool = False) -> str:
+    """Describe what a training run that ended early has saved, and the command that resumes it.
+
+    Args:
+        run_dir: folder of the run.
+        again: arguments of the command that resumes it.
+        num_steps: steps that the run was to take.
+        own_code: an error in the user's code ended the run; it must be fixed before the run is resumed.
+    """
+    if not (run_dir / "config.yaml").is_file():
+        return "The run had not started, so there is nothing to keep; run the same command again."
+    from rllm.trainer.checkpoint import Checkpoints, read_state
+    from rllm.trainer.resume import StartingPoint
+
+    latest = Checkpoints(run_dir, keep=1).latest()
+    saved = StartingPoint(checkpoint=latest, state={} if latest is None else read_state(latest))
+    if saved.has_done(num_steps):
+        return f"Everything is done and saved in {from_here(run_dir)}."
+    kept = _kept(from_here(run_dir), saved, num_steps)
+    if own_code and latest is None:
+        return f"{kept}\nFix the code, then run the same command again."
+    how = "Once the code is fixed, resume with" if own_code else "Resume with"
+    return f"{kept}\n{how}: {command()} {shlex.join(again)}"
+
+
+def _kept(shown: Path, saved: StartingPoint, num_steps: int) -> str:
+    if saved.steps_done:
+        return f"{saved.steps_done} of {num_steps} steps are saved in {shown}; later work is repeated."
+    kept = "settings" if saved.checkpoint is None else "settings and first evaluation"
+    return f"No step is saved, so nothing is learned; {shown} keeps its {kept}."
+
+
+def exit_during_update(code: int) -> None:
+    """End the process if an abandoned update still runs; called at exit.
+
+    Python would end its thread inside torch's code, which would abort with a signal instead of this exit code.
+    """
+    if any(thread.name == BACKEND_THREAD for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)

@@ -1,11 +1,11 @@
-"""`rllm train`: train the policy behind any agent function."""
+"""`rllm train` and `rllm sft`: train the policy behind an agent, or fine-tune a model on conversations."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,12 +24,15 @@ from rllm.cli.options import (
 )
 from rllm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rllm.data.dataset import Dataset
+
 
 def train(
     agent: Annotated[
         str | None,
         typer.Argument(
-            help="The agent: FILE.py:function. With --resume it is the run's own, and so is all that is not given.",
+            help="Agent: FILE.py:function. With --resume this and other arguments default to those of the run.",
             metavar="FILE.py:function",
             show_default=False,
         ),
@@ -39,11 +42,15 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Tasks to learn from: a file, the name of a registered dataset, or a hub id.", show_default=False
+            help="Tasks to train on: a file, the name of a registered dataset, or a hub id.", show_default=False
         ),
     ] = None,
     val: Annotated[
-        str | None, typer.Option(help="Held-out tasks, for evaluation only; likewise.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Held-out tasks, for evaluation only: a file, a name or a hub id.",
+            show_default=False,
+        ),
     ] = None,
     split: Split = None,
     val_split: ValSplit = None,
@@ -55,21 +62,21 @@ def train(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the policy behind any agent: an ordinary function that returns its reward, or what --reward judges.
+    """Train the policy behind any agent: an ordinary function that returns its reward, or a result for --reward.
 
-    The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL, which
-    is set for it. All that the run leaves goes to the folder run_dir=..., or to one of runs/ that is named by the time.
+    The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL,
+    which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
     """
-    from rllm.cli.agent_file import load_agent
-    from rllm.cli.resuming import begun_as, leading_setting
-    from rllm.cli.task_source import tasks_for
+    from rllm.cli.inputs import load_agent, tasks_for
     from rllm.cli.training import (
         accuracies,
         announce,
         as_typed,
+        begun_as,
         carry_out,
         chosen_settings,
         lead_to_gateway,
+        leading_setting,
         quiet_libraries,
     )
 
@@ -87,7 +94,7 @@ def train(
     function = load_agent(begun["agent"], begun.get("reward"))
     tasks = tasks_for(function, begun["data"], begun.get("split"), option="--data")
     held_out = tasks_for(function, begun["val"], begun.get("val_split"), option="--val") if "val" in begun else None
-    quiet_libraries()  # which takes its time, as does what follows
+    quiet_libraries()  # slow imports, as below
     from rllm.config.loading import locating_errors
     from rllm.trainer.agent_trainer import AgentTrainer
 
@@ -114,12 +121,95 @@ def _check_arguments(begun: Mapping[str, str], resume: Path | None) -> None:
     unknown = ""
     if resume is not None:
         unknown = (
-            f"--resume {resume}: no command began the run, so it does not name everything; the program that did goes on with "
-            "AgentTrainer(..., resume=True); here "
+            f"--resume {resume}: the run was not started by a command, so arguments are missing; resume it in its "
+            "program with AgentTrainer(..., resume=True); here "
         )
     if "agent" not in begun:
         raise ConfigError(f"{unknown}the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
     if "data" not in begun:
         raise ConfigError(
-            f"{unknown}--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
+            f"{unknown}--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
         )
+
+
+def sft(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="Conversations: a file, the name of a registered dataset, or a hub id; or the folder of a run or an "
+            "evaluation, or a .db file of traces. With --resume those of the run by default.",
+            metavar="DATA",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Settings = None,
+    val: Annotated[
+        str | None,
+        typer.Option(
+            help="Held-out conversations, for evaluation only: a file, a name or a hub id.", show_default=False
+        ),
+    ] = None,
+    split: Split = None,
+    val_split: ValSplit = None,
+    model: Model = None,
+    config: Config = None,
+    resume: Resume = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a model on conversations: rows with `messages`, and with `tools` where they were offered.
+
+    Rollouts of an earlier run or evaluation, and scored sessions of a gateway, are learned token for token;
+    sft.reward_threshold and sft.best_per_task select the best.
+    """
+    from rllm.cli.training import (
+        announce,
+        as_typed,
+        begun_as,
+        carry_out,
+        chosen_settings,
+        leading_setting,
+        losses,
+        quiet_libraries,
+    )
+
+    started = time.perf_counter()
+    data, settings = leading_setting(data, settings)
+    given = {"data": data, "split": split, "val": val, "val_split": val_split}
+    begun = begun_as("sft", given, resume=resume)
+    if "data" not in begun:
+        raise ConfigError(
+            "DATA is missing: name a .jsonl file of conversations, a registered dataset, or a run's folder"
+        )
+    chosen = chosen_settings(settings, model=model, config=config, resume=resume)
+    if not dry_run:
+        announce(chosen.config)
+    shown = _demonstrations(begun["data"], begun.get("split"), "DATA")
+    held_out = _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None
+    quiet_libraries()  # slow imports, as below
+    from rllm.config.loading import locating_errors
+    from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
+
+    with as_typed(train_dataset="DATA", val_dataset="--val"), locating_errors(chosen.layers):
+        trainer = AgentSFTTrainer(
+            chosen.config,
+            shown,
+            held_out,
+            resume=resume is not None,
+        )
+    carry_out(
+        trainer,
+        chosen,
+        begun=begun,
+        started=started,
+        dry_run=dry_run,
+        outcome=("loss", losses) if as_json else None,
+    )
+
+
+def _demonstrations(source: str, split: str | None, option: str) -> str | Dataset:
+    """Return a run or an evaluation as it is, since the trainer reads it; read any other source."""
+    from rllm.cli.inputs import read_tasks
+    from rllm.trainer.history import named_store
+
+    return source if named_store(source) else read_tasks(source, split, option=option)

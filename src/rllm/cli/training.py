@@ -1,4 +1,4 @@
-"""What the commands that train have in common: settle the settings, find the gateway's address early, show progress, end well."""
+"""Common parts of commands that train: settings, the gateway's address, progress, results and `--resume`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rllm._runtime.files import from_here
 from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
-from rllm.cli.stopping import CTRL_C, tell_stopped, what_is_kept
+from rllm.cli.terminal import CTRL_C, print_stopped, saved_state
 from rllm.config.loading import ConfigLayer, from_layers, layers_of
 from rllm.config.model_sizes import rate_in_words
 from rllm.config.reference import origins
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenSettings:
-    """What the options of a command come to."""
+    """Settings of a run, with their origins."""
 
     config: TrainConfig
     layers: list[ConfigLayer]
-    """Where each value comes from."""
+    """Origins of the values."""
 
 
 def chosen_settings(
@@ -48,10 +48,10 @@ def chosen_settings(
     backend: str | None = None,
     ray_address: str | None = None,
 ) -> ChosenSettings:
-    """The settings of a run: those of a file or of the run that is gone on with, and what is said beside them.
+    """Return the settings of a run: those of a file or of the resumed run, overridden by options.
 
     Raises:
-        ConfigError: naming the setting that is wrong.
+        ConfigError: naming the invalid setting.
     """
     if resume is not None and config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
@@ -63,7 +63,7 @@ def chosen_settings(
 
 
 def announce(config: TrainConfig) -> None:
-    """Print that the model of a run is loaded, if it has one; the first thing that a command that trains prints."""
+    """Print that the run's model is loaded, if it has one; the first output of a command that trains."""
     if config.model.path:
         terminal.console(stderr=True).print(f"{terminal.loading(config.model.path)} ...", soft_wrap=True, markup=False)
 
@@ -78,17 +78,17 @@ def carry_out(
     port: int | None = None,
     outcome: tuple[str, Callable[[Path], list[float]]] | None,
 ) -> None:
-    """Train, or with `dry_run` say what would be done. Ctrl-C ends the process with code 130.
+    """Train, or with `dry_run` print the plan. Ctrl-C ends the process with code 130.
 
     Args:
-        trainer: checked, and not begun.
-        chosen: what its configuration was made of.
-        begun: the arguments that the run is begun with, `command` among them.
-        started: on `time.perf_counter()`.
-        dry_run: see there.
-        port: what `lead_to_gateway` chose.
-        outcome: what the line of JSON at the end calls the measure, and how to read it from the run's folder; `None` for no
-            such line.
+        trainer: a trainer that has not started.
+        chosen: origin of its configuration.
+        begun: arguments that the run is started with, `command` among them.
+        started: start of the command, of `time.perf_counter()`.
+        dry_run: print settings and plan only.
+        port: result of `lead_to_gateway`.
+        outcome: name of the measure in the line of JSON at the end, and how to read it from the run's folder; `None`
+            for no such line.
     """
     if dry_run:
         _show_settings(trainer, chosen.layers)
@@ -101,7 +101,7 @@ def carry_out(
     for line in _preflight(trainer):
         console.print(line, soft_wrap=True)
     trainer.begun_as = dict(begun)
-    shown = from_here(trainer.run_dir)  # Before any agent changes the folder.
+    shown = from_here(trainer.run_dir)  # before an agent changes the current folder
     result = _trained(trainer, console, shown, [begun["command"], "--resume", str(shown)])
     model = shown / result.checkpoint.relative_to(trainer.run_dir)
     console.print(f"\nTrained model: {model}", soft_wrap=True, markup=False)
@@ -119,23 +119,23 @@ def carry_out(
 
 
 def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Sequence[str]) -> TrainResult:
-    """Train, showing how far it has come. Ctrl-C ends the process, saying that `again` goes on; so does what fails."""
+    """Train and show progress. After Ctrl-C or an error, print `again`, the command that resumes."""
     try:
         with ExitStack() as shown:
             trainer.trackers = display(console, trainer)
-            for tracker in trainer.trackers:  # nobody else closes them where the run does not begin
+            for tracker in trainer.trackers:  # the run closes them only if it starts
                 shown.callback(tracker.close)
-            if "console" not in trainer.config.trackers:  # which begins with it
+            if "console" not in trainer.config.trackers:  # which prints it itself
                 console.print(f"Run folder: {shown_dir}", soft_wrap=True, markup=False)
             return trainer.train()
     except KeyboardInterrupt:
-        tell_stopped(console, trainer.run_dir, again, num_steps=trainer.config.num_steps)
+        print_stopped(console, trainer.run_dir, again, num_steps=trainer.config.num_steps)
         sys.exit(CTRL_C)
     except Exception as error:
         if not isinstance(error, ConfigError):
             own_code = isinstance(error, USER_CODE_ERRORS)
             steps = trainer.config.num_steps
-            error.add_note(what_is_kept(trainer.run_dir, again, num_steps=steps, own_code=own_code))
+            error.add_note(saved_state(trainer.run_dir, again, num_steps=steps, own_code=own_code))
         raise
 
 
@@ -156,7 +156,7 @@ def _sizes(trainer: AgentTrainer) -> list[str]:
 
 
 def _chat_template(trainer: AgentTrainer) -> list[str]:
-    """Return what the chat template of a model folder leaves out or refuses.
+    """Return a warning for parts of messages that a model's chat template drops or refuses.
 
     Raises:
         ConfigError: if the template cannot be used.
@@ -182,7 +182,7 @@ def _adapter(trainer: AgentTrainer) -> list[str]:
 
 
 def _preflight(trainer: AgentTrainer) -> list[str]:
-    """Return the plan of a run: a remark on its learning rate, and on a cluster what its nodes answered."""
+    """Return the plan of a run: a remark on its learning rate, and the check of a cluster's nodes."""
     from rllm.trainer.preflight import preflight
     from rllm.trainer.rollouts import uses_a_cluster
 
@@ -191,8 +191,10 @@ def _preflight(trainer: AgentTrainer) -> list[str]:
 
 
 def lead_to_gateway(config: TrainConfig) -> int:
-    """Choose the gateway's port and point `OPENAI_BASE_URL` at it before the agent's module is imported, because a client
-    that the module makes as it is imported reads the variable then. Returns the port."""
+    """Choose the gateway's port, set `OPENAI_BASE_URL` to it, and return it.
+
+    Called before the agent's module is imported, since a client that it creates on import reads the variable then.
+    """
     from rllm._runtime.network import is_loopback
     from rllm.gateway.identity import unnamed_key
     from rllm.gateway.server import bind, url_of
@@ -213,7 +215,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
 
 
 def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
-    """A live display where there is a terminal; elsewhere the configured trackers print lines."""
+    """Return a live display on a terminal; elsewhere the configured trackers print lines."""
     if not console.is_interactive:
         return []
     trainer.config.trackers = [name for name in trainer.config.trackers if name != "console"]
@@ -230,12 +232,12 @@ def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
 
 
 def accuracies(run_dir: Path) -> list[float]:
-    """The held-out accuracy of every evaluation of a run."""
+    """Return the held-out accuracy of every evaluation of a run."""
     return _evaluated(run_dir, "eval/accuracy")
 
 
 def losses(run_dir: Path) -> list[float]:
-    """The held-out loss of every evaluation of a run."""
+    """Return the held-out loss of every evaluation of a run."""
     return _evaluated(run_dir, "eval/loss")
 
 
@@ -247,18 +249,80 @@ def _evaluated(run_dir: Path, name: str) -> list[float]:
 
 @contextmanager
 def as_typed(**options: str) -> Iterator[None]:
-    """Name in a mistake inside, in the place of an argument of a trainer, the option that it was given by."""
+    """Replace arguments of a trainer in error messages by the command's options."""
     try:
         yield
     except ConfigError as error:
-        told = str(error)
+        text = str(error)
         for argument, option in options.items():
-            told = re.sub(rf"\b{argument}(?=[:=,) ])", option, told)
-        raise ConfigError(told) from error
+            text = re.sub(rf"\b{argument}(?=[:=,) ])", option, text)
+        raise ConfigError(text) from error
 
 
 def quiet_libraries() -> None:
-    """Keep the progress bars of transformers out of ours."""
+    """Disable the progress bars of transformers."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+_SETTING = re.compile(r"\+{0,2}[\w.]+=")
+_PART_OF = {"split": "data", "val_split": "val"}
+"""Arguments that need another one."""
+
+
+def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | None) -> dict[str, str]:
+    """Return the arguments of a command by name: given ones, then those that the run was started with.
+
+    Raises:
+        ConfigError: if there is no run to resume, or another command started it.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    before = {} if resume is None else _beginning(resume, command)
+    for part, whole in _PART_OF.items():
+        if whole in chosen:
+            before.pop(part, None)
+    begun = {"command": command, **before, **chosen}
+    check_parts(begun)
+    return begun
+
+
+def check_parts(given: Mapping[str, str | None]) -> None:
+    """Refuse a split of held-out data without the data.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if given.get("val_split") is not None and given.get("val") is None:
+        raise ConfigError(f"--val-split {given['val_split']}: there is no held-out data; give --val")
+
+
+def _beginning(run: Path, command: str) -> dict[str, str]:
+    from rllm.tracking.own_runs import how_to_trust, is_own
+    from rllm.trainer.run_folder import beginning_of, way_to_a_run
+
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"--resume {run}: there is no run (no config.yaml); {way_to_a_run(run)}")
+    before = beginning_of(run)
+    if not is_own(run):
+        raise ConfigError(
+            f"--resume {run}: you did not start this run here, or its config.yaml or begun_as.yaml was changed; they "
+            f"name code to run: {how_to_trust(run)}"
+        )
+    by = before.pop("command", command)
+    if by != command:
+        raise ConfigError(f"--resume {run}: the run was started by rllm {by}: use rllm {by} --resume {run}")
+    return before
+
+
+def leading_setting(first: str | None, settings: Sequence[str] | None) -> tuple[str | None, list[str]]:
+    """Separate an optional argument from settings; if it is missing, the first setting is in its place."""
+    rest = list(settings or [])
+    if first is not None and _SETTING.match(first) and not _names_a_file(first):
+        return None, [first, *rest]
+    return first, rest
+
+
+def _names_a_file(argument: str) -> bool:
+    """Return whether an argument is a file, with or without `:function`."""
+    return Path(argument).exists() or Path(argument.rpartition(":")[0] or argument).exists()

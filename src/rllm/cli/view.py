@@ -1,4 +1,4 @@
-"""`rllm view`: look at runs in a browser, live; or write a run down as one HTML file."""
+"""`rllm view`: show runs in a browser, live; or export a run as one HTML file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from rllm.cli.terminal import say
+from rllm.cli.terminal import print_line
 from rllm.errors import counted
 
 DEFAULT_PORT = 7070
-_SELDOM = 50_000
-"""New objects after which Python looks for unreachable cycles. What is read of a store stays, and is looked through in vain:
-at its own 700 that takes a third of the time that 100,000 rollouts take to be listed."""
+_GC_THRESHOLD = 50_000
+"""New objects after which the garbage collector runs.
+
+Data read from a store stays in memory; with the default of 700, the collector takes a third of the time of listing
+100,000 rollouts.
+"""
 
 
 def view(
@@ -24,14 +27,14 @@ def view(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
+        str, typer.Option(help="Address to listen on; a token is required unless it is a loopback address.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = DEFAULT_PORT,
     token: Annotated[
         str | None,
         typer.Option(
             envvar="RLLM_VIEW_TOKEN",
-            help="What a caller must present; made up where one is needed.",
+            help="Token that callers must present; generated if one is required.",
             show_default=False,
         ),
     ] = None,
@@ -40,15 +43,15 @@ def view(
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Show runs as a local web page: rewards, rollouts, every token, what the optimiser was fed, where the time went.
+    """Show runs as a local web page: rewards, rollouts, every token, the batches of the optimiser, and timings.
 
-    A run that is going on is shown as it goes. Nothing is written, and no other host is asked for anything.
+    A live run is updated as it goes. Nothing is written, and no other host is contacted.
     """
     import gc
 
     from rllm.viewer.runs import Runs
 
-    gc.set_threshold(_SELDOM)
+    gc.set_threshold(_GC_THRESHOLD)
     sources = runs or ["runs"]
     if export is not None:
         _export(sources, export)
@@ -81,15 +84,15 @@ def _serve(runs: object, host: str, port: int, token: str | None, browser: bool)
     assert isinstance(runs, Runs)
     found = runs.all()
     if len(found) == 1:
-        _ = found[0].rows() or found[0].store  # what cannot be opened is said now, and not on a page
-    if not token:  # an empty one, as of a variable that is not set, would let everybody in
+        _ = found[0].rows() or found[0].store  # errors are raised now, not on a page
+    if not token:  # an empty one, as of an unset variable, would admit everyone
         token = None if is_loopback(host) else secrets.token_urlsafe(16)
     app = create_app(runs, token=token)
     listener = bind(host, port, of="viewer")
     path = path_of("run", found[0].name) if len(found) == 1 else "/"
     query = f"?{urlencode({'token': token})}" if token else ""
     address = f"{url_of(listener, host)}{path}{query}"
-    say(f"{counted(len(found), 'run')}: {address}  (Ctrl-C ends)")
+    print_line(f"{counted(len(found), 'run')}: {address}  (Ctrl-C ends)")
     if browser:
         webbrowser.open(address)
     serve(app, listener, GatewayConfig(shutdown_timeout_s=1.0))

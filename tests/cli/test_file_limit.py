@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
-from rllm.cli.open_files import ENOUGH, REMEDY
+from rllm.cli import _TOO_MANY_FILES, MAX_OPEN_FILES
 
 resource = pytest.importorskip("resource")
 
 PROGRAM = """
 import resource, sys
-from rllm.cli.open_files import allow_many
+from rllm.cli import _raise_file_limit
 
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-allow_many()
+_raise_file_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 WITH_NONE_LEFT = """
@@ -41,13 +41,13 @@ def test_a_command_takes_what_the_system_grants(given, allowed):
     command = [sys.executable, "-c", PROGRAM, *map(str, given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert tuple(map(int, done.stdout.split())) == allowed
-    assert max(allowed) <= ENOUGH
+    assert max(allowed) <= MAX_OPEN_FILES
 
 
-def test_a_command_that_runs_out_of_files_says_how_to_have_more(tmp_path):
+def test_running_out_of_files_names_the_remedy(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("num_steps: 1\n")
     (tmp_path / "run" / "traces.db").touch()
     command = [sys.executable, "-c", WITH_NONE_LEFT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, f"rllm: {REMEDY}\n")
+    assert (done.returncode, done.stderr) == (1, f"rllm: {_TOO_MANY_FILES}\n")

@@ -1,16 +1,18 @@
-"""Help in which nothing stands behind an option that takes no value, where newer versions of Typer print `<bool>`, and long
-names are broken, where Typer cuts them."""
+"""Command classes: help without noise, refused repetitions, hints for settings, and `--resume` without a run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from rllm.errors import ConfigError
+from rllm.registry import closest
 
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
@@ -43,7 +45,11 @@ def _folding() -> Iterator[None]:
 
 
 class PlainCommand(TyperCommand):
-    """A command with such help, which refuses an option that is repeated and takes one value."""
+    """Command that refuses a repeated option which takes one value.
+
+    Its help shows no type for flags, where newer versions of Typer print `<bool>`, and folds long names instead of
+    cutting them.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self._refuse_repeated(ctx, args)
@@ -68,7 +74,7 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A command that has others below it, likewise."""
+    """Command group with the same help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
@@ -76,3 +82,41 @@ class PlainGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with _folding():
             super().format_help(ctx, formatter)
+
+
+_SUCH_AS = {
+    "eval": "sampling.max_tokens=512; `rllm eval -h` shows both",
+    "serve": "model.dtype=bfloat16; `rllm serve -h` shows both",
+}
+"""Examples for commands that take few settings; the others take all that `rllm config` lists."""
+
+
+class SettingsCommand(PlainCommand):
+    """Command with an argument `settings`: explains their syntax if one is written like an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(param.name == "settings" for param in self.params):
+            options = takewhile("--".__ne__, args)
+            self._check_options([argument.partition("=")[0] for argument in options if argument.startswith("--")])
+        return super().parse_args(ctx, args)
+
+    def _check_options(self, names: Sequence[str]) -> None:
+        known = ["--help", *(option for param in self.params for option in (*param.opts, *param.secondary_opts))]
+        for name in names:
+            if name not in known and closest(name, known, cutoff=0.75) is None:
+                every = f"num_steps=100; `rllm config` lists them, and `rllm {self.name} -h` the options"
+                raise ConfigError(
+                    f"{name} is not an option of rllm {self.name}: settings are written without dashes, such as "
+                    f"{_SUCH_AS.get(str(self.name), every)}"
+                )
+
+
+class Resumable(SettingsCommand):
+    """Command that can resume a run; `--resume` without a folder raises an error that lists the runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[-1:] == ["--resume"]:
+            from rllm.trainer.run_folder import way_to_a_run
+
+            raise ConfigError(f"--resume names no run; {way_to_a_run(Path('runs'))}")
+        return super().parse_args(ctx, args)

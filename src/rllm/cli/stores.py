@@ -1,4 +1,4 @@
-"""`rllm traces`: look into a trace store, take traces out of it, and delete them."""
+"""`rllm traces` and `rllm store`: list, show, export, delete, copy and prune captured calls."""
 
 from __future__ import annotations
 
@@ -10,15 +10,89 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.options import DEFAULT_STORE, OnlyJson, Store
-from rllm.cli.plain_help import PlainCommand, PlainGroup
-from rllm.cli.store import open_existing
+from rllm.cli.command import PlainCommand, PlainGroup
+from rllm.cli.options import DEFAULT_STORE, KeepDays, MaxGb, OnlyJson, Store
 from rllm.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from rllm.store.base import SessionInfo, TraceStore
     from rllm.types import Trace
     from rllm.viewer.messages import Said
+
+store = typer.Typer(name="store", cls=PlainGroup, help="Copy and prune trace stores.", no_args_is_help=True)
+
+
+def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
+    """Open an existing store.
+
+    Raises:
+        ConfigError: if the URL does not name a persistent store, or the file does not exist.
+    """
+    from pathlib import Path
+
+    from rllm.store import open_store, path_of
+
+    path = path_of(url)
+    if path is None and not url.startswith("postgres"):
+        raise ConfigError(f"store={url!r} is empty whenever it is opened: name a file or a database")
+    if path is not None and not Path(path).expanduser().exists():
+        raise ConfigError(f"store={url!r}: there is no such file")
+    return open_store(url, read_only=read_only)
+
+
+@store.command(cls=PlainCommand)
+def migrate(
+    source: Annotated[str, typer.Argument(help="Store to copy from: a file or a URL.", metavar="SRC")],
+    target: Annotated[str, typer.Argument(help="Store to copy to; created if needed.", metavar="DST")],
+) -> None:
+    """Copy every session, with its traces and credits, from one store to another; run again, it continues.
+
+    Each session is read back and compared. The source is not changed.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from rllm.store import open_store
+    from rllm.store.base import every_session
+    from rllm.store.maintenance import CopyProgress, copy_store
+
+    if source == target:
+        raise ConfigError(f"SRC and DST are both {source!r}: name two stores")
+    console = terminal.console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("sessions")
+    with (
+        open_existing(source) as read,
+        open_store(target) as written,
+        Progress(*columns, console=console, disable=not console.is_interactive) as bar,
+    ):
+        task = bar.add_task("copying", total=sum(1 for _ in every_session(read, oldest_first=True)))
+
+        def show(copied: CopyProgress) -> None:
+            bar.update(task, completed=copied.num_sessions + copied.num_skipped)
+
+        copied = copy_store(read, written, show)
+    print(
+        f"{counted(copied.num_sessions, 'session')} with {counted(copied.num_traces, 'trace')} copied and compared; "
+        f"{copied.num_skipped} {'was' if copied.num_skipped == 1 else 'were'} there already"
+    )
+
+
+@store.command(cls=PlainCommand)
+def prune(
+    url: Annotated[str, typer.Argument(help="Store: a file or a URL.", metavar="STORE")] = DEFAULT_STORE,
+    keep_days: KeepDays = None,
+    max_gb: MaxGb = None,
+) -> None:
+    """Delete old sessions, by age, by size, or both."""
+    from rllm.store.maintenance import Retention
+    from rllm.store.maintenance import prune as delete_old
+
+    retention = Retention(keep_days=keep_days, max_gb=max_gb)
+    if not retention:
+        raise ConfigError("no limit is given: use --keep-days, --max-gb, or both")
+    with open_existing(url, read_only=False) as opened:
+        pruned = delete_old(opened, retention)
+    print(f"{pruned} deleted")
+
 
 traces = typer.Typer(
     name="traces", cls=PlainGroup, help="List, show, export and delete captured calls.", no_args_is_help=True
@@ -28,8 +102,8 @@ traces = typer.Typer(
 @traces.command("list", cls=PlainCommand)
 def list_sessions(
     url: Store = DEFAULT_STORE,
-    limit: Annotated[int, typer.Option(help="How many to list.", min=1)] = 20,
-    offset: Annotated[int, typer.Option(help="How many of the newest to leave out.", min=0)] = 0,
+    limit: Annotated[int, typer.Option(help="Number of sessions to list.", min=1)] = 20,
+    offset: Annotated[int, typer.Option(help="Number of newest sessions to skip.", min=0)] = 0,
     as_json: OnlyJson = False,
 ) -> None:
     """List sessions, newest first."""
@@ -76,8 +150,8 @@ def show(
         return
     console.print(_table_of(calls))
     for message in [*calls[0].messages, calls[0].response]:
-        told = said(message)
-        console.print(Text.assemble((plain_text(told.role), "bold"), "  ", _words_of(told)))
+        parts = said(message)
+        console.print(Text.assemble((plain_text(parts.role), "bold"), "  ", _words_of(parts)))
 
 
 def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
@@ -96,7 +170,7 @@ def export(
     ] = None,
     kind: Annotated[
         Literal["jsonl", "parquet"] | None,
-        typer.Option("--format", help="What to write, whatever the file's name says.", show_default=False),
+        typer.Option("--format", help="Format, if the file's name does not show it.", show_default=False),
     ] = None,
 ) -> None:
     """Write traces to a file: one JSON object a line, or Parquet."""
@@ -105,7 +179,7 @@ def export(
     suffix = path.suffix.removeprefix(".")
     chosen = kind or suffix
     if chosen not in ("jsonl", "parquet"):
-        raise ConfigError(f"path={str(path)!r} ends in neither .jsonl nor .parquet: say which with --format")
+        raise ConfigError(f"path={str(path)!r} ends in neither .jsonl nor .parquet: choose one with --format")
     with open_existing(url) as store:
         sessions = [_known(store, name) for name in dict.fromkeys(session)] if session else None
         count = export_traces(_every_trace(store, sessions), path, chosen)  # type: ignore[arg-type]
@@ -121,7 +195,7 @@ def delete(
     from rllm.store.maintenance import delete_sessions
 
     with open_existing(url, read_only=False) as store:
-        known = [_known(store, name).id for name in dict.fromkeys(session)]  # all of them, before anything is deleted
+        known = [_known(store, name).id for name in dict.fromkeys(session)]  # all, before any is deleted
         pruned = delete_sessions(store, known)
     print(f"{pruned} deleted")
 
@@ -159,10 +233,10 @@ def _table_of(calls: list[Trace]) -> Any:
     return table
 
 
-def _words_of(told: Said) -> str:
+def _words_of(parts: Said) -> str:
     from rllm.store.codec import plain_text
 
-    return plain_text(" ".join([told.text, *(f"[calls {name}]" for name, _ in told.tools)]).strip())
+    return plain_text(" ".join([parts.text, *(f"[calls {name}]" for name, _ in parts.tools)]).strip())
 
 
 def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
@@ -173,10 +247,9 @@ def _short(metadata: dict[str, Any]) -> str:
     from rllm.store.codec import plain_text
     from rllm.types import OUTCOME_KEY
 
-    told = {
-        name: value for name, value in metadata.items() if name != OUTCOME_KEY
-    }  # pages of it; `rllm view` shows them
-    return plain_text(", ".join(f"{name}={value}" for name, value in told.items()))[:120]
+    # The outcome is long; `rllm view` shows it.
+    shown = {name: value for name, value in metadata.items() if name != OUTCOME_KEY}
+    return plain_text(", ".join(f"{name}={value}" for name, value in shown.items()))[:120]
 
 
 def _print_json(value: Any) -> None:

@@ -1,0 +1,236 @@
+"""`rllm init`, `rllm config` and `rllm doctor`: start a project, look up settings, and check the machine."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rllm.cli.options import AsJson, OnlyJson
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rllm.inference.servers.capabilities import Capabilities, Finding
+
+TEMPLATE = Path(__file__).with_name("new_project")
+RENAMED = {"gitignore": ".gitignore"}
+"""Template files that would have an effect in this repository under their final name."""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the project; created if needed.", metavar="DIR")] = Path(),
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Write into a folder with files; those of the same names are replaced."),
+    ] = False,
+) -> None:
+    """Create a project: an agent and its reward, tasks, tests without a model, and settings."""
+    from rllm.cli.terminal import command
+    from rllm.errors import ConfigError
+
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{str(folder)!r} is a file: name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise ConfigError(f"{str(folder)!r} is not empty: name another folder, or give --force")
+    for source in sorted(TEMPLATE.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            target = folder / source.relative_to(TEMPLATE).with_name(RENAMED.get(source.name, source.name))
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+            except OSError as error:
+                raise ConfigError(
+                    f"{str(target)!r} cannot be written ({error.strerror or error}): name another folder"
+                ) from error
+            print(target)
+    where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    print(f"\nNext: {where}python -m pytest (pip install pytest), then {command()} doctor; then read README.md.")
+
+
+def config(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Keys, sections (optim, rollout.group_size) or words to look up; or a YAML file to check.",
+            metavar="KEY|FILE",
+            show_default=False,
+        ),
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="Algorithm whose settings to show.")] = "grpo",
+    json_schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print a JSON Schema of settings files, for editors.")
+    ] = False,
+    as_json: OnlyJson = False,
+) -> None:
+    """Show every setting with its meaning and default, as a file to start from; or check a file.
+
+    For completion in an editor: rllm config --json-schema > rllm.schema.json
+    """
+    from rllm.errors import ConfigError
+
+    words = what or []
+    if json_schema:
+        _print_schema()
+    elif any(_names_file(word) for word in words):
+        if len(words) > 1:
+            raise ConfigError(f"{' '.join(words)!r}: name one file, or keys")
+        _check(Path(words[0]), as_json=as_json)
+    else:
+        _show(words, algorithm, as_json=as_json)
+
+
+def _names_file(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) or Path(word).is_file()
+
+
+def _print_schema() -> None:
+    import json
+
+    from rllm.algorithms import ALGORITHMS
+    from rllm.config.reference import json_schema
+
+    print(json.dumps(json_schema(ALGORITHMS), indent=2))
+
+
+def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rllm.algorithms import ALGORITHMS
+    from rllm.cli.terminal import print_json
+    from rllm.config.reference import HINT, as_yaml, matching, section_docs, settings
+    from rllm.errors import ConfigError
+
+    found = settings(ALGORITHMS, algorithm)
+    if words:
+        found = matching(found, words)
+    if not found:
+        raise ConfigError(
+            f"no setting has {' or '.join(map(repr, words))} in its key or meaning: `rllm config` lists them all"
+        )
+    if as_json:
+        print_json({"settings": [asdict(item) for item in found]})
+        return
+    docs = section_docs()
+    print("" if words else f"{HINT}\n# {docs['']} These are the defaults; leave out what you do not change.\n")
+    print(as_yaml(found, docs), end="")
+
+
+def _check(path: Path, *, as_json: bool) -> None:
+    from rllm.cli.terminal import print_json
+    from rllm.tracking.about import flat
+    from rllm.trainer.algorithm import check_roles, make_algorithm
+    from rllm.trainer.config import load_config
+
+    loaded = load_config(path)
+    check_roles(loaded, make_algorithm(loaded))
+    changed = dict(flat(loaded.model_dump(mode="json", exclude_defaults=True)))
+    if as_json:
+        print_json({"valid": True, "settings": changed})
+        return
+    print(f"{path} is valid; it {'sets' if changed else 'changes nothing'}")
+    for key, value in changed.items():
+        print(f"  {key} = {value}")
+
+
+def doctor(
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--base-url",
+            "--endpoint",
+            help="Base URL of an OpenAI-compatible server, with /v1: check what it supports for training.",
+            metavar="URL",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model folder or hub id to check; with --base-url the model to request, by default the first served.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key of the server.", envvar="OPENAI_API_KEY", show_default=False)
+    ] = None,
+    run_dir: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(help="Port for rllm gateway.", min=0, max=65535)] = 8080,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, a model, or with --base-url a server for problems with training, each with a fix.
+
+    The exit code is 0 without problems, and 1 otherwise.
+    """
+    from rllm.cli import terminal
+
+    console = terminal.console(stderr=as_json)
+    if endpoint is None:
+        ok = _check_machine(console, model, run_dir, port, as_json=as_json)
+    else:
+        ok = _check_server(console, endpoint, model, api_key, as_json=as_json)
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _check_machine(console: Console, model: str | None, run_dir: Path, port: int, *, as_json: bool) -> bool:
+    from rllm.cli.terminal import print_json
+    from rllm.errors import counted
+    from rllm.trainer.checkup import checkup
+
+    findings = checkup(model=model, run_dir=run_dir, port=port)
+    problems = sum(finding.needed and not finding.ok for finding in findings)
+    for finding in findings:
+        _show_finding(console, finding)
+    console.print("Ready to train." if not problems else f"{counted(problems, 'problem')} to fix before training.")
+    if as_json:
+        print_json({"findings": [asdict(finding) for finding in findings], "ok": not problems})
+    return not problems
+
+
+def _check_server(console: Console, endpoint: str, model: str | None, api_key: str | None, *, as_json: bool) -> bool:
+    from rllm.cli.terminal import print_json
+    from rllm.inference.servers.capabilities import probe
+
+    found = probe(endpoint, model=model, api_key=api_key)
+    _report(console, found)
+    if as_json:
+        print_json(found.to_dict())
+    return found.can_train
+
+
+def _report(console: Console, found: Capabilities) -> None:
+    console.print(f"{found.url} ({found.model or 'no model'})", soft_wrap=True, markup=False)
+    for finding in found.findings:
+        _show_finding(console, finding)
+    if found.can_train:
+        console.print("Train with: model.engine=vllm vllm.url=" + found.url, soft_wrap=True, markup=False)
+        return
+    console.print("It does not support training. A vLLM that does:", soft_wrap=True)
+    console.print(f"  {_right_command()}", soft_wrap=True, markup=False)
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    console.print(f"  {_mark(finding):5} {finding.name:26} {finding.said}", soft_wrap=True, markup=False)
+    if finding.fix:
+        console.print(f"        fix: {finding.fix}", soft_wrap=True, markup=False)
+
+
+def _mark(finding: Finding) -> str:
+    if finding.ok:
+        return "ok"
+    return "lacks" if finding.needed else "note"
+
+
+def _right_command() -> str:
+    """Return the command that starts a server with everything that training needs."""
+    import shlex
+
+    from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
+
+    options = ServeOptions(model="MODEL", port=8000, served_name="policy")
+    variables = [f"{name}={shlex.quote(value)}" for name, value in serve_environment(options, {}).items()]
+    return " ".join([*variables, "vllm", *map(shlex.quote, serve_arguments(options))])
