@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from rllm.trainer.rng import restore, seed_all, states
+from rllm.trainer.checkpoint import restore, seed_all, states
 
 
 def draws() -> list[float]:

@@ -79,7 +79,7 @@ def export(
 
 
 def _chosen(run: Path, split: str, min_reward: float | None, rewards: Path | None) -> Iterator[Episode]:
-    from rllm.trainer.history import stored_episodes
+    from rllm.trainer.episode_records import stored_episodes
     from rllm.trainer.rescore import with_rewards
 
     found = stored_episodes(run)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from rllm.inference.local.loading import choose_device
-from rllm.trainer.checkup import machine
-from rllm.trainer.checkup.machine import disk, gpus, memory, python, reachable_port
+from rllm.trainer.checkup import disk, gpus, machine, memory, python, reachable_port
 
 
 def test_the_interpreter() -> None:

@@ -14,7 +14,7 @@ import pytest
 from rllm.engine.interrupts import run_to_its_end
 from rllm.errors import RolloutError
 from rllm.trainer import own_loop
-from rllm.trainer.own_loop import run_anywhere
+from rllm.trainer.event_loop import run_anywhere
 
 
 async def where() -> str:
