@@ -27,9 +27,9 @@ def episode(index: int, **rewards: float) -> Episode:
 
 
 EPISODES = [
-    episode(0, solver=1.0, episode_metrics=1.0),
-    episode(1, solver=0.0, episode_metrics=0.0),
-    episode(2, solver=0.5, episode_metrics=0.5),
+    episode(0, solver=1.0, judge=1.0),
+    episode(1, solver=0.0, judge=0.0),
+    episode(2, solver=0.5, judge=0.5),
 ]
 
 
