@@ -31,11 +31,11 @@ from rllm.gateway.identity import (
     metadata_of,
     named_by_any_means,
     session_named,
+    trace_context_of,
 )
 from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
-from rllm.gateway.trace_context import trace_context_of
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
 from rllm.types import JSONMapping, JSONObject, Trace
