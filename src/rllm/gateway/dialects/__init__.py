@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
+from types import MappingProxyType
 
 from rllm.capture.wire_formats import path_pattern
 from rllm.gateway.dialects.base import Dialect, StreamEncoder
@@ -47,28 +49,31 @@ class CallPath:
 _TEMPLATES = [
     (dialect, template) for dialect in DIALECTS for template in chain(dialect.wire.calls, dialect.wire.counts)
 ]
-_EXACT = {template: dialect for dialect, template in _TEMPLATES if "{" not in template}
-_PATTERNS = [
-    (re.compile(path_pattern(template)), dialect, template) for dialect, template in _TEMPLATES if "{" in template
-]
 _CALLS = "|".join(path_pattern(template) for _, template in _TEMPLATES).replace("?P<model>", "?:")
 _PATH = re.compile(
     # Some clients add a version of their own to the base URL that they were given, and some a trailing slash.
-    rf"(?:/sessions/(?P<session_id>[^/]+))?(?:/+v1(?:alpha|beta)?)*/*(?P<call>{_CALLS})/?"
+    rf"(?:/+v1(?:alpha|beta)?)*/*(?P<call>{_CALLS})/?"
 )
+_SESSIONS = "/sessions/"
 
 
 def find_call(path: str) -> CallPath | None:
     """Return what the path of a request means, or `None` if it is not a model call's."""
+    session_id, call = None, path
+    if path.startswith(_SESSIONS):
+        session_id, _, call = path.removeprefix(_SESSIONS).partition("/")
+        call = f"/{call}"
+    found = None if session_id == "" else _matched(call)
+    return found and CallPath(found[0], found[1], session_id, found[2])
+
+
+@lru_cache(maxsize=64)
+def _matched(path: str) -> tuple[Dialect, str, Mapping[str, str]] | None:
+    """Return the dialect, template and parameters of a path after its session."""
     found = _PATH.fullmatch(path)
-    if found is None:
-        return None
-    call, session_id = found["call"], found["session_id"]
-    if call in _EXACT:
-        return CallPath(_EXACT[call], call, session_id, {"template": call})
-    for pattern, dialect, template in _PATTERNS:
-        if named := pattern.fullmatch(call):
-            return CallPath(dialect, template, session_id, {**named.groupdict(), "template": template})
+    for dialect, template in _TEMPLATES if found is not None else ():
+        if found is not None and (named := re.fullmatch(path_pattern(template), found["call"])):
+            return dialect, template, MappingProxyType({**named.groupdict(), "template": template})
     return None
 
 
