@@ -98,24 +98,23 @@ async def answers(backend: LocalBackend) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "decoder", "short"),
+    ("family", "options", "decoder"),
     [
-        ("Qwen3", {}, SlotDecoder, True),
-        ("Llama", {}, SlotDecoder, True),
-        ("Llama", {"attention_bias": True}, SlotDecoder, True),
-        ("Mistral", {"sliding_window": 8}, DynamicDecoder, False),
+        ("Qwen3", {}, SlotDecoder),
+        ("Llama", {}, SlotDecoder),
+        ("Llama", {"attention_bias": True}, SlotDecoder),
+        ("Mistral", {"sliding_window": 8}, DynamicDecoder),
     ],
     ids=str,
 )
 async def test_the_sampler_decodes_with_the_adapter(
-    make_backend: MakeBackend, make_model: Make, family: str, options: dict[str, Any], decoder: type, short: bool
+    make_backend: MakeBackend, make_model: Make, family: str, options: dict[str, Any], decoder: type
 ) -> None:
     backend = make_backend(make_model(family, **options), lora=SMALL)
     plain = make_model(family, **options)
     strengthen(backend)
     used = backend.inference._scheduler._decoder
     assert type(used) is decoder
-    assert (getattr(used, "_short_forward", None) is not None) is short, "the fastest way is kept"
     with torch.no_grad():
         for output in await answers(backend):
             sequence, start = [*output.prompt_ids, *output.completion_ids], len(output.prompt_ids)
@@ -163,8 +162,7 @@ def test_a_decoder_that_overlooks_the_adapter_is_not_chosen(
 
         return run
 
-    for name in ("_read_prompts", "_logits"):
-        monkeypatch.setattr(SlotDecoder, name, without_adapter(getattr(SlotDecoder, name)))
+    monkeypatch.setattr(SlotDecoder, "_forward", without_adapter(SlotDecoder._forward))
     backend = make_backend(make_model(), lora=SMALL)
     assert isinstance(backend.inference._scheduler._decoder, DynamicDecoder | RecomputeDecoder)
 

@@ -22,10 +22,8 @@ from rllm.backends.local.forward import (
     hidden_states_by_shared_prefixes,
     separate_hidden_states,
 )
-from rllm.backends.local.last_mlp import last_mlp
 from rllm.backends.local.policy import Policy, Trunk
-from rllm.inference.local.attention import use_grouped_attention
-from rllm.inference.local.decoder import cache_argument
+from rllm.inference.local.model_forward import cache_argument, use_grouped_attention
 
 from .conftest import in_float64
 
@@ -76,32 +74,6 @@ def test_hidden_states_equal_those_of_separate_sequences(
         states = hidden_states(model, tree, row_tokens, repeated_tokens=0)
         for index, sequence in enumerate(FORKED):
             torch.testing.assert_close(states[tree.positions(index)], naive_states(model, sequence), atol=1e-5, rtol=0)
-
-
-@FAMILIES
-@pytest.mark.parametrize("every", [1, 2, 5], ids=["all", "half", "few"])
-def test_what_is_not_read_may_be_anything_and_moves_no_weight(make_model: Make, family: str, every: int) -> None:
-    model = in_float64(make_model(family)).model
-    tree = build_tree(FORKED, min_saved=1)
-    read = torch.arange(len(tree.ids)) % every == 0
-    pull = torch.randn(len(tree.ids), model.config.hidden_size, generator=torch.Generator().manual_seed(7)).double()
-    whole, part = hidden_states(model, tree), hidden_states(model, tree, read=read)
-    torch.testing.assert_close(part[read], whole[read], atol=1e-12, rtol=0)
-    assert ((part - whole).abs().amax(dim=1) < 1e-12).all() == (every == 1)
-    expected = gradients(model, (whole * pull)[read].sum())
-    assert_same(gradients(model, (hidden_states(model, tree, read=read) * pull)[read].sum()), expected, 1e-12)
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_a_feed_forward_block_with_more_than_linear_layers_is_run_for_every_token(make_model: Make) -> None:
-    model = make_model().model
-    assert last_mlp(model) is model.layers[-1].mlp
-    model.layers[-1].mlp.experts = torch.nn.ParameterList([torch.zeros(2)])
-    assert last_mlp(model) is None
-    tree = build_tree(FORKED, min_saved=1)
-    with torch.no_grad():
-        few = hidden_states(model, tree, read=torch.arange(len(tree.ids)) == 0)
-        torch.testing.assert_close(few, hidden_states(model, tree))
 
 
 @FAMILIES
@@ -206,7 +178,7 @@ def test_a_model_with_plain_attention_shares_prefixes_and_reads_their_keys_as_st
 def test_a_pass_in_which_sequences_see_each_other_is_found_out(
     make_model: Make, family: str, dtype: torch.dtype
 ) -> None:
-    def without_a_mask(model: Any, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+    def without_a_mask(model: Any, tree: TokenTree) -> Tensor:
         depths, _ = tree_rows.depths_and_stops(tree)
         states: Tensor = model(input_ids=torch.tensor([tree.ids]), position_ids=depths[None]).last_hidden_state[0]
         return states

@@ -16,7 +16,7 @@ from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import HiddenStates, hidden_states, separate_hidden_states
 from rllm.backends.local.policy import Trunk, recomputable_layers, recomputing
 from rllm.errors import ConfigError
-from rllm.inference.local.attention import use_grouped_attention
+from rllm.inference.local.model_forward import use_grouped_attention
 
 Make = Callable[..., Any]
 TREE = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9], [8], [8, 1, 1, 1]], min_saved=1)

@@ -22,7 +22,7 @@ from rllm.backends.local.forward import (
     whole_tree_states,
 )
 from rllm.backends.local.tree_rows import depths_and_stops
-from rllm.inference.local.attention import use_grouped_attention
+from rllm.inference.local.model_forward import use_grouped_attention
 
 from .conftest import in_float64
 
@@ -50,9 +50,6 @@ def test_any_tree_has_the_states_of_its_sequences(exact_model: Any, sequences: l
     with torch.no_grad():
         whole, apart = whole_tree_states(exact_model, tree), separate_hidden_states(exact_model, tree)
         torch.testing.assert_close(whole, apart, atol=1e-10, rtol=0)
-        read = torch.arange(len(tree.ids)) % 3 == 0
-        some = whole_tree_states(exact_model, tree, read=read)
-        torch.testing.assert_close(some[read], apart[read], atol=1e-10, rtol=0)
 
 
 @pytest.mark.slow
@@ -115,8 +112,8 @@ def test_it_is_tried_with_gradients_that_its_rounding_does_not_hide(
         weight.data = weight.data.to(dtype)
     use_grouped_attention(model)
 
-    def half_the_gradient(model: Any, tree: Any, *, read: Tensor | None = None) -> Tensor:
-        states = whole_tree_states(model, tree, read=read)
+    def half_the_gradient(model: Any, tree: Any) -> Tensor:
+        states = whole_tree_states(model, tree)
         return states / 2 + states.detach() / 2
 
     assert agree(model.base_model, whole_tree_states, gradients=True)

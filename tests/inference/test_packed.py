@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rllm.inference.local.packed import PackedLinear, PackedModel, can_pack, multiplies_bfloat16
+from rllm.inference.local.packed import PackedLinear, PackedModel, RowwiseActivation, can_pack, multiplies_bfloat16
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -85,3 +85,22 @@ with torch.no_grad():
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU is such a one")
 def test_a_cpu_without_products_in_bfloat16_does_them_in_float32() -> None:
     subprocess.run([sys.executable, "-c", OLD], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True)
+
+
+@pytest.mark.parametrize("width", [91, 4864])
+def test_an_activation_does_not_depend_on_other_rows(width: int) -> None:
+    activation = RowwiseActivation(nn.SiLU())
+    rows = 3 * torch.randn(16, width, generator=torch.Generator().manual_seed(0))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        together = activation(rows)
+    finally:
+        torch.set_num_threads(threads)
+    apart = [activation(row.expand(4, -1))[0] for row in rows]
+    assert torch.equal(together, torch.stack(apart))
+
+
+def test_a_packed_model_wraps_its_activations(new_model: Any) -> None:
+    mlp = PackedModel(new_model("Qwen3")).module.model.layers[0].mlp
+    assert isinstance(mlp.act_fn, RowwiseActivation)

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.inference.local.kv_cache import CacheShape
-from rllm.inference.local.prefix_cache import BLOCK, Place, PrefixCache
+from rllm.inference.local.kv_cache import BLOCK, BlockLocation, CacheShape, PrefixCache
 
 SHAPE = CacheShape(num_layers=2, num_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -19,13 +18,13 @@ def states_of(ids: list[int]) -> torch.Tensor:
 def remember(cache: PrefixCache, ids: list[int]) -> None:
     cache.begin_round()
     path = cache.match(ids)
-    cache.store(Place.of(cache.extend(ids, path), 0, len(path)), states_of(ids))
+    cache.store(BlockLocation.of(cache.extend(ids, path), 0, len(path)), states_of(ids))
 
 
 def recall(cache: PrefixCache, ids: list[int]) -> torch.Tensor:
     path = cache.match(ids)
     target = torch.zeros(2, 2, 1, 1, len(ids), 1)
-    cache.load(Place.of(path, 0), target)
+    cache.load(BlockLocation.of(path, 0), target)
     return target[:, :, :, :, : len(path) * BLOCK]
 
 
@@ -60,7 +59,7 @@ def test_a_block_that_is_still_being_computed_is_not_ready() -> None:
     ids = [5] * 2 * BLOCK
     made = cache.extend(ids, [])
     assert [block.ready for block in cache.match(ids)] == [False, False]
-    cache.store(Place.of(made, 0), states_of(ids))
+    cache.store(BlockLocation.of(made, 0), states_of(ids))
     assert [block.ready for block in cache.match(ids)] == [True, True]
 
 

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.inference.local.decoder import plain_logits
 from rllm.inference.local.decoders import _cache_shape
-from rllm.inference.local.short_forward import ShortForward
-from rllm.inference.local.slot_decoder import SlotDecoder
-from rllm.inference.local.stems import ROWS
+from rllm.inference.local.model_forward import plain_logits
+from rllm.inference.local.slot_decoder import QUERY_STEP, SlotDecoder, stable_width
 
 LENGTH = 40
 
@@ -21,7 +19,7 @@ def model(new_model: Any) -> Any:
     return new_model("Qwen3")
 
 
-def decoder_of(model: Any, *, num_tokens: int, stems: bool) -> SlotDecoder:
+def decoder_of(model: Any, *, num_tokens: int) -> SlotDecoder:
     """One with memory for the keys and values of so many tokens."""
     shape = _cache_shape(model)
     return SlotDecoder(
@@ -30,20 +28,18 @@ def decoder_of(model: Any, *, num_tokens: int, stems: bool) -> SlotDecoder:
         max_sequences=16,
         max_length=1024,
         max_bytes=num_tokens * shape.bytes_per_token,
-        short_forward=ShortForward(model) if stems else None,
     )
 
 
-@pytest.mark.parametrize(("stems", "num_fit"), [(True, 9), (False, 15)])  # 3/8 and 5/8 of 24 x 40 tokens
-def test_without_stems_more_sequences_fit(model: Any, stems: bool, num_fit: int) -> None:
-    decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=stems)
-    assert decoder.fits(num_fit, LENGTH)
-    assert not decoder.fits(num_fit + 1, LENGTH)
+def test_rows_get_five_eighths_of_the_memory(model: Any) -> None:
+    decoder = decoder_of(model, num_tokens=24 * LENGTH)
+    assert decoder.fits(15, LENGTH)
+    assert not decoder.fits(16, LENGTH)
 
 
 @torch.no_grad()
 def test_prompts_are_computed_a_few_at_a_time_where_memory_for_them_is_short(model: Any) -> None:
-    decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=False)
+    decoder = decoder_of(model, num_tokens=24 * LENGTH)
     prompts = [[5 + (20 * number + i) % 200 for i in range(LENGTH)] for number in range(8)]
     waiting, sequences, num_added = list(prompts), [], []
     while waiting:
@@ -57,12 +53,11 @@ def test_prompts_are_computed_a_few_at_a_time_where_memory_for_them_is_short(mod
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("queries", [1, 2, 3, ROWS, 4 * ROWS])
+@pytest.mark.parametrize("queries", [1, 2, 3, QUERY_STEP, 4 * QUERY_STEP])
 def test_attention_comes_out_the_same_however_long_the_longest_row_of_the_batch_is(model: Any, queries: int) -> None:
-    decoder = decoder_of(model, num_tokens=24 * LENGTH, stems=False)
-    widths = sorted({-(-decoder._read_width(length, queries) // 32) * 32 for length in range(1, 1100)})
-    generator = torch.Generator().manual_seed(0)
     head_dim = model.config.head_dim
+    widths = sorted({stable_width(length, queries=queries, head_dim=head_dim) for length in range(1, 1100)})
+    generator = torch.Generator().manual_seed(0)
     query, keys, values = (torch.randn(1, 2, size, head_dim, generator=generator) for size in (queries, 1100, 1100))
     for length in (20, 150, 193, 215, 241, 257, 300, 390, 500, 600):
         hidden = torch.zeros(1100).index_fill_(0, torch.arange(length, 1100), -torch.inf)

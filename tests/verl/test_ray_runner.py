@@ -23,7 +23,7 @@ from rllm.engine.runner import Attempt
 from rllm.engine.shipping import OF_CODE, packed
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.config import load_config
-from rllm.trainer.rollout_sources import WorkflowSource
+from rllm.trainer.doors import WorkflowDoor
 from rllm.trainer.rollouts import check_rollouts
 from rllm.types import Episode
 
@@ -190,7 +190,7 @@ def test_code_that_cannot_be_sent_is_named(two_nodes: Any) -> None:
     with pytest.raises(ConfigError, match=named):
         RayRolloutRunner(local)
     with pytest.raises(ConfigError, match=named):
-        check_rollouts(load_config(["rollout.runner=ray"]), WorkflowSource(workflow_class=Walker))  # type: ignore[arg-type]
+        check_rollouts(load_config(["rollout.runner=ray"]), WorkflowDoor(workflow_class=Walker))  # type: ignore[arg-type]
     holds_itself = SimpleNamespace(client=client)
     holds_itself.cycle = SimpleNamespace(back=holds_itself)
     with pytest.raises(ConfigError, match=r"the agent cannot be sent to another machine .*cannot pickle"):

@@ -1,4 +1,4 @@
-"""Errors as agents see them: every failure becomes an error object with the right status."""
+"""Errors as the agent sees them: every failure becomes an OpenAI error object with the right status."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rllm.errors import (
 )
 
 STOPPED = "the gateway was stopped before the answer was complete"
-"""Message with which the tasks of calls are cancelled at shutdown."""
+"""With what the task of a call is cancelled that is under way for too long then."""
 CONTEXT_OVERFLOW = "context_length_exceeded"
-"""Error code of a prompt that is too long: clients shorten the conversation when they read it."""
+"""The code of a prompt that is too long: clients shorten the conversation when they read it."""
 
 
 class GatewayError(RLLMError):
@@ -44,13 +44,13 @@ class GatewayError(RLLMError):
         self.code = code
         self.param = param
         self.details = details
-        """Further facts for the client, in dialects that have a place for them."""
+        """What a client may act on beyond the code, in dialects that have a place for it."""
         self.retry_after_s = retry_after_s
         self.allow = allow
-        """Methods that the path has, of an answer with status 405."""
+        """The methods that would do, of an answer with status 405."""
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the answer."""
+        """What the answer's head says of it."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
         return headers if self.allow is None else {**headers, "allow": self.allow}
 
@@ -61,17 +61,16 @@ class GatewayError(RLLMError):
 
 
 class DeclinedError(GatewayError):
-    """A request for a feature that the client tries first and can do without; it leaves no failed trace."""
+    """What a client asks for first, and does without when it reads this: no failure of a call, as a trace would make it look."""
 
 
 UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off", "lost"]
-"""Kind of a failure of an upstream. `call`: another server would fail too. `refused`: it cannot answer now.
-`unreachable`: there is no connection. `broke_off`: the connection was lost during the call. `lost`: it will not come
-back."""
+"""Why an upstream gave no answer. `call`: another server would not give one either. `refused`: it cannot answer now.
+`unreachable`: there is no connection. `broke_off`: it had the call, and the connection was lost. `lost`: it will not come back."""
 
 
 class UpstreamError(InferenceError):
-    """Error answer of an inference server; `details` is its own OpenAI error object, where it sent one."""
+    """The inference server answered with an error; `details` is its own OpenAI error object, where it sent one."""
 
     def __init__(
         self,
@@ -86,16 +85,29 @@ class UpstreamError(InferenceError):
         self.details = details or {}
         self.fault: UpstreamFault = fault
         self.retry_after_s = retry_after_s
-        """Seconds after which to retry, where the server named them."""
+        """When to ask again, where the server said so."""
+
+    def hide(self, secret: str) -> None:
+        """Tell it without this text, in which the server repeats what nobody may read."""
+        self.args = (str(self).replace(secret, "***"),)
+        self.details = _without(self.details, secret)
+
+
+def _without(value: Any, secret: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(item, secret) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without(item, secret) for item in value]
+    return value.replace(secret, "***") if isinstance(value, str) else value
 
 
 def was_stopped(error: BaseException | None) -> bool:
-    """Return whether an error ends a call because the gateway stops."""
+    """Whether this ends a call because the gateway is stopped."""
     return isinstance(error, asyncio.CancelledError) and error.args == (STOPPED,)
 
 
 def to_gateway_error(error: Exception) -> GatewayError:
-    """Return the error that the agent gets for any failure of a call."""
+    """What to tell the agent about any failure of a call."""
     match error:
         case GatewayError():
             return error
@@ -129,12 +141,12 @@ def to_gateway_error(error: Exception) -> GatewayError:
 
 
 def _if_is(kinds: type | tuple[type, ...], value: Any) -> Any:
-    """Return the value if it has the type that clients expect there."""
+    """The value, if it is what clients expect there; servers write anything."""
     return value if isinstance(value, kinds) else None
 
 
 def _too_long(message: str) -> GatewayError:
-    """Return the error of a prompt that is too long; some clients recognise the code, and some only these words."""
+    """Some clients know it by the code, and some by these words alone."""
     if "maximum context length" not in message:
         message = f"This model's maximum context length is exceeded: {message}"
     return GatewayError(400, message, code=CONTEXT_OVERFLOW)

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint as an `InferenceEngine`: vLLM, SGLang, a gateway of ours, OpenAI itself."""
+"""Any OpenAI-compatible endpoint as an `InferenceEngine`: vLLM, SGLang, rllm's gateway, OpenAI itself."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rllm.inference.engine import ModelOutput, SamplingParams, output_of_answer
 from rllm.types import Message
 
 _MAX_ANSWER_BYTES, _MAX_VALUE_BYTES = 64 * LARGE, 512 * LARGE
-"""Of a server's answer, and of its values in memory."""
+"""Bounds of a server's answer, and of its values in memory."""
 _OPENAI_HOST = "api.openai.com"
 _BEYOND_OPENAI = ("top_k", "stop_token_ids")
 _TYPED = {item.name for item in fields(SamplingParams)}
-_OURS = _TYPED | {"max_completion_tokens", "n"}
-_PASSED_ON = set(SAMPLING_FIELDS) - _OURS
-"""Sampling fields that are sent as they were given, if they were."""
+_OWN_FIELDS = _TYPED | {"max_completion_tokens", "n"}
+_PASSED_ON = set(SAMPLING_FIELDS) - _OWN_FIELDS
+"""Sampling fields that are sent unchanged."""
 _LIMITS = {"max_tokens", "max_completion_tokens"}
 _TOO_LONG = ("context length", "maximum model length")
-"""How servers say that a prompt is too long: vLLM, SGLang, and those of OpenAI that give no code."""
+"""Texts of servers that refuse a prompt as too long without a code: vLLM, SGLang, some of OpenAI's."""
 
 
 class OpenAIEngine:
-    """Asks a chat-completions endpoint, and takes its exact ids where it returns them.
+    """Client of a chat-completions endpoint that keeps its exact token ids.
 
-    Ids are never made from text here: where a server gives none the output has none, and can be judged but not trained on.
+    Ids are never made from text: without ids from the server the output has none, and can be scored but not trained on.
     """
 
     def __init__(
@@ -54,23 +54,22 @@ class OpenAIEngine:
         max_model_length: int | None = None,
         accumulate_reasoning: bool = False,
     ) -> None:
-        """Nothing is sent before the first call.
+        """Configure the client; nothing is sent before the first call.
 
         Args:
-            model: the name to ask for.
+            model: model name to request.
             tokenizer: not needed; accepted because code for other frameworks passes it.
-            base_url: up to and including `/v1`; by default `OPENAI_BASE_URL`.
+            base_url: address up to and including `/v1`; by default `OPENAI_BASE_URL`.
             api_key: by default `OPENAI_API_KEY`; local servers need none.
             sampling_params: defaults for every call.
-            tools: default tools: `Tool`s, or what the OpenAI format has.
-            max_prompt_length: tokens that a prompt may have, as the server counts them.
+            tools: default tools: `Tool`s, or dicts in the OpenAI format.
+            max_prompt_length: most tokens of a prompt, as counted by the server.
             max_response_length: default `max_tokens` of an answer.
-            api_retries: new tries of a call whose server was busy or out of reach.
-            timeout_s: the longest wait for an answer.
-            kind: `vllm` asks for token ids; `openai` sends only what OpenAI itself knows; `None` does the latter at its own
-                address.
-            max_model_length: not needed: the server knows its model's.
-            accumulate_reasoning: likewise: the server's chat template decides.
+            api_retries: retries of a call whose server was busy or unreachable.
+            timeout_s: seconds to wait for an answer.
+            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; `None` chooses by the address.
+            max_model_length: not needed: the server knows it.
+            accumulate_reasoning: not needed: the server's chat template decides.
         """
         self.model = model
         self.tools = list(tools) if tools else None
@@ -87,7 +86,7 @@ class OpenAIEngine:
             "max_retries": api_retries,
             "timeout": timeout_s,
         }
-        # Open connections belong to the event loop that they were made in.
+        # Open connections belong to the event loop that made them.
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = WeakKeyDictionary()
 
     @property
@@ -95,7 +94,7 @@ class OpenAIEngine:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            # The default client closes itself when it is forgotten, in whatever loop then runs, and fails.
+            # The default client closes itself when collected, in whichever loop then runs, and fails.
             http_client = openai.DefaultAsyncHttpxClient(
                 timeout=self._client_settings["timeout"],
                 headers={"accept-encoding": "identity"},
@@ -107,19 +106,19 @@ class OpenAIEngine:
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
-        """One answer. Raises what `InferenceEngine.get_model_response` does.
+        """Request one answer. Raises what `InferenceEngine.get_model_response` does.
 
-        Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`; of `extra_body`,
-        which is a client's word for fields beyond OpenAI's, all.
+        Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`, and all fields of
+        `extra_body`.
         """
         asked = {name: value for name, value in params.items() if value is not None}
-        # One limit under two names: a call's must not lose to the default under the other.
+        # One limit under two names: a call's must override the default under the other name.
         replaced = _LIMITS if _LIMITS & asked.keys() else set()
         given = {name: value for name, value in self.sampling_params.items() if name not in replaced} | asked
         beyond = given.pop("extra_body", None) or {}
         given = {**beyond, **given}
         sampling = SamplingParams.from_request(given)
-        sent = _PASSED_ON | set(beyond) - _OURS
+        sent = _PASSED_ON | set(beyond) - _OWN_FIELDS
         others = {name: value for name, value in given.items() if name in sent and value is not None}
         client = self._client
         try:
@@ -129,10 +128,10 @@ class OpenAIEngine:
         except openai.APIStatusError as error:
             raise _refusal(error) from error
         except openai.APITimeoutError as error:
-            raise InferenceError(f"{client.base_url} gave no answer within timeout_s={client.timeout}") from error
+            raise InferenceError(f"{client.base_url} did not answer within timeout_s={client.timeout}") from error
         except openai.APIConnectionError as error:
             raise InferenceError(
-                f"{client.base_url} cannot be reached ({error.__cause__ or error}): see whether the server is running"
+                f"{client.base_url} cannot be reached ({error.__cause__ or error}): check that the server is running"
             ) from error
         parsed = await _parsed(response.content)
         output = output_of_answer(parsed, {**_as_json(sampling), **others})
@@ -162,22 +161,22 @@ class OpenAIEngine:
         return request
 
     async def close(self) -> None:
-        """Close the connections of the running event loop. Repeatable; a later call opens new ones."""
+        """Close the connections of the running event loop. Repeatable; later calls open new ones."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
 
 
 async def _refuse_unbounded(response: Any) -> None:
-    """Refuse an answer that is compressed, which no one asked for, or too long: the client would unpack and keep all of it."""
+    """Refuse an answer that is compressed or too long: the client would unpack and keep all of it."""
     coding = response.headers.get("content-encoding", "identity")
     if coding != "identity":
-        raise InferenceError(f"the server's answer has content-encoding={coding!r}, and was asked for without")
+        raise InferenceError(f"the server's answer has content-encoding={coding!r}, but none was requested")
     response.stream = _bounded(response.stream)
 
 
 def _bounded(stream: Any) -> Any:
-    """Return a stream whose bytes are counted; the client knows streams by their class, which is httpx's or httpx2's."""
+    """Return a stream that counts its bytes; the client checks its class, which is httpx's or httpx2's."""
 
     class Bounded(type(stream)):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -198,12 +197,12 @@ def _bounded(stream: Any) -> Any:
 
 
 async def _parsed(body: bytes) -> dict[str, Any]:
-    """The chat completion, known to have a choice with a message."""
+    """Return the chat completion, checked to have a choice with a message."""
     read = partial(parse_json, body, limit=_MAX_VALUE_BYTES)
     try:
         response = read() if len(body) < LARGE else await asyncio.to_thread(read)
     except ValueError as error:
-        raise InferenceError(f"the server's answer is no JSON ({error}): {_start_of(body)}") from error
+        raise InferenceError(f"the server's answer is not JSON ({error}): {_start_of(body)}") from error
     choices = response.get("choices") if isinstance(response, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, dict) or not isinstance(first.get("message"), dict):

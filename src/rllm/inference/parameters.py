@@ -1,4 +1,4 @@
-"""Fields of a chat request, and what becomes of each on the embedded engine; tables of other dialects are read alike.
+"""Fields of a chat request and their effect on the embedded engine; other dialects have tables of the same form.
 
 A field has a key: `name`; `name.member` of an object; `name[kind]` of a text, of an object with a `type`, or of one in
 a list; `name[*]` stands for all other kinds. `tools[].member` is a member of any tool. The date at the end of a kind is
@@ -19,7 +19,7 @@ from rllm.inference.engine import ParameterError
 logger = logging.getLogger(__name__)
 
 HONOURED, NO_EFFECT, NAMED, REFUSED = "honoured", "no effect", "named", "refused"
-"""Fates. A field that is named asks for something that is not done; `no effect` changes no answer by its meaning."""
+"""Effects of a field. `named` fields ask for something that is not done; `no effect` cannot change an answer by its meaning."""
 
 MAX_TOP_LOGPROBS = 20
 _DATE = re.compile(r"_20\d\d_?\d\d_?\d\d\Z")
@@ -176,7 +176,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def ignored(request: Mapping[str, Any]) -> list[str]:
-    """Return the keys of what a chat request asks of the embedded engine in vain."""
+    """Return the keys of a chat request that the embedded engine ignores."""
     rows = CHAT.rows_in(request)
     named = [key for key, row in rows.items() if row is None or NAMED in row.fates]
     title = ["response_format[json_schema]"] if asks_for_title(request.get("response_format")) else []
@@ -186,7 +186,7 @@ def ignored(request: Mapping[str, Any]) -> list[str]:
 def check_request(request: Mapping[str, Any]) -> None:
     """Check a chat request for what the embedded engine refuses.
 
-    A title that a program asks for beside its task, as Claude Code and opencode do, may come in any form.
+    Titles that programs such as Claude Code and opencode request besides their task may have any format.
 
     Raises:
         ParameterError: naming the field and the remedy.
@@ -206,7 +206,7 @@ _logged: set[str] = set()
 
 
 def log_ignored(keys: Iterable[str], shown: Mapping[str, str] | None = None) -> None:
-    """Log each key once in the life of this process, under the name that `shown` has for it; a few hundred at most."""
+    """Log each key once per process, under its name in `shown`; a few hundred at most."""
     for key in keys:
         if key not in _logged and len(_logged) < _MAX_LOGGED:
             _logged.add(key)
@@ -217,5 +217,5 @@ def log_ignored(keys: Iterable[str], shown: Mapping[str, str] | None = None) -> 
 
 
 def printable(key: str) -> str:
-    """Return a key without what may not stand in a header or a log line: clients write any."""
+    """Return a key without characters that are not allowed in headers and log lines: clients send any."""
     return re.sub(r"[^\w.\[\]-]", "?", key, flags=re.ASCII)[:80]

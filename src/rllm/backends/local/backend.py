@@ -36,12 +36,12 @@ from rllm.inference.local.loading import (
     check_source,
     check_tokenizer_in,
     choose_device,
+    is_finite,
     load_model,
     save_model,
     save_tokenizer,
     text_parts,
 )
-from rllm.inference.local.weights import is_finite
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
 

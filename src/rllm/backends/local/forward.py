@@ -26,11 +26,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
-from rllm.backends.local.last_mlp import last_mlp, only_for
 from rllm.backends.local.shared_prefix import TreeKeys
 from rllm.backends.local.tree_rows import REPEATED_TOKENS, SHARED_SAVED, depths_and_stops, passes
-from rllm.inference.local.decoder import cache_argument
-from rllm.inference.local.decoders import has_full_attention
+from rllm.inference.local.model_forward import cache_argument, has_full_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,13 +44,12 @@ _KERNELS = 128
 class HiddenStates(Protocol):
     """Way to run a model over a token tree."""
 
-    def __call__(self, model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+    def __call__(self, model: torch.nn.Module, tree: TokenTree) -> Tensor:
         """Return [T, hidden size] the model's last hidden states.
 
         Args:
             model: without its head.
             tree: the tokens.
-            read: [T] bool, the tokens whose states are used; those of others may be anything. `None` is all.
         """
         ...
 
@@ -104,10 +101,9 @@ def agree(model: PreTrainedModel, *ways: HiddenStates, gradients: bool = False) 
     try:
         size = model.get_input_embeddings().num_embeddings
         tree = build_tree([[token % size for token in sequence] for sequence in _TRIED], min_saved=1)
-        read = torch.arange(len(tree.ids)) % 2 == 0
         with torch.set_grad_enabled(gradients):
-            expected = _with_gradient(model, separate_hidden_states(model, tree)[read])
-            found = [_with_gradient(model, way(model, tree, read=read)[read]) for way in ways]
+            expected = _with_gradient(model, separate_hidden_states(model, tree))
+            found = [_with_gradient(model, way(model, tree)) for way in ways]
     except Exception:  # a model may raise anything on arguments that it does not know; then another way suits it
         logger.debug("%s cannot run over shared prefixes", type(model).__name__, exc_info=True)
         return False
@@ -131,7 +127,7 @@ def _with_gradient(model: PreTrainedModel, states: Tensor) -> list[Tensor]:
     return [states.detach(), torch.cat([gradient.flatten() for gradient in found])]
 
 
-def separate_hidden_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+def separate_hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
     """Run one sequence at a time by plain forward passes, for models that need their whole sequence at once."""
     device = next(model.parameters()).device
     place = torch.empty(len(tree.ids), dtype=torch.long)
@@ -150,7 +146,6 @@ def hidden_states(
     tree: TokenTree,
     row_tokens: int = ROW_TOKENS,
     *,
-    read: Tensor | None = None,
     shared_saved: int | None = None,
     repeated_tokens: int = REPEATED_TOKENS,
 ) -> Tensor:
@@ -162,22 +157,19 @@ def hidden_states(
     device = next(model.parameters()).device
     order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] the place of each token among those computed
     tree_keys, outputs, num_done = TreeKeys(), [], 0
-    mlp = None if read is None else last_mlp(model)
     for part in passes(tree, row_tokens, shared_saved, repeated_tokens):
         real = part.real.to(device)
         above = None if part.above is None else order[part.above].to(device)
         shared = [replace(prefix, tokens=order[prefix.tokens].to(device)) for prefix in part.shared]
         past = tree_keys.past_of(above, shared, real)
-        read_here = part.real if read is None else part.real[read[part.tokens]]
-        with only_for(read_here.to(device), part.ids.shape, mlp):
-            output = model(
-                input_ids=part.ids.to(device),
-                position_ids=part.positions.to(device),
-                attention_mask=None if part.mask is None else part.mask.to(device),
-                use_cache=True,
-                **{cache_argument(model): past},
-                **({"above": past} if shared else {}),
-            )
+        output = model(
+            input_ids=part.ids.to(device),
+            position_ids=part.positions.to(device),
+            attention_mask=None if part.mask is None else part.mask.to(device),
+            use_cache=True,
+            **{cache_argument(model): past},
+            **({"above": past} if shared else {}),
+        )
         tree_keys.add(past)
         outputs.append(output.last_hidden_state.flatten(0, 1).index_select(0, real))
         order[part.tokens] = torch.arange(num_done, num_done + len(real))
@@ -189,7 +181,7 @@ hidden_states_by_shared_prefixes = partial(hidden_states, shared_saved=SHARED_SA
 """`hidden_states` that reads long shared prefixes in place."""
 
 
-def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor | None = None) -> Tensor:
+def whole_tree_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
     """Run the tree as one sequence with FlexAttention (Dong et al. 2024); see `HiddenStates`.
 
     A token attends to those before it whose subtree has not ended, as within a row. As a block mask, this lets
@@ -199,16 +191,13 @@ def whole_tree_states(model: torch.nn.Module, tree: TokenTree, *, read: Tensor |
     device = next(model.parameters()).device
     depths, stops = depths_and_stops(tree)
     ids = torch.tensor([tree.ids], device=device)
-    read_here = torch.arange(len(tree.ids)) if read is None else read.nonzero().flatten()
-    mlp = None if read is None else last_mlp(model)
-    with only_for(read_here.to(device), ids.shape, mlp):
-        output = model(
-            input_ids=ids,
-            position_ids=depths.unsqueeze(0).to(device),
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # accepted as it is and not used
-            use_cache=False,
-            above=_WithinTree(stops.to(device)),
-        )
+    output = model(
+        input_ids=ids,
+        position_ids=depths.unsqueeze(0).to(device),
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # accepted as it is and not used
+        use_cache=False,
+        above=_WithinTree(stops.to(device)),
+    )
     states: Tensor = output.last_hidden_state[0]
     return states
 

@@ -21,13 +21,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward
 from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
-from rllm.backends.local.rms_norm import use_quick_norms
 from rllm.backends.lora import Adapter
 from rllm.errors import ConfigError, first_line
-from rllm.inference.local.attention import use_grouped_attention
-from rllm.inference.local.decoder import check_causal
 from rllm.inference.local.loading import LoadedModel
-from rllm.inference.local.wide_linear import use_wide_products
+from rllm.inference.local.model_forward import check_causal, use_grouped_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,12 +51,10 @@ class Trunk:
         if recompute:
             check_recomputing(module)
         use_grouped_attention(module)
-        use_quick_norms(module)
         return cls(module=module, hidden_states=choose_forward(module), autocast=autocast, recompute=recompute)
 
     def like(self, module: PreTrainedModel) -> Trunk:
         """Return a module of the same kind, run in the same way."""
-        use_quick_norms(module)
         return replace(self, module=module)
 
     @property
@@ -86,8 +81,7 @@ class Trunk:
             with recomputing(recomputable_layers(self.module)):
                 states = self.hidden_states(self.module, batch.tree)
         else:
-            read = torch.zeros(len(batch.tree.ids), dtype=torch.bool).index_fill(0, sources, True)
-            states = self.hidden_states(self.module, batch.tree, read=read)
+            states = self.hidden_states(self.module, batch.tree)
         return states.index_select(0, sources.to(self.device)), state_of.to(self.device)
 
 
@@ -116,7 +110,6 @@ class Policy:
         Raises:
             ConfigError: if that is not known.
         """
-        use_wide_products(model)
         return cls(model=model, trunk=trunk, head=Head.of(model))
 
     def logprobs(self, batch: Batch, *, entropy: bool = True, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:

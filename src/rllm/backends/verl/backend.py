@@ -31,8 +31,7 @@ from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.errors import ConfigError, WorkerError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import check_tokenizer_in, load_tokenizer, save_tokenizer
-from rllm.inference.local.weights import is_finite
+from rllm.inference.local.loading import check_tokenizer_in, is_finite, load_tokenizer, save_tokenizer
 from rllm.parser.tool_prompt import TemplateChoice
 
 logger = logging.getLogger(__name__)

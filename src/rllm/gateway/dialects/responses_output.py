@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +25,7 @@ from rllm.gateway.dialects.base import (
 )
 from rllm.gateway.dialects.responses_tools import Tools, custom_input
 from rllm.gateway.errors import GatewayError
-from rllm.types import JSONMapping, JSONObject, Message, text_of
+from rllm.types import Message, text_of
 
 ENCRYPTED = "rllm:"
 """Beginning of reasoning that clients carry as opaque text (it is not secret here)."""
@@ -34,7 +34,9 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 """Reason of an incomplete answer, by finish reason."""
 
 
-def from_chat(response: JSONMapping, asked: JSONMapping, *, logprobs: list[JSONObject] | None = None) -> JSONObject:
+def from_chat(
+    response: Mapping[str, Any], asked: Mapping[str, Any], *, logprobs: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Return the response of a chat completion's first choice; it repeats fields of its request, as clients expect.
 
     Args:
@@ -60,7 +62,7 @@ def from_chat(response: JSONMapping, asked: JSONMapping, *, logprobs: list[JSONO
     }
 
 
-def broken_off(response: JSONMapping, *, cancelled: bool, reason: str) -> JSONObject:
+def broken_off(response: Mapping[str, Any], *, cancelled: bool, reason: str) -> dict[str, Any]:
     """Return a response whose answer broke off, because its client left (`cancelled`) or for another reason."""
     output = [*response["output"][:-1], *({**item, "status": "incomplete"} for item in response["output"][-1:])]
     return {
@@ -73,11 +75,11 @@ def broken_off(response: JSONMapping, *, cancelled: bool, reason: str) -> JSONOb
     }
 
 
-def output_items(message: Message, response_id: str, asked: JSONMapping | None = None) -> list[JSONObject]:
+def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the items of an assistant's message: reasoning, text, tool calls. Their ids name the response."""
     tools = Tools(asked or {})
     own = response_id.removeprefix("resp_")
-    items: list[JSONObject] = []
+    items: list[dict[str, Any]] = []
     if thought := reasoning_of(message):
         items.append(reasoning_item(own, thought))
     calls = message.get("tool_calls") or ()
@@ -88,7 +90,7 @@ def output_items(message: Message, response_id: str, asked: JSONMapping | None =
     return items
 
 
-def _cut_off(items: list[JSONObject]) -> list[JSONObject]:
+def _cut_off(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the items of an incomplete answer: without an empty message, which clients would parse."""
     *before, last = items
     if before and last.get("content") == [text_part("")]:
@@ -96,7 +98,7 @@ def _cut_off(items: list[JSONObject]) -> list[JSONObject]:
     return [*before, {**last, "status": "incomplete"}]
 
 
-def wants_logprobs(asked: JSONMapping) -> bool:
+def wants_logprobs(asked: Mapping[str, Any]) -> bool:
     """Return whether a request wants the log probabilities of the text, which are left out otherwise."""
     included = asked.get("include")
     return bool(asked.get("top_logprobs")) or (
@@ -104,7 +106,7 @@ def wants_logprobs(asked: JSONMapping) -> bool:
     )
 
 
-def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
+def head_of(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields but those of the answer itself."""
     text = asked.get("text") or {}
     reasoning = asked.get("reasoning") or {}
@@ -141,7 +143,7 @@ def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     }
 
 
-def reasoning_item(own: str, thought: str) -> JSONObject:
+def reasoning_item(own: str, thought: str) -> dict[str, Any]:
     """Return reasoning as an item; twice, because some clients send back only the opaque text."""
     return {
         "id": f"rs_{own}",
@@ -153,23 +155,23 @@ def reasoning_item(own: str, thought: str) -> JSONObject:
     }
 
 
-def message_item(own: str, parts: list[JSONObject]) -> JSONObject:
+def message_item(own: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a message item; `own` is the response's id without its prefix."""
     return {"id": f"msg_{own}", "type": "message", "role": "assistant", "status": "completed", "content": parts}
 
 
-def _parts(message: Message) -> list[JSONObject]:
+def _parts(message: Message) -> list[dict[str, Any]]:
     text = text_of(message)
     parts = [text_part(text)] if text else []
     return [*parts, {"type": "refusal", "refusal": message["refusal"]}] if message.get("refusal") else parts
 
 
-def text_part(text: str) -> JSONObject:
+def text_part(text: str) -> dict[str, Any]:
     """Return a part of a message, without log-probabilities."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def call_item(own: str, position: int, call: JSONMapping, tools: Tools) -> JSONObject:
+def call_item(own: str, position: int, call: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
     """Return the item of a chat's tool call, the one at this position."""
     function = call.get("function") or {}
     tool, arguments = tools.called(function.get("name") or ""), function.get("arguments") or ""
@@ -181,13 +183,13 @@ def call_item(own: str, position: int, call: JSONMapping, tools: Tools) -> JSONO
     return {**item, "type": "function_call", "arguments": arguments}
 
 
-def _add_logprobs(items: Iterable[JSONMapping], logprobs: list[JSONObject]) -> None:
+def _add_logprobs(items: Iterable[Mapping[str, Any]], logprobs: list[dict[str, Any]]) -> None:
     for item in items:
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
             item["content"][0]["logprobs"] = logprobs
 
 
-def _usage(response: JSONMapping) -> JSONObject:
+def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
     usage = usage_of(response)
     return {
         "input_tokens": usage["prompt"],
@@ -208,11 +210,11 @@ class TextLogprobs:
     """
 
     def __init__(self) -> None:
-        self.given: list[JSONObject] = []
+        self.given: list[dict[str, Any]] = []
         """Entries of all pieces so far."""
-        self._held: list[JSONMapping] = []
+        self._held: list[Mapping[str, Any]] = []
 
-    def hold(self, entries: Sequence[JSONMapping]) -> None:
+    def hold(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Take the entries of a chunk, before its text."""
         self._held += entries
 
@@ -221,7 +223,7 @@ class TextLogprobs:
         _, end = _where_spelled(text, self._held) or (0, len(self._held))
         del self._held[:end]
 
-    def of(self, text: str) -> list[JSONObject]:
+    def of(self, text: str) -> list[dict[str, Any]]:
         """Return the entries of the next piece; all that are held, if none spell it."""
         start, end = _where_spelled(text, self._held) or (0, len(self._held))
         entries = [_as_typed(entry) for entry in self._held[start:end]]
@@ -230,7 +232,7 @@ class TextLogprobs:
         return entries
 
 
-def logprobs_of(choice: JSONMapping) -> list[JSONObject]:
+def logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of a whole answer's text, which follows its reasoning; all entries, if none spell it."""
     message = choice.get("message") or {}
     text = text_of(message)
@@ -242,12 +244,12 @@ def logprobs_of(choice: JSONMapping) -> list[JSONObject]:
     return [_as_typed(entry) for entry in entries[thought + start : thought + end]]
 
 
-def entries_of(choice: JSONMapping) -> Sequence[JSONMapping]:
+def entries_of(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the entries of a choice, whole or of a chunk."""
     return (choice.get("logprobs") or {}).get("content") or ()
 
 
-def _where_spelled(text: str, entries: Sequence[JSONMapping]) -> tuple[int, int] | None:
+def _where_spelled(text: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
     """Return the range of the entries whose tokens first spell a text, even if they spell a little around it."""
     tokens = [bytes_of(entry) for entry in entries]
     start = b"".join(tokens).find(text.encode())
@@ -257,7 +259,7 @@ def _where_spelled(text: str, entries: Sequence[JSONMapping]) -> tuple[int, int]
     return bisect_right(ends, start), bisect_left(ends, start + len(text.encode())) + 1
 
 
-def _as_typed(entry: JSONMapping) -> JSONObject:
+def _as_typed(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a chat completion's entry with the bytes of its tokens as lists; unknown ones are empty."""
     others = [{**other, "bytes": other.get("bytes") or []} for other in entry.get("top_logprobs") or ()]
     return {**entry, "bytes": entry.get("bytes") or [], "top_logprobs": others}
@@ -276,22 +278,22 @@ class ResponsesStreamEncoder:
 
     keep_alive = COMMENT
 
-    def __init__(self, asked: JSONMapping) -> None:
+    def __init__(self, asked: Mapping[str, Any]) -> None:
         self._asked = asked
         self._tools = Tools(asked)
         self._answer = ChatStream()
-        self._head: JSONObject = {}
+        self._head: dict[str, Any] = {}
         self._own = ""
         self._positions: dict[str, int] = {}
         """Positions of the items begun so far, by id."""
         self._ended: set[str] = set()
-        self._calls: dict[int, JSONObject] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
         """Tool calls so far, by the upstream's index."""
         self._wants_logprobs = wants_logprobs(asked)
         self._logprobs = TextLogprobs()
         self._sequence = 0
 
-    def feed(self, chunks: list[JSONObject]) -> bytes:
+    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
         events: list[bytes] = []
         for chunk in chunks:
             self._answer.feed(chunk)
@@ -328,13 +330,13 @@ class ResponsesStreamEncoder:
         failed["error"] = {"code": code, "message": str(error)}
         return error_event + self._event("response.failed", response=failed)
 
-    def _start(self, chunk: JSONMapping) -> Iterable[bytes]:
+    def _start(self, chunk: Mapping[str, Any]) -> Iterable[bytes]:
         self._head = head_of(chunk, self._asked)
         self._own = str(self._head["id"]).removeprefix("resp_")
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
 
-    def _delta(self, delta: JSONMapping) -> Iterable[bytes]:
+    def _delta(self, delta: Mapping[str, Any]) -> Iterable[bytes]:
         thought, reasoning = reasoning_of(delta), reasoning_item(self._own, "")
         if thought:
             self._logprobs.skip(thought)
@@ -351,7 +353,7 @@ class ResponsesStreamEncoder:
         for piece in delta.get("tool_calls") or ():
             yield from self._call_piece(piece)
 
-    def _call_piece(self, piece: JSONMapping) -> Iterable[bytes]:
+    def _call_piece(self, piece: Mapping[str, Any]) -> Iterable[bytes]:
         """Yield events of a function call by its pieces; a custom tool's input is sent with the whole call."""
         call = self._calls.setdefault(
             piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": []}
@@ -372,7 +374,7 @@ class ResponsesStreamEncoder:
                 yield self._of(item["id"], "function_call_arguments.delta", delta=held)
             call["held"].clear()
 
-    def _begin(self, item: JSONMapping) -> Iterable[bytes]:
+    def _begin(self, item: Mapping[str, Any]) -> Iterable[bytes]:
         """Yield the events that announce an item, unless they were sent."""
         if item["id"] in self._positions:
             return
@@ -396,7 +398,7 @@ class ResponsesStreamEncoder:
                 if item["id"] in open_ids:
                     yield from self._end(item)
 
-    def _end(self, item: JSONMapping) -> Iterable[bytes]:
+    def _end(self, item: Mapping[str, Any]) -> Iterable[bytes]:
         self._ended.add(item["id"])
         match item["type"]:
             case "function_call":
@@ -413,7 +415,7 @@ class ResponsesStreamEncoder:
         position = self._positions[item["id"]]
         yield self._event("response.output_item.done", output_index=position, item=item)
 
-    def _end_parts(self, item: JSONMapping, name: str, **extra: Any) -> Iterable[bytes]:
+    def _end_parts(self, item: Mapping[str, Any], name: str, **extra: Any) -> Iterable[bytes]:
         for index, part in enumerate(item["content"]):
             at = {"content_index": index}
             if part["type"] == "refusal":
@@ -428,7 +430,7 @@ class ResponsesStreamEncoder:
         position = self._positions[item_id]
         return self._event(f"response.{event_name}", item_id=item_id, output_index=position, **data)
 
-    def _whole(self) -> JSONObject:
+    def _whole(self) -> dict[str, Any]:
         return from_chat(self._answer.response(), self._asked, logprobs=self._logprobs.given)
 
     def _event(self, type: str, **data: Any) -> bytes:

@@ -12,7 +12,8 @@ from typing import Any
 from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
-from rllm.gateway.upstream.chat_format import for_template, logprobs_of
+from rllm.gateway.upstream.labels import logprobs_of
+from rllm.gateway.upstream.roles import for_template
 from rllm.inference.engine import (
     ContinuingEngine,
     DetailedEngine,
@@ -48,7 +49,7 @@ class EngineUpstream:
             for name, value in {**request, **_present(sampling)}.items()
             if value is not None and name not in left_out
         }
-        sent.pop("max_completion_tokens", None)  # `max_tokens` has the same meaning.
+        sent.pop("max_completion_tokens", None)  # `max_tokens` says the same.
         return {**sent, "model": self.model_name}
 
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
@@ -90,18 +91,14 @@ class EngineUpstream:
         head = self._head(call.id, "chat.completion.chunk")
         describe = self._describe(call)
         choices = [_ChoiceChunks(index, describe) for index in range(_num_choices(call.request))]
-        streams = [self._pieces(call, choice.index) for choice in choices]
-        with_prompt: set[int] = set()  # choices whose chunks have named the prompt's ids
-        async with aclosing(_interleaved(streams)) as pieces:
+        said = [self._pieces(call, choice.index) for choice in choices]
+        told: set[int] = set()  # the choices that have said what the prompt is
+        async with aclosing(_interleaved(said)) as pieces:
             async for index, piece in pieces:
                 choice = choices[index].feed(piece)
-                ids = (
-                    {"prompt_token_ids": list(piece.prompt_ids)}
-                    if piece.prompt_ids and index not in with_prompt
-                    else {}
-                )
+                ids = {"prompt_token_ids": list(piece.prompt_ids)} if piece.prompt_ids and index not in told else {}
                 if ids:
-                    with_prompt.add(index)
+                    told.add(index)
                 yield [{**head, "choices": [choice], **ids}]
         outputs = [choice.output for choice in choices if choice.output is not None]
         call.route.queue_s += _queued(outputs)
@@ -111,10 +108,10 @@ class EngineUpstream:
         return [{"id": self.model_name, "object": "model", "created": 0, "owned_by": "rllm"}]
 
     async def check(self) -> None:
-        """Return: an engine in this process is always there."""
+        """An engine in this process is there."""
 
     async def close(self) -> None:
-        """Do nothing: the engine is its caller's."""
+        """The engine belongs to whoever made it."""
 
     def _check(self, call: UpstreamCall) -> None:
         if not call.request["messages"] and not isinstance(self.engine, ContinuingEngine):
@@ -199,7 +196,7 @@ def _engine_at_work() -> Iterator[None]:
 
 
 class _ChoiceChunks:
-    """Chunks of one choice of a stream; the whole answer adds only the text that was not sent yet."""
+    """One choice's share of a stream; remembers what was said, so that the whole answer adds only what was not."""
 
     def __init__(self, index: int, describe: Callable[..., dict[str, Any]]) -> None:
         self.index = index
@@ -211,7 +208,7 @@ class _ChoiceChunks:
         self._began = False
 
     def feed(self, piece: OutputDelta | ModelOutput) -> dict[str, Any]:
-        """Return the `choices` entry of the next chunk."""
+        """The `choices` entry of the next chunk."""
         delta: dict[str, Any] = {} if self._began else {"role": "assistant", "content": ""}
         self._began = True
         if isinstance(piece, OutputDelta):
@@ -219,7 +216,7 @@ class _ChoiceChunks:
             token_ids, logprobs, others = piece.token_ids, piece.logprobs, piece.top_logprobs
         else:
             self.output = piece
-            reasoning, text = _unsent(piece.reasoning, self._reasoning), _unsent(piece.content, self._text)
+            reasoning, text = _unsaid(piece.reasoning, self._reasoning), _unsaid(piece.content, self._text)
             reason, stop_string = piece.finish_reason, piece.stop_string
             token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
             others = piece.top_logprobs[self._num_ids :]
@@ -242,14 +239,14 @@ class _ChoiceChunks:
         }
 
 
-def _unsent(whole: str, sent: str) -> str:
-    return whole[len(sent) :] if whole.startswith(sent) else ""
+def _unsaid(whole: str, said: str) -> str:
+    return whole[len(said) :] if whole.startswith(said) else ""
 
 
 async def _interleaved(
     streams: Sequence[AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]],
 ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
-    """Yield the items of several generators as they come; the first failure, or closing this one, closes them all."""
+    """The items of several generators as they come; the first failure, or closing this one, closes them all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -289,7 +286,7 @@ def _num_choices(request: Mapping[str, Any]) -> int:
 
 
 def _present(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with values; tuples become lists, as they come back from a store."""
+    """Without what says nothing; tuples become lists, as they come back from a store."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in sampling.items()
@@ -308,7 +305,7 @@ def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:
 
 
 def _queued(outputs: Sequence[ModelOutput]) -> float:
-    """Return the seconds that the call waited in the engine's queue, where the engine reports them."""
+    """Seconds that the call waited for the engine's attention, as far as that says so."""
     return max((float(output.metrics.get("queue_s", 0.0)) for output in outputs), default=0.0)
 
 
@@ -327,6 +324,6 @@ def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
 
 
 def _begun_after(version: int | None, output: ModelOutput) -> list[list[int]]:
-    """Return the update before the first token of a choice that newer weights sampled entirely."""
+    """The update before the first token of a choice that newer weights have sampled from there on."""
     begun = output.weight_version
     return [] if begun in (None, version) else [[0, begun]]

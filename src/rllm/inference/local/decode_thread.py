@@ -1,4 +1,4 @@
-"""The thread on which the embedded engine decodes, and how requests and pauses reach it."""
+"""The thread on which the embedded engine decodes, and the ways to send it requests and pauses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rllm.parser.answer import AnswerReader
 logger = logging.getLogger(__name__)
 
 _CHECK_S = 10.0
-"""How often a waiting request makes sure that the decode thread is alive."""
+"""Seconds between checks of a waiting request that the decode thread is alive."""
 _PAUSE_TIMEOUT_S = 120.0
 
 
 class DecodeThread:
-    """Advances a scheduler while it has work. All other threads speak to it through the methods here."""
+    """Advances a scheduler while it has work. Other threads use it through these methods only."""
 
     def __init__(self, scheduler: Scheduler, model: Any) -> None:
         """The model is kept in evaluation mode."""
@@ -34,20 +34,20 @@ class DecodeThread:
         self._pauses = 0
         self._parked = False
         self._stopped: str | None = None
-        """Why no more requests are taken."""
+        """Reason why no more requests are taken."""
         self._thread = threading.Thread(target=self._run, name="rllm-decode", daemon=True)
         self._thread.start()
 
     @property
     def num_unseen(self) -> int:
-        """Requests that the scheduler has not been given yet."""
+        """Number of requests that have not reached the scheduler yet."""
         return len(self._inbox)
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def submit(self, request: Request) -> None:
-        """Have a request answered.
+        """Queue a request.
 
         Raises:
             InferenceError: 503, if the thread was closed or has failed.
@@ -59,7 +59,7 @@ class DecodeThread:
             self._changed.notify_all()
 
     def release(self, request: Request) -> None:
-        """Give up a request that nobody waits for any more."""
+        """Cancel a request unless it is done."""
         if not request.done:
             request.cancelled = True
             with self._changed:
@@ -73,7 +73,7 @@ class DecodeThread:
             self._changed.notify_all()
             try:
                 if not self._changed.wait_for(lambda: self._parked, timeout=_PAUSE_TIMEOUT_S):
-                    raise InferenceError(f"the decode thread did not come to rest within {_PAUSE_TIMEOUT_S:.0f} s")
+                    raise InferenceError(f"the decode thread did not pause within {_PAUSE_TIMEOUT_S:.0f} s")
             except BaseException:
                 self._pauses -= 1
                 raise
@@ -105,7 +105,7 @@ class DecodeThread:
             self._stop(error)
 
     def _wait_for_work(self) -> bool:
-        """Rest until there is something to do; False when the engine is closed."""
+        """Wait for work; return False when the engine is closed."""
         with self._changed:
             while not self._stopped:
                 if not self._pauses:
@@ -120,7 +120,7 @@ class DecodeThread:
             return False
 
     def _stop(self, cause: BaseException) -> None:
-        """The last act of the decode thread: nobody may wait for it any longer."""
+        """Fail all requests as the decode thread ends."""
         with self._changed:
             self._stopped = self._stopped or f"the embedded sampler has failed: {type(cause).__name__}: {cause}"
             self._parked = True
@@ -132,28 +132,28 @@ class DecodeThread:
         self._scheduler.fail(error)
 
 
-class News:
-    """Carries word of a request from the decode thread to the event loop that awaits it."""
+class Wakeup:
+    """Wakes the event loop that awaits a request from the decode thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._pending = False
 
-    def announce(self, request: Request) -> None:
+    def notify(self, request: Request) -> None:
         if not self._pending:
             self._pending = True
             try:
-                self._loop.call_soon_threadsafe(self._arrive)
-            except RuntimeError:  # the loop is closed: nobody awaits the answer
+                self._loop.call_soon_threadsafe(self._set)
+            except RuntimeError:  # the loop is closed, so the answer is not awaited
                 request.cancelled = True
 
-    def _arrive(self) -> None:
+    def _set(self) -> None:
         self._pending = False
         self._event.set()
 
     async def wait(self) -> bool:
-        """Whether there is news; False after a while without."""
+        """Wait for a notification; return False if none came for a while."""
         try:
             async with asyncio.timeout(_CHECK_S):
                 await self._event.wait()
@@ -164,24 +164,24 @@ class News:
 
 
 class Call:
-    """A request, seen from the coroutine that made it."""
+    """A request as its coroutine sees it."""
 
-    def __init__(self, request: Request, reader: AnswerReader, news: News, thread: DecodeThread) -> None:
+    def __init__(self, request: Request, reader: AnswerReader, wakeup: Wakeup, thread: DecodeThread) -> None:
         self.request = request
         self.reader = reader
-        self._news = news
+        self._wakeup = wakeup
         self._thread = thread
 
-    async def news(self) -> None:
-        """Wait until the request has got further.
+    async def progress(self) -> None:
+        """Wait until the request has progressed.
 
         Raises:
-            InferenceError: if the decode thread is gone, which only a dying interpreter can bring about.
+            InferenceError: if the decode thread is gone, which happens only as the interpreter exits.
         """
-        while not await self._news.wait():
+        while not await self._wakeup.wait():
             if not self._thread.is_alive() and not self.request.done:
                 raise InferenceError("the decode thread is gone", status_code=503)
 
     async def finished(self) -> None:
         while not self.request.done:
-            await self.news()
+            await self.progress()

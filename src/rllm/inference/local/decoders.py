@@ -1,36 +1,38 @@
 """The fastest decoder that is exact for a model, found by trying.
 
-* `SlotDecoder`: batched, with shared prefixes. For plain full attention.
-* `DynamicDecoder`: one sequence at a time, with `transformers`' own cache for the model. For sliding windows and hybrids.
-* `RecomputeDecoder`: every step computes the whole sequences again. For everything else.
+* `SlotDecoder`: batched, with shared prefixes, for plain full attention.
+* `DynamicDecoder`: one sequence at a time with `transformers`' own cache, for sliding windows and hybrids.
+* `RecomputeDecoder`: each step computes the whole sequences again, for everything else.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
 from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from rllm.inference.local.attention import use_grouped_attention
-from rllm.inference.local.decoder import Added, Decoder, cache_argument, check_causal, last_logits_only, plain_logits
 from rllm.inference.local.kv_cache import CacheShape
-from rllm.inference.local.short_forward import ShortForward, suits
+from rllm.inference.local.model_forward import (
+    cache_argument,
+    check_causal,
+    has_full_attention,
+    last_logits_only,
+    plain_logits,
+    use_grouped_attention,
+)
+from rllm.inference.local.scheduler import Added, Decoder
 from rllm.inference.local.slot_decoder import SlotDecoder
 
 logger = logging.getLogger(__name__)
 
 _PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8], [7, 3, 5, 2, 11, 13, 1])
-"""Prompts of different lengths, and one twice; and how many tokens are appended to each."""
+"""Prompts of different lengths, one of them twice."""
 _PROBE_STEPS = 3
-_PROBE_STEM_TOKENS = 4
-"""So that some prompts of the probe are stems, once."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Allowed difference of two logits as a share of the largest one; other types are only good to about 5 %."""
+"""Allowed difference of logits as a share of the largest; other types are only good to about 5 %."""
 
 
 def choose_decoder(
@@ -42,41 +44,37 @@ def choose_decoder(
     original: Any = None,
     products: torch.dtype | None = None,
 ) -> Decoder:
-    """The fastest decoder whose logits equal those of plain forward passes of this model, or of the `original` that it is
-    a copy of. `products` is the format of its matrix products, where that is not the format of its logits.
+    """Return the fastest decoder whose logits equal those of plain forward passes.
 
-    What is tried is the model at hand and not its name, so a new architecture is either served exactly or falls back.
+    The model itself is tried, not its name, so a new architecture is either served exactly or falls back.
+
+    Args:
+        model: model to run.
+        max_sequences: sequences decoded at a time.
+        max_length: tokens of a sequence.
+        max_bytes: memory for keys and values.
+        original: model that `model` is a packed copy of.
+        products: format of the matrix products, if it is not that of the logits.
 
     Raises:
         ConfigError: if the model is not causal, or cannot be run at all.
     """
 
-    def slots(short: bool) -> Decoder:
+    def slots() -> Decoder:
         use_grouped_attention(model)
-        return SlotDecoder(
-            model,
-            _cache_shape(model),
-            max_sequences=max_sequences,
-            max_length=max_length,
-            max_bytes=max_bytes,
-            short_forward=ShortForward(model, products) if short else None,
-        )
+        limits = {"max_sequences": max_sequences, "max_length": max_length, "max_bytes": max_bytes}
+        return SlotDecoder(model, _cache_shape(model), **limits)
 
-    @cache
-    def probe() -> _Probe:
-        return _Probe(original or model)
-
-    candidates: list[Callable[[], Decoder]] = []
-    if has_full_attention(model):
-        candidates += [partial(slots, True)] if suits(model) else []
-        candidates.append(partial(slots, False))
-    candidates += [partial(DynamicDecoder, model), partial(RecomputeDecoder, model)]
+    candidates: list[Callable[[], Decoder]] = [slots] if has_full_attention(model) else []
+    candidates += [lambda: DynamicDecoder(model), lambda: RecomputeDecoder(model)]
+    probe: _Probe | None = None
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
         try:
             with torch.no_grad():
+                probe = probe or _Probe(original or model)
                 decoder = build()
-                exact = all(check(decoder, probe(), products) for check in (_is_exact, _has_exact_stems))
-        except Exception:  # whatever a model raises on arguments that it does not know, the next way may suit it
+                exact = _is_exact(decoder, probe, products)
+        except Exception:  # a model may raise anything on arguments that it does not know; the next way may suit it
             logger.debug("%s cannot be decoded this way", type(model).__name__, exc_info=True)
             continue
         if exact:
@@ -94,24 +92,8 @@ def choose_decoder(
     return decoder
 
 
-def has_full_attention(model: Any) -> bool:
-    """Whether every layer keeps all keys and values, by `transformers`' own account.
-
-    And uses them alike at all positions: Llama 4 takes these from its cache, from a length on that no trial reaches.
-    """
-    if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
-        return False
-    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
-        return False
-    try:
-        layers = DynamicCache(config=model.config).layers
-    except AttributeError:  # of a configuration that does not name its layers as others do
-        return False
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
-
-
 def _cache_shape(model: Any) -> CacheShape:
-    """What the model caches, from what it does cache.
+    """Return the shape of the states that the model caches, from a short forward pass.
 
     Raises:
         ValueError: if its layers differ from each other.
@@ -146,7 +128,7 @@ class _Probe:
 
 
 def _is_exact(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> bool:
-    """Whether the sequences, token by token, give the logits of plain forward passes."""
+    """Return whether the sequences, token by token, give the logits of plain forward passes."""
     order = [added.index for added in decoder.add(probe.prompts)]
     exact = len(order) == len(probe.prompts)
     for step in range(_PROBE_STEPS):
@@ -159,24 +141,13 @@ def _is_exact(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> 
     return exact
 
 
-def _has_exact_stems(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> bool:
-    """Likewise where prompts as short as those of the probe are stems, if the decoder has any."""
-    if not isinstance(decoder, SlotDecoder) or decoder.stem_tokens is None:
-        return True
-    usual, decoder.stem_tokens = decoder.stem_tokens, _PROBE_STEM_TOKENS
-    try:
-        return _is_exact(decoder, probe, products)
-    finally:
-        decoder.stem_tokens = usual
-
-
 class DynamicDecoder:
     """One sequence at a time, with the cache that `transformers` builds for the model."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._options, self._cache_argument = last_logits_only(model), cache_argument(model)
-        self._caches: list[Any] = []
+        self._caches: list[DynamicCache] = []
 
     def fits(self, num_sequences: int, length: int) -> bool:
         return True
@@ -192,7 +163,7 @@ class DynamicDecoder:
         pairs = zip(tokens, self._caches, strict=True)
         return torch.cat([self._forward([token], cache) for token, cache in pairs])
 
-    def _forward(self, tokens: list[int], cache: Any) -> torch.Tensor:
+    def _forward(self, tokens: list[int], cache: DynamicCache) -> torch.Tensor:
         inputs = torch.tensor([tokens], device=self._model.device)
         logits: torch.Tensor = self._model(
             input_ids=inputs, use_cache=True, **{self._cache_argument: cache}, **self._options
@@ -207,7 +178,7 @@ class DynamicDecoder:
 
 
 class RecomputeDecoder:
-    """Without a cache: each step is a plain forward pass over the whole sequences."""
+    """No cache: each step is a plain forward pass over the whole sequences."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""The embedded inference engine: chat messages in, exactly sampled tokens out, on the trainer's own weights."""
+"""The embedded inference engine: chat messages in, exact sampled tokens out, on the trainer's own weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from rllm._runtime.main_memory import total_memory
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
-from rllm.inference.local.decode_thread import Call, DecodeThread, News
+from rllm.inference.local.decode_thread import Call, DecodeThread, Wakeup
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.loading import check_length, context_length, longrope_note
 from rllm.inference.local.packed import PackedModel, can_pack
@@ -37,20 +37,19 @@ from rllm.types import Message
 logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTEXT = 4096
-"""The context length of a model that does not state one."""
+"""Context length of a model that does not state one."""
 
 
 class LocalEngine:
     """Samples many answers at once on one decode thread, from any number of event loops.
 
-    The model is shared with a trainer. It changes the weights between decode steps and says so:
+    The model is shared with a trainer, which changes the weights between decode steps and publishes them:
 
         with engine.paused():
             optimizer.step()
             engine.publish(version)
 
-    The engine keeps the model in evaluation mode. The model's own `generation_config` changes nothing but which ids
-    end an answer.
+    The engine keeps the model in evaluation mode. Of the model's `generation_config`, only the ids that end an answer count.
     """
 
     def __init__(
@@ -66,16 +65,26 @@ class LocalEngine:
         cache_bytes: int | None = None,
         autocast: bool = False,
     ) -> None:
-        """`max_length` bounds prompt and answer together (default: the model's context). `tool_parser` is the format of tool
-        calls (default: the one that the chat template prints, else hermes). `cache_bytes` bounds the keys and values kept
-        (default: 40 % of free GPU memory, or a quarter of the main memory that this process may use). With `autocast`
-        matrix products are done in bfloat16 where the weights are in float32, on a CPU that can."""
+        """Start the decode thread.
+
+        Args:
+            model: a `transformers` causal language model.
+            tokenizer: its tokenizer.
+            max_concurrent: answers decoded at a time.
+            max_length: bound of prompt and answer together (default: the model's context).
+            tool_parser: format of tool calls (default: the one that the chat template prints, else hermes).
+            seed: seed of requests without one.
+            device: device to move the model to.
+            cache_bytes: bound of the keys and values kept (default: 40 % of free GPU memory, or a quarter of the main memory
+                that this process may use).
+            autocast: multiply in bfloat16 where the weights are in float32, on a CPU that can.
+        """
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent}: use at least 1")
         self.model = model.eval() if device is None else model.to(device).eval()
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
-        _ = self.template.shape  # refuses a template that prints nothing of users
+        _ = self.template.shape  # refuses a template that does not print user messages
         self._continuation = Continuation(tokenizer, self.template)
         self._rendering = Lock()
         self.max_length = _checked_length(model, max_length)
@@ -87,7 +96,7 @@ class LocalEngine:
             and "tool_calls" in self.template.text
             and tool_format_of_template(self.template.text) is None
         )
-        """Whether the template prints calls in a format that is not known, which is yet to be logged."""
+        """Whether the template prints calls in an unknown format, and that has not been logged yet."""
         self._seeds = random.Random(seed)
         self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
@@ -124,9 +133,12 @@ class LocalEngine:
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
-        """See `InferenceEngine`. `prompt_token_ids` among the parameters replaces the rendered prompt, `ignore_eos`
-        goes on to `max_tokens`, and `chat_template_kwargs` go to the template. Without messages, which only a prompt of ids
-        may be, the answer is its text: neither reasoning nor tool calls are looked for."""
+        """See `InferenceEngine`.
+
+        The parameter `prompt_token_ids` replaces the rendered prompt, `ignore_eos` continues to `max_tokens`, and
+        `chat_template_kwargs` go to the template. Without messages, which needs `prompt_token_ids`, the answer is plain text:
+        it is not searched for reasoning or tool calls.
+        """
         prompt_ids = await self._prompt_ids(messages, tools, params)
         call = self._submit(prompt_ids, tools, params, plain=not messages, streaming=False)
         try:
@@ -144,7 +156,7 @@ class LocalEngine:
         request, seen = call.request, 0
         try:
             while not request.done:
-                await call.news()
+                await call.progress()
                 ids, logprobs = request.completion_ids[seen:], request.logprobs[seen:]
                 if ids and not request.done:
                     ids = ids[: len(logprobs)]
@@ -178,24 +190,24 @@ class LocalEngine:
         return self.template.lost(messages, tools)
 
     async def complete(self, prompt_ids: Sequence[int], **params: Any) -> ModelOutput:
-        """Sample one answer to a prompt that is given as token ids."""
+        """Sample one answer to a prompt of token ids."""
         return await self.get_model_response((), **params, prompt_token_ids=prompt_ids)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the decode thread between two steps; may be nested."""
+        """Pause the decode thread between two steps; may be nested."""
         with self._thread.paused():
             yield
 
     def publish(self, version: int) -> None:
-        """The model's weights are now this version: answers in the making go on with them, cached prefixes go."""
+        """Use the model's changed weights as this version: answers in progress continue with them, cached prefixes are dropped."""
         with self.paused():
             if self._packed:
                 self._packed.update()
             self._scheduler.publish(version)
 
     def stats(self) -> dict[str, float]:
-        """What has been done since the start."""
+        """Return counters since the start."""
         counters = self._scheduler.counters
         busy = counters.prefill_s + counters.decode_s
         return {
@@ -226,8 +238,8 @@ class LocalEngine:
         if tools and self._unread_calls:
             self._unread_calls = False
             logger.warning(
-                "the chat template prints tool calls in no known format: those in answers are read in the format %s; "
-                "model.tool_parser names another",
+                "the chat template prints tool calls in an unknown format: answers are parsed in the format %s; set "
+                "model.tool_parser for another",
                 DEFAULT_FORMAT,
             )
         sampling = SamplingParams.from_request(params)
@@ -239,21 +251,21 @@ class LocalEngine:
                 num_tokens=len(prompt_ids),
             )
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
-        news = News()
+        wakeup = Wakeup()
         request = Request(
             prompt_ids=prompt_ids,
             sampling=replace(sampling, max_tokens=max_tokens, seed=seed),
             max_tokens=max_tokens,
             end_ids=frozenset(sampling.stop_token_ids) | (frozenset() if params.get("ignore_eos") else self.end_ids),
             seed=seed % 2**64,
-            wake=news.announce,
+            wake=wakeup.notify,
             streaming=streaming,
             num_top=params.get("top_logprobs") or 0,
         )
         self._thread.submit(request)
         parser = parser_of_answer(self._tool_parser, tools, params.get("tool_choice"))
         reader = AnswerReader(self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser, plain=plain)
-        return Call(request, reader, news, self._thread)
+        return Call(request, reader, wakeup, self._thread)
 
     async def _prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any]
@@ -266,21 +278,21 @@ class LocalEngine:
             ids = await asyncio.to_thread(self._in_turn, render) if is_long(messages) else render()
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
-        if max(ids, default=0) >= self._num_tokens:  # as of Gemma 3 1B, whose tokenizer has one of images
+        if max(ids, default=0) >= self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
             raise InferenceError(
-                f"the messages have {self.tokenizer.decode([max(ids)])!r}, which is a token of the tokenizer (id {max(ids)}), and "
-                f"the model's ids are 0 to {self._num_tokens - 1}: leave it out",
+                f"the messages have {self.tokenizer.decode([max(ids)])!r}, token {max(ids)} of the tokenizer, but the model's ids "
+                f"are 0 to {self._num_tokens - 1}: leave it out",
                 status_code=400,
             )
         return ids
 
     def _in_turn(self, render: Callable[[], list[int]]) -> list[int]:
-        """Render a long prompt after those before it: what its siblings asked for at the same time is remembered then."""
+        """Render long prompts one after the other, so that siblings find the first result cached."""
         with self._rendering:
             return render()
 
     def _checked_ids(self, given: Sequence[int]) -> list[int]:
-        """The ids of a prompt: a wrong one would end the sampler, and with it all answers that are being made."""
+        """Return the ids of a prompt, checked: a wrong one would end the sampler and all answers in progress."""
         try:
             ids = list(map(index, given))
         except TypeError as error:
@@ -290,7 +302,7 @@ class LocalEngine:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         if not 0 <= wrong < self._num_tokens:
             raise InferenceError(
-                f"prompt_token_ids: {wrong} is no token of this model: its ids are 0 to {self._num_tokens - 1}",
+                f"prompt_token_ids: {wrong} is not a token of this model: its ids are 0 to {self._num_tokens - 1}",
                 status_code=400,
             )
         return ids
@@ -322,7 +334,7 @@ class LocalEngine:
 
 
 def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
-    """Return what is shown of an answer, with the tokens from `start` to `end`."""
+    """Return a delta of visible text, with the tokens from `start` to `end`."""
     return OutputDelta(
         shown.content,
         request.completion_ids[start:end],
@@ -348,7 +360,7 @@ def _checked_length(model: Any, wanted: int | None) -> int:
 
 
 def _longer(model: Any, max_length: int) -> str:
-    """Return the second remedy for a prompt that is too long: a higher bound, if the model has one."""
+    """Return the second remedy for a prompt that is too long: a higher bound, if the model allows one."""
     limit = context_length(model.config)
     if limit is not None and limit <= max_length:
         return f", or use a model with a context of more than {limit} tokens"
@@ -356,7 +368,7 @@ def _longer(model: Any, max_length: int) -> str:
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn, by the generation config, the model's config and the tokenizer."""
+    """Return every id that ends a turn, by the generation config, the model's config and the tokenizer."""
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     found: set[int] = set()
     for source in sources:

@@ -1,28 +1,27 @@
-"""The key-value cache of the sequences being decoded: one slot a sequence, all slots in one growable tensor.
-
-The sequences in progress always fill the first slots, so that a decode step reads a plain slice of the tensor.
-"""
+"""Keys and values: of the sequences being decoded, one slot each, and of prefixes for later prompts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from transformers import Cache
 
 _READ_STEP = 32
-"""Reads are padded to a multiple of this many columns, so that the slices are made anew only now and then."""
+"""Reads are padded to a multiple of this many columns, so that views are seldom made again."""
 _SPARE = 8
-"""One in so many columns is spare, and fewer than a read step where there are few: a slot with columns that nobody reads yet lies
-apart from the next one, and what lies apart in memory takes up to twice as long to read."""
+"""One in this many columns is spare, and less than a read step where there are few: unread columns separate the slots, and
+separated memory takes up to twice as long to read."""
 _FIRST_SLOTS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheShape:
-    """What one token of one sequence occupies."""
+    """Size of the states of one token."""
 
     num_layers: int
     num_heads: int
@@ -40,9 +39,10 @@ class CacheShape:
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Keys and values by slot and column; column c of a slot holds the token at position c.
+    """Keys and values by slot and column, in one growable tensor; column c of a slot holds the token at position c.
 
-    A forward pass first says which slots it is about (`aim`); the model then calls `update` once a layer.
+    The sequences in progress fill the first slots, so a decode step reads a plain slice. `aim` selects the slots of a forward
+    pass; the model then calls `update` once a layer.
     """
 
     def __init__(self, shape: CacheShape, *, max_slots: int, max_columns: int, max_bytes: int) -> None:
@@ -67,7 +67,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.states = self._memory[:needed].view(sizes)  # [layer, key or value, slot, head, column, dim]
         self._flat = [[self.states[layer, kind].view(-1, shape.head_dim) for kind in (0, 1)] for layer in self._layers]
         heads = torch.arange(slots * shape.num_heads, device=shape.device).view(slots, shape.num_heads)
-        self._first_row = heads * columns  # [slot, head]: where column 0 lies in a flat view
+        self._first_row = heads * columns  # [slot, head]: index of column 0 in a flat view
         self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._viewed = (-1, -1, -1)
         self._rows = heads
@@ -85,13 +85,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         return int(self.states.shape[4])
 
     def fits(self, slots: int, columns: int) -> bool:
-        """Whether this many sequences of this length stay within the memory that the cache may use."""
+        """Return whether this many sequences of this length fit into the cache's memory."""
         return slots * columns <= self._max_tokens
 
     def reserve(self, slots: int, columns: int, used_slots: int) -> bool:
-        """Make room for this many slots and columns, keeping the first `used_slots`; returns whether it moved.
+        """Make room for this many slots and columns, keeping the first `used_slots`; return whether the tensor moved.
 
-        There may be fewer columns afterwards, so `columns` must count those that are in use.
+        The number of columns may shrink, so `columns` must include those in use.
         """
         wanted_columns = min(_whole_steps(columns + columns // _SPARE), max(self._max_columns, _whole_steps(columns)))
         is_enough = slots <= self.num_slots and columns <= self.num_columns
@@ -107,8 +107,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         return True
 
     def aim(self, first_slot: int, num_slots: int, columns: torch.Tensor, num_read: int) -> int:
-        """Point the next forward pass at slots `first_slot...`: it writes `columns` [num_slots, T] of each and reads
-        the first `num_read` columns, rounded up; returns how many those are."""
+        """Aim the next forward pass at slots from `first_slot` on, and return how many columns it reads.
+
+        It writes `columns` [num_slots, T] of each slot and reads the first `num_read` columns, rounded up.
+        """
         num_read = min(_whole_steps(num_read), self.num_columns)
         stop = first_slot + num_slots
         self._rows = (self._first_row[first_slot:stop].unsqueeze(2) + columns.unsqueeze(1)).view(-1)
@@ -121,7 +123,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new keys and values, [slots, heads, T, dim]; returns those to attend to."""
+        """Store new keys and values [slots, heads, T, dim], and return those to attend to."""
         keys, values = self._flat[layer_idx]
         keys.index_copy_(0, self._rows, key_states.reshape(-1, key_states.shape[-1]))
         values.index_copy_(0, self._rows, value_states.reshape(-1, value_states.shape[-1]))
@@ -132,7 +134,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.states[:, :, target, :, :length] = self.states[:, :, source, :, :length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of columns read. Positions and masks are given explicitly, so models only look whether it is 0."""
+        """Return the number of columns read. Positions and masks are explicit, so models only test whether it is 0."""
         return max(self._viewed[2], 0)
 
 
@@ -142,3 +144,137 @@ def _whole_steps(columns: int) -> int:
 
 def _power_of_two(number: int, least: int = 1) -> int:
     return max(least, 1 << (number - 1).bit_length())
+
+
+BLOCK = 8
+"""Tokens of a block of the prefix cache; at most `BLOCK - 1` shared tokens are computed again."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A node of the prefix tree."""
+
+    index: int
+    """Index in the pool; -1 for the root."""
+    tokens: tuple[int, ...] = ()
+    parent: Block | None = None
+    children: dict[tuple[int, ...], Block] = field(default_factory=dict)
+    ready: bool = False
+    """Whether its states are stored; a block is made before the forward pass that computes them."""
+    used: int = 0
+    """Last round in which it was matched or made."""
+
+
+class BlockLocation(NamedTuple):
+    """Location of a block's states in a slot cache."""
+
+    block: Block
+    slot: int
+    number: int
+    """Number of blocks before it in the slot."""
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], slot: int, first: int = 0) -> list[Self]:
+        """Return the locations of consecutive blocks, the first of which is number `first` of the slot."""
+        return [cls(block, slot, number) for number, block in enumerate(blocks, start=first)]
+
+
+class PrefixCache:
+    """Keys and values of prefixes computed before: siblings of a group and later turns start from them.
+
+    Prefixes form a tree of blocks, each with the states of the `BLOCK` tokens that follow its parent's. Blocks live in one
+    pool [block, layer, key or value, head, BLOCK, dim] and are evicted least recently used first, children before parents.
+    """
+
+    def __init__(self, shape: CacheShape, *, max_bytes: int) -> None:
+        self._max_blocks = max_bytes // (shape.bytes_per_token * BLOCK)
+        # All at once: main memory is only taken where it is written to, and a GPU's cannot grow in place.
+        self._pool = torch.empty(
+            (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+        self._round = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._root = Block(index=-1, ready=True)
+        # A path is touched from its end to its start, so the first block here never has children.
+        self._by_use: OrderedDict[Block, None] = OrderedDict()
+
+    def begin_round(self) -> None:
+        """Keep whatever is matched or made from here on until the next round begins."""
+        self._round += 1
+
+    def match(self, ids: Sequence[int]) -> list[Block]:
+        """Return the longest path of blocks that `ids` starts with; the last ones may not be ready yet."""
+        path: list[Block] = []
+        node = self._root
+        for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+            child = node.children.get(tuple(ids[start : start + BLOCK]))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        self._touch(path)
+        return path
+
+    def extend(self, ids: Sequence[int], path: list[Block]) -> list[Block]:
+        """Make and return the blocks of `ids` beyond `path`; fewer where the pool is full."""
+        node = path[-1] if path else self._root
+        made: list[Block] = []
+        for start in range(len(path) * BLOCK, len(ids) - BLOCK + 1, BLOCK):
+            index = self._take_index()
+            if index is None:
+                break
+            child = Block(index, tuple(ids[start : start + BLOCK]), parent=node, used=self._round)
+            node.children[child.tokens] = child
+            self._by_use[child] = None
+            made.append(child)
+            node = child
+        self._touch([*path, *made])
+        return made
+
+    def load(self, locations: Sequence[BlockLocation], states: torch.Tensor) -> None:
+        """Copy blocks to their locations in `states` [layer, key or value, slot, head, column, dim]."""
+        if locations:
+            indices, slots, numbers = self._indices(locations)
+            _in_blocks(states)[:, :, slots, :, numbers] = self._pool.index_select(0, indices)
+
+    def store(self, locations: Sequence[BlockLocation], states: torch.Tensor) -> None:
+        """Copy blocks from their locations in `states`, which are as for `load`."""
+        if locations:
+            indices, slots, numbers = self._indices(locations)
+            self._pool.index_copy_(0, indices, _in_blocks(states)[:, :, slots, :, numbers])
+            for location in locations:
+                location.block.ready = True
+
+    def _indices(self, locations: Sequence[BlockLocation]) -> tuple[torch.Tensor, ...]:
+        """Return the indices of blocks in the pool, of slots, and of blocks within these."""
+        table = [(spot.block.index, spot.slot, spot.number) for spot in locations]
+        columns: tuple[torch.Tensor, ...] = torch.tensor(table, device=self._pool.device).unbind(1)
+        return columns
+
+    def _touch(self, path: list[Block]) -> None:
+        for block in reversed(path):
+            block.used = self._round
+            self._by_use.move_to_end(block)
+
+    def _take_index(self) -> int | None:
+        """Return a free index of the pool, or that of the block that was unused for longest; `None` if all are in use."""
+        if len(self._by_use) < self._max_blocks:
+            return len(self._by_use)
+        oldest = next(iter(self._by_use), None)
+        if oldest is None or oldest.used == self._round:
+            return None
+        assert oldest.parent is not None
+        assert not oldest.children
+        del self._by_use[oldest], oldest.parent.children[oldest.tokens]
+        return oldest.index
+
+
+def _in_blocks(states: torch.Tensor) -> torch.Tensor:
+    """View [layer, key or value, slot, head, column, dim] as [layer, key or value, slot, head, block, BLOCK, dim]."""
+    whole = states.shape[4] // BLOCK
+    return states[:, :, :, :, : whole * BLOCK].unflatten(4, (whole, BLOCK))

@@ -1,4 +1,4 @@
-"""A model folder or hub id to a model and its tokenizer, on the best device there is."""
+"""Loading and saving models and tokenizers: Hugging Face folders, hub ids, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,6 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
 from rllm._runtime.files import is_named_by
 from rllm._runtime.untrusted import read_json
 from rllm.errors import ConfigError, MissingDependencyError, first_line
-from rllm.inference.local.kernels import keep_few_kernels
-from rllm.inference.local.weights import check_complete, check_finite
 from rllm.parser.tool_prompt import TemplateChoice
 
 ADAPTER_FILE = "adapter_config.json"
@@ -44,7 +42,7 @@ _PROCESSOR_FILES = (
     "video_preprocessor_config.json",
     "chat_template.json",
 )
-"""How a model with images is given these; servers do not start without."""
+"""Files that prepare images for a model; servers do not start without them."""
 _PATTERNS = (
     "target_modules",
     "exclude_modules",
@@ -54,7 +52,7 @@ _PATTERNS = (
     "alpha_pattern",
     "target_parameters",
 )
-"""Settings of an adapter in which peft may see regular expressions, also in keys."""
+"""Settings of an adapter that peft may read as regular expressions, also in keys."""
 _REPEATED_GROUP, _REPEATS, _MAX_REPEATS = re.compile(r"\)[*+{]"), re.compile(r"[*+]|\{\d*,\d*\}"), 6
 _SHORTEST = 2
 """A prompt of one token, and an answer of one."""
@@ -63,7 +61,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A causal language model that is ready to use."""
+    """A causal language model, ready to use."""
 
     model: Any
     """A `transformers` model in evaluation mode, on `device`."""
@@ -73,20 +71,20 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedTokenizer:
-    """What can be known of a model without its weights."""
+    """A tokenizer, and facts about its model that need no weights."""
 
     tokenizer: Any
     num_ids: int
-    """Ids that the model has an embedding for; often a few more than the tokenizer gives."""
+    """Number of ids with an embedding; often a few more than the tokenizer has."""
     context_length: int | None
     """See `context_length`."""
 
 
 def context_length(config: Any) -> int | None:
-    """Tokens that a model has positions for; `None` where there is no bound.
+    """Return the number of tokens that a model has positions for; `None` where there is no bound.
 
-    With longrope (Phi-3, Phi-4-mini) a sequence that outgrows the lengths of pretraining has other positions from its first
-    token on, so that what was computed of its beginning would have to be computed anew: there the bound is these lengths.
+    With longrope (Phi-3, Phi-4-mini), positions change from the first token on when a sequence outgrows the length of
+    pretraining, which would invalidate all cached states: there the bound is that length.
     """
     text = config.get_text_config(decoder=True)
     limit: int | None = getattr(text, "max_position_embeddings", None)
@@ -102,13 +100,13 @@ def described(path: str | Path) -> Any | None:
     if not (folder / "config.json").is_file():
         return None
     try:
-        return _loaded(AutoConfig.from_pretrained, str(folder), "configuration")
-    except ConfigError:  # which loading the model reports
+        return from_pretrained(AutoConfig.from_pretrained, str(folder), "configuration")
+    except ConfigError:  # loading the model reports it
         return None
 
 
 def longrope_note(config: Any) -> str:
-    """Return why the context is shorter than the model's files state, as the end of a sentence; empty where it is not."""
+    """Return the reason why the context is shorter than the model's files state, as the end of a sentence; else empty."""
     limit, most = context_length(config), getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit == most:
         return ""
@@ -135,23 +133,23 @@ def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = 
     """Return the tokenizer that `load_model` gives for the same folder or hub id and template.
 
     Raises:
-        ConfigError: if there is none, or if the template cannot be used.
+        ConfigError: if there is no tokenizer, or if the template cannot be used.
     """
-    loaded = _loaded_tokenizer(path_or_id)
+    loaded = _tokenizer_for(path_or_id)
     if template:
         template.apply(loaded.tokenizer)
     return loaded
 
 
-def _loaded_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
+def _tokenizer_for(path_or_id: str | Path) -> LoadedTokenizer:
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
-        base = _loaded_tokenizer(base_of(adapter))
+        base = _tokenizer_for(base_of(adapter))
         return replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
     source = _checked_source(path_or_id)
-    config = _loaded(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
+    config = from_pretrained(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
     return LoadedTokenizer(
-        tokenizer=_loaded(AutoTokenizer.from_pretrained, source, "tokenizer"),
+        tokenizer=from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer"),
         num_ids=config.vocab_size,
         context_length=context_length(config),
     )
@@ -160,15 +158,17 @@ def _loaded_tokenizer(path_or_id: str | Path) -> LoadedTokenizer:
 def load_model(
     path_or_id: str | Path, *, dtype: str = "auto", device: str = "auto", template: TemplateChoice | None = None
 ) -> LoadedModel:
-    """Load any Hugging Face causal language model from a folder or a hub id; the folder may be that of a LoRA adapter,
-    which is merged into the model that it names.
+    """Load any Hugging Face causal language model.
 
-    `dtype` is `float32`, `bfloat16` or `auto`: bfloat16 on CUDA, else float32. `device` is a torch device or `auto`.
-    `template` replaces the model's chat template, before weights are read.
+    Args:
+        path_or_id: folder or hub id; a LoRA adapter's folder is merged into the model that it names.
+        dtype: `float32`, `bfloat16` or `auto` (bfloat16 on CUDA, else float32).
+        device: torch device or `auto`.
+        template: replaces the model's chat template, before weights are read.
 
     Raises:
-        ConfigError: if there is no such model, if its folder is incomplete, if this needs a package that is not installed, or if
-            a setting is wrong.
+        ConfigError: if there is no such model, its folder is incomplete, a needed package is not installed, or a setting is
+            wrong.
     """
     if template:
         tokenizer = load_tokenizer(path_or_id, template=template).tokenizer
@@ -179,11 +179,9 @@ def load_model(
     source = _checked_source(path_or_id)
     target = choose_device(device)
     chosen_dtype = choose_dtype(dtype, target)
-    if target.type == "cpu":
-        keep_few_kernels()
-    config = _loaded(AutoConfig.from_pretrained, source, "configuration")
-    tokenizer = _loaded(AutoTokenizer.from_pretrained, source, "tokenizer")
-    model, found = _loaded(
+    config = from_pretrained(AutoConfig.from_pretrained, source, "configuration")
+    tokenizer = from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer")
+    model, found = from_pretrained(
         _kind_of(config).from_pretrained,
         source,
         "weights",
@@ -193,25 +191,25 @@ def load_model(
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    check_complete(source, model, found)
-    check_finite(source, model)
-    _processor_files(model, local_files_only=False)  # a hub id's are then at hand when it is saved
+    _check_complete(source, model, found)
+    _check_finite(source, model)
+    _processor_files(model, local_files_only=False)  # so that a hub id's are cached when it is saved
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
 
 
 def load_outline(path_or_id: str | Path) -> Any:
-    """Return a model with the shapes of its weights and no numbers, on torch's device `meta`.
+    """Return a model without numbers in its weights, on torch's device `meta`.
 
     Raises:
         ConfigError: if there is no such model, or if its configuration cannot be read.
     """
-    config = _loaded(AutoConfig.from_pretrained, _checked_source(path_or_id), "configuration")
+    config = from_pretrained(AutoConfig.from_pretrained, _checked_source(path_or_id), "configuration")
     with torch.device("meta"):
         return _kind_of(config).from_config(config, attn_implementation=attention_of(config))
 
 
 def _kind_of(config: Any) -> Any:
-    """What loads the model that is in the folder: one with images is kept whole, so that what is saved of it is served as it was.
+    """Return the class that loads a model. One with images is kept whole, so that a server can load what is saved of it.
 
     `transformers` has some of these as language models, too: their text part alone, under other names.
     """
@@ -225,16 +223,18 @@ def _kind_of(config: Any) -> Any:
 
 
 def attention_of(config: Any) -> str | None:
-    """`transformers`' fastest kind of attention that computes all that the model is; `None` leaves it to choose, which is `sdpa` for
-    models that have it. `sdpa` passes over a bound of the attention scores, as Gemma 2 has one, without a word; and where each token
-    attends to a chosen few, as in GLM 5, it lets them be later ones."""
+    """Return the attention implementation that is correct for a model; `None` leaves the choice to `transformers`.
+
+    `transformers` prefers `sdpa`, which silently ignores a bound of the attention scores (Gemma 2), and lets tokens that
+    attend to a selected few (GLM 5) attend to later ones.
+    """
     text = config.get_text_config(decoder=True)
     is_bounded = getattr(text, "attn_logit_softcapping", None) is not None
     return "eager" if is_bounded or hasattr(text, "index_topk") else None
 
 
 def is_adapter(path_or_id: str | Path) -> bool:
-    """Whether it is the folder of a LoRA adapter, and of no model."""
+    """Return whether it is the folder of a LoRA adapter without a model."""
     folder = Path(path_or_id).expanduser()
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").exists()
 
@@ -251,7 +251,7 @@ def base_of(adapter: Path) -> str:
 
 
 def _check_adapter(adapter: Path) -> None:
-    """Refuse an adapter that names code to import, or patterns that may take for ever on the names of a model's parts.
+    """Refuse an adapter that names code to import, or patterns that may never finish on the names of modules.
 
     Raises:
         ConfigError: naming the setting.
@@ -267,52 +267,53 @@ def _check_adapter(adapter: Path) -> None:
         for pattern in map(str, [value] if isinstance(value, str) else value):
             if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MAX_REPEATS:
                 raise ConfigError(
-                    f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may take for ever: list the "
+                    f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may never finish: list the "
                     "names of the modules"
                 )
 
 
 def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
-    """The model that a peft adapter was made for, with the adapter's weights added to its own."""
+    """Return the model that a peft adapter was made for, with the adapter's weights merged."""
     try:
         import peft
     except ModuleNotFoundError as error:
         raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
     _check_adapter(adapter)
     loaded = load_model(base_of(adapter), dtype=dtype, device=device)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with_adapter = _loaded(partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter")
+            with_adapter = from_pretrained(
+                partial(peft.PeftModel.from_pretrained, loaded.model), str(adapter), "adapter"
+            )
         except RuntimeError as error:
             raise ConfigError(
-                f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, such as for tokens that were added to that: save "
-                f"a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and name that"
+                f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, perhaps because tokens were added: save "
+                f"a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and use that"
             ) from error
     own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
     weights = adapter / ADAPTER_WEIGHTS_FILE
     if weights.is_file() and own.keys() == (saved := load_file(weights)).keys():
         take_weights(own, saved)
-    elif any("missing adapter keys" in str(warning.message) for warning in said):
+    elif any("missing adapter keys" in str(warning.message) for warning in caught):
         raise ConfigError(
-            f"model={str(adapter)!r}: this adapter's weights are not named as those of {type(loaded.model).__name__}, so it would "
-            f"change nothing: was it made for the model that its {ADAPTER_FILE} names ({base_of(adapter)})?"
+            f"model={str(adapter)!r}: this adapter's weights do not have the names of {type(loaded.model).__name__}, so it would "
+            f"change nothing: check that it was made for the model in its {ADAPTER_FILE} ({base_of(adapter)})"
         )
-    check_finite(str(adapter), with_adapter)
+    _check_finite(str(adapter), with_adapter)
     _untie(loaded.model)
     tokenizer = _tokenizer_of(adapter, loaded.tokenizer)
     return replace(loaded, model=with_adapter.merge_and_unload().eval(), tokenizer=tokenizer)
 
 
 def _tokenizer_of(adapter: Path, base: Any) -> Any:
-    """The one beside an adapter, which may have a chat template that its base has not; else the base's."""
+    """Return an adapter's own tokenizer, which may have another chat template; else its base's."""
     has_own = (adapter / "tokenizer_config.json").is_file()
-    return _loaded(AutoTokenizer.from_pretrained, str(adapter), "tokenizer") if has_own else base
+    return from_pretrained(AutoTokenizer.from_pretrained, str(adapter), "tokenizer") if has_own else base
 
 
 def _untie(model: Any) -> None:
-    """Give the head weights of its own where the adapter is on it or on the embeddings: merged into what both share, it would change
-    both."""
+    """Give the head weights of its own if the adapter is on it or on the embeddings: merging would change both."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     embeddings, head = (getattr(end, "base_layer", end) for end in ends)
     if ends != [embeddings, head] and head.weight is embeddings.weight:
@@ -321,10 +322,10 @@ def _untie(model: Any) -> None:
 
 
 def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    """Bring an adapter's weights to what was saved of them, under the very names that they have.
+    """Copy saved weights into an adapter by their exact names.
 
-    peft renames what it loads as `transformers` renames the weights of older models, which loses some of what is named as in
-    this one (Laguna's shared experts), with no more than a warning.
+    peft renames weights as `transformers` does for older models, which drops some of them (Laguna's shared experts) with only
+    a warning.
     """
     with torch.no_grad():
         for name, weight in own.items():
@@ -345,7 +346,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer into such a folder.
 
     Raises:
-        OSError: if it cannot be written, of which `tokenizers` tells by an exception of no kind.
+        OSError: if it cannot be written; `tokenizers` itself raises a bare `Exception`.
     """
     try:
         tokenizer.save_pretrained(folder)
@@ -357,8 +358,10 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 @contextmanager
 def _valid_generation_config(model: Any) -> Iterator[Any]:
-    """Inside, the model has a generation config that `transformers` saves. It loads any, but refuses to save one with settings that
-    have no effect, such as a temperature without do_sample, as many a model has; gives the model's own."""
+    """Give the model a generation config that `transformers` saves, and yield its own.
+
+    `transformers` loads any, but refuses to save one with ineffective settings, such as a temperature without do_sample.
+    """
     own = model.generation_config
     if own is not None:
         model.generation_config = GenerationConfig()
@@ -369,14 +372,14 @@ def _valid_generation_config(model: Any) -> Iterator[Any]:
 
 
 def text_parts(model: Any) -> list[Any] | None:
-    """The modules of a model with images that text passes; `None` where there is nothing beside them."""
+    """Return the modules that text passes through in a model with images; `None` for one without."""
     if not hasattr(model.config, "vision_config"):
         return None
     return [model.get_decoder(), model.get_output_embeddings()]
 
 
 def _processor_files(model: Any, *, local_files_only: bool) -> list[str]:
-    """Those of the folder or hub id that the model came from; none where it is gone since."""
+    """Return the processor files of the folder or hub id that the model came from; none if it is gone."""
     if not model.name_or_path or not hasattr(model.config, "vision_config"):
         return []
     options = {"_raise_exceptions_for_missing_entries": False, "local_files_only": local_files_only}
@@ -389,8 +392,7 @@ def _processor_files(model: Any, *, local_files_only: bool) -> list[str]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """While inside, transformers draws no progress bars: they would stand between the lines of whoever called us. Those of a
-    download from the hub stay."""
+    """Hide `transformers`' progress bars, except those of downloads."""
     before = logging.set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "disable": True}))
     try:
         yield
@@ -399,7 +401,7 @@ def without_bars() -> Iterator[None]:
 
 
 def choose_device(device: str = "auto") -> torch.device:
-    """The named device; `auto` is CUDA where there is one, and else the CPU: on MPS nothing here was ever tried."""
+    """Return the named device; `auto` is CUDA if there is one, else the CPU (MPS is untested)."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -414,7 +416,7 @@ def choose_device(device: str = "auto") -> torch.device:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The named dtype; `auto` is bfloat16 on CUDA and float32 elsewhere."""
+    """Return the named dtype; `auto` is bfloat16 on CUDA and float32 elsewhere."""
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in _DTYPES:
@@ -423,30 +425,29 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def check_tokenizer_in(folder: Path, tokenizer: Any) -> None:
-    """Hold the tokenizer in a folder against another one: weights know tokens by their ids, so with other ids they are those of
-    another model.
+    """Check that the tokenizer in a folder equals another one, since weights depend on its ids.
 
     Raises:
         ConfigError: if there is none.
-        ValueError: if its ids or its chat template are others.
+        ValueError: if its ids or its chat template differ.
     """
-    saved = _loaded(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
+    saved = from_pretrained(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
         raise ValueError("its tokenizer or chat template is not the one in model.path: has that model been replaced?")
 
 
 def check_source(path_or_id: str | Path) -> None:
-    """Look whether there is a model, or an adapter, without loading it; what may be a hub id is believed.
+    """Check that a model or adapter exists, without loading it; a possible hub id is not looked up.
 
     Raises:
-        ConfigError: if it is a path, and not that of a model's folder.
+        ConfigError: if it is a path, but not that of a model's folder.
     """
     if not is_adapter(path_or_id):
         _checked_source(path_or_id)
 
 
 def _checked_source(path_or_id: str | Path) -> str:
-    """The source as `transformers` wants it; what looks like a path is never looked up on the hub."""
+    """Return the source for `transformers`; anything that looks like a path is never looked up on the hub."""
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -465,7 +466,7 @@ def _checked_source(path_or_id: str | Path) -> str:
 
 
 def _looks_like_path(path_or_id: str | Path) -> bool:
-    """Whether this is anything but `owner/name`; `folder/name` is a path where there is such a folder."""
+    """Return whether this is not `owner/name`; `folder/name` is a path if that folder exists."""
     if isinstance(path_or_id, Path):
         return True
     owner, _, name = path_or_id.partition("/")
@@ -473,13 +474,13 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
 
 
 def may_bring_code(source: str) -> bool:
-    """Return whether the user trusts the code in a model folder, or behind a hub id, by naming it in RLLM_TRUSTED_MODELS."""
+    """Return whether the user trusts the code of a model folder or hub id, by naming it in RLLM_TRUSTED_MODELS."""
     named = os.environ.get(TRUSTED_MODELS, "").split(os.pathsep)
     return is_named_by(TRUSTED_MODELS, Path(source)) if Path(source).is_dir() else source in named
 
 
-def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
-    """Call a `from_pretrained`. Code that comes with the model is run only if `RLLM_TRUSTED_MODELS` names the folder.
+def from_pretrained(load: Callable[..., Any], source: str, part: str, **options: Any) -> Any:
+    """Call a `from_pretrained`. A model's own code is run only if `RLLM_TRUSTED_MODELS` names its folder.
 
     Raises:
         ConfigError: naming the setting and the remedy, which the library's own errors do not.
@@ -495,14 +496,48 @@ def _loaded(load: Any, source: str, part: str, **options: Any) -> Any:
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             remedy = (
-                "it brings code of its own (auto_map in its config.json), which is not run; use a model that transformers has, "
+                "it brings code of its own (auto_map in its config.json), which is not run; use a model known to transformers, "
                 f"or read the code and set {TRUSTED_MODELS}={source}"
             )
         elif Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
             remedy = (
-                "it is no local folder and the hub did not give it; check the id and the network, download it first, "
+                "there is no such local folder, and the hub did not provide it; check the id and the network, download it, "
                 "or set HF_HUB_OFFLINE=1 to use only what is already cached"
             )
         raise ConfigError(f"model={source!r}: cannot load its {part}: {remedy} ({first_line(error)})") from error
+
+
+def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
+    """Refuse weights that `transformers` did not find and made up, with only a warning.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    made_up = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if made_up:
+        others = ", ..." if len(made_up) > 3 else ""
+        raise ConfigError(
+            f"model={source!r}: {len(made_up)} weights of {type(model).__name__} are missing or have other shapes, and would "
+            f"be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
+        )
+
+
+def _check_finite(source: str, model: Any) -> None:
+    """Refuse weights that are not numbers, which later checks would mistake for an unknown architecture.
+
+    Raises:
+        ConfigError: if a weight is infinite or NaN.
+    """
+    broken = next((name for name, weight in model.named_parameters() if not is_finite(weight)), None)
+    if broken is not None:
+        raise ConfigError(
+            f"model={source!r}: {broken} is infinite or NaN, as after a failed update: download or save the folder again, "
+            "or use an earlier checkpoint"
+        )
+
+
+def is_finite(weight: torch.Tensor) -> bool:
+    """Return whether all elements are finite."""
+    return bool(weight.detach().sum(dtype=torch.float32).isfinite())

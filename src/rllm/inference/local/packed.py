@@ -1,44 +1,50 @@
-"""Linear layers as a CPU multiplies by them fastest: the sampler's own layout of the trainer's weights.
+"""A CPU copy of a model whose results for one row do not depend on the other rows: the sampler's own layout of the weights.
 
-In oneDNN's layout a product takes 0.6 to 0.9 of the time of a plain one (0.4 in bfloat16), and each of its rows is the same,
-bit for bit, whatever other rows there are. Weights change once a training step, and are then packed anew.
+torch's float32 products sum in an order that depends on the number of rows, so a sampled token would depend on what is
+decoded beside it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do not, and
+take about as long (less than half in bfloat16). Weights are packed again at each publish.
 
-The matrix units of Intel's CPUs (AMX), which do bfloat16, sum in an order that depends on the number of rows. There all products
-have as many rows: a prompt's cost two to three times as much for it, those of a step with as many sequences nothing.
+Intel's matrix units (AMX), which multiply bfloat16, do depend on the number of rows, so there all products have `_ROWS`.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers.activations import ACT2CLS
 
 from rllm._runtime.main_memory import total_memory
-from rllm.inference.local.kernels import has_linear_products, linear_product
-from rllm.inference.local.wide_linear import WideLinear
 
 _ROWS = 64
-"""The number of rows that a layout is chosen for, which serves any other as well; and of all products on matrix units."""
+"""Number of rows that a layout is chosen for; it serves any other, too."""
 _SHARE_OF_MEMORY = 8
 """Weights are packed where that takes at most this part of the main memory that this process may use."""
+_ACTIVATIONS = {nn.SiLU, *(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())}
+_SHARE = 2**15
+"""Least number of elements that torch gives to each thread in elementwise operations."""
+_VECTOR = 64
+"""Largest number of elements processed at a time."""
 
 
 def can_pack(model: Any) -> bool:
-    """Whether the model is in float32 on a CPU that oneDNN knows, and small enough to be held once more."""
+    """Return whether the model is in float32 on a CPU with oneDNN, and small enough for a second copy."""
     return (
         model.device.type == "cpu"
         and model.dtype == torch.float32
-        and has_linear_products()
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and sum(weight.nbytes for weight in model.parameters()) * _SHARE_OF_MEMORY <= total_memory()
     )
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN does on this CPU: most of those of laptops, which have no AVX512, it leaves out."""
+    """Return whether oneDNN multiplies bfloat16 on this CPU, which most without AVX512 do not."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -46,28 +52,30 @@ class PackedModel:
     """A copy of a model that multiplies by packed weights; it shares all its tensors with the model."""
 
     def __init__(self, model: Any, *, autocast: bool = False) -> None:
-        """With `autocast` products are done in bfloat16, where that can be, and everything else in the model's own format."""
+        """With `autocast`, products are in bfloat16 where the CPU can, and everything else in the model's own format."""
         self.products = torch.bfloat16 if autocast and multiplies_bfloat16() else torch.float32
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self.module = copy.deepcopy(model, memo=shared)
         self._layers: list[PackedLinear] = []
         for parent in list(self.module.modules()):
-            if type(parent).__name__ == "ParamWrapper":  # peft's, which gives its layer another weight for each pass
+            if type(parent).__name__ == "ParamWrapper":  # peft's, which changes its layer's weight for each pass
                 continue
             for name, child in list(parent.named_children()):
-                if type(child) in (nn.Linear, WideLinear):
+                if type(child) is nn.Linear:
                     self._layers.append(PackedLinear(child, self.products))
                     setattr(parent, name, self._layers[-1])
+                elif type(child) in _ACTIVATIONS:
+                    setattr(parent, name, RowwiseActivation(child))
         self.update()
 
     def update(self) -> None:
-        """Take up the model's weights as they are now."""
+        """Pack the model's weights as they are now."""
         for layer in self._layers:
             layer.pack()
 
 
 class PackedLinear(nn.Module):  # type: ignore[misc]
-    """An `nn.Linear` whose weight is packed when it is told to; without gradient."""
+    """An `nn.Linear` with a packed weight; without gradient."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -77,6 +85,7 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         self._in_blocks = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
 
     def pack(self) -> None:
+        """Pack the weight as it is now."""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(self._dtype), _ROWS)
         self._shift = None if self.bias is None else self.bias.detach().to(self._dtype)
 
@@ -89,8 +98,9 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         if self._dtype == torch.bfloat16 and inputs.numel() == self.in_features:
             # Without bfloat16 instructions, oneDNN sums a single row in another order than two.
             rows = inputs.view(1, -1).expand(2, -1).contiguous()
-            return linear_product(rows, self._packed, self._shift)[:1].view(*inputs.shape[:-1], -1)
-        return linear_product(inputs, self._packed, self._shift)
+            return self._product(rows)[:1].view(*inputs.shape[:-1], -1)
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._shift, "none", [], "")
+        return outputs
 
     def _product_in_blocks(self, inputs: Tensor) -> Tensor:
         rows = inputs.flatten(0, -2)
@@ -99,3 +109,32 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         blocks = pad(rows, (0, 0, 0, -len(rows) % _ROWS)).split(_ROWS)
         outputs = torch.cat([self._product(block) for block in blocks])[: len(rows)]
         return outputs.view(*inputs.shape[:-1], -1)
+
+
+class RowwiseActivation(nn.Module):  # type: ignore[misc]
+    """An activation by which each row comes out the same bit for bit, whatever other rows there are.
+
+    torch works in vectors, but element by element at the end of each thread's share, where SiLU rounds otherwise. Here no
+    share has such an end.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, states: Tensor) -> Tensor:
+        size, num_threads = states.numel(), torch.get_num_threads()
+        if size % _VECTOR == 0 and (size <= _SHARE or num_threads == 1):
+            return self._function(states)
+        flat = states.reshape(-1)
+        outputs = torch.empty_like(flat)
+        whole = size - size % _VECTOR
+        in_shares = whole - whole % _SHARE
+        step = _SHARE * num_threads
+        for start, stop in ((0, in_shares), (in_shares, whole)):
+            for begin in range(start, stop, step):
+                end = min(begin + step, stop)
+                outputs[begin:end] = self._function(flat[begin:end])
+        if whole < size:
+            outputs[whole:] = self._function(pad(flat[whole:], (0, whole + _VECTOR - size)))[: size - whole]
+        return outputs.view(states.shape)

@@ -1,7 +1,7 @@
 """Logits to tokens and log-probabilities, for a whole batch at once.
 
-B: rows of the batch. V: vocabulary. A row's randomness is a function of its seed and of how many tokens it has, so an
-answer does not depend on what else is in the batch.
+B: rows of the batch. V: vocabulary. A row's randomness is a function of its seed and its number of tokens, so an answer does
+not depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.nn.functional import pad
 from rllm.inference.engine import SamplingParams
 
 _CANDIDATES = 128
-"""How many of the most probable tokens top-p looks at before it sorts the whole vocabulary."""
+"""Most probable tokens that top-p tries before it sorts the whole vocabulary."""
 _COLDEST = 1e-30
-"""No lower temperature is calculated with: logits over it are finite, and the most probable token has all of the mass long since."""
+"""Lowest temperature used in arithmetic: the most probable token has all of the mass well above it."""
 _BLOCK = 64
-"""Tokens whose probabilities are added up before one of them is chosen."""
+"""Tokens whose probabilities are summed before one of them is chosen."""
 
 
 @dataclass(kw_only=True)
 class RowSettings:
-    """The sampling parameters of a batch as tensors; built anew when the batch's rows change."""
+    """Sampling parameters of a batch as tensors; rebuilt when its rows change."""
 
     scale: torch.Tensor | None
     """[B, 1]: 1 / temperature; `None` where every row has temperature 1 (or is greedy)."""
@@ -39,7 +39,7 @@ class RowSettings:
     top_p: torch.Tensor | None
     """[B]; `None` where no row restricts it."""
     streams: NDArray[np.uint64]
-    """[B]: where each row's random numbers begin; see `streams`."""
+    """[B]: start of each row's random numbers; see `streams`."""
 
     @classmethod
     def of(
@@ -102,25 +102,25 @@ def likeliest(probabilities: torch.Tensor, number: int) -> list[list[tuple[int, 
 
 
 def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Tensor:
-    """[B] tokens by inversion: those at which the cumulative probability passes `uniform` [B], in [0, 1).
+    """Draw [B] tokens by inversion: where the cumulative probability passes `uniform` [B], in [0, 1).
 
-    First the block of tokens in which it does is found, then the token: adding up all V numbers in float64, which small
-    probabilities need, would take longer than the softmax.
+    The block of tokens is found first, then the token: summing all V numbers in float64, which small probabilities need,
+    would take longer than the softmax.
     """
     rest = -probabilities.shape[1] % _BLOCK
-    padded = pad(probabilities, (0, rest)) if rest else probabilities  # `pad` copies what it does not change, too
+    padded = pad(probabilities, (0, rest)) if rest else probabilities  # `pad` copies even what it does not change
     blocks = padded.unflatten(1, (-1, _BLOCK))  # [B, V / BLOCK, BLOCK]
     precise = torch.float32 if probabilities.device.type == "mps" else torch.float64
     places = torch.from_numpy(uniform).to(probabilities.device, precise).unsqueeze(1)
     block, places = _invert(blocks.sum(-1).to(precise), places)
     inside = blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1)
     token, _ = _invert(inside.to(precise), places)
-    # The blocks end behind the vocabulary, and so does the search where a probability is no number.
+    # The blocks end after the vocabulary, and so does the search where a probability is NaN.
     return (block * _BLOCK + token).squeeze(1).clamp_(max=probabilities.shape[1] - 1)
 
 
 def _invert(weights: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of `weights` [B, n] lies at `places` [B, 1], shares of their sum; and where in it, as a share again."""
+    """Return which of `weights` [B, n] lies at `places` [B, 1], shares of their sum, and where in it, as a share."""
     ends = weights.cumsum(-1)
     target = places * ends[:, -1:]
     # `right` skips weights of zero, which end where the one before them does.
@@ -161,12 +161,12 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def streams(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Seeds spread out, so that neighbouring seeds have nothing in common."""
+    """Return seeds spread out, so that neighbouring seeds are unrelated."""
     return _mix(seeds + _GAMMA)
 
 
 def uniforms(streams: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Independent uniform numbers in [0, 1), one per (stream, counter): SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Return independent uniform numbers in [0, 1), one per (stream, counter): SplitMix64 (Steele et al. 2014)."""
     state = streams + (counters + np.uint64(1)) * _GAMMA
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -1,6 +1,6 @@
-"""Which requests are decoded together: admission between decode steps, sampling, and the end of each answer.
+"""Admission of requests between decode steps, sampling, and the end of each answer.
 
-All of it runs on one thread and knows neither asyncio nor text formats.
+Everything runs on one thread and knows neither asyncio nor text formats.
 """
 
 from __future__ import annotations
@@ -10,21 +10,62 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from rllm.errors import InferenceError
 from rllm.inference.engine import SamplingParams
-from rllm.inference.local.decoder import Decoder
 from rllm.inference.local.sampling import RowSettings, likeliest, sample
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.streaming import IncrementalText, first_stop
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A sequence that a decoder has taken in."""
+
+    index: int
+    """Index of the prompt."""
+    num_cached: int
+    """Number of its tokens that were not computed again."""
+
+
+class Decoder(Protocol):
+    """The sequences in progress, numbered from 0 without gaps: tokens in, logits of the next tokens out.
+
+    A sequence's last token is the next step's input. So adding a sequence computes all of its tokens but the last, and a
+    prompt that is cached up to there costs nothing.
+    """
+
+    def fits(self, num_sequences: int, length: int) -> bool:
+        """Return whether there is memory for this many sequences of up to this many tokens."""
+        ...
+
+    def add(self, prompts: Sequence[list[int]]) -> list[Added]:
+        """Add sequences; return them in the order of their numbers.
+
+        Those that are missing wait for a prefix that another one has just computed: add them again at once.
+        """
+        ...
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append a token to each sequence; return the logits of the next ones, [sequences, vocabulary]."""
+        ...
+
+    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
+        """Drop sequences, given as tokens by number; the others keep their order and are numbered again."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all sequences and forget all prefixes: the weights have changed."""
+        ...
+
+
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """One answer in the making. The scheduler's thread appends to it; others only read it, or cancel it."""
+    """One answer in progress. The scheduler's thread appends to it; others only read it, or cancel it."""
 
     prompt_ids: list[int]
     sampling: SamplingParams
@@ -33,22 +74,22 @@ class Request:
     """Ids that end the answer."""
     seed: int
     wake: Callable[[Request], None]
-    """Called when there is news: the end of the answer, and for `streaming` requests each token."""
+    """Called at the end of the answer, and for `streaming` requests at each token."""
     streaming: bool = False
     num_top: int = 0
-    """Alternatives to keep of each token."""
+    """Number of alternatives to keep of each token."""
 
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Empty where no alternatives are asked for; else never shorter than `logprobs`."""
+    """Empty unless `num_top`; else never shorter than `logprobs`."""
     finish_reason: str | None = None
     error: Exception | None = None
     cancelled: bool = False
     weight_version: int | None = None
-    """Of the weights that the answer was begun with."""
+    """Version of the weights that sampled the first token."""
     weight_updates: list[list[int]] = field(default_factory=list)
-    """Where the weights changed: `[position of the first token sampled after it, version]` of each time."""
+    """Weight changes: `[position of the first token sampled after it, version]` of each."""
     num_cached: int = 0
     submitted_at: float = field(default_factory=time.perf_counter)
     admitted_at: float = 0.0
@@ -64,7 +105,7 @@ class Request:
         return len(self.prompt_ids) + self.max_tokens
 
     def metrics(self) -> dict[str, float]:
-        """Seconds by phase, and how much of the prompt was cached."""
+        """Return seconds by phase, and the number of cached tokens of the prompt."""
         admitted_at = self.admitted_at or self.finished_at
         prefilled_at = self.prefilled_at or self.finished_at
         return {
@@ -75,8 +116,8 @@ class Request:
             "cached_prompt_tokens": self.num_cached,
         }
 
-    def go_on(self, weight_version: int) -> None:
-        """From here on, tokens are sampled from other weights."""
+    def continue_with(self, weight_version: int) -> None:
+        """Note that later tokens are sampled from other weights."""
         self.weight_updates = [item for item in self.weight_updates if item[0] < len(self.completion_ids)]
         if self.completion_ids:
             self.weight_updates.append([len(self.completion_ids), weight_version])
@@ -91,7 +132,7 @@ class Request:
 
 @dataclass(kw_only=True)
 class Counters:
-    """What the scheduler has done so far."""
+    """Work done so far."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -132,17 +173,17 @@ class Scheduler:
         self._waiting.extend(requests)
 
     def advance(self) -> None:
-        """Admit what there is room for, then decode one token of every admitted request."""
+        """Admit waiting requests that fit, then decode one token of every admitted request."""
         while self._admit():
             pass
         if self._live:
             self._step()
 
     def publish(self, weight_version: int) -> None:
-        """The weights have changed: forget what was computed with the old ones.
+        """Switch to changed weights, dropping all states of the old ones.
 
-        Answers that were begun go on from the tokens they have, whose states are computed again: so each token's
-        log-probability is that of one set of weights, given all tokens before it.
+        Answers in progress continue from their tokens, whose states are computed again: each token's log-probability is that
+        of one set of weights, given all tokens before it.
         """
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
@@ -159,7 +200,7 @@ class Scheduler:
         self._waiting.clear()
 
     def _admit(self) -> bool:
-        """Take waiting requests in; returns whether those left out should be tried again at once."""
+        """Add waiting requests; return whether those left out should be tried again at once."""
         chosen = self._take_waiting()
         if not chosen:
             return False
@@ -174,7 +215,7 @@ class Scheduler:
             request = chosen[item.index]
             self._live.append(request)
             if request.weight_version is not None:
-                request.go_on(self.weight_version)
+                request.continue_with(self.weight_version)
                 continue
             request.weight_version, request.num_cached = self.weight_version, item.num_cached
             request.admitted_at, request.prefilled_at = admitted_at, prefilled_at
@@ -190,7 +231,7 @@ class Scheduler:
         return len(taken) < len(chosen)
 
     def _take_waiting(self) -> list[Request]:
-        """The next requests, in order of arrival, for which there are slots and memory. One alone is always taken."""
+        """Return the next requests, in order of arrival, that fit into slots and memory. One alone always does."""
         chosen: list[Request] = []
         longest = max((request.max_length for request in self._live), default=0)
         while self._waiting and len(self._live) + len(chosen) < self._max_concurrent:
@@ -228,7 +269,7 @@ class Scheduler:
         self.counters.decode_s += time.perf_counter() - began
 
     def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """The next token of each live request, and its log-probability."""
+        """Return the next token of each live request, and its log-probability."""
         if self._settings is None:
             self._settings = self._new_settings(logits)
         counts = np.array([len(item.completion_ids) for item in self._live], dtype=np.uint64)
@@ -236,8 +277,8 @@ class Scheduler:
         numbers = logprobs.tolist()
         if not all(map(isfinite, numbers)):
             raise InferenceError(
-                f"the model gave logits that are no numbers (weight version {self.weight_version}): its weights are not finite, "
-                "or its states overflow; load weights that are, or use dtype=float32"
+                f"the model's logits are not finite (weight version {self.weight_version}): its weights are not, or its "
+                "states overflow; load finite weights, or use dtype=float32"
             )
         for number, request in enumerate(self._live):
             if request.num_top:
@@ -251,7 +292,7 @@ class Scheduler:
         )
 
     def _end_of(self, request: Request, token: int) -> str | None:
-        """Why the answer ends with this token, if it does."""
+        """Return the reason why the answer ends with this token; `None` if it does not."""
         if request.cancelled:
             return "abort"
         if token in request.end_ids:
@@ -264,7 +305,7 @@ class Scheduler:
         return first_stop(self._stop_texts[request].extend([token]), request.sampling.stop) is not None
 
     def _remove(self, reasons: Mapping[int, str]) -> None:
-        """End live requests, for the reason that is given for their number."""
+        """End live requests, given the reason for each number."""
         ended = {number: self._live[number] for number in reasons}
         self._decoder.remove({number: request.prompt_ids + request.completion_ids for number, request in ended.items()})
         self._live = [request for number, request in enumerate(self._live) if number not in ended]
@@ -275,6 +316,6 @@ class Scheduler:
 
 
 def clamp_max_tokens(prompt_ids: Sequence[int], wanted: int | None, max_length: int) -> int:
-    """How many tokens an answer may have: those asked for, as far as the context has room for them."""
+    """Return the number of tokens that an answer may have: those wanted, as far as they fit into the context."""
     room = max_length - len(prompt_ids)
     return room if wanted is None else min(wanted, room)

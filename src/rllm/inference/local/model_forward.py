@@ -1,0 +1,169 @@
+"""Running `transformers` models: attention without copied keys, names of arguments, and checks of what a model computes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rllm.errors import ConfigError, first_line
+
+NAME = "rllm_sdpa"
+
+
+class SharedPrefix(Protocol):
+    """Keys that rows attend to besides their own, in a pass over a token tree."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # [B, H, T, D]
+        keys: torch.Tensor,  # [B, K, T, D]
+        values: torch.Tensor,  # [B, K, T, D]
+        mask: torch.Tensor | None,  # [B, 1, T, T]; None: each token attends to those before it
+        scale: float,
+    ) -> torch.Tensor:
+        """Return the attention to both, [B, H, T, D]."""
+        ...
+
+
+def use_grouped_attention(model: Any) -> None:
+    """Let a model with `sdpa` attention and grouped queries run without repeating its keys and values.
+
+    Without a mask, and where no kernel applies, `transformers`' own function is used.
+    """
+    if getattr(model.config, "_attn_implementation", None) == "sdpa":
+        AttentionInterface.register(NAME, grouped_attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
+
+
+def grouped_attention(
+    module: Any,
+    query: torch.Tensor,  # [B, H, T, D]
+    key: torch.Tensor,  # [B, K, L, D], K <= H
+    value: torch.Tensor,  # [B, K, L, D]
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    above: SharedPrefix | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Implement `transformers`' sdpa interface. In decoding (T = 1), the queries of a group become a sequence T = H / K.
+
+    A model passes on arguments that it does not know, so `above` arrives from its caller. On a CPU, attention stays in
+    float32 under autocast: the gradients of bfloat16 take twice as long.
+    """
+    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            states = (query.float(), key.float(), value.float())
+            return grouped_attention(module, *states, attention_mask, dropout, scaling, above, **options)
+    batch, heads, length, size = query.shape
+    is_biased = options.get("position_bias") is not None  # which only transformers' own function adds to the scores
+    if above is not None:
+        if is_biased:
+            raise ValueError("attention with a bias for positions takes no shared prefix")
+        scale = size**-0.5 if scaling is None else scaling
+        out = above.attend(module.layer_idx, query, key, value, attention_mask, scale)
+        return out.transpose(1, 2).contiguous(), None
+    groups = key.shape[1]
+    if attention_mask is not None and groups != heads and not dropout and not is_biased:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        if length == 1 and not torch.is_grad_enabled():
+            grouped = query.view(batch, groups, heads // groups, size)
+            out = attend(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+            return out.reshape(batch, 1, heads, -1), None
+        if query.device.type == "cpu":  # its kernel reads grouped keys in place
+            out = attend(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)
+            return out.transpose(1, 2).contiguous(), None
+    return sdpa_attention_forward(  # type: ignore[no-any-return]
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+    )
+
+
+def has_full_attention(model: Any) -> bool:
+    """Return whether every layer keeps all keys and values, and uses them alike at all positions.
+
+    The former is read from `transformers`' own cache; the latter excludes Llama 4, whose temperature depends on the length.
+    """
+    if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
+        return False
+    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
+        return False
+    try:
+        layers = DynamicCache(config=model.config).layers
+    except AttributeError:  # the configuration does not name its layers
+        return False
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+_DIVERGING_ENDS = ([13, 1], [4, 9])
+"""Ends of two sequences that begin alike."""
+
+
+def plain_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    """Return the logits after `ids`, [1, vocabulary], from a forward pass with neither cache nor padding."""
+    inputs = torch.tensor([ids], device=model.device)
+    logits: torch.Tensor = model(input_ids=inputs, use_cache=False, **last_logits_only(model)).logits
+    return logits[:, -1]
+
+
+_CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
+"""Names in `transformers` before 5.24, from then on, and in state-space models before."""
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name of the argument of the forward pass that takes a cache."""
+    known = inspect.signature(type(model).forward).parameters
+    return next((name for name in _CACHE_ARGUMENTS if name in known), _CACHE_ARGUMENTS[0])
+
+
+def last_logits_only(model: Any) -> dict[str, Any]:
+    """Return the argument that limits logits to the last position, for models that have it."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def check_causal(model: Any) -> None:
+    """Check that later tokens do not change a token's logits, as in a causal language model.
+
+    Raises:
+        ConfigError: if they do, so that sampling token by token would differ from a pass over the whole sequence; or if the
+            model does not run on tokens alone.
+    """
+    beginning = range(_chunk_size(model) + 5)
+    try:
+        size = model.get_input_embeddings().num_embeddings
+        both = [[(7 * token + 3) % size for token in [*beginning, *end]] for end in _DIVERGING_ENDS]
+        with torch.no_grad():
+            one, other = (
+                model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+                .logits[0, : len(beginning)]
+                .float()
+                for ids in both
+            )
+    except Exception as error:  # of missing inputs or packages
+        raise ConfigError(
+            f"{type(model).__name__} does not run on tokens alone ({type(error).__name__}: {first_line(error)})"
+        ) from error
+    # Experts may round otherwise when they receive other tokens, too.
+    allowed = 1e-3 if model.dtype.itemsize >= 4 else 0.1
+    if (one - other).norm() > allowed * one.norm():
+        raise ConfigError(
+            f"{type(model).__name__} lets later tokens change a token's probabilities, so it can be neither sampled nor trained "
+            "token by token: use a causal model (BERT's family is causal with is_decoder=true in config.json; state-space "
+            "layers without the package mamba-ssm are not always causal)"
+        )
+
+
+def _chunk_size(model: Any) -> int:
+    """Return the chunk of state-space layers or of Reformer's hashes, in tokens; 0 where there is none."""
+    config = model.config.get_text_config(decoder=True)
+    if hashed := getattr(config, "lsh_attn_chunk_length", None):
+        return int(2 * hashed)
+    found = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
+    return next((size for size in found if isinstance(size, int)), 0)

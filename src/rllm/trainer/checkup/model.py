@@ -1,0 +1,229 @@
+"""A model's folder: its files, its chat template, and the sampling that its `generation_config` asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rllm.errors import ConfigError
+from rllm.inference.servers.capabilities import Finding
+from rllm.types import Message
+
+BYTES_TO_TRAIN = 16
+"""Of each weight: itself, its gradient, and AdamW's two means, in float32."""
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+"""Values at which a setting of `generation_config.json` leaves the model's own distribution as it is."""
+_OFF = {"top_k": (0, -1, None)}
+
+_QUESTION: Message = {"role": "user", "content": "How many figs?"}
+_MORE: Message = {"role": "user", "content": "And limes?"}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "count", "arguments": '{"fruit": "fig"}'}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "count",
+        "description": "Count fruit.",
+        "parameters": {"type": "object", "properties": {"fruit": {"type": "string"}}, "required": ["fruit"]},
+    },
+}
+CONVERSATIONS: dict[str, list[Message]] = {
+    "answers": [_QUESTION, {"role": "assistant", "content": "Seven."}, _MORE],
+    "reasoning": [_QUESTION, {"role": "assistant", "content": "Seven.", "reasoning_content": "I count seven."}, _MORE],
+    "tool calls": [
+        _QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "call00001", "name": "count", "content": "7"},
+    ],
+}
+"""Conversations whose second message is the model's."""
+
+
+def training_bytes(model: str) -> float | None:
+    """What training all weights takes beside activations; `None` where the model's files are not here."""
+    try:
+        from rllm.config.model_sizes import num_weights
+    except ImportError:
+        return None
+    try:
+        number = num_weights(Path(model).expanduser())
+    except (OSError, ValueError, OverflowError):  # a file that was cut off, which `model_findings` names
+        return None
+    return None if number is None else float(number * BYTES_TO_TRAIN)
+
+
+def model_findings(model: str) -> list[Finding]:
+    """What is wrong with a model's folder, or with what the hub gave of it."""
+    try:
+        from rllm.inference.local.loading import load_tokenizer
+    except ImportError as error:
+        said = f"cannot be looked at: {error}"
+        return [Finding(name="model", ok=False, said=said, fix="pip install 'rllm[train]'")]
+    folder = Path(model).expanduser()
+    if problem := _incomplete(folder):
+        fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
+        return [Finding(name="model", ok=False, said=f"{model} {problem}", fix=fix)]
+    try:
+        loaded = load_tokenizer(model)
+    except ConfigError as error:
+        fix = "name a folder that holds the whole model, or a hub id (owner/name) that can be downloaded"
+        return [Finding(name="model", ok=False, said=str(error), fix=fix)]
+    length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
+    there = Finding(name="model", ok=True, said=f"{model}: {loaded.num_ids:,} ids, context of {length}")
+    return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
+
+
+def _lora_findings(model: str) -> list[Finding]:
+    """Return what an adapter on all linear layers would reach; nothing for a folder that is an adapter itself."""
+    from rllm.backends.lora import LoraSettings, coverage
+    from rllm.errors import MissingDependencyError
+    from rllm.inference.local.loading import is_adapter
+
+    if is_adapter(model):
+        return []
+    try:
+        told = str(coverage(model, LoraSettings(rank=1, alpha=1.0)))
+    except (ConfigError, MissingDependencyError) as error:
+        fix = "name layers in model.lora_targets, or train all weights: model.lora_rank=0"
+        return [Finding(name="lora", ok=False, said=str(error), needed=False, fix=fix)]
+    return [Finding(name="lora", ok=True, said=f"with model.lora_rank set, {told}")]
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Files that a model's folder must have; an adapter's folder has others."""
+    if (folder / "adapter_config.json").exists():
+        return []
+    indexes = list(folder.glob("*.index.json"))
+    parts = {name for index in indexes for name in json.loads(index.read_text())["weight_map"].values()}
+    lacking = sorted(name for name in parts if not (folder / name).exists())
+    if not (folder / "config.json").exists():
+        lacking.append("config.json")
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    return lacking if weights or parts else [*lacking, "weights (*.safetensors)"]
+
+
+def _incomplete(folder: Path) -> str:
+    """What of a model's folder is not there, or not whole; nothing of one that is not there at all."""
+    if not folder.is_dir():
+        return ""
+    if damaged := [path.name for path in sorted(folder.glob("*.json")) if not _is_json(path)]:
+        return f"has files that are not JSON: {', '.join(damaged)}"
+    if missing := missing_files(folder):
+        return f"lacks {', '.join(missing)}"
+    if cut := [path.name for path in sorted(folder.glob("*.safetensors")) if not _is_whole(path)]:
+        return f"has files that were cut off: {', '.join(cut)}"
+    return ""
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict | list)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_whole(weights: Path) -> bool:
+    """Whether a file is as long as its header says, see https://huggingface.co/docs/safetensors."""
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if length < size else {}
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+    return bool(8 + length + max(ends, default=0) == size)
+
+
+def template_findings(tokenizer: Any) -> list[Finding]:
+    """Return what the chat template leaves out or refuses, and whether it prints earlier turns as it did at first."""
+    from rllm.parser.chat_template import ChatTemplate
+
+    try:
+        template = ChatTemplate(tokenizer)
+    except ConfigError as error:
+        _, _, remedy = str(error).partition(": ")
+        return [Finding(name="chat template", ok=False, said="there is none", fix=remedy or str(error))]
+    try:
+        lost = lost_finding(template.shape.lost)
+    except ConfigError as error:
+        _, _, found = str(error).partition(": ")
+        said, _, remedy = found.rpartition(": ")
+        return [Finding(name="chat template", ok=False, said=said, fix=remedy)]
+    turns = _turns_finding(template, tokenizer)
+    return [turns] if lost is None else [lost] if turns.ok else [lost, turns]
+
+
+def lost_finding(lost: Mapping[str, str]) -> Finding | None:
+    """Return which kinds of content the template does not print, or None if it prints all."""
+    if not lost:
+        return None
+    from rllm.parser.chat_template import remedy_for
+
+    dropped = [kind for kind, error in lost.items() if not error]
+    refused = [f"{kind} ({error})" for kind, error in lost.items() if error]
+    said = [f"prints no {', '.join(dropped)}"] if dropped else []
+    said += [f"refuses {'; '.join(refused)}"] if refused else []
+    remedies = dict.fromkeys(map(remedy_for, lost))
+    fix = "; ".join(each for each in remedies if not any(each in other for other in remedies if other != each))
+    return Finding(name="chat template", ok=False, said=", and ".join(said), needed=False, fix=fix)
+
+
+def _turns_finding(template: Any, tokenizer: Any) -> Finding:
+    """Return whether earlier turns are printed as they were at first."""
+    from rllm.parser.continuation import Continuation
+
+    continuation = Continuation(tokenizer, template)
+    judged = {kind: _judged(template, continuation, tokenizer, chat) for kind, chat in CONVERSATIONS.items()}
+    refused = [f"{kind} ({why})" for kind, why in judged.items() if why not in ("", _REWRITTEN)]
+    rewritten = [kind for kind, why in judged.items() if why == _REWRITTEN]
+    if refused:
+        fix = "use a template that prints each message once; else every later turn is trained as a sequence of its own"
+        said = f"later turns cannot go on from sampled tokens: {'; '.join(refused)}"
+        return Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)
+    if rewritten:
+        fix = (
+            "leave gateway.exact_turns on: later turns then go on from the sampled tokens, whatever the template prints"
+        )
+        said = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
+        return Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)
+    return Finding(name="chat template", ok=True, said="append-only: it prints earlier turns as it did at first")
+
+
+_REWRITTEN = "rewritten"
+
+
+def _judged(template: Any, continuation: Any, tokenizer: Any, chat: Sequence[Message]) -> str:
+    """Nothing where the template is append-only, `_REWRITTEN` where our own rendering makes it so, else why that fails."""
+    tools = [_TOOL] if any(message["role"] == "tool" for message in chat) else None
+    try:
+        asked = template.render_text(chat[:1], tools, True)
+        told = template.render_text(chat[:2], tools, False)
+        later = template.render_text(chat, tools, True)
+        ids = tokenizer.encode(told.rstrip(), add_special_tokens=False)
+        continuation.prompt_ids(ids, list(chat), 2, tools)
+    except ConfigError as error:
+        return str(error).partition(":")[0]
+    return "" if told.startswith(asked) and later.startswith(told.rstrip()) else _REWRITTEN
+
+
+def generation_finding(folder: Path) -> Finding:
+    """Whether the model's own defaults would change what is sampled."""
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    changed = {name: settings[name] for name in NEUTRAL if name in settings and not _is_neutral(name, settings[name])}
+    if not changed:
+        return Finding(name="generation config", ok=True, said="leaves the model's distribution as it is")
+    listed = ", ".join(f"{name}={value}" for name, value in changed.items())
+    return Finding(
+        name="generation config",
+        ok=False,
+        said=f"asks for {listed}; model.engine does not follow it, other servers do",
+        needed=False,
+        fix="start servers of your own with: vllm serve ... --generation-config vllm",
+    )
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return value in _OFF.get(name, ()) or value == NEUTRAL[name]

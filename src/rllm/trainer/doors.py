@@ -1,0 +1,222 @@
+"""The ways to say where episodes come from: a function, an agent in an environment, a workflow. Behind them is one loop."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from rllm.agents.agent import BaseAgent
+from rllm.algorithms.base import Algorithm
+from rllm.backends.base import TrainingBackend
+from rllm.config.schema import RolloutConfig
+from rllm.data.dataset import Dataset
+from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent_and_env
+from rllm.engine.agent_function_engine import AgentFunctionEngine
+from rllm.engine.agent_workflow_engine import AgentWorkflowEngine, check_workflow, is_worth_another_try
+from rllm.engine.capture import GatewayCapture, SessionGateway
+from rllm.engine.recorded import RecordedEngine
+from rllm.engine.returned import check_promise
+from rllm.engine.runner import Rollout
+from rllm.engine.signature import check_arguments, check_made_with, check_rows, name_of
+from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_args
+from rllm.errors import ConfigError, RolloutError
+from rllm.inference.engine import InferenceEngine
+from rllm.store.base import TraceStore
+from rllm.trainer.credit import Roles
+from rllm.trainer.judge import Judge, RolloutJudge
+from rllm.workflows.workflow import Workflow
+
+logger = logging.getLogger(__name__)
+
+
+class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
+    """A rollout that works inside `with`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a run offers to its rollouts."""
+
+    inference: InferenceEngine
+    gateway: SessionGateway
+    store: TraceStore
+    rollout: RolloutConfig
+
+    @property
+    def recorded(self) -> RecordedEngine:
+        """The policy, for those that ask it without HTTP."""
+        return RecordedEngine(self.inference, store=self.store)
+
+    @property
+    def capture(self) -> GatewayCapture:
+        return GatewayCapture(self.gateway, self.store)
+
+
+class Door(ABC):
+    """What the user gave, checked."""
+
+    retry_if: Callable[[RolloutError], bool] | None = None
+    """Which failures are worth another try; `None` leaves it to the runner."""
+    demonstrates: ClassVar[bool] = False
+    """Whether episodes are shown to the policy, and not made by it."""
+
+    @property
+    def most_at_a_time(self) -> int | None:
+        """How many rollouts one process may have under way; `None` is any number."""
+        return None
+
+    @abstractmethod
+    def check(self, data: Dataset) -> None:
+        """Raise `ConfigError` if these tasks cannot be rolled out."""
+
+    @abstractmethod
+    def open(self, around: Surroundings) -> RunningRollout:
+        """The rollouts of a run.
+
+        Raises:
+            ConfigError: if a part does not fit.
+        """
+
+    def judge(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> Judge:
+        """What is made known of the episodes."""
+        return RolloutJudge(needs_rewards=algorithm.needs_rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionDoor(Door):
+    """`agent_run_func`."""
+
+    agent_run_func: Callable[..., Any]
+
+    def check(self, data: Dataset) -> None:
+        check_rows(self.agent_run_func, data)
+
+    def open(self, around: Surroundings) -> RunningRollout:
+        if around.rollout.max_steps is not None:
+            logger.warning("rollout.max_steps=%d bounds nothing: a function ends by itself", around.rollout.max_steps)
+        return AgentFunctionEngine(self.agent_run_func, gateway=around.gateway, store=around.store)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentEnvDoor(Door):
+    """`agent_class` and `env_class`."""
+
+    agent_class: type[BaseAgent]
+    env_class: type[BaseEnv]
+    agent_args: Mapping[str, Any] = field(default_factory=dict)
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, data: Dataset) -> None:
+        """Let the environment class check the first task."""
+        check_first_task(self.env_class, {**data[0], **prepared_args(self.env_class, self.env_args)})
+
+    def open(self, around: Surroundings) -> RunningRollout:
+        steps: dict[str, Any] = {} if around.rollout.max_steps is None else {"max_steps": around.rollout.max_steps}
+        return AgentExecutionEngine(
+            agent_class=self.agent_class,
+            env_class=self.env_class,
+            agent_args=self.agent_args,
+            env_args=self.env_args,
+            rollout_engine=around.recorded,
+            capture=around.capture,
+            max_workers=around.rollout.max_concurrent,
+            trajectory_timeout=around.rollout.timeout_s,
+            **steps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowDoor(Door):
+    """`workflow_class`."""
+
+    workflow_class: type[Workflow]
+    workflow_args: Mapping[str, Any] = field(default_factory=dict)
+    retry_if = staticmethod(is_worth_another_try)
+
+    @property
+    def most_at_a_time(self) -> int | None:
+        """One, of a class that is not thread-safe."""
+        return None if self.workflow_class.is_multithread_safe() else 1
+
+    def check(self, data: Dataset) -> None:
+        """A workflow takes any task."""
+
+    def open(self, around: Surroundings) -> RunningRollout:
+        if around.rollout.max_steps is not None:
+            logger.warning(
+                "rollout.max_steps=%d bounds nothing: give workflow_args what the workflow takes",
+                around.rollout.max_steps,
+            )
+        return AgentWorkflowEngine(
+            self.workflow_class,
+            self.workflow_args,
+            around.recorded,
+            n_parallel_tasks=around.rollout.max_concurrent,
+            capture=around.capture,
+        )
+
+
+def door_of(
+    *,
+    door: Door | None = None,
+    agent_run_func: Callable[..., Any] | None,
+    agent_class: type[BaseAgent] | None,
+    env_class: type[BaseEnv] | None,
+    agent_args: Mapping[str, Any] | None,
+    env_args: Mapping[str, Any] | None,
+    workflow_class: type[Workflow] | None,
+    workflow_args: Mapping[str, Any] | None,
+) -> Door:
+    """The one that was given.
+
+    Raises:
+        ConfigError: if none was, or more than one.
+    """
+    doors = {
+        "agent_run_func": agent_run_func,
+        "agent_class and env_class": agent_class or env_class,
+        "workflow_class": workflow_class,
+        "door": door,
+    }
+    given = [name for name, value in doors.items() if value is not None]
+    if len(given) != 1:
+        told = f"{' and '.join(given)} were given" if given else "nothing to roll out was given"
+        raise ConfigError(f"{told}: give one of {', '.join(doors)}")
+    check_arguments(agent_args=agent_args, env_args=env_args, workflow_args=workflow_args)
+    if door is not None:
+        return door
+    if agent_run_func is not None:
+        return _function_door(agent_run_func)
+    if workflow_class is not None:
+        return _workflow_door(workflow_class, workflow_args or {})
+    return _agent_env_door(agent_class, env_class, agent_args or {}, env_args or {})
+
+
+def _function_door(agent_run_func: Any) -> FunctionDoor:
+    if not callable(agent_run_func):
+        raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
+    check_promise(agent_run_func, name_of(agent_run_func))
+    return FunctionDoor(agent_run_func=agent_run_func)
+
+
+def _workflow_door(workflow_class: Any, workflow_args: Mapping[str, Any]) -> WorkflowDoor:
+    check_workflow(workflow_class)
+    check_made_with(workflow_class, "workflow_args", workflow_args, rollout_engine=None, executor=None)
+    return WorkflowDoor(workflow_class=workflow_class, workflow_args=dict(workflow_args))
+
+
+def _agent_env_door(
+    agent_class: Any, env_class: Any, agent_args: Mapping[str, Any], env_args: Mapping[str, Any]
+) -> AgentEnvDoor:
+    if agent_class is None or env_class is None:
+        missing = "agent_class" if agent_class is None else "env_class"
+        raise ConfigError(f"{missing} is missing: an agent and its environment are given together")
+    check_agent_and_env(agent_class, env_class, env_args)
+    check_made_with(agent_class, "agent_args", agent_args)
+    return AgentEnvDoor(
+        agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
+    )

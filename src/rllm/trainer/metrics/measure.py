@@ -1,0 +1,199 @@
+"""Episodes and batches to named metrics. Failed rollouts are counted by reason and stay in the denominator of accuracy; those
+that nobody judged are counted, and leave it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, quantiles
+
+import torch
+
+from rllm.engine.failures import count_reasons, why_failed, why_unscored
+from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
+from rllm.trainer.credit import Assembled
+from rllm.types import Episode, Step, StepCredit, token_versions
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """`rollout/...` of the episodes of a training step."""
+    rewards = rewards_of(episodes)
+    steps = [step for episode in episodes for path in episode.trajectories for step in path.steps]
+    lengths = [len(step.response_ids) for step in steps if step.response_ids]
+    return {
+        **_reported(episodes),  # first, so that no agent can take the place of what is measured
+        **_mean("rollout/reward", rewards),
+        **_spread("rollout/reward", rewards),
+        **_by_role("rollout/reward", episodes),
+        **_mean("rollout/accuracy", _verdicts(episodes)),
+        **_mean("rollout/response_tokens", lengths),
+        **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
+        "rollout/calls_per_episode": len(steps) / max(len(episodes), 1),
+        "rollout/truncated": _cut_off(steps),
+        **_endings(episodes),
+        "rollout/num_failed": float(sum(episode.failed for episode in episodes)),
+        "rollout/num_unscored": float(sum(reward is None for reward in _final_rewards(episodes))),
+    }
+
+
+def batch_metrics(assembled: Assembled) -> dict[str, float]:
+    """`batch/...`: what the optimiser was fed, and what was left out."""
+    return {
+        "batch/num_sequences": float(len(assembled.batch)),
+        "batch/num_groups": float(assembled.num_groups),
+        "batch/zero_variance": assembled.num_uniform_groups / max(assembled.num_groups, 1),
+        **_mean("batch/advantage", assembled.advantages),
+        **_spread("batch/advantage", assembled.advantages),
+        "tokens/drift": assembled.num_forks / max(assembled.num_steps, 1),
+        **{f"tokens/drift/{reason}": count / assembled.num_steps for reason, count in assembled.drifts.items()},
+        **{f"dropped/{reason}": float(count) for reason, count in assembled.dropped.items()},
+    }
+
+
+def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight_version: int) -> dict[str, float]:
+    """`tokens/staleness...`: how many publishes ago the tokens that are trained on were sampled; nothing where no version is
+    known."""
+    trained = {(credit.session_id, credit.trace_id) for credit in credits if credit.dropped is None}
+    steps = ((item.session_id, step) for item in episodes for path in item.trajectories for step in path.steps)
+    ages = [
+        float(weight_version - version)
+        for session_id, step in steps
+        if (session_id, step.id) in trained
+        for version in token_versions(step)
+    ]
+    return {**_mean("tokens/staleness", ages), **({"tokens/staleness_max": max(ages)} if ages else {})}
+
+
+def peak_memory() -> dict[str, float]:
+    """`memory/...` in gigabytes: the most that this process, and its GPU, have held at a time since it began."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    peaks = {"memory/peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+    if torch.cuda.is_available():
+        peaks["memory/gpu_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return peaks
+
+
+def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """`eval/...` of the held-out tasks."""
+    return {
+        **{f"eval/{name}": value for name, value in _reported(episodes).items()},
+        **_by_role("eval/reward", episodes),
+        **_mean("eval/accuracy", _verdicts(episodes)),
+        **_mean("eval/reward", rewards_of(episodes)),
+        "eval/truncated": _cut_off(
+            [step for episode in episodes for path in episode.trajectories for step in path.steps]
+        ),
+        "eval/num_episodes": float(len(episodes)),
+        "eval/num_failed": float(sum(episode.failed for episode in episodes)),
+        "eval/num_unscored": float(sum(why_unscored(episode) is not None for episode in episodes)),
+    }
+
+
+def rates(
+    times: Mapping[str, float], episodes: Sequence[Episode], num_trained: float = 0.0, *, ahead: bool = False
+) -> dict[str, float]:
+    """`timing/..._s` of a step's phases and their sum; and tokens per second: those sampled, of the whole step and of the
+    rollouts, and those trained on, `num_trained`, of the update. `ahead`: rollouts are begun before their step, which then only
+    waits for what is left of them, so this wait is no measure of them."""
+    sampled = sum(len(step.response_ids) for item in episodes for path in item.trajectories for step in path.steps)
+    total = sum(times.values())
+    return {
+        **{f"timing/{name}_s": seconds for name, seconds in times.items()},
+        "timing/step_s": total,
+        "tokens/sampled": float(sampled),
+        "tokens/per_second": sampled / total,
+        **{
+            f"tokens/per_second_{name}": tokens / times[name]
+            for name, tokens in (("rollout", sampled), ("update", num_trained))
+            if times.get(name) and not (ahead and name == "rollout")
+        },
+    }
+
+
+def _cut_off(steps: Sequence[Step]) -> float:
+    """Return the share of answers that were cut off at their maximal length."""
+    return sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1)
+
+
+def _verdicts(episodes: Iterable[Episode]) -> list[float]:
+    """1 for each that was right, and 0 for those that were not, among them those that failed."""
+    return [float(bool(episode.is_correct)) for episode in episodes if why_unscored(episode) is None]
+
+
+def why_unusable(episode: Episode) -> str | None:
+    """Why an episode says nothing about the policy; `None` if it does."""
+    if not episode.failed and any(path.final_reward() is not None for path in episode.trajectories):
+        return None
+    return why_failed(episode) or f"not scored: {episode.info.get('unscored', 'it has no reward')}"
+
+
+def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
+    """Why some or all of these could not be used, most frequent reason first."""
+    unusable = [reason for reason in reasons if reason]
+    lines = [f"  {reason}" for reason in count_reasons(unusable)[:3]]
+    if len(unusable) == len(reasons):
+        head = f"{all_of(len(reasons), 'rollout')} failed, so there is nothing to learn from:"
+    else:
+        head = f"{len(unusable)} of {len(reasons)} rollouts failed or were not scored:"
+    return "\n".join([f"{phase}: {head}", *lines])
+
+
+def error_of_all(episodes: Sequence[Episode]) -> type[RolloutError]:
+    """Return the class of the error that ended every rollout: that of the user's code if it failed in each of them."""
+    names = {episode.info.get("error", {}).get("type") for episode in episodes}
+    own: dict[str, type[RolloutError]] = {error.__name__: error for error in (AgentError, EnvError, RewardError)}
+    return own[names.pop()] if len(names) == 1 and names <= own.keys() else RolloutError
+
+
+def rewards_of(episodes: Iterable[Episode]) -> list[float]:
+    """Of every trajectory that was scored, in episodes that did not fail."""
+    return [reward for reward in _final_rewards(episodes) if reward is not None]
+
+
+def _final_rewards(episodes: Iterable[Episode]) -> list[float | None]:
+    """Of every trajectory of the episodes that did not fail."""
+    return [path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories]
+
+
+def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The mean under its name; nothing where there are no values, since a mean of nothing is not zero."""
+    return {name: fmean(values)} if values else {}
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The tenth and the ninetieth percentile, between which most values lie."""
+    if len(values) < 2:
+        return {}
+    cuts = quantiles(values, n=10, method="inclusive")
+    return {f"{name}_p10": cuts[0], f"{name}_p90": cuts[-1]}
+
+
+def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """The mean reward of each role and its spread, where there are several."""
+    by_role: dict[str, list[float]] = {}
+    for episode in episodes:
+        for path in episode.trajectories:
+            reward = path.final_reward()
+            if reward is not None and not episode.failed:
+                by_role.setdefault(path.name, []).append(reward)
+    if len(by_role) < 2:
+        return {}
+    told = ({**_mean(f"{name}/{role}", found), **_spread(f"{name}/{role}", found)} for role, found in by_role.items())
+    return {key: value for metrics in told for key, value in metrics.items()}
+
+
+def _endings(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of rollouts that ended for each reason, where agents say why."""
+    reasons = Counter(episode.termination_reason.value for episode in episodes if episode.termination_reason)
+    return {f"rollout/ended_by/{reason}": count / len(episodes) for reason, count in sorted(reasons.items())}
+
+
+def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means of what the agents themselves reported in `Episode.metrics`, as `agent/...` where they name no group."""
+    names = {name for episode in episodes for name in episode.metrics}
+    return {
+        name if "/" in name else f"agent/{name}": fmean(item.metrics[name] for item in episodes if name in item.metrics)
+        for name in sorted(names)
+    }

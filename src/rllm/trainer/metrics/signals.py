@@ -1,0 +1,204 @@
+"""Signs that a run learns nothing or goes wrong, named in the step in which they appear."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from rllm.errors import all_of
+from rllm.parser.chat_template import lost_warning
+from rllm.types import LOST_KEY, Episode
+
+logger = logging.getLogger(__name__)
+
+_COMPARED = ("policy/entropy", "rollout/entropy", "rollout/reward", "batch/zero_variance")
+"""Metrics of earlier steps that tell what goes wrong."""
+
+MAX_RATIO = 2.0
+"""Mean probability ratio above which updates run far away from what was sampled."""
+MAX_UPDATE_KL = 1.0
+"""Nats a token that updates of one batch may move the policy; where most of what was sampled becomes impossible, the mean
+ratio falls."""
+MIN_ENTROPY = 0.02
+"""Nats a token below which the policy hardly ever tries anything else."""
+MAX_CUT_OFF = 0.2
+"""Share of the answers that may be cut off at their maximal length."""
+QUICK_STEPS, QUICK_FALL, MANY_CHOICES = 20, 5.0, 1.0
+"""A policy that had more than so many nats a token to choose from, and within so many steps has so many times less, no longer
+explores, whatever its reward does."""
+FALL = 10.0
+"""Times that the entropy may fall from where the run began, at any speed, while the reward does not rise."""
+GOOD = 0.9
+"""Accuracy from which a policy may be sure of itself."""
+LEAST_RISE = 0.05
+"""What counts as a rise of the reward, as a share of it, or of 1 where it is smaller."""
+_AROUND = 3
+"""Steps whose mean a reward at the beginning, or now, is."""
+_QUIET_STEPS = 10
+"""Steps without a sign after which it is logged again: measures of single steps cross their bounds many times."""
+MAX_SAMPLER_GAP = 0.05
+"""Mean difference of log-probabilities between sampler and trainer; float32 gives about 1e-6, bfloat16 about 1e-2."""
+
+
+_OTHER_TASKS = (
+    "use tasks that are neither too hard nor too easy, raise rollout.group_size, or set or raise "
+    "rollout.resample_rounds"
+)
+
+
+def signals(
+    metrics: Mapping[str, float], episodes: Sequence[Episode], before: Sequence[Mapping[str, float]] = ()
+) -> dict[str, str]:
+    """Return the names of what is wrong, and a sentence with the values seen and the remedy for each.
+
+    Args:
+        metrics: of one training step.
+        episodes: the step's.
+        before: the metrics of the steps before it, as far as they are known.
+    """
+
+    def of(name: str) -> float:
+        return metrics.get(name, math.nan)  # comparisons with NaN are false: what is not known is not wrong
+
+    steps = [*before, metrics]
+    # Where all is solved there is nothing to learn from single steps; tasks are too easy where it goes on like this.
+    solved_for_long = len(steps) == 1 or all(step.get("batch/zero_variance") == 1.0 for step in steps[-_AROUND:])
+    num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
+    unscored = _unscored_roles(episodes)
+    lost = sorted({kind for episode in episodes for kind in episode.info.get(LOST_KEY, ())})
+    found = {
+        "no_variance": (
+            of("batch/zero_variance") == 1.0 and (solved_for_long or of("rollout/accuracy") != 1.0),
+            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so rewards teach nothing: "
+            + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
+        ),
+        "all_dropped": (
+            of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
+            f"nothing of this step is trained on ({_reasons(metrics)}): see whether tasks are too hard or too easy, what "
+            "filters leave out, whether any role learns, and whether all rollouts of a task give trajectories the same names",
+        ),
+        "all_truncated": (
+            of("rollout/truncated") == 1.0,
+            "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own max_tokens, the lower of "
+            "which counts, or see why the model never ends",
+        ),
+        "many_truncated": (
+            MAX_CUT_OFF <= of("rollout/truncated") < 1.0,
+            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length, and are judged by what they had "
+            "come to: raise rollout.max_tokens and the agent's own max_tokens, the lower of which counts",
+        ),
+        "rewards_raise": (
+            num_reward_errors > len(episodes) / 2,
+            f"the reward of {num_reward_errors} of {len(episodes)} rollouts raised, so they count for nothing: see the "
+            "warnings above for its name",
+        ),
+        "unscored_role": (
+            of("dropped/unscored") > 0.0 and bool(unscored),
+            f"no trajectory of {' and '.join(unscored)} has a reward, so nothing is learned of what was done there: set one "
+            "on each, or roles.NAME.trainable=false if that is meant",
+        ),
+        "ratio_overflow": (
+            of("policy/ratio") > MAX_RATIO or of("policy/update_kl") > MAX_UPDATE_KL,
+            f"the mean probability ratio is {of('policy/ratio'):.3g}, and the updates of the batch moved the policy by "
+            f"{of('policy/update_kl'):.3g} nats a token: lower optim.lr, optim.num_epochs or num_minibatches",
+        ),
+        "entropy_collapse": (
+            bool(collapse := _collapse(steps)),
+            f"{collapse}: lower optim.lr, set algorithm.entropy_coef, or hold the policy to its reference with algorithm.kl_coef",
+        ),
+        "sampler_disagrees": (
+            of("policy/sampler_gap_mean") > MAX_SAMPLER_GAP,
+            f"sampler and trainer differ by {of('policy/sampler_gap_mean'):.3g} nats a token: {_remedy(metrics)}",
+        ),
+    }
+    return {name: told for name, (is_so, told) in found.items() if is_so}
+
+
+def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
+    """Return how the policy has ceased to explore by the last of these steps; nothing if it has not, or is good enough."""
+    entropies = [_entropy(step) for step in steps]
+    now, last = entropies[-1], steps[-1]
+    if not last.get("rollout/accuracy", math.nan) < GOOD or math.isnan(now):
+        return ""
+    differs_little = last.get("batch/zero_variance", 0.0) > 0.5
+    if now < MIN_ENTROPY and (differs_little or _has_no_spread(last)):
+        return f"the entropy is {now:.3g} nats a token and rewards hardly differ"
+    known = [value for value in entropies if not math.isnan(value)]
+    if len(known) < _AROUND or "policy/teacher_kl" in last:  # a teacher's entropy is what the policy is to have
+        return ""
+    now = max(known[-2:])  # A single step may be of other tasks.
+    recent, first = _second(known[-QUICK_STEPS:]), _second(known[:_AROUND])
+    if recent >= MANY_CHOICES and now < recent / QUICK_FALL:
+        return f"the entropy fell from {recent:.3g} to {known[-1]:.3g} nats a token within {min(len(known), QUICK_STEPS)} steps"
+    if now < first / FALL and not _has_risen(steps):
+        return f"the entropy fell from {first:.3g} to {known[-1]:.3g} nats a token, and the reward did not rise"
+    return ""
+
+
+def _entropy(metrics: Mapping[str, float]) -> float:
+    """Return the entropy of a step. Where nothing is trained on there is no forward pass; what was sampled then tells it, less
+    exactly."""
+    return metrics.get("policy/entropy", metrics.get("rollout/entropy", math.nan))
+
+
+def _has_no_spread(metrics: Mapping[str, float]) -> bool:
+    return metrics.get("rollout/reward_p10", math.nan) == metrics.get("rollout/reward_p90", math.nan)
+
+
+def _second(values: Sequence[float]) -> float:
+    """Return the second highest, since the highest may be an outlier."""
+    return sorted(values)[-2]
+
+
+def _has_risen(steps: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether the reward is higher than where the steps begin."""
+    rewards = [step["rollout/reward"] for step in steps if "rollout/reward" in step]
+    if len(rewards) <= _AROUND:
+        return False
+    first, now = fmean(rewards[:_AROUND]), fmean(rewards[-_AROUND:])
+    return now - first > LEAST_RISE * max(1.0, abs(first))
+
+
+def _unscored_roles(episodes: Sequence[Episode]) -> list[str]:
+    """The names of trajectories none of which has a reward, in rollouts in which others have one."""
+    paths = [path for episode in episodes if not episode.failed for path in episode.trajectories if path.trainable]
+    scored = {path.name for path in paths if path.final_reward() is not None}
+    return sorted({repr(path.name) for path in paths if scored and path.name not in scored})
+
+
+def _reasons(metrics: Mapping[str, float]) -> str:
+    """Why trajectories were left out, the most frequent reason first."""
+    counts = {name: value for name, value in metrics.items() if name.startswith("dropped/")}
+    told = [f"{counts[name]:.0f} x {name}" for name in sorted(counts, key=counts.__getitem__, reverse=True)]
+    return ", ".join(told) or "all advantages are 0"
+
+
+def _remedy(metrics: Mapping[str, float]) -> str:
+    """What to do about a sampler that differs from the trainer, where it is not done yet."""
+    remedies = [] if "policy/correction" in metrics else ["set algorithm.correction=truncate"]
+    age = metrics.get("tokens/staleness_max", 0.0)
+    if age > 0:
+        remedies.append(f"lower optim.lr or rollout.max_staleness, since answers are up to {age:.0f} updates old")
+    else:
+        remedies.append("see whether the sampler changes its distribution or has old weights")
+    return ", or ".join(remedies)
+
+
+class Watch:
+    """Logs each sign when it appears, and again only after it was absent for `_QUIET_STEPS`."""
+
+    def __init__(self) -> None:
+        self._last_seen: dict[str, int] = {}
+        self._before: list[dict[str, float]] = []
+
+    def look(self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+        """Warn of what is new; returns `signal/<name>` of 1 for everything that is wrong now."""
+        found = signals(metrics, episodes, self._before)
+        for name, sentence in found.items():
+            if step - self._last_seen.get(name, -math.inf) > _QUIET_STEPS:
+                logger.warning("step %d, %s: %s", step, name, sentence)
+            self._last_seen[name] = step
+        self._before.append({name: metrics[name] for name in _COMPARED if name in metrics})
+        return {f"signal/{name}": 1.0 for name in found}

@@ -1,0 +1,33 @@
+import pytest
+
+from rllm.gateway.upstream.roles import for_template
+
+USER = {"role": "user", "content": "hi"}
+PART = {"type": "text", "text": "a"}
+
+
+def system(content, role="system"):
+    return {"role": role, "content": content}
+
+
+def test_messages_that_every_template_takes_are_the_same_object():
+    messages = [system("a"), USER, system("b")]
+    assert for_template(messages) is messages
+
+
+@pytest.mark.parametrize(
+    ("leading", "merged"),
+    [
+        ([system("a", "developer")], "a"),
+        ([system("a"), system("b", "developer")], "a\n\nb"),
+        ([system("a"), system(None), system("")], "a"),
+        ([system([PART]), system("b")], [PART, {"type": "text", "text": "b"}]),
+    ],
+)
+def test_leading_system_messages_are_one(leading, merged):
+    assert for_template([*leading, USER]) == [system(merged), USER]
+
+
+def test_a_later_developer_stays_where_it_is():
+    assert for_template([USER, system("a", "developer")]) == [USER, system("a")]
+    assert for_template([system("a", "developer")] * 2) == [system("a\n\na")]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from rllm.engine.interrupts import run_to_its_end
+from rllm.errors import RolloutError
+from rllm.trainer import own_loop
+from rllm.trainer.own_loop import run_anywhere
+
+
+async def where() -> str:
+    return threading.current_thread().name
+
+
+def test_without_a_loop_work_is_done_here() -> None:
+    assert run_anywhere(where) == threading.current_thread().name
+
+
+async def test_inside_a_loop_work_has_a_thread_and_a_loop_of_its_own() -> None:
+    assert run_anywhere(where) == "rllm training"
+
+
+async def test_what_the_work_raises_is_raised_here() -> None:
+    async def stop() -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(60)
+
+    with pytest.raises(RolloutError, match="stopped the event loop"):
+        run_anywhere(stop)
+
+
+def test_a_task_that_exits_is_heard_of_by_who_awaits_it_and_the_others_go_on() -> None:
+    async def leave(code: int) -> None:
+        sys.exit(code)
+
+    async def work() -> list[object]:
+        return [*await asyncio.gather(leave(0), leave(2), asyncio.sleep(0.01, "done"), return_exceptions=True)]
+
+    first, second, last = run_anywhere(work)
+    assert (repr(first), repr(second), last) == ("SystemExit(0)", "SystemExit(2)", "done")
+
+
+def test_work_that_exits_itself_ends() -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        run_anywhere(leave)
+
+
+def test_ctrl_c_behind_a_task_that_exits_ends_the_work() -> None:
+    ended = False
+
+    async def work() -> None:
+        nonlocal ended
+        await asyncio.gather(asyncio.to_thread(sys.exit, 1), _exited(), return_exceptions=True)
+        try:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            ended = True
+
+    async def _exited() -> None:
+        sys.exit(1)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_anywhere(work)
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_handler_of_signals_that_exits_while_the_loop_waits_ends_the_work() -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGTERM]).start)
+        await asyncio.sleep(60)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    try:
+        with pytest.raises(SystemExit, match="5"):
+            run_anywhere(work)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_task_that_ignores_cancellation_does_not_keep_the_work_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rllm.engine.interrupts.CANCEL_GRACE_S", 0.01)
+    release, cleaned_up = threading.Event(), []
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    async def tidy() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned_up.append(True)
+
+    async def work() -> str:
+        tasks.extend([asyncio.create_task(stubborn(), name="stubborn"), asyncio.create_task(tidy())])
+        await asyncio.sleep(0)
+        return "done"
+
+    tasks: list[asyncio.Task[None]] = []
+    rescue = threading.Timer(60.0, release.set)
+    rescue.start()
+    assert run_anywhere(work) == "done"
+    assert not release.is_set()
+    rescue.cancel()
+    assert cleaned_up
+    assert "task 'stubborn' ignores that it is cancelled, and is left behind" in caplog.text
+
+
+async def test_ctrl_c_ends_the_work_before_it_is_raised() -> None:
+    ended = False
+
+    async def work() -> None:
+        nonlocal ended
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended = True
+
+    main, before = threading.get_ident(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_anywhere(work)
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+async def test_ctrl_c_before_the_work_has_begun_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_begin, has_begun = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        has_begun.set()
+
+    def begin_late(stoppable: Coroutine[Any, Any, None]) -> None:
+        assert may_begin.wait(60)
+        run_to_its_end(stoppable)
+
+    def interrupted_once(outcomes: list[Future[None]]) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        may_begin.set()
+        wait(outcomes)
+
+    interrupted = threading.Event()
+    monkeypatch.setattr(own_loop, "run_to_its_end", begin_late)
+    monkeypatch.setattr(own_loop, "wait", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        run_anywhere(work)
+    assert not has_begun.is_set()
