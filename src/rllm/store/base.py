@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rllm.errors import SessionDeletedError
-from rllm.types import StepCredit, Trace
+from rllm.types import JSONMapping, JSONObject, StepCredit, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class SessionInfo:
     created_at: float
     """Unix seconds."""
     num_traces: int
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JSONObject = field(default_factory=dict)
     number: int | None = field(default=None, compare=False, repr=False)
     """Unique in this store, also among deleted sessions of the same id."""
 
@@ -73,7 +73,7 @@ class TraceStore(Protocol):
     def open_session(
         self,
         session_id: str,
-        metadata: Mapping[str, Any],
+        metadata: JSONMapping,
         *,
         created_at: float | None = None,
         session: SessionRef | None = None,
@@ -174,7 +174,7 @@ def every_session(store: TraceStore, *, oldest_first: bool = False, run_id: str 
         yield from (info for info in page if may_be_of(info.metadata, run_id))
 
 
-def may_be_of(metadata: Mapping[str, Any], run_id: str | None) -> bool:
+def may_be_of(metadata: JSONMapping, run_id: str | None) -> bool:
     """Return True if a session is of this training run or names none; `None` means any run."""
     return run_id is None or metadata.get("run_id") in (None, run_id)
 

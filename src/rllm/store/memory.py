@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from operator import gt, lt
 from types import TracebackType
-from typing import Any
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.delta import EncodedTrace
 from rllm.store.rows import trace_to_row
-from rllm.types import StepCredit, Trace
+from rllm.types import JSONMapping, JSONObject, StepCredit, Trace
 
 
 @dataclass
 class _Session:
     number: int
     created_at: float
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JSONObject = field(default_factory=dict)
     traces: dict[str, Trace] = field(default_factory=dict)
     credits: dict[tuple[str, int, int], StepCredit] = field(default_factory=dict)
 
@@ -57,7 +56,7 @@ class MemoryTraceStore:
     def open_session(
         self,
         session_id: str,
-        metadata: Mapping[str, Any],
+        metadata: JSONMapping,
         *,
         created_at: float | None = None,
         session: SessionRef | None = None,

@@ -85,7 +85,7 @@ class PostgresTraceStore(SqlTraceStore):
         [[used]] = self._read("SELECT coalesce(sum(pg_column_size(traces.*)), 0) FROM traces")
         return int(used)
 
-    def _read(self, statement: str, *values: Any) -> list[Any]:
+    def _read(self, statement: str, *values: object) -> list[Row]:
         if self._closed:
             raise StoreError(f"trace store {self._name} is closed: open a new one")
         try:
@@ -97,14 +97,14 @@ class PostgresTraceStore(SqlTraceStore):
         except psycopg.Error as error:
             raise self.server.named(error) from error
 
-    def _read_once(self, statement: str, values: Sequence[Any]) -> list[Any]:
+    def _read_once(self, statement: str, values: Sequence[object]) -> list[Row]:
         """Read over a connection that no other thread uses."""
         try:
             connection = self._idle_readers.pop()
         except IndexError:
             connection = self.server.connect()
         try:
-            found: list[Any] = connection.execute(
+            found: list[Row] = connection.execute(
                 _with_placeholders(statement), list(map(_storable, values)), binary=True
             ).fetchall()
             return found
@@ -278,13 +278,13 @@ class PostgresConnection:
     def __init__(self, connection: psycopg.Connection[TupleRow]) -> None:
         self._connection = connection
 
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[TupleRow]:
+    def execute(self, statement: str, values: Sequence[object] = ()) -> psycopg.Cursor[TupleRow]:
         return self._connection.execute(
             _with_placeholders(statement), [_storable(value) for value in values], binary=True
         )
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
-        sought = {_storable(name): created_at for name, created_at in sessions.items()}
+        sought = {column_text(name): created_at for name, created_at in sessions.items()}
         seqs: dict[str, int] = {}
         while sought:
             new = {name: created_at for name, created_at in sought.items() if created_at is not None}
@@ -301,7 +301,7 @@ class PostgresConnection:
             )
             # One that another process deletes between the two statements is missing again.
             sought = {name: created_at for name, created_at in new.items() if name not in seqs}
-        return {name: seqs[_storable(name)] for name in sessions if _storable(name) in seqs}
+        return {name: seqs[column_text(name)] for name in sessions if column_text(name) in seqs}
 
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]
@@ -329,6 +329,6 @@ def _with_placeholders(statement: str) -> str:
     return statement.replace("?", "%s")
 
 
-def _storable(value: Any) -> Any:
+def _storable(value: object) -> object:
     """Return a value whose text PostgreSQL can hold."""
     return column_text(value) if isinstance(value, str) else value

@@ -5,7 +5,7 @@ Columns follow from the fields of `Trace` and `StepCredit`. `?` stands for a val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -143,7 +143,7 @@ def trace_to_row(trace: EncodedTrace, session: int, base: int | None = None, del
 _ARRAY_KINDS = tuple((column.name, column.kind) for column in ARRAYS)
 
 
-def rows_to_traces(found: Iterable[Sequence[Any]], session_id: str) -> list[tuple[int, int | None, Trace]]:
+def rows_to_traces(found: Iterable[Row], session_id: str) -> list[tuple[int, int | None, Trace]]:
     """Return the `seq`, the base's `seq` and the trace of each row of `SELECT_TRACES`, in call order.
 
     Traces of one conversation share the message objects that they have in common.
@@ -167,7 +167,7 @@ def rows_to_traces(found: Iterable[Sequence[Any]], session_id: str) -> list[tupl
     return [(seq, bases[seq], trace) for seq, trace in traces.items()]
 
 
-def _row_to_trace(row: Sequence[Any], session_id: str, base: Trace | None) -> tuple[Trace, int]:
+def _row_to_trace(row: Row, session_id: str, base: Trace | None) -> tuple[Trace, int]:
     """Return the trace, and its approximate size in bytes beside that of its base."""
     values = dict(zip(TRACE_COLUMNS, row, strict=True))
     del values["digest"]
@@ -196,7 +196,7 @@ def credit_key(row: Row) -> Row:
     return (row[0], *(row[1 + _CREDIT_NAMES.index(name)] for name in _CREDIT_KEY[1:]))
 
 
-def _plain_number(value: Any, kind: str) -> Any:
+def _plain_number(value: Any, kind: str) -> object:
     """Return a value that a database takes: SQLite does not take scalars of numpy."""
     if value is None:
         return None
@@ -205,7 +205,7 @@ def _plain_number(value: Any, kind: str) -> Any:
     return float(value) if kind == "real" else value
 
 
-def row_to_credit(row: Sequence[Any], session_id: str) -> StepCredit:
+def row_to_credit(row: Row, session_id: str) -> StepCredit:
     """Return the credit of one row of `SELECT_CREDITS`."""
     values = dict(zip(_CREDIT_NAMES, row, strict=True))
     if values["trainer_logprobs"] is not None:
@@ -213,7 +213,7 @@ def row_to_credit(row: Sequence[Any], session_id: str) -> StepCredit:
     return StepCredit(session_id=session_id, **values)
 
 
-def row_to_session(row: Sequence[Any]) -> SessionInfo:
+def row_to_session(row: Row) -> SessionInfo:
     """Return the session of one row of `SELECT_SESSIONS`."""
     session_id, created_at, num_traces, metadata, seq = row
     return SessionInfo(

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from rllm.errors import StoreError
 from rllm.store import rows
@@ -18,7 +18,10 @@ from rllm.store.codec import UNREADABLE, pack_document, unpack_document
 from rllm.store.delta import Delta, EncodedTrace, RecentTraces
 from rllm.store.rows import Row
 from rllm.store.writer import GroupCommitWriter, Work
-from rllm.types import StepCredit, Trace
+from rllm.types import JSONMapping, JSONObject, StepCredit, Trace
+
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 class Cursor(Protocol):
@@ -26,8 +29,8 @@ class Cursor(Protocol):
 
     @property
     def rowcount(self) -> int: ...
-    def fetchone(self) -> Any: ...
-    def fetchall(self) -> list[Any]: ...
+    def fetchone(self) -> Row | None: ...
+    def fetchall(self) -> list[Row]: ...
 
 
 class SqlConnection(Protocol):
@@ -37,7 +40,7 @@ class SqlConnection(Protocol):
     """Suffix of a SELECT that makes it wait for other writers of the rows, and keeps them away; empty if there are
     none."""
 
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> Cursor: ...
+    def execute(self, statement: str, values: Sequence[object] = ()) -> Cursor: ...
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
         """Create missing sessions, and keep other writers away from all of them.
@@ -68,7 +71,7 @@ class SqlTraceStore(ABC):
 
     _name: str
     """Names the store in errors."""
-    _writer: GroupCommitWriter[Any] | None
+    _writer: GroupCommitWriter[SqlConnection] | None
     is_local: bool
 
     def __init__(self) -> None:
@@ -76,7 +79,7 @@ class SqlTraceStore(ABC):
         self._closed = False
 
     @abstractmethod
-    def _read(self, statement: str, *values: Any) -> list[Any]:
+    def _read(self, statement: str, *values: object) -> list[Row]:
         """Return the rows of a query, with `?` for each value."""
 
     @abstractmethod
@@ -97,7 +100,7 @@ class SqlTraceStore(ABC):
     def open_session(
         self,
         session_id: str,
-        metadata: Mapping[str, Any],
+        metadata: JSONMapping,
         *,
         created_at: float | None = None,
         session: SessionRef | None = None,
@@ -154,14 +157,14 @@ class SqlTraceStore(ABC):
         with self._damage_named(session_id):
             return [rows.row_to_credit(row, session_id) for row in found]
 
-    def _infos(self, found: list[Any]) -> list[SessionInfo]:
+    def _infos(self, found: list[Row]) -> list[SessionInfo]:
         infos = []
         for row in found:
             with self._damage_named(row[0]):
                 infos.append(rows.row_to_session(row))
         return infos
 
-    def _traces(self, found: list[Any], session_id: str) -> list[Trace]:
+    def _traces(self, found: list[Row], session_id: str) -> list[Trace]:
         with self._damage_named(session_id):
             return [trace for _, _, trace in rows.rows_to_traces(found, session_id)]
 
@@ -189,7 +192,7 @@ class SqlTraceStore(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _write(self, work: Work[Any, Any, Any], payload: Any) -> Future[Any]:
+    def _write(self, work: Work[SqlConnection, P, R], payload: P) -> Future[R]:
         if self._writer is None:
             raise StoreError(f"trace store {self._name} was opened with read_only=True: open it again to write")
         return self._writer.submit(work, payload)
@@ -296,13 +299,13 @@ def _annotate(connection: SqlConnection, batches: list[list[Row]]) -> list[None]
     return [None] * len(batches)
 
 
-def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, dict[str, Any], float]]) -> list[int]:
+def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, JSONObject, float]]) -> list[int]:
     began: dict[str, float | None] = {}
     for session_id, _, created_at in sessions:
         began.setdefault(session_id, created_at)
     seqs = connection.ensure_sessions(began)
     for session_id, metadata, _ in sessions:
-        [stored] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchone()
+        [[stored]] = connection.execute("SELECT metadata FROM sessions WHERE id = ?", (session_id,)).fetchall()
         merged = {**(unpack_document(stored) if stored is not None else {}), **metadata}
         connection.execute("UPDATE sessions SET metadata = ? WHERE id = ?", (pack_document(merged), session_id))
     return [seqs[session_id] for session_id, _, _ in sessions]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rllm.errors import ConfigError, StoreError
 from rllm.store import rows
@@ -99,9 +99,9 @@ class SqliteTraceStore(SqlTraceStore):
         )
         return int(used)
 
-    def _read(self, statement: str, *values: Any) -> list[Any]:
+    def _read(self, statement: str, *values: object) -> list[Row]:
         with self._reader() as connection, _bounded(connection):
-            found: list[Any] = []
+            found: list[Row] = []
             cursor, taken = _execute(connection, statement, values), 0
             while rows_read := cursor.fetchmany(_ROWS_READ):
                 found += rows_read
@@ -136,7 +136,7 @@ class SqliteTraceStore(SqlTraceStore):
         _close_all(self._idle_readers)
 
 
-def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[object]) -> sqlite3.Cursor:
     """Execute a statement; half of a surrogate pair, which SQLite cannot hold, is replaced by its escape."""
     try:
         return connection.execute(statement, values)
@@ -217,7 +217,7 @@ class SqliteConnection:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         return _execute(self._connection, statement, values)
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
