@@ -31,7 +31,8 @@ from typing import Any
 
 import psutil
 
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.types import Episode, Step, Trajectory
 
 NUM_ACTORS = (1, 2, 4)
@@ -51,7 +52,7 @@ ROUNDS = 4
 class Instant:
     """A rollout of three steps, for which nothing is asked."""
 
-    async def rollout(self, attempt: Attempt) -> Episode:
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
         steps = [
             Step(prompt_ids=list(range(64)), response_ids=list(range(16)), logprobs=[-0.5] * 16)
             for _ in range(NUM_STEPS)
@@ -70,8 +71,8 @@ def opening() -> Any:
     return nullcontext(Instant())
 
 
-def attempts(number: int) -> list[Attempt]:
-    return [Attempt(task={"question": "What is 6 x 7?"}, task_id=f"task-{index}") for index in range(number)]
+def attempts(number: int) -> list[RolloutRequest]:
+    return [RolloutRequest(task={"question": "What is 6 x 7?"}, task_id=f"task-{index}") for index in range(number)]
 
 
 def cpu_of(pids: set[int]) -> float:

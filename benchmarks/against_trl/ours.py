@@ -9,7 +9,7 @@ from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.optimizer import OptimizerSettings
 from rllm.backends.update import update_weights
-from rllm.engine.garbage import rarely_collected
+from rllm.engine.event_loop import rarely_collected
 from rllm.inference.local.loading import load_model
 from rllm.trainer.credit import assemble
 from rllm.types import Episode, Step, Trajectory

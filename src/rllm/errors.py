@@ -31,8 +31,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rllm._runtime.forks import forks_end_here
-
 
 class RLLMError(Exception):
     """Base class of all errors that this project raises on purpose."""
@@ -154,10 +152,10 @@ def boundary(error: type[RolloutError], where: str) -> Iterator[None]:
     """Convert exceptions of users' code to `error("{where} raised ValueError: ... (at my_agent.py:12)")`.
 
     Errors of this project pass unchanged, and so do those that are not `Exception` (cancellation, Ctrl-C). A group, as
-    raised by a `TaskGroup`, is replaced by one of its errors. If the code forks, the child process ends here.
+    raised by a `TaskGroup`, is replaced by one of its errors.
     """
     try:
-        with forks_end_here(), ungrouped():
+        with ungrouped():
             yield
     except RLLMError:
         raise

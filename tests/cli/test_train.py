@@ -248,11 +248,11 @@ def test_an_agent_that_returns_text_wants_a_reward(work, fails, policy):
     arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST]
     code, errors = fails(*arguments)
     assert code == 2
-    assert "my_agent.py:agent returns text (-> str), which nothing scores: name the function that judges it" in errors
+    assert "my_agent.py:agent returns text (-> str)" in errors
     (work / "my_agent.py").write_text("def agent(question, answer):\n    return answer\n")
     code, errors = fails(*arguments)
     assert code == 1
-    assert "8 x AgentError: agent returned '4', which nothing scores: name the function that judges it" in errors
+    assert "8 x AgentError: agent returned '4'" in errors
 
 
 def test_an_agent_file_that_exits_is_not_a_run(work, fails):

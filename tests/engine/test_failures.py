@@ -37,7 +37,7 @@ def test_messages_that_differ_in_ids_and_numbers_only_are_one_fault():
 )
 def test_what_varies_from_rollout_to_rollout_makes_no_new_fault(one, other):
     [reason] = count_reasons([one, other])
-    assert str(reason) == f"2 x {one} (and 1 like it, but for ids, numbers or returned text)"
+    assert str(reason) == f"2 x {one} (and 1 that differ only in ids, numbers or returned text)"
 
 
 @pytest.mark.parametrize(("one", "other"), [("no figs", "no limes"), ("a decade", "a defaced"), ("x", "x 1")])

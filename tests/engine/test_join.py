@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rllm.engine.complete import complete
-from rllm.engine.join import awaited_ids, join
-from rllm.engine.runner import Attempt
+from rllm.engine.join import awaited_ids, complete, join
+from rllm.engine.request import RolloutRequest
 from rllm.errors import CaptureError
 from rllm.types import UNSCORED, Episode, Step, Trace, Trajectory
 
@@ -113,7 +112,7 @@ def test_waiting_is_for_what_was_called_or_is_nothing_but_an_id() -> None:
     no_prompt = Step(id="call-4", response_ids=[9], logprobs=[-1.0])
     steps = [told(user("a"), YES, id="call-1"), told(user("a"), YES), Step(id="call-2"), complete_step, no_prompt]
     episode = Episode(trajectories=[Trajectory(steps=steps)])
-    attempt = Attempt(task={}, task_id="t")
+    attempt = RolloutRequest(task={}, task_id="t")
     assert awaited_ids(episode, attempt, [trace(1, [user("a")])]) == {"call-1", "call-2", "call-4"}
     assert awaited_ids(episode, replace(attempt, trainable=False), []) == set()
 
@@ -129,7 +128,7 @@ def test_what_is_given_twice_counts_once() -> None:
     path = Trajectory(name="solver", steps=[step, step])
     again = Trajectory(name="judge", steps=[Step(id="call-1")], reward=0.0)
     episode = Episode(trajectories=[path, again, path])
-    complete(episode, Attempt(task={}, task_id="t"), [trace(1, [user("a")])])
+    complete(episode, RolloutRequest(task={}, task_id="t"), [trace(1, [user("a")])])
     assert [item.name for item in episode.trajectories] == ["solver", "judge"]
     assert (len(path.steps), path.final_reward()) == (1, 0.5)
     assert "'solver' has the same step more than once" in episode.info["warnings"][0]

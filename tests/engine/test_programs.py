@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.errors import RLLMError
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
@@ -65,7 +66,7 @@ def gateway(store: MemoryTraceStore) -> Iterator[GatewayServer]:
 @pytest.fixture
 def roll_out(gateway: GatewayServer, store: MemoryTraceStore) -> Callable[..., Any]:
     async def roll_out(function: Callable[..., Any], *tasks: dict[str, Any], **settings: Any) -> list[Episode]:
-        attempts = [Attempt(task=task, task_id=str(number)) for number, task in enumerate(tasks)]
+        attempts = [RolloutRequest(task=task, task_id=str(number)) for number, task in enumerate(tasks)]
         with AgentFunctionEngine(function, gateway=gateway, store=store) as engine:
             return await RolloutRunner(engine, num_retries=0, **settings).run(attempts)
 

@@ -30,7 +30,7 @@ def test_a_rollout_that_takes_far_longer_than_others_is_stuck(caplog: pytest.Log
             under_way.warn()
             under_way.warn()
     assert [record.message for record in caplog.records] == [
-        "rollout a:0 has been under way for 41 s, and others took 8 s: it may be stuck; it is cut off at rollout.timeout_s"
+        "rollout a:0 has been running for 41 s, and others took 8 s: it may be stuck; it is cancelled at rollout.timeout_s"
     ]
     assert (under_way.num_running, under_way.stuck()) == (0, {})
 

@@ -5,7 +5,7 @@ import pytest
 
 from rllm.data import Dataset
 from rllm.engine.episode_log import EpisodeLog
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.errors import AgentError, ConfigError, StoreError
 from rllm.evaluation.evaluate import Progress, evaluate
 from rllm.types import Episode, Step, Trajectory
@@ -20,7 +20,7 @@ class Answering:
         self.rewards = rewards
         self.made: list[str] = []
 
-    async def rollout(self, attempt: Attempt) -> Episode:
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
         name = f"{attempt.task_id}{attempt.index}"
         self.made.append(name)
         assert not attempt.tokens_required
@@ -60,7 +60,7 @@ async def test_rows_are_a_dataset(tmp_path):
 
 async def test_a_seed_gives_each_rollout_its_own(tmp_path):
     class Seeds(Answering):
-        async def rollout(self, attempt: Attempt) -> Episode:
+        async def rollout(self, attempt: RolloutRequest) -> Episode:
             seen[attempt.task_id, attempt.index] = attempt.sampling["seed"]
             return await super().rollout(attempt)
 
@@ -111,7 +111,7 @@ async def test_what_was_done_before_a_crash_is_kept(tmp_path):
 
 async def test_cancelling_keeps_what_is_done(tmp_path):
     class Stuck(Answering):
-        async def rollout(self, attempt: Attempt) -> Episode:
+        async def rollout(self, attempt: RolloutRequest) -> Episode:
             if attempt.task_id == "b":
                 asyncio.get_running_loop().call_soon(evaluating.cancel)
                 await asyncio.Event().wait()
@@ -127,7 +127,7 @@ async def test_what_is_in_the_log_does_not_stay_in_memory(tmp_path):
     made: list[Episode] = []
 
     class Keeping(Answering):
-        async def rollout(self, attempt: Attempt) -> Episode:
+        async def rollout(self, attempt: RolloutRequest) -> Episode:
             made.append(await super().rollout(attempt))
             return made[-1]
 
@@ -173,7 +173,7 @@ async def test_another_evaluation_is_not_mixed_into_a_folder(tmp_path, changed, 
 
 async def test_one_process_at_a_time_writes_into_a_folder(tmp_path):
     class Nested(Answering):
-        async def rollout(self, attempt: Attempt) -> Episode:
+        async def rollout(self, attempt: RolloutRequest) -> Episode:
             with pytest.raises(ConfigError, match="in use by another evaluation"):
                 await run(Answering(), tmp_path)
             return await super().rollout(attempt)

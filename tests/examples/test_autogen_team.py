@@ -10,7 +10,8 @@ import pytest
 
 from rllm.algorithms.grpo import GRPO
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
@@ -66,7 +67,7 @@ async def test_each_agent_has_a_trajectory_of_its_own_turns(example: Example, mo
         GatewayServer(store, EngineUpstream(ScriptedEngine(model), "policy")) as gateway,
         AgentFunctionEngine(agent.propose_and_check, gateway=gateway, store=store) as engine,
     ):
-        attempts = [Attempt(task=TASK, task_id="task", index=index) for index in range(4)]
+        attempts = [RolloutRequest(task=TASK, task_id="task", index=index) for index in range(4)]
         episodes = await RolloutRunner(engine, max_concurrent=4).run(attempts)
     for episode in episodes:
         checker, proposer = episode.trajectories

@@ -11,7 +11,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from rllm.algorithms.rloo import RLOO
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
@@ -49,7 +50,7 @@ async def roll_out(
             )
             return reward
 
-        attempts = [Attempt(task={"number": n, **TASK}, task_id="t", index=n) for n in range(len(models))]
+        attempts = [RolloutRequest(task={"number": n, **TASK}, task_id="t", index=n) for n in range(len(models))]
         upstream = EngineUpstream(ScriptedEngine(model), "policy")
         with (
             GatewayServer(store, upstream) as gateway,

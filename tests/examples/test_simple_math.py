@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.rewards.reward_fn import math_reward_fn
@@ -26,7 +27,7 @@ async def test_the_reward_of_an_answer_lies_on_its_tokens(example: Example) -> N
     store = MemoryTraceStore()
     scripted = ScriptedEngine([WORKED_OUT, r"It is \boxed{19}", "About 16"])
     with agent.client, GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
-        attempts = [Attempt(task=SUM, task_id="sum", index=index) for index in range(3)]
+        attempts = [RolloutRequest(task=SUM, task_id="sum", index=index) for index in range(3)]
         with AgentFunctionEngine(agent.solve, gateway=gateway, store=store) as engine:
             episodes = await RolloutRunner(engine, max_concurrent=1).run(attempts)
     rewards = {decode(path.steps[0].response_ids): path.reward for item in episodes for path in item.trajectories}

@@ -9,7 +9,8 @@ import pytest
 
 from rllm.algorithms.grpo import GRPO
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.rewards.countdown_reward import countdown_reward_fn
@@ -28,7 +29,7 @@ async def rollouts(agent: ModuleType, scripted: ScriptedEngine, count: int) -> l
     """Episodes of `TASK`, through the gateway."""
     store = MemoryTraceStore()
     with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
-        attempts = [Attempt(task=TASK, task_id="task", index=index) for index in range(count)]
+        attempts = [RolloutRequest(task=TASK, task_id="task", index=index) for index in range(count)]
         async with agent.client:
             with AgentFunctionEngine(agent.solve_and_judge, gateway=gateway, store=store) as engine:
                 return await RolloutRunner(engine, max_concurrent=1).run(attempts)

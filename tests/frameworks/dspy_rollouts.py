@@ -13,8 +13,9 @@ import agent as example  # that of examples/frameworks/dspy
 import dspy
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.remote_gateway import RemoteGateway
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.capture import RemoteGateway
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 
 BUYERS = ("Ada", "Bo", "Cy", "Di")
 NUM_QUESTIONS = 3
@@ -43,7 +44,7 @@ WAYS = {"parallel": parallel, "gathered": gathered}
 
 async def main(url: str, way: str) -> None:
     gateway = RemoteGateway(url=url, api_key=None)
-    attempts = [Attempt(task={"buyer": buyer}, task_id=buyer) for buyer in BUYERS]
+    attempts = [RolloutRequest(task={"buyer": buyer}, task_id=buyer) for buyer in BUYERS]
     with AgentFunctionEngine(WAYS[way], gateway=gateway, store=gateway) as engine:
         episodes = await RolloutRunner(engine, num_retries=0, max_concurrent=len(BUYERS)).run(attempts)
     for buyer, episode in zip(BUYERS, episodes, strict=True):

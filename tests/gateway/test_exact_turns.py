@@ -17,8 +17,8 @@ from openai import OpenAI
 
 from rllm.capture import PriorAnswer, SSEDecoder
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.recorded import RecordedEngine
-from rllm.engine.runner import Attempt
+from rllm.engine.recording_engine import RecordingEngine
+from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
@@ -339,7 +339,7 @@ def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Any) -> None:
 
 
 async def test_an_agent_without_http_goes_on_from_its_tokens_too(engine: LocalEngine) -> None:
-    recorded = RecordedEngine(engine)
+    recorded = RecordingEngine(engine)
     with session() as current:
         messages = [USER]
         for turn in range(3):
@@ -420,7 +420,7 @@ def test_what_the_prompt_lacks_is_noted_with_the_call_and_the_episode(is_lost: b
         GatewayServer(store, EngineUpstream(engine, "policy")) as server,
         AgentFunctionEngine(agent, gateway=server, store=store) as rollouts,
     ):
-        episode = asyncio.run(rollouts.rollout(Attempt(task={}, task_id="t")))
+        episode = asyncio.run(rollouts.rollout(RolloutRequest(task={}, task_id="t")))
     [warning] = episode.info.get("warnings", []) or [""]
     assert ("model.tool_prompt=hermes" in warning) == is_lost
     assert (headers[0].get("x-rllm-ignored") == "prompt.tools") == is_lost

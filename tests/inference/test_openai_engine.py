@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rllm.engine.runner import is_transient
+from rllm.engine.failures import is_transient
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError, TokenMismatchError
 from rllm.gateway.server import ServerThread
 from rllm.inference.engine import ModelOutput

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import HTTPUpstream
@@ -230,7 +231,7 @@ async def test_as_an_upstream_it_serves_evaluation_and_training_is_refused(proxy
             GatewayServer(store, provider, GatewayConfig(shutdown_timeout_s=1.0)) as gateway,
             AgentFunctionEngine(agent, gateway=gateway, store=store) as engine,
         ):
-            trying = [Attempt(task={}, task_id="t", index=index, tokens_required=not index) for index in (0, 1)]
+            trying = [RolloutRequest(task={}, task_id="t", index=index, tokens_required=not index) for index in (0, 1)]
             trained, evaluated = await RolloutRunner(engine, timeout_s=300, num_retries=0).run(trying)
     finally:
         upstream.fault = None

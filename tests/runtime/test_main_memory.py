@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm._runtime.main_memory import free_memory, total_memory
+from rllm._runtime.process import free_memory, total_memory
 
 MIB = 2**20
 

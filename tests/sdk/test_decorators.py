@@ -140,5 +140,5 @@ def test_functions_that_yield_are_refused() -> None:
     def stream() -> Any:
         yield 1
 
-    with pytest.raises(ConfigError, match="yields"):
+    with pytest.raises(ConfigError, match="generator"):
         trajectory(stream)

@@ -18,7 +18,8 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Send
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.sdk import TrajectoryView, get_chat_client, get_chat_client_async, session, trajectory
@@ -82,7 +83,7 @@ def roll_out() -> RollOut:
     async def run(agent: Callable[..., Any]) -> list[Episode]:
         store = MemoryTraceStore()
         upstream = EngineUpstream(ScriptedEngine(scripted_model), "policy")
-        attempts = [Attempt(task={"word": f"w{n}"}, task_id="t", index=n) for n in range(NUM_ROLLOUTS)]
+        attempts = [RolloutRequest(task={"word": f"w{n}"}, task_id="t", index=n) for n in range(NUM_ROLLOUTS)]
         with (
             GatewayServer(store, upstream) as gateway,
             AgentFunctionEngine(agent, gateway=gateway, store=store) as engine,

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.errors import CaptureError, ConfigError
 from rllm.sdk import bind, propagation
 from rllm.sdk.context import Session, session
@@ -182,7 +182,7 @@ async def test_a_process_that_outlives_its_rollout_is_named(
         return float(workers.answer(process_calls.ask, text) == text)
 
     with AgentFunctionEngine(agent, gateway=gateway._server, store=gateway._store) as engine:
-        attempts = [Attempt(task={"text": text}, task_id=text) for text in ("one", "two", "three")]
+        attempts = [RolloutRequest(task={"text": text}, task_id=text) for text in ("one", "two", "three")]
         first = await engine.rollout(attempts[0])
         assert asked(first) == ["one"]
         for attempt in attempts[1:]:

@@ -1,7 +1,10 @@
+"""Calls of unmodified clients belong to the session they are made in."""
+
 from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -10,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import aiohttp
+import certifi
 import httpx
 import httpx2
 import openai
@@ -19,6 +23,7 @@ from rllm.errors import ConfigError
 from rllm.gateway.identity import session_key
 from rllm.sdk import environment, get_chat_client, propagation
 from rllm.sdk.context import Session, session
+from rllm.sdk.propagation import hints_for
 from rllm.sdk.recording import read_stamp
 from rllm.sdk.variables import gateway_variables
 
@@ -241,3 +246,43 @@ def test_a_process_with_that_environment_reaches_the_session(server: ModelServer
     subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=300)
     assert server.received[0].path == "/sessions/s/v1/chat/completions"
     assert server.received[0].headers["authorization"] == "Bearer rllm-s"
+
+
+def context_of(transport: Any) -> ssl.SSLContext:
+    context: ssl.SSLContext = transport._pool._ssl_context
+    return context
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_clients_of_rollouts_share_one_context(library: Any) -> None:
+    with propagation.installed():
+        transports = [library.HTTPTransport(), library.AsyncHTTPTransport(), library.Client()._transport]
+        contexts = {context_of(transport) for transport in transports}
+    assert len(contexts) == 1
+    assert contexts.pop().verify_mode == ssl.CERT_REQUIRED
+    assert context_of(library.HTTPTransport()) not in {context_of(transport) for transport in transports}
+
+
+def test_clients_with_wishes_of_their_own_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ssl.create_default_context()
+    with propagation.installed():
+        shared = context_of(httpx.HTTPTransport())
+        assert context_of(httpx.HTTPTransport(verify=own)) is own
+        assert context_of(httpx.HTTPTransport(verify=False)).verify_mode == ssl.CERT_NONE
+        assert context_of(httpx.HTTPTransport(trust_env=False)) is not shared
+        monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+        assert context_of(httpx.HTTPTransport()) is not shared
+
+
+def test_programs_are_known_by_the_name_of_their_file() -> None:
+    (hint,) = hints_for(modules=(), programs=["/usr/local/bin/codex", "python"])
+    assert "CODEX_HOME" in hint
+
+
+def test_what_stands_on_others_is_named_before_them() -> None:
+    hints = hints_for(modules={"litellm": None, "crewai": None, "json": None})
+    assert [hint.partition(" ")[0].rstrip(":") for hint in hints] == ["CrewAI", "LiteLLM"]
+
+
+def test_a_process_without_any_framework_gets_no_hint() -> None:
+    assert hints_for(modules={"agents": None}) == [], "many a project calls its own package so"

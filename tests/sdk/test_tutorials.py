@@ -25,7 +25,8 @@ import rllm.trainer
 from rllm.algorithms import grpo
 from rllm.data.dataset import Dataset, DatasetRegistry
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.rewards.countdown_reward import countdown_reward_fn
@@ -168,7 +169,7 @@ def roll_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[RollOut]:
 
     async def run(function: Any, answer: Callable[[Any], str], task: dict[str, Any], n: int = 2) -> list[Episode]:
         script[:] = [answer]
-        attempts = [Attempt(task=task, task_id="t", index=index) for index in range(n)]
+        attempts = [RolloutRequest(task=task, task_id="t", index=index) for index in range(n)]
         with AgentFunctionEngine(function, gateway=gateway, store=store) as engine:
             return await RolloutRunner(engine, retry_delay_s=0).run(attempts)
 

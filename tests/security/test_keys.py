@@ -227,7 +227,7 @@ def test_a_program_of_an_agent_gets_its_sessions_key_and_none_of_the_operators(
     trainers: GatewayServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from rllm.engine.agent_function_engine import AgentFunctionEngine
-    from rllm.engine.runner import Attempt
+    from rllm.engine.request import RolloutRequest
 
     for name in OPERATORS_KEYS:
         monkeypatch.setenv(name, f"operators-{name}")
@@ -251,7 +251,7 @@ def test_a_program_of_an_agent_gets_its_sessions_key_and_none_of_the_operators(
         seen.extend(json.loads(start()) for start in starts)
         return 1.0
 
-    attempt = Attempt(task={}, task_id="t")
+    attempt = RolloutRequest(task={}, task_id="t")
     with AgentFunctionEngine(agent, gateway=trainers, store=trainers.store) as engine:
         import asyncio
 

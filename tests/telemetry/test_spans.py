@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from rllm import telemetry
-from rllm.engine.recorded import RecordedEngine
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.recording_engine import RecordingEngine
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.errors import InferenceError, MissingDependencyError
 from rllm.gateway.sessions import Sessions
 from rllm.sdk import session, trajectory
@@ -76,7 +77,7 @@ def test_a_tool_called_by_an_agent_is_a_part_of_it(spans):
 
 
 async def test_an_async_agent_has_one_span_and_its_calls_are_parts_of_it(spans):
-    engine = RecordedEngine(ScriptedEngine(["four"], weight_version=7), model="policy")
+    engine = RecordingEngine(ScriptedEngine(["four"], weight_version=7), model="policy")
 
     @trajectory(name="solver")
     async def agent():
@@ -100,7 +101,7 @@ async def test_an_async_agent_has_one_span_and_its_calls_are_parts_of_it(spans):
 
 
 async def test_failures_tell_their_type_and_nothing_that_was_said(spans):
-    engine = RecordedEngine(ScriptedEngine([InferenceError("secret reason")]))
+    engine = RecordingEngine(ScriptedEngine([InferenceError("secret reason")]))
 
     @trajectory
     async def agent():
@@ -142,7 +143,7 @@ async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):
             await Tool(function=add).call({"a": 1, "b": 2})
             return Episode(task_id=attempt.task_id)
 
-    attempts = [Attempt(task={}, task_id="t:1", index=index, training_step=3) for index in (0, 1)]
+    attempts = [RolloutRequest(task={}, task_id="t:1", index=index, training_step=3) for index in (0, 1)]
     await RolloutRunner(Adding(), num_retries=0).run(attempts)
     well, failed = sorted(
         (span for span in spans.spans() if span.name == "invoke_agent rollout"),
@@ -165,7 +166,7 @@ async def test_a_session_is_a_part_of_the_span_it_was_opened_in_also_when_it_is_
 
 async def test_sampled_ids_are_told_where_they_are_wanted(collector):
     telemetry.enable(response_ids=True)
-    engine = RecordedEngine(ScriptedEngine(["A"]))
+    engine = RecordingEngine(ScriptedEngine(["A"]))
     with session():
         await engine.get_model_response([{"role": "user", "content": "hi"}])
     assert collector.named("chat policy").attributes["rllm.response_ids"] == [65, 257]

@@ -23,7 +23,7 @@ from transformers import Qwen3Config
 from rllm._runtime.threads import in_thread
 from rllm.algorithms.batch import Batch
 from rllm.data.order import tasks_of_step
-from rllm.engine.garbage import THRESHOLDS
+from rllm.engine.event_loop import GC_THRESHOLDS
 from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
 from rllm.tracking.about import run_id_of
@@ -490,7 +490,7 @@ def test_garbage_is_searched_for_less_often_during_a_training(run_trainer: RunTr
     gc.set_threshold(700, 10, 10)
     try:
         run_trainer(trackers=[At(1, lambda: seen.append(gc.get_threshold()))])
-        assert (seen, gc.get_threshold()) == ([THRESHOLDS], (700, 10, 10))
+        assert (seen, gc.get_threshold()) == ([GC_THRESHOLDS], (700, 10, 10))
     finally:
         gc.set_threshold(*before)
 

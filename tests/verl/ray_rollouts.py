@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.errors import InferenceError, TokenMismatchError
 from rllm.types import Episode, Step, Trajectory
 
@@ -31,7 +31,7 @@ class Doing:
         if self.log is not None:
             self.log.with_name(f"closed-{os.getpid()}").touch()
 
-    async def rollout(self, attempt: Attempt) -> Episode:
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
         self._note(attempt)
         task = attempt.task
         await asyncio.sleep(task.get("sleep", 0.0))
@@ -41,26 +41,26 @@ class Doing:
         path.info["value"] = threading.Lock() if task.get("do") == "hold_a_lock" else os.getpid()
         return Episode(task_id=attempt.task_id, index=attempt.index, session_id=attempt.session_id, trajectories=[path])
 
-    def _note(self, attempt: Attempt) -> None:
+    def _note(self, attempt: RolloutRequest) -> None:
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{attempt.task_id} {os.getpid()} {attempt.session_id}\n")
 
-    def die(self, attempt: Attempt) -> None:
+    def die(self, attempt: RolloutRequest) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def block(self, attempt: Attempt) -> None:
+    def block(self, attempt: RolloutRequest) -> None:
         time.sleep(3600)
 
-    def mismatch(self, attempt: Attempt) -> None:
+    def mismatch(self, attempt: RolloutRequest) -> None:
         raise TokenMismatchError("3 ids and 2 log-probabilities")
 
-    def be_busy_once(self, attempt: Attempt) -> None:
+    def be_busy_once(self, attempt: RolloutRequest) -> None:
         if not attempt.task["mark"].exists():
             attempt.task["mark"].touch()
             raise InferenceError("busy", status_code=503)
 
-    def hold_a_lock(self, attempt: Attempt) -> None:
+    def hold_a_lock(self, attempt: RolloutRequest) -> None:
         """See `rollout`."""
 
 

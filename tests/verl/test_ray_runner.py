@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from rllm.engine.ray_actors import MAX_LOSSES, Spread
-from rllm.engine.ray_cluster import alive_nodes, joined
+from rllm.engine.ray_cluster import OF_CODE, alive_nodes, joined, packed
 from rllm.engine.ray_runner import RayRolloutRunner
-from rllm.engine.runner import Attempt
-from rllm.engine.shipping import OF_CODE, packed
+from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.config import load_config
 from rllm.trainer.doors import WorkflowDoor
@@ -51,8 +50,8 @@ def runner(log: Path | None = None, **settings: Any) -> RayRolloutRunner:
     return RayRolloutRunner(partial(ray_rollouts.opening, log), **settings)
 
 
-def attempts(*tasks: dict[str, Any]) -> list[Attempt]:
-    return [Attempt(task=task, task_id=f"task-{number}") for number, task in enumerate(tasks)]
+def attempts(*tasks: dict[str, Any]) -> list[RolloutRequest]:
+    return [RolloutRequest(task=task, task_id=f"task-{number}") for number, task in enumerate(tasks)]
 
 
 def lines(log: Path) -> list[list[str]]:

@@ -12,7 +12,7 @@ import torch
 from anthropic import Anthropic
 from openai import OpenAI
 
-from rllm.engine.recorded import RecordedEngine
+from rllm.engine.recording_engine import RecordingEngine
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import HTTPUpstream
@@ -130,7 +130,7 @@ async def test_agents_of_this_process_ask_it_as_exactly(vllm: VLLM) -> None:
     store = MemoryTraceStore()
     facts = {"logprobs_kind": "processed"}
     engine = ServedEngine(vllm.url, model="policy", tokens=TokenPrompts.load(str(vllm.folder)), facts=facts)
-    recorded = RecordedEngine(engine, store=store)
+    recorded = RecordingEngine(engine, store=store)
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     with session() as here:
         for turn in range(3):

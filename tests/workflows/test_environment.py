@@ -9,8 +9,7 @@ import pytest
 
 from rllm._runtime.threads import in_thread
 from rllm.errors import EnvError
-from rllm.workflows.blocking import BlockingCalls
-from rllm.workflows.environment import environment_of
+from rllm.workflows.environment import BlockingCalls, environment_of
 
 from ..engine.stepping import Countdown
 
@@ -167,7 +166,7 @@ async def test_one_whose_user_is_cancelled_while_it_is_closed_or_waits_for_that_
     calls = BlockingCalls(max_workers=1)
     using = asyncio.create_task(use())
     await had.wait()
-    async with calls._places.one("another call"):
+    async with calls._limiter.slot("another call"):
         over.set()
         await asyncio.sleep(0)
         using.cancel()

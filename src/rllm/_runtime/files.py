@@ -1,4 +1,4 @@
-"""Files that a crash, or a power loss, leaves either old or new; and files that one process holds at a time."""
+"""Files that a crash or a power loss leaves either old or new, and locks between processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file in one step."""
+    """Replace the content of a file atomically and durably."""
     path = place_of(path)
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8")
@@ -27,18 +27,18 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def place_of(path: Path) -> Path:
-    """Where a new file has to be put to be found by this path: where its links lead.
+    """Return the path without links, at which a new file must be put to be found by `path`.
 
     Raises:
-        OSError: if a device or a pipe is there, which a file would take the place of.
+        OSError: if `path` is a device or a pipe, which a file would replace.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is no file, but a device or a pipe")
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
     return Path(os.path.realpath(path))
 
 
 def flush(path: Path) -> None:
-    """Make the file, or the folder's entries, survive a power loss."""
+    """Make a file, or the entries of a folder, survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         sync(descriptor)
@@ -47,18 +47,18 @@ def flush(path: Path) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Make what was written to an open file survive a power loss."""
-    if sys.platform == "darwin":  # where `fsync` leaves it in the cache of the disk
+    """Make the content of an open file survive a power loss."""
+    if sys.platform == "darwin":  # where `fsync` leaves data in the cache of the disk
         import fcntl
 
-        with suppress(OSError):  # of file systems that know only `fsync`
+        with suppress(OSError):  # file systems that only support `fsync`
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, without a torn last one; none if there is no file.
+    """Yield the complete lines of a file, without a torn last one; nothing if the file does not exist.
 
     Raises:
         ConfigError: if a line is longer than any that is written here.
@@ -75,19 +75,19 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def from_here(path: Path) -> Path:
-    """The path as it is shorter to read and to type: relative to the current folder, where it lies below it."""
+    """Return the path relative to the current folder if it lies below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def is_named_by(variable: str, path: Path) -> bool:
-    """Return whether a variable of the environment names this folder, or one above it; its entries are as in `PATH`."""
+    """Return whether an environment variable like `PATH` lists this folder or one above it."""
     places = (Path(place).expanduser().resolve() for place in os.environ.get(variable, "").split(os.pathsep) if place)
     return any(path.resolve().is_relative_to(place) for place in places)
 
 
 def whole_lines(path: Path) -> int:
-    """The length of the file without a torn last line, in bytes."""
+    """Return the length of a file in bytes, without a torn last line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -101,7 +101,7 @@ def whole_lines(path: Path) -> int:
 
 
 def lock(file: IO[Any], *, wait: bool = False) -> bool:
-    """Hold an open file until it is closed or the process ends; `False` if another process holds it. Windows has no lock."""
+    """Lock an open file until it is closed; return `False` if another process holds it. Does nothing on Windows."""
     if sys.platform == "win32":
         return True
     import fcntl

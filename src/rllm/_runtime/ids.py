@@ -1,4 +1,4 @@
-"""Random ids, made without a system call each: a rollout makes a dozen of them."""
+"""Random ids without a system call each: a rollout needs a dozen of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _random = random.Random(os.urandom(32))
 
 
 def new_id() -> str:
-    """128 random bits in hex: unique, but no secret, because who has seen many can tell the next ones."""
+    """Return 128 random bits in hex: unique, but predictable to a reader of many of them, so not a secret."""
     return f"{_random.getrandbits(128):032x}"
 
 
-def _begin_anew() -> None:
+def _reseed() -> None:
     _random.seed(os.urandom(32))
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)  # a forked child must not make its parent's ids
+    os.register_at_fork(after_in_child=_reseed)  # a forked child must not repeat its parent's ids

@@ -1,4 +1,4 @@
-"""Names of a package that load on first use, so that importing the package costs next to nothing."""
+"""Names of a package that load on first use, so that importing the package is cheap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rllm.errors import needed_to_train
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package (PEP 562) whose names live in the modules that `homes` gives."""
+    """Return `__getattr__` and `__dir__` (PEP 562) of a package whose names are defined in the modules of `homes`."""
 
     def get(name: str) -> Any:
         if name not in homes:

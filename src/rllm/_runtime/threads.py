@@ -1,7 +1,7 @@
-"""Run a blocking function beside the event loop, in a daemon thread that is used again if it ever comes back.
+"""Blocking functions beside an event loop, in daemon threads that are reused when their function returns.
 
-A pool of fixed size would be exhausted by functions that never return, and its threads keep the process from ending. Here
-a new thread is started whenever none is idle.
+Users' functions may never return. They would exhaust a pool of fixed size, and the threads of `concurrent.futures` and
+of AnyIO, which are not daemons, would keep the process from exiting. Here a new thread starts whenever none is idle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from rllm._runtime.forks import forks_end_here
 from rllm.errors import RLLMError
 
 T = TypeVar("T")
@@ -28,76 +27,75 @@ Outcome = tuple[Any, BaseException | None]
 logger = logging.getLogger(__name__)
 
 BACKEND_THREAD = "rllm trainer"
-"""What the thread is called in which a training backend works."""
+"""Name of the thread in which a training backend works."""
 
 IDLE_S = 10.0
-"""How long a thread without work waits for some before it ends."""
+"""Seconds after which an idle thread ends."""
 
 
 async def in_thread(function: Callable[[], T], *, name: str) -> T:
-    """The function's result, or what it raised. It sees the caller's context variables.
+    """Run a function in a thread, with the caller's context variables, and return its result.
 
-    Cancelling this call leaves the thread behind; the `CancelledError` then carries a note with the thread's stack.
+    Cancelling this call abandons the thread; the `CancelledError` then carries a note with the thread's stack.
     """
     return await _result_of(function, _Worker.take(), name)
 
 
-class Places:
-    """Bounds how many calls are under way at a time; one that takes very long gives its place free, and goes on.
+class SoftLimiter:
+    """Limit on concurrent calls; a call that exceeds a soft timeout continues without counting.
 
-    So calls that hang cannot keep all others from starting. A deadline is for others to set.
+    So calls that hang cannot keep all others from starting. Deadlines are up to the caller.
     """
 
-    def __init__(self, number: int, *, patience_s: float | None = None) -> None:
-        """`patience_s` is how long a call may take before its place is free for another; `None` is for ever."""
-        self._free = asyncio.Semaphore(number)
-        self._patience_s = patience_s
+    def __init__(self, limit: int, *, soft_timeout_s: float | None = None) -> None:
+        """Allow `limit` calls at a time; without `soft_timeout_s`, each counts until it ends."""
+        self._semaphore = asyncio.Semaphore(limit)
+        self._soft_timeout_s = soft_timeout_s
 
     @asynccontextmanager
-    async def one(self, name: str) -> AsyncIterator[None]:
-        """Wait for a place, and have it inside. `name` is what a warning calls whoever lost it."""
-        await self._free.acquire()
+    async def slot(self, name: str) -> AsyncIterator[None]:
+        """Wait for a slot and hold it inside. `name` identifies the call in the warning if it exceeds the timeout."""
+        await self._semaphore.acquire()
         held = True
 
-        def give_back() -> None:
+        def release() -> None:
             nonlocal held
             if held:
                 held = False
-                self._free.release()
+                self._semaphore.release()
 
-        def lose() -> None:
-            logger.warning("%r has taken %.3g s: another call may start beside it", name, self._patience_s)
-            give_back()
+        def expire() -> None:
+            logger.warning("%r has taken %.3g s: another call may start beside it", name, self._soft_timeout_s)
+            release()
 
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._patience_s, lose) if self._patience_s is not None else None
+        timer = loop.call_later(self._soft_timeout_s, expire) if self._soft_timeout_s is not None else None
         try:
             yield
         finally:
             if timer is not None:
                 timer.cancel()
-            give_back()
+            release()
 
 
-class OneThread:
-    """Runs functions one after another in one and the same thread, as code that is not thread-safe needs it.
+class SerialExecutor:
+    """Runs functions one after another in one thread, for code that is bound to a thread.
 
-    A function that is abandoned takes its thread with it, as does one that has taken longer than `patience_s` seconds;
-    the next one gets a new thread.
+    After a function that was abandoned, or that exceeded the soft timeout, the next one gets a new thread.
     """
 
-    def __init__(self, *, patience_s: float | None = None) -> None:
-        self._places = Places(1, patience_s=patience_s)
+    def __init__(self, *, soft_timeout_s: float | None = None) -> None:
+        self._limiter = SoftLimiter(1, soft_timeout_s=soft_timeout_s)
         self._worker: _Worker | None = None
         self._closed = False
 
     async def run(self, function: Callable[[], T], *, name: str, timeout_s: float | None = None) -> T:
-        """As `in_thread`, when all functions before it have returned.
+        """Run a function when all earlier ones have returned; see `in_thread`.
 
         Raises:
-            TimeoutError: if it has not returned `timeout_s` seconds after its turn came; its thread is left behind.
+            TimeoutError: if it does not return within `timeout_s` seconds of its start; its thread is abandoned.
         """
-        async with self._places.one(name):
+        async with self._limiter.slot(name):
             worker = self._worker or _Worker.start(shared=False)
             self._worker = None
             try:
@@ -105,12 +103,12 @@ class OneThread:
                     return await _result_of(function, worker, name)
             finally:
                 if worker.is_at(function) or self._worker is not None or self._closed:
-                    worker.end()  # once it is back, if it ever comes back
+                    worker.end()  # when its function returns, if it ever does
                 else:
                     self._worker = worker
 
     def close(self) -> None:
-        """Let the thread end, at once or when its function has returned. Repeatable."""
+        """Let the thread end, at once or when its function has returned. Idempotent."""
         self._closed = True
         if self._worker is not None:
             self._worker.end()
@@ -120,9 +118,11 @@ class OneThread:
         self.close()
 
 
-class Boundless(ThreadPoolExecutor):
-    """For `loop.set_default_executor`, where users' code shares the loop: what hangs in `asyncio.to_thread` then keeps no other
-    call waiting, nor the end of the program."""
+class UnboundedExecutor(ThreadPoolExecutor):
+    """Default executor for an event loop that users' code shares.
+
+    A call that hangs in `asyncio.to_thread` then delays neither other calls nor the end of the program.
+    """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -139,28 +139,27 @@ class Boundless(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """There is nothing to wait for: its threads end with the program, or before."""
+        """Do nothing: the threads are daemons and end when idle."""
 
 
-class LoopThread:
-    """An event loop in a daemon thread of its own. What belongs to one loop, such as connections, serves those of all others
-    from there."""
+class EventLoopThread:
+    """Event loop in a daemon thread, for objects that belong to one loop but serve others, such as connections."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._closed = False
         self._lock = threading.Lock()
-        """What is begun before the end is cancelled by it, and never just forgotten."""
+        # Work that starts before the end is cancelled by it; without the lock it could be forgotten.
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name=name, daemon=True)
         contextvars.Context().run(self._thread.start)
         self._ready.wait()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the work gives, or raises, in the thread; it is cancelled there if it is here.
+        """Run work in the thread's loop and return its result; cancelling this call cancels it there.
 
         Raises:
-            RLLMError: if the thread is closed before it is done.
+            RLLMError: if the thread is closed first.
         """
         with self._lock:
             if self._closed:
@@ -175,7 +174,7 @@ class LoopThread:
             raise
 
     def close(self, last: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Do this last, cancel what is still being done, and end the thread. Repeatable."""
+        """Run `last`, cancel all other work, and end the thread. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -191,7 +190,7 @@ class LoopThread:
         await last()
 
     def _closed_error(self) -> RLLMError:
-        return RLLMError(f"{self._name!r} was closed before a call was over")
+        return RLLMError(f"{self._name!r} was closed before a call had finished")
 
 
 def run_in_own_loop(work: Awaitable[T]) -> T:
@@ -211,7 +210,7 @@ async def _result_of(function: Callable[[], T], worker: _Worker, name: str) -> T
     done: asyncio.Future[Outcome] = loop.create_future()
 
     def settle(outcome: Outcome) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(_settle, done, outcome)
 
     worker.thread.name = name
@@ -220,7 +219,7 @@ async def _result_of(function: Callable[[], T], worker: _Worker, name: str) -> T
         result, error = await done
     except asyncio.CancelledError as cancelled:
         if worker.is_at(function):
-            cancelled.add_note(f"thread {name!r} is left behind; it was at:\n{stack_of(worker.thread)}")
+            cancelled.add_note(f"thread {name!r} is abandoned; it was at:\n{stack_of(worker.thread)}")
         raise
     if error is not None:
         raise error
@@ -236,7 +235,7 @@ Job = tuple[contextvars.Context, Callable[[], Any], Callable[[Outcome], None]]
 
 
 class _Worker:
-    """A thread that does one job after another. A shared one is used by whoever comes, and ends when nobody does."""
+    """Thread that runs one job after another; a shared one returns to the pool and ends when idle."""
 
     idle: ClassVar[list[_Worker]] = []
     lock: ClassVar[threading.Lock] = threading.Lock()
@@ -266,7 +265,7 @@ class _Worker:
         self._jobs.put((context, function, settle))
 
     def refuse(self, error: Exception) -> None:
-        """Answer the first job in the place of a thread that could not be started."""
+        """Fail the first job, because the thread could not be started."""
         if (job := self._jobs.get()) is not None:
             job[2]((None, error))
 
@@ -281,39 +280,41 @@ class _Worker:
             context, function, settle = job
             outcome: Outcome
             try:
-                with forks_end_here():
-                    outcome = context.run(function), None
-            except BaseException as error:  # whatever it is, it is raised again where the result is awaited
+                outcome = context.run(function), None
+            except BaseException as error:  # raised again where the result is awaited
                 outcome = None, error
             self._function = None
             if self._shared:
                 with self.lock:
                     self.idle.append(self)
             settle(outcome)
-            del job, context, function, settle, outcome  # while it waits, it keeps nothing alive
+            del job, context, function, settle, outcome  # an idle thread must keep nothing alive
 
     def _next(self) -> Job | None:
-        """The next job; `None` to end."""
+        """Wait for the next job; `None` to end."""
         while True:
             try:
                 return self._jobs.get(timeout=IDLE_S if self._shared else None)
             except queue.Empty:
                 with self.lock:
-                    if self in self.idle:  # otherwise a job is just being given
+                    if self in self.idle:  # otherwise a job is being assigned
                         self.idle.remove(self)
                         return None
 
 
 class _Starter:
-    """The thread that starts the others. A start waits until the new thread is at work, and the more are at work already the
-    longer that takes: an event loop that began a thousand agents would stand still for seconds."""
+    """Thread that starts the others.
+
+    `Thread.start` waits until the new thread runs, which takes longer the more threads are running: an event loop that
+    starts a thousand agents would be blocked for seconds.
+    """
 
     only: ClassVar[_Starter | None] = None
 
     def __init__(self) -> None:
         self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         thread = threading.Thread(target=self._work, name="rllm thread starter", daemon=True)
-        # Threads outlive the jobs that they are started for, so they must inherit nothing of those jobs' context.
+        # Threads outlive the job that they are started for, so they must not inherit its context.
         contextvars.Context().run(thread.start)
 
     @classmethod
@@ -330,7 +331,7 @@ class _Starter:
             worker = self._workers.get()
             try:
                 worker.thread.start()
-            except RuntimeError as error:  # the system has no room for another
+            except RuntimeError as error:  # the system cannot run another
                 worker.refuse(error)
             del worker
 
@@ -342,12 +343,12 @@ def _forget_threads() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)  # a forked child has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_threads)  # a forked child has no other threads
 
 
 def stack_of(thread: threading.Thread) -> str:
-    """The lines at which a thread is, outermost first."""
+    """Return the formatted stack of a thread, outermost frame first."""
     if thread.ident is None:
-        return "(it has not begun)"
+        return "(it has not started)"
     frame = sys._current_frames().get(thread.ident)
     return "".join(traceback.format_stack(frame)) if frame else "(it has ended)"

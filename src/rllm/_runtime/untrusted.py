@@ -1,7 +1,7 @@
-"""Bounds on what data of others costs to read: bytes that are unpacked, and values in JSON.
+"""Bounds on the cost of reading data from outside: compressed bytes, and JSON.
 
-A megabyte of a compressed blob may stand for a gigabyte, and `[],[],...` takes thirty times its length in memory. Whatever
-comes from a file or a network peer is unpacked and parsed here, where it can be large.
+A megabyte of a compressed blob may stand for a gigabyte, and `[],[],...` takes thirty times its length in memory.
+Whatever comes from a file or a network peer is unpacked and parsed here, where it can be large.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
-"""Of one blob. The longest requests and answers that a gateway takes have a quarter of that each."""
+"""Limit for one blob; the longest requests and responses of a gateway have a quarter of it."""
 LARGE = 1024 * 1024
-"""Bytes of JSON from which its values are counted, and from which an event loop has other threads read it."""
+"""Bytes of JSON from which its values are counted, and from which an event loop parses it in a thread."""
 MAX_VALUE_BYTES = 128 * 1024 * 1024
-"""Memory that the values of a JSON document may take, without its texts: 2,700,000 numbers, or 1,000,000 empty lists."""
+"""Memory for the values of a JSON document without its strings: 2,700,000 numbers, or 1,000,000 empty lists."""
 _OBJECT, _LIST, _NEXT = 240, 64, 48
-"""Bytes that an object, a list and each further value take in memory at least."""
+"""Least memory of an object, a list and each further value, in bytes."""
 
 
 _SHOWN_CONTROLS = {
@@ -31,16 +31,16 @@ _SHOWN_CONTROLS = {
 
 
 def shown(text: str) -> str:
-    """Return text for a terminal: the controls that it would act on, and those of the direction of writing, become signs."""
+    """Return text with visible signs in place of terminal control characters and text direction marks."""
     return text if text.isprintable() else text.translate(_SHOWN_CONTROLS)
 
 
 class TooLargeError(ValueError):
-    """Data of others that would take more memory than it may."""
+    """Data from outside that exceeds a memory limit."""
 
 
 def unpack_zlib(data: bytes, decompressor: Any = None, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
-    """Return what a zlib stream stands for.
+    """Return the content of a zlib stream.
 
     Args:
         data: the whole stream.
@@ -62,7 +62,7 @@ def unpack_zlib(data: bytes, decompressor: Any = None, *, limit: int = MAX_UNPAC
 
 
 def parse_json(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> Any:
-    """Return the value of a JSON document whose values take at most `limit` bytes of memory, its texts aside.
+    """Return the value of a JSON document whose values, strings aside, take at most `limit` bytes of memory.
 
     Raises:
         TooLargeError: if they take more.
@@ -96,14 +96,14 @@ def read_bytes(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
 
 
 def check_values(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> None:
-    """Check what the values of a JSON document will take in memory, without parsing it. Free of cost for short ones.
+    """Estimate the memory of a JSON document's values without parsing it; short ones are not counted.
 
     Raises:
         TooLargeError: if they take more than `limit` bytes.
     """
     if len(text) < LARGE or _value_bytes(text) <= limit:
         return
-    # That counted the punctuation of texts, too.
+    # The estimate included punctuation inside strings; count again without it.
     taken, in_text = 0, False
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     for start in range(0, len(plain), LARGE):
@@ -117,7 +117,7 @@ def check_values(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> None:
 
 
 def _value_bytes(text: bytes) -> int:
-    """Return the memory of values with this punctuation; a piece at a time, so that other threads can run in between."""
+    """Return the memory of values with this punctuation; in pieces, so that other threads can run."""
     taken = 0
     for start in range(0, len(text), LARGE):
         piece = text[start : start + LARGE]

@@ -228,7 +228,7 @@ def _make_missing(
     """Make the missing rollouts, with a gateway that stores traces beside the episodes."""
     from rllm.cli.display import EvaluationDisplay
     from rllm.engine.agent_function_engine import AgentFunctionEngine
-    from rllm.engine.interrupts import run_to_its_end
+    from rllm.engine.event_loop import run_to_end
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
     from rllm.sdk.variables import run_key
@@ -253,7 +253,7 @@ def _make_missing(
         closing(EvaluationDisplay(console)) as display,
     ):
         work = evaluation.run(engine, on_progress=display, on_episode=partial(note_outcome, store), **limits)
-        run_to_its_end(_quiet_when_stopped(work))
+        run_to_end(_quiet_when_stopped(work))
 
 
 def _why_all_failed(report: Report) -> str:
@@ -268,8 +268,8 @@ async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
     from rllm._runtime.threads import Boundless
     from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
 
-    say_nothing_of_interrupted_tasks()
-    asyncio.get_running_loop().set_default_executor(Boundless())
+    ignore_interrupted_tasks()
+    asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)

@@ -104,7 +104,7 @@ def run(
     from rllm.engine.episode_log import to_json
     from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
-    from rllm.sdk.supervised import Limits
+    from rllm.sdk.programs import Limits
     from rllm.sdk.variables import hide_operators_keys
 
     hide_operators_keys()
@@ -212,8 +212,7 @@ def _source(
 
 @contextmanager
 def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[str, Any]) -> Iterator[OpenSession]:
-    from rllm.engine.capture import LATE_TRACE_S
-    from rllm.engine.remote_gateway import RemoteGateway
+    from rllm.engine.capture import LATE_TRACE_S, RemoteGateway
     from rllm.errors import ConfigError
 
     def settle(done: ProgramResult) -> None:
@@ -247,7 +246,6 @@ def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[s
 def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:
     """Run the program, and pass its output on as it arrives."""
     from rllm.sdk.propagation import environment
-    from rllm.sdk.supervised import run_supervised
     from rllm.sdk.variables import without_operators_keys
 
     return run_supervised(

@@ -10,10 +10,8 @@ from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.tools.tool_env import ToolEnvironment
-from rllm.workflows.cumulative_workflow import CumulativeWorkflow
-from rllm.workflows.multi_turn_workflow import MultiTurnWorkflow
+from rllm.workflows.multi_turn_workflow import CumulativeWorkflow, MultiTurnWorkflow, SingleTurnWorkflow
 from rllm.workflows.simple_workflow import SimpleWorkflow
-from rllm.workflows.single_turn_workflow import SingleTurnWorkflow
 from rllm.workflows.workflow import Workflow
 
 AGENT_CLASS_MAPPING: dict[str, type[BaseAgent]] = {

@@ -51,6 +51,8 @@ MOVED: dict[str, dict[str, str]] = {
         ("AGENT_CLASS_MAPPING", "ENV_CLASS_MAPPING", "WORKFLOW_CLASS_MAPPING"), "rllm.compat.class_names"
     ),
     "rllm.utils": {"compute_pass_at_k": "rllm.compat.utils", "save_trajectories": "rllm.compat.utils"},
+    "rllm.workflows.cumulative_workflow": {"CumulativeWorkflow": "rllm.workflows.multi_turn_workflow"},
+    "rllm.workflows.single_turn_workflow": {"SingleTurnWorkflow": "rllm.workflows.multi_turn_workflow"},
 }
 """Module path of the rLLM framework -> its names -> the defining module, with `:attribute` if the name differs."""
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
-from rllm._runtime.forks import no_fork_meanwhile
+from rllm._runtime.process import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.variables import operators_keys
 

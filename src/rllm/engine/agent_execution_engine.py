@@ -16,20 +16,19 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rllm.agents.agent import BaseAgent
-from rllm.engine.attempts import attempts_of
 from rllm.engine.capture import Capture, InProcessCapture
-from rllm.engine.checked import check_trajectories
-from rllm.engine.complete import complete, warn
-from rllm.engine.recorded import recorded
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.join import complete, warn
+from rllm.engine.recording_engine import recording
+from rllm.engine.request import RolloutRequest, requests_of
+from rllm.engine.runner import RolloutRunner
 from rllm.engine.signature import check_arguments, check_named
+from rllm.engine.validation import check_trajectories
 from rllm.environments.base.base_env import BaseEnv, accepted_arguments, prepared_args
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import checked_reward, is_number
 from rllm.types import Episode, Task, TerminationReason, Trajectory
-from rllm.workflows.blocking import BlockingCalls
-from rllm.workflows.environment import environment_of
+from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.interaction import Interaction, Limits, discounted_returns
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -42,7 +41,7 @@ ENDED_BY_A_LIMIT = (
 
 
 class AgentExecutionEngine:
-    """A `Rollout` of an agent class in an environment class; it can also run tasks by itself, with `execute_tasks`."""
+    """`Rollout` of an agent class in an environment class; can also run tasks by itself, with `execute_tasks`."""
 
     def __init__(
         self,
@@ -74,34 +73,35 @@ class AgentExecutionEngine:
         """Check the two classes; nothing is started.
 
         Args:
-            agent_class: made anew for every rollout, as `agent_class(**agent_args)`.
-            env_class: made anew for every rollout, as `env_class.from_dict({**task, **env_args})`. A rollout is correct if
-                the last step's info says `is_correct`, or else if its reward is at least 1.
-            agent_args: see there.
-            env_args: see there.
+            agent_class: created for every rollout, as `agent_class(**agent_args)`.
+            env_class: created for every rollout, as `env_class.from_dict({**task, **env_args})`. A rollout is correct
+                if the last step's info has a true `is_correct`, or else if its reward is at least 1.
+            agent_args: arguments of the agent.
+            env_args: arguments of the environment.
             rollout_engine: the model; by default the one of `engine_name`.
-            engine_name: `openai`: an `OpenAIEngine(**rollout_engine_args)`, which takes its `model` also from `sampling_params`.
-            api_retries: its new tries of a call whose server was busy or out of reach.
-            rollout_engine_args: see there.
-            sampling_params: of every model call, such as `temperature`.
-            n_parallel_agents: rollouts under way at a time.
-            max_workers: blocking calls of environments under way at a time, in each event loop; one that takes longer than a
-                twentieth of `trajectory_timeout` is no longer counted, since it may hang.
+            engine_name: `openai` is an `OpenAIEngine(**rollout_engine_args)`, which also takes its `model` from
+                `sampling_params`.
+            api_retries: retries of a call whose server was busy or unreachable.
+            rollout_engine_args: arguments of that engine.
+            sampling_params: parameters of every model call, such as `temperature`.
+            n_parallel_agents: rollouts running at a time.
+            max_workers: blocking calls of environments running at a time in each event loop; a call that takes longer
+                than a twentieth of `trajectory_timeout` is not counted any more, since it may hang.
             max_steps: answers of the model in a rollout.
             max_prompt_length: tokens of the first prompt; a longer one ends the rollout.
-            max_response_length: tokens of all that follows the first prompt.
-            enforce_max_prompt_length: the two lengths bound every step by itself instead.
+            max_response_length: tokens of everything after the first prompt.
+            enforce_max_prompt_length: apply the two lengths to every step by itself instead.
             trajectory_timeout: seconds that a rollout may take; `None` is ten minutes.
-            overlong_filter: keep rollouts that ended by a limit out of training (`trainable=False`).
+            overlong_filter: exclude rollouts that ended by a limit from training (`trainable=False`).
             gamma: discount of the steps' `mc_return`.
             retry_limit: tries of a rollout whose inference server failed.
-            capture: where model calls are kept; by default in memory, while the rollout takes.
-            tokenizer: not needed; accepted because code for other frameworks passes it.
-            chat_parser: likewise.
-            config: likewise.
+            capture: recording of model calls; by default in memory, during the rollout.
+            tokenizer: ignored; accepted for programs written for other frameworks.
+            chat_parser: ignored; see `tokenizer`.
+            config: ignored; see `tokenizer`.
 
         Raises:
-            ConfigError: naming what does not fit, and the remedy.
+            ConfigError: naming the setting, and the remedy.
         """
         check_arguments(agent_args=agent_args, env_args=env_args, rollout_engine_args=rollout_engine_args)
         check_agent_and_env(agent_class, env_class, env_args or {})
@@ -111,7 +111,7 @@ class AgentExecutionEngine:
         if engine is None:
             model = {"model": sampling_params["model"]} if sampling_params and "model" in sampling_params else {}
             engine = _engine(engine_name, {**model, **(rollout_engine_args or {})}, api_retries)
-        self.rollout_engine = recorded(engine)
+        self.rollout_engine = recording(engine)
         self.sampling_params = dict(sampling_params or {})
         self.limits = Limits(
             max_steps=max_steps,
@@ -149,14 +149,14 @@ class AgentExecutionEngine:
             self._calls.clear()
         self.capture.__exit__(*exc_info)
 
-    async def rollout(self, attempt: Attempt) -> Episode:
-        """One rollout of the agent in the environment of the attempt's task.
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
+        """Run one rollout of the agent in the environment of the attempt's task.
 
         Raises:
             AgentError: if the agent raises or breaks its protocol.
             EnvError: if the environment does.
             RewardError: if the environment's reward function raises.
-            InferenceError: if the model cannot be asked.
+            InferenceError: if the model does not answer.
         """
         calls = self._blocking_calls()
         row = {**attempt.own_task(), **self.env_args}
@@ -182,14 +182,14 @@ class AgentExecutionEngine:
         return complete(episode, attempt, await self.capture.traces(session, set()))
 
     def _blocking_calls(self) -> BlockingCalls:
-        """Those of this event loop, which all its rollouts share."""
+        """Return the calls of this event loop, which all its rollouts share."""
         loop = asyncio.get_running_loop()
         if loop not in self._calls:
-            # So short a patience that calls which hang, up to twenty for each place, leave time for the others.
+            # Short enough that hanging calls, up to twenty per slot, leave time for the others.
             self._calls[loop] = BlockingCalls(
                 self._max_workers,
                 one_thread=not self.env_class.is_multithread_safe(),
-                patience_s=self._settings["timeout_s"] / 20,
+                soft_timeout_s=self._settings["timeout_s"] / 20,
             )
         return self._calls[loop]
 
@@ -198,7 +198,7 @@ class AgentExecutionEngine:
             return self.agent_class(**self.agent_args)
 
     async def _final_reward(self, env: BaseEnv, trajectory: Trajectory, calls: BlockingCalls) -> None:
-        """Some environments judge the whole rollout at its end; that replaces the last step's reward."""
+        """Replace the last step's reward if the environment scores the whole rollout at its end."""
         judge = getattr(env, "compute_final_reward", None)
         if judge is None or not trajectory.steps:
             return
@@ -212,8 +212,8 @@ class AgentExecutionEngine:
         reward = trajectory.final_reward()
         if reward is not None:
             trajectory.reward = reward
-        said = trajectory.steps[-1].info.get("is_correct") if trajectory.steps else None
-        is_correct = bool(said) if is_number(said) else reward is not None and reward >= 1.0
+        correct = trajectory.steps[-1].info.get("is_correct") if trajectory.steps else None
+        is_correct = bool(correct) if is_number(correct) else reward is not None and reward >= 1.0
         episode = Episode(trajectories=[trajectory], termination_reason=reason, is_correct=is_correct)
         if self.overlong_filter and reason in ENDED_BY_A_LIMIT:
             trajectory.trainable = False
@@ -227,10 +227,10 @@ class AgentExecutionEngine:
     async def execute_tasks(
         self, tasks: Sequence[Task], *, on_episode: Callable[[Episode], None] | None = None
     ) -> list[Trajectory]:
-        """The trajectory of each task, in the order of the tasks; a task given twice is rolled out twice.
+        """Return the trajectory of each task, in order; a task given twice is rolled out twice.
 
-        A rollout that failed gives what it had done, with `info["error"]` (type, message, traceback), no reward set, and
-        `trainable` False. `on_episode` hears of each rollout as it ends.
+        A failed rollout returns its trajectory so far, with `info["error"]` (type, message, traceback), without a
+        reward, and with `trainable` False. `on_episode` is called for each rollout as it ends.
         """
         episodes = await self.execute_episodes(tasks, on_episode=on_episode)
         return [_only_trajectory(episode) for episode in episodes]
@@ -238,12 +238,12 @@ class AgentExecutionEngine:
     async def execute_episodes(
         self, tasks: Sequence[Task], *, on_episode: Callable[[Episode], None] | None = None
     ) -> list[Episode]:
-        """As `execute_tasks`, with all that is known of each rollout."""
+        """Return the episodes of tasks; see `execute_tasks`."""
         with self:
-            return await RolloutRunner(self, **self._settings).run(attempts_of(tasks), on_episode=on_episode)
+            return await RolloutRunner(self, **self._settings).run(requests_of(tasks), on_episode=on_episode)
 
     async def trajectory_generator(self, tasks: Sequence[Task]) -> AsyncIterator[Trajectory]:
-        """As `execute_tasks`, in the order in which the rollouts end. Leaving early cancels the rest."""
+        """Yield trajectories in the order in which rollouts end; leaving early cancels the rest."""
         ended: asyncio.Queue[Episode | None] = asyncio.Queue()
         work = asyncio.create_task(self.execute_episodes(tasks, on_episode=ended.put_nowait))
         work.add_done_callback(lambda _: ended.put_nowait(None))
@@ -271,8 +271,10 @@ def _engine(name: str, arguments: Mapping[str, Any], api_retries: int) -> Infere
 
 
 def check_agent_and_env(agent_class: Any, env_class: Any, env_args: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if one of these is no class of its kind, or lacks a method; or if there is an argument that an
-    environment of ours would leave out. What others do with theirs, only their `from_dict` knows."""
+    """Raise `ConfigError` if a class is of the wrong kind or lacks a method, or an argument is unknown.
+
+    Arguments are only checked for environments that declare `argument_names`.
+    """
     _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
     _check_class(env_class, "env_class", ("reset", "step", "from_dict"))
     if (names := accepted_arguments(env_class)) is not None:
@@ -281,7 +283,7 @@ def check_agent_and_env(agent_class: Any, env_class: Any, env_args: Mapping[str,
 
 def _check_class(kind: Any, setting: str, methods: Sequence[str]) -> None:
     if not inspect.isclass(kind):
-        raise ConfigError(f"{setting}={kind!r}: give a class, which is made anew for every rollout")
+        raise ConfigError(f"{setting}={kind!r}: pass a class; it is created for every rollout")
     missing = sorted(getattr(kind, "__abstractmethods__", ())) or [name for name in methods if not hasattr(kind, name)]
     if missing:
         raise ConfigError(f"{setting}={kind.__name__} has no {', '.join(missing)}: define what a rollout calls")

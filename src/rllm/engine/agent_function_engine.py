@@ -1,4 +1,4 @@
-"""Roll out any function as an agent: `f(**task)` returns a reward, and its model calls become the tokens to learn from."""
+"""`AgentFunctionEngine`: any function as an agent. `f(**task)` returns a reward, and its model calls are trained on."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from typing import Any, Self
 
 from rllm._runtime.threads import in_thread
 from rllm.engine.capture import GatewayCapture, SessionGateway, SessionTraces
-from rllm.engine.complete import complete
-from rllm.engine.join import awaited_ids
-from rllm.engine.returned import episode_from
-from rllm.engine.runner import Attempt
+from rllm.engine.join import awaited_ids, complete
+from rllm.engine.request import RolloutRequest
 from rllm.engine.signature import arguments_for, name_of, parameters_of
+from rllm.engine.validation import episode_from
 from rllm.errors import AgentError, CaptureError, ConfigError, boundary, counted
 from rllm.sdk.context import Session
-from rllm.sdk.frameworks import hints_for
+from rllm.sdk.propagation import hints_for
 from rllm.types import CLIENT_KEY, Episode, Trace
 
 logger = logging.getLogger(__name__)
 
 _MAX_CLIENTS = 3
-"""Clients without a session that a message names."""
+"""Number of clients without a session named in a message."""
 
 
 class AgentFunctionEngine:
-    """A `Rollout` of any sync or async function; it runs between `start` and `stop`, or inside `with`.
+    """`Rollout` of a sync or async function; it runs between `start` and `stop`, or inside `with`.
 
-    The function is called as `f(**task)` and returns one of `rllm.engine.returned.ACCEPTED`. It may use any client that
-    reads `OPENAI_BASE_URL`, also one that is shared by all attempts; clients of `rllm.sdk` find the gateway by themselves.
+    The function is called as `f(**task)` and returns one of `rllm.engine.validation.ACCEPTED`. It may use any client
+    that reads `OPENAI_BASE_URL`, also one shared by all attempts; clients of `rllm.sdk` find the gateway by themselves.
     Async functions share the runner's event loop; each sync call has a thread of its own.
     """
 
@@ -41,21 +40,20 @@ class AgentFunctionEngine:
         self.agent_run_func = agent_run_func
         self.name = name_of(agent_run_func)
         self._parameters = parameters_of(agent_run_func)
-        self._left: dict[Any, str] = {}
-        """Processes that have outlived their rollouts."""
+        self._outlived: dict[Any, str] = {}
+        """Processes that have outlived their rollouts, and their names."""
         self._warned_of_processes = False
-        self._told = False
-        """Whether it was told of an answer of which no episode can be made."""
+        self._warned_of_result = False
         self._gateway = gateway
         self._capture = GatewayCapture(gateway, store)
 
     def start(self) -> Self:
-        """From here on, model clients in this process lead to the gateway and their calls are attributed."""
+        """Send model clients of this process to the gateway, and attribute their calls."""
         self._capture.__enter__()
         return self
 
     def stop(self) -> None:
-        """Undo `start`. Repeatable."""
+        """Undo `start`. Idempotent."""
         self._capture.__exit__()
 
     def __enter__(self) -> Self:
@@ -64,17 +62,17 @@ class AgentFunctionEngine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    async def rollout(self, attempt: Attempt) -> Episode:
-        """Run the function once, in a session of its own, and join what it returns with what it called. Whatever of it had a
-        `@trajectory` is in `attempt.trajectories`, too.
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
+        """Run the function once, in a session of its own, and join its result with its calls.
+
+        Trajectories of `@trajectory` functions are added to `attempt.trajectories` too.
 
         Raises:
-            AgentError: if the function raises, or returns what cannot be understood.
-            CaptureError: if it called no model although what it returns is to be learned from, or its calls hold no usable
-                tokens.
+            AgentError: if the function raises, or returns a value of an unknown type.
+            CaptureError: if a trainable result has no model calls, or its calls have no usable tokens.
         """
         started_at = time.time()
-        earlier = self._left.copy()
+        earlier = self._outlived.copy()
         async with self._capture.session(attempt) as session:
             try:
                 returned = await self._call(attempt, session.base_url or "")
@@ -91,8 +89,8 @@ class AgentFunctionEngine:
             raise CaptureError(self._why_nothing_was_captured(session, unattributed))
         return complete(episode, attempt, traces, seen=session.llm_calls)
 
-    async def _call(self, attempt: Attempt, base_url: str) -> Any:
-        """What the function returns; a sync function that returns an awaitable counts as async."""
+    async def _call(self, attempt: RolloutRequest, base_url: str) -> Any:
+        """Return the function's result; a sync function that returns an awaitable counts as async."""
         call = partial(self.agent_run_func, **arguments_for(self._parameters, attempt.own_task(), base_url))
         with boundary(AgentError, self.name):
             if inspect.iscoroutinefunction(self.agent_run_func):
@@ -101,39 +99,39 @@ class AgentFunctionEngine:
             return await returned if inspect.isawaitable(returned) else returned
 
     def _understood(self, returned: Any) -> Episode:
-        """The first time that nothing can be made of what the function returns is told at once: it may be so each time."""
+        """Return the episode of a result; the first failure is logged at once, since it may occur every time."""
         try:
             return episode_from(returned, self.name)
         except AgentError as error:
-            if not self._told:
-                self._told = True
+            if not self._warned_of_result:
+                self._warned_of_result = True
                 logger.warning("%s", error)
             raise
 
     def _note_processes(self, session: Session, earlier: Mapping[Any, str]) -> None:
-        """Note processes of `multiprocessing` that outlive their rollout.
+        """Record processes of `multiprocessing` that outlive their rollout.
 
-        One that was left `earlier` and still runs at the end of a later rollout may work for that, although its calls
-        belong to the rollout that started it: warn of it, once.
+        Warn once about a process that was recorded earlier and still runs at the end of a later rollout: it may work
+        for that one, although its calls belong to the rollout that started it.
         """
         alive = {process: label for process, label in earlier.items() if _runs(process)}
         for process in earlier.keys() - alive.keys():
-            self._left.pop(process, None)
-        self._left.update(
+            self._outlived.pop(process, None)
+        self._outlived.update(
             {process: f"{process.name}, pid {process.pid}" for process in session.processes if _runs(process)}
         )
         if alive and not self._warned_of_processes:
             self._warned_of_processes = True
             logger.warning(
                 "%s started processes that still run after their rollout (%s): the calls that they make belong to it, "
-                "and not to the rollout that they may work for now. Start them before the rollouts, and send them functions "
-                "that were bound with rllm.sdk.bind, or use a ProcessPoolExecutor",
+                "and not to the rollout that they may work for now. Start them before the rollouts, and send them "
+                "functions that were bound with rllm.sdk.bind, or use a ProcessPoolExecutor",
                 self.name,
                 "; ".join(alive.values()),
             )
 
     async def _check_where_it_called(self, session: Session, error: AgentError, unattributed: Sequence[Trace]) -> None:
-        """Raise a `CaptureError` for an agent that failed, having called models, if no call is in its session."""
+        """Raise a `CaptureError` for a failed agent that called models, if no call is in its session."""
         called = session.elsewhere or session.programs or unattributed
         if called and not await self._capture.traces(session, set()):
             raise CaptureError(
@@ -146,10 +144,11 @@ class AgentFunctionEngine:
             clients = dict.fromkeys(str(trace.metadata.get(CLIENT_KEY)) for trace in unattributed)
             problem = (
                 f"{self.name} made no model call in its session, but while it ran "
-                f"{counted(len(unattributed), 'call')} reached the gateway without a session, from {'; '.join(list(clients)[:_MAX_CLIENTS])} (stored in the session "
+                f"{counted(len(unattributed), 'call')} reached the gateway without a session, from "
+                f"{'; '.join(list(clients)[:_MAX_CLIENTS])} (stored in the session "
                 f"{unattributed[0].session_id!r})"
             )
-        if left := [label for item, label in self._left.items() if item not in session.processes and _runs(item)]:
+        if left := [label for item, label in self._outlived.items() if item not in session.processes and _runs(item)]:
             problem += f" (processes of earlier rollouts still run, and their calls belong to those: {'; '.join(left)})"
         if session.elsewhere:
             problem += f" (it called {', '.join(session.elsewhere)})"
@@ -161,12 +160,12 @@ class AgentFunctionEngine:
         remedies = [
             *([to_processes] if unattributed else []),
             *hints_for(programs=session.programs),
-            f"make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made before that "
-            "has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the function a parameter "
-            f"`base_url`, here {session.base_url}",
+            f"make its client read OPENAI_BASE_URL (which is {self._gateway.url}/v1 during rollouts; a client made "
+            "before that has missed it) or ANTHROPIC_BASE_URL, make it with rllm.sdk.get_chat_client, or give the "
+            f"function a parameter `base_url`, here {session.base_url}",
             *([] if session.programs else ["start programs with rllm.sdk.run_program"]),
             *([] if unattributed else [to_processes]),
-            "an agent that rightly calls no model returns Trajectory(reward=..., trainable=False)",
+            "an agent that needs no model returns Trajectory(reward=..., trainable=False)",
         ]
         return f"{problem}: {'; '.join(remedies)}"
 
@@ -180,5 +179,5 @@ def _runs(process: Any) -> bool:
 
 
 def _learns(episode: Episode) -> bool:
-    """Whether its author has not said of all of it that it is not to be learned from."""
+    """Return whether any trajectory is trainable."""
     return any(trajectory.trainable for trajectory in episode.trajectories)

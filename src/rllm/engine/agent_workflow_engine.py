@@ -1,4 +1,4 @@
-"""Roll out a `Workflow`, many at a time: one object for each that runs, used again for the next.
+"""`AgentWorkflowEngine`: rollouts of a `Workflow` class, one reusable object for each that runs.
 
 engine = AgentWorkflowEngine(workflow_cls=SolverJudge, rollout_engine=OpenAIEngine(model="policy", base_url=...))
 episodes = asyncio.run(engine.execute_tasks(tasks))
@@ -15,14 +15,13 @@ from typing import Any, Protocol, Self
 from weakref import WeakValueDictionary
 
 from rllm.agents.agent import BaseAgent
-from rllm.engine.attempts import attempts_of
 from rllm.engine.capture import Capture, InProcessCapture
-from rllm.engine.checked import check_episode
-from rllm.engine.complete import complete
-from rllm.engine.join import awaited_ids
-from rllm.engine.recorded import recorded
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.join import awaited_ids, complete
+from rllm.engine.recording_engine import recording
+from rllm.engine.request import RolloutRequest, requests_of
+from rllm.engine.runner import RolloutRunner
 from rllm.engine.signature import check_arguments
+from rllm.engine.validation import check_episode
 from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, boundary, raised
 from rllm.inference.engine import InferenceEngine
 from rllm.types import Episode, Task, Trajectory
@@ -34,13 +33,13 @@ DEFAULT_TIMEOUT_S = 3600.0
 
 
 class EpisodeLogger(Protocol):
-    """Where episodes are kept; `rllm.engine.episode_log.EpisodeLog` is one."""
+    """Destination of episodes, such as `rllm.engine.episode_log.EpisodeLog`."""
 
     def append(self, episode: Episode) -> None: ...
 
 
 class AgentWorkflowEngine:
-    """A `Rollout` of a workflow class; it can also run tasks by itself, with `execute_tasks`."""
+    """`Rollout` of a workflow class; can also run tasks by itself, with `execute_tasks`."""
 
     def __init__(
         self,
@@ -56,27 +55,27 @@ class AgentWorkflowEngine:
         episode_logger: EpisodeLogger | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """Check the class, and make a first object of it; nothing is started.
+        """Check the class, and create a first object of it; nothing is started.
 
         Args:
             workflow_cls: a subclass of `Workflow`.
             workflow_args: more arguments of its constructor.
-            rollout_engine: the model; its calls are recorded. `None` for workflows with clients of their own.
-            config: not needed; accepted because code for other frameworks passes it.
-            n_parallel_tasks: workflows under way at a time.
-            retry_limit: tries of a rollout that raises; one that runs out of time is not tried again.
-            raise_on_error: `execute_tasks` raises when all rollouts have ended, if one of them failed for good.
+            rollout_engine: the model, whose calls are recorded; `None` for workflows with clients of their own.
+            config: ignored; accepted for programs written for other frameworks.
+            n_parallel_tasks: workflows running at a time.
+            retry_limit: tries of a rollout that raises; one that times out is not retried.
+            raise_on_error: make `execute_tasks` raise after all rollouts have ended, if one failed for good.
             timeout_s: seconds that a rollout may take, hung threads included.
-            episode_logger: is given every episode.
-            capture: where model calls are kept; by default in memory, while the rollout takes.
+            episode_logger: receives every episode.
+            capture: recording of model calls; by default in memory, during the rollout.
 
         Raises:
-            ConfigError: naming what does not fit, and the remedy.
+            ConfigError: naming the setting, and the remedy.
         """
         check_workflow(workflow_cls)
         check_arguments(workflow_args=workflow_args)
         self.workflow_cls, self.workflow_args = workflow_cls, dict(workflow_args or {})
-        self.rollout_engine = None if rollout_engine is None else recorded(rollout_engine)
+        self.rollout_engine = None if rollout_engine is None else recording(rollout_engine)
         self.raise_on_error = raise_on_error
         self.episode_logger = episode_logger
         self.capture: Capture = capture or InProcessCapture()
@@ -104,14 +103,14 @@ class AgentWorkflowEngine:
         self.capture.__exit__(*exc_info)
 
     def set_training_step(self, step: int, mode: str = "train", epoch: int = 0) -> None:
-        """Label the episodes from here on, in `info["training"]`."""
+        """Label later episodes, in `info["training"]`."""
         self._labels = {"training": {"step": step, "mode": mode, "epoch": epoch}}
 
-    async def rollout(self, attempt: Attempt, **run_args: Any) -> Episode:
+    async def rollout(self, attempt: RolloutRequest, **run_args: Any) -> Episode:
         """Run a workflow once; `run_args` are for its `run`.
 
         Raises:
-            RolloutError: what the workflow raised, as an `AgentError` unless it says more; what it had done is in
+            RolloutError: raised by the workflow, or an `AgentError` for any other error; its trajectories so far are in
                 `attempt.trajectories`.
         """
         uid = f"{attempt.task_id}:{attempt.index}"
@@ -129,12 +128,12 @@ class AgentWorkflowEngine:
         traces = await self.capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         return complete(episode, attempt, traces, seen=session.llm_calls)
 
-    def _check(self, workflow: Workflow, episode: Any, attempt: Attempt) -> None:
-        """Raise what ended the workflow too early; it may be tried again."""
+    def _check(self, workflow: Workflow, episode: Any, attempt: RolloutRequest) -> None:
+        """Raise the error that ended the workflow, so that it may be retried."""
         if not isinstance(episode, Episode):
             raise AgentError(
-                f"{self._name}.run_with_termination_handling returned {episode!r:.100} of type {type(episode).__name__}: "
-                "return an Episode"
+                f"{self._name}.run_with_termination_handling returned {episode!r:.100} of type "
+                f"{type(episode).__name__}: return an Episode"
             )
         if isinstance(episode.trajectories, list):
             attempt.trajectories.extend(path for path in episode.trajectories if isinstance(path, Trajectory))
@@ -146,20 +145,21 @@ class AgentWorkflowEngine:
         check_episode(episode, self._name)
         if not episode.trajectories:
             raise AgentError(
-                f"{self._name}.run ended without a trajectory: return an Episode, or call self.commit(name, trajectory=...)"
+                f"{self._name}.run ended without a trajectory: return an Episode, or call self.commit(name, "
+                "trajectory=...)"
             )
 
     def _done_by(self, workflow: Workflow) -> list[Trajectory]:
-        """What a workflow that was broken off had done, as far as it can tell."""
+        """Return the trajectories of a cancelled workflow, if it can collect them."""
         try:
             return workflow.collect_trajectories().trajectories
-        except Exception as error:  # what broke it off is the error to report
+        except Exception as error:  # the error to report is the one that cancelled it
             logger.warning("%s", raised(f"{self._name}.collect_trajectories", error))
             return []
 
     @asynccontextmanager
     async def _workflow(self) -> AsyncIterator[Workflow]:
-        """An idle workflow, or a new one; one that was broken off may still be in use by a thread, and is given up."""
+        """Return an idle workflow or a new one; a cancelled one may still be used by a thread, and is discarded."""
         workflow = self._idle.pop() if self._idle else self._new_workflow()
         yield workflow
         self._idle.append(workflow)
@@ -171,8 +171,8 @@ class AgentWorkflowEngine:
         for name, agent in agents.items():
             if id(agent) in self._agents and self.max_concurrent > 1:
                 raise AgentError(
-                    f"{self._name}.{name} is one {type(agent).__name__} object for all rollouts, which run at the same time: "
-                    "make it in __init__, or use n_parallel_tasks=1"
+                    f"{self._name}.{name} is one {type(agent).__name__} object for all rollouts, which run at the same "
+                    "time: make it in __init__, or use n_parallel_tasks=1"
                 )
         self._agents.update({id(agent): agent for agent in agents.values()})
         return workflow
@@ -189,19 +189,19 @@ class AgentWorkflowEngine:
         on_episode: Callable[[Episode], None] | None = None,
         **kwargs: Any,
     ) -> list[Episode]:
-        """The episode of each task, in the order of the tasks; a task given twice is rolled out twice.
+        """Return the episode of each task, in order; a task given twice is rolled out twice.
 
         Args:
             tasks: rows.
-            task_ids: one for each; by default a task's own `task_id` or `id`, else its place.
-            on_episode: hears of each episode as it ends.
-            **kwargs: for `Workflow.run`.
+            task_ids: one for each; by default a task's own `task_id` or `id`, else its position.
+            on_episode: called with each episode as it ends.
+            **kwargs: arguments of `Workflow.run`.
 
         Raises:
-            RolloutError: with `raise_on_error`, once all have ended, if some failed.
+            RolloutError: with `raise_on_error`, after all have ended, if some failed.
         """
 
-        def told(episode: Episode) -> None:
+        def finish(episode: Episode) -> None:
             episode.info.update(self._labels)
             if self.episode_logger is not None:
                 self.episode_logger.append(episode)
@@ -210,7 +210,7 @@ class AgentWorkflowEngine:
 
         with self:
             runner = RolloutRunner(_WithArguments(self, kwargs), **self._settings)
-            episodes = await runner.run(attempts_of(tasks, task_ids), on_episode=told)
+            episodes = await runner.run(requests_of(tasks, task_ids), on_episode=finish)
         failed = [episode for episode in episodes if episode.failed]
         if failed and self.raise_on_error:
             error = failed[0].info["error"]
@@ -222,19 +222,19 @@ class AgentWorkflowEngine:
 
 @dataclass(frozen=True)
 class _WithArguments:
-    """The rollouts of one `execute_tasks`; several of them may be under way with arguments of their own."""
+    """Rollouts of one `execute_tasks`, with its arguments of `run`."""
 
     engine: AgentWorkflowEngine
     run_args: dict[str, Any]
 
-    async def rollout(self, attempt: Attempt) -> Episode:
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
         return await self.engine.rollout(attempt, **self.run_args)
 
 
 def check_workflow(workflow_cls: Any) -> None:
-    """Raise `ConfigError` if this is no workflow class, or lacks a method."""
+    """Raise `ConfigError` for anything but a workflow class with all its methods."""
     if not (inspect.isclass(workflow_cls) and issubclass(workflow_cls, Workflow)):
-        raise ConfigError(f"workflow_cls={workflow_cls!r}: give a subclass of rllm.workflows.workflow.Workflow")
+        raise ConfigError(f"workflow_cls={workflow_cls!r}: pass a subclass of rllm.workflows.workflow.Workflow")
     if inspect.isabstract(workflow_cls):
         missing = ", ".join(sorted(workflow_cls.__abstractmethods__))
         raise ConfigError(f"workflow_cls={workflow_cls.__name__} has no {missing}: define what a rollout calls")
@@ -243,6 +243,5 @@ def check_workflow(workflow_cls: Any) -> None:
 
 
 def is_worth_another_try(error: RolloutError) -> bool:
-    """Whether a workflow that raised this may do better: not one that took too long, which would double its cost, and
-    not one whose prompt is too long."""
+    """Return whether a failed workflow is retried: not after a timeout or a prompt that is too long."""
     return not isinstance(error, RolloutTimeout | PromptTooLongError)

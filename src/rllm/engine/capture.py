@@ -1,57 +1,63 @@
-"""Where an attempt's model calls are kept while it runs, and read back from when it has ended.
+"""Recording of a rollout's model calls, and reading them back when it has ended.
 
-`InProcessCapture` knows the calls that are made through a `RecordedEngine`. `GatewayCapture` also takes those that arrive
-over HTTP, from any client, and finds all of them in the store.
+`InProcessCapture` sees calls made through a `RecordingEngine`. `GatewayCapture` also sees those that arrive over HTTP,
+from any client, and finds all of them in the store. `RemoteGateway` is a gateway on another machine, reached over HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import http.client
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import orjson
 
 from rllm._runtime.threads import in_thread
-from rllm.engine.recorded import imposed
-from rllm.engine.runner import Attempt
-from rllm.errors import ConfigError
+from rllm.engine.recording_engine import RecordingEngine, check_one_answer, imposed
+from rllm.engine.request import RolloutRequest
+from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.sessions import unattributed_session
+from rllm.inference.engine import ModelOutput
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to
-from rllm.types import Trace
+from rllm.types import Message, Trace
 
 T = TypeVar("T")
 
 _FEW_CALLS = 8
-"""A session of no more is read from a local store sooner than a thread begins to; the calls of a long one take milliseconds."""
+"""A session of at most this many calls is read from a local store faster than a thread starts."""
 LATE_TRACE_S = 2.0
-"""How long to wait for the trace of a call that the agent names: one whose stream it left early is stored afterwards."""
+"""Seconds to wait for the trace of a call that the agent names; a stream that it left early is stored late."""
 
 
 class Capture(Protocol):
-    """How an engine learns of the calls of its attempts. It works inside `with capture:`."""
+    """Source of the traces of an engine's attempts; used inside `with capture:`."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
-    def session(self, attempt: Attempt) -> AbstractAsyncContextManager[Session]:
-        """Inside, model calls are filed under the attempt, with the sampling parameters that it imposes."""
+    def session(self, attempt: RolloutRequest) -> AbstractAsyncContextManager[Session]:
+        """Record model calls inside under the attempt, with its sampling parameters."""
         ...
 
     async def traces(self, session: Session, awaited: set[str]) -> list[Trace]:
-        """The calls of a session that has ended, in the order in which they began.
+        """Return the calls of a session that has ended, in the order of their start.
 
         Args:
             session: the session.
-            awaited: ids that must be there, if they ever come: they are waited for.
+            awaited: ids of calls to wait for, in case their traces are stored late.
         """
         ...
 
 
 class InProcessCapture:
-    """Keeps calls in memory, for as long as the attempt takes."""
+    """Keeps calls in memory while the attempt runs."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +66,7 @@ class InProcessCapture:
         return None
 
     @asynccontextmanager
-    async def session(self, attempt: Attempt) -> AsyncIterator[Session]:
+    async def session(self, attempt: RolloutRequest) -> AsyncIterator[Session]:
         with imposed(attempt.sampling), Session(name=attempt.session_id) as session:
             yield session
 
@@ -69,7 +75,7 @@ class InProcessCapture:
 
 
 class SessionGateway(Protocol):
-    """What is needed of a gateway."""
+    """Methods of a gateway that capture needs."""
 
     @property
     def url(self) -> str:
@@ -88,31 +94,31 @@ class SessionGateway(Protocol):
         metadata: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> str:
-        """Begin a session; returns the base URL of its calls."""
+        """Open a session and return the base URL of its calls."""
         ...
 
 
 class SessionTraces(Protocol):
-    """What is needed of a store."""
+    """Methods of a store that capture needs."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it answers within microseconds, and so the gateway before it, so that an event loop may wait for either."""
+        """Whether store and gateway answer within microseconds, so that an event loop may wait for them."""
         ...
 
     def by_session(self, session_id: str) -> list[Trace]:
-        """The calls of a session, in the order in which they were stored."""
+        """Return the calls of a session in the order of storage."""
         ...
 
 
 class GatewayCapture:
-    """Leads model clients of this process to the gateway, and reads what they did from the store behind it."""
+    """Sends model clients of this process to the gateway, and reads their calls from the store behind it."""
 
     def __init__(self, gateway: SessionGateway, store: SessionTraces) -> None:
         self.gateway = gateway
         self.store = store
         self._changes = ExitStack()
-        """What to undo when the last one leaves."""
+        """Changes to undo when the last user leaves."""
         self._num_inside = 0
 
     def __enter__(self) -> Self:
@@ -128,14 +134,14 @@ class GatewayCapture:
             self._changes.close()
 
     @asynccontextmanager
-    async def session(self, attempt: Attempt) -> AsyncIterator[Session]:
+    async def session(self, attempt: RolloutRequest) -> AsyncIterator[Session]:
         if not self._num_inside:
             raise ConfigError("the engine is not running: use it inside `with engine:`")
         base_url = await _asked(partial(self._open_session, attempt), "rllm open session", at_once=self.store.is_local)
         with imposed(attempt.sampling), Session(name=attempt.session_id, base_url=base_url) as session:
             yield session
 
-    def _open_session(self, attempt: Attempt) -> str:
+    def _open_session(self, attempt: RolloutRequest) -> str:
         metadata: dict[str, Any] = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
         if attempt.training_step is not None:
             metadata["training_step"] = attempt.training_step
@@ -154,7 +160,7 @@ class GatewayCapture:
                 return sorted(traces, key=lambda trace: trace.started_at)
             await asyncio.sleep(0.05)
 
-    async def unattributed(self, attempt: Attempt, since: float) -> list[Trace]:
+    async def unattributed(self, attempt: RolloutRequest, since: float) -> list[Trace]:
         """Return the calls that have named no session since this Unix time; any of them may be those of the attempt."""
         read = partial(self.store.by_session, unattributed_session(attempt.run_id))
         traces = await _asked(read, "rllm read session", at_once=self.store.is_local)
@@ -162,5 +168,134 @@ class GatewayCapture:
 
 
 async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
-    """What gateway or store answer. To have a thread ask what is answered at once costs several times that."""
+    """Return the answer of gateway or store; a thread for an immediate answer would cost several times as much."""
     return question() if at_once else await in_thread(question, name=name)
+
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteGateway:
+    """Implements `SessionGateway` and `SessionTraces` over HTTP."""
+
+    is_local: ClassVar[bool] = False
+    """Answers come over the network."""
+    url: str
+    """`http://host:port`."""
+    api_key: str | None
+    """The gateway's own key, if it has one."""
+
+    @property
+    def process_key(self) -> str | None:
+        """Key for calls of this process that belong to no session."""
+        from rllm.gateway.identity import unnamed_key
+
+        return None if self.api_key is None else unnamed_key(self.api_key)
+
+    def open_session(
+        self,
+        session_id: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Open a session and return the base URL of its calls.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached, or refuses.
+        """
+        return self.open_session_with_key(session_id, metadata=metadata, sampling=sampling)[0]
+
+    def open_session_with_key(
+        self,
+        session_id: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> tuple[str, str | None]:
+        """Open a session; also return a key that is valid for this session only, if the gateway has keys.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached, or refuses.
+        """
+        wanted = {"id": session_id, "metadata": dict(metadata or {}), "sampling": sampling and dict(sampling)}
+        answer = self._ask("POST", "/sessions", orjson.dumps(wanted))
+        return f"{self.url}/sessions/{quote(session_id, safe='')}/v1", answer.get("api_key")
+
+    def by_session(self, session_id: str) -> list[Trace]:
+        """Return the calls of a session; nothing if it has not been opened.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached, or refuses.
+        """
+        try:
+            answer = self._ask("GET", f"/sessions/{quote(session_id, safe='')}/traces")
+        except InferenceError as error:
+            if error.status_code != 404:
+                raise
+            return []
+        return [Trace.from_dict(trace) for trace in answer["traces"]]
+
+    def check(self) -> None:
+        """Check that the gateway answers.
+
+        Raises:
+            InferenceError: if it does not.
+        """
+        self._ask("GET", "/healthz")
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
+        address = urlsplit(self.url)
+        secure = address.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = connect(address.hostname or "", address.port, timeout=TIMEOUT_S)
+        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
+        try:
+            connection.request(method, address.path + path, body, {"content-type": "application/json", **key})
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise InferenceError(f"the gateway {self.url} cannot be reached ({error})", status_code=503) from error
+        finally:
+            connection.close()
+        if response.status >= 300:
+            raise InferenceError(
+                f"the gateway {self.url} answered {response.status} to {method} {path}: {_start_of(answer)}",
+                status_code=response.status,
+            )
+        try:
+            return orjson.loads(answer)
+        except orjson.JSONDecodeError as error:
+            raise InferenceError(
+                f"{self.url} did not answer {method} {path} with JSON, so it is not a gateway: {_start_of(answer)}; "
+                "check that there is no proxy between the nodes and the trainer"
+            ) from error
+
+
+def _start_of(answer: bytes) -> str:
+    return answer[:200].decode(errors="replace")
+
+
+class GatewayEngine(RecordingEngine):
+    """Engine for the policy behind a remote gateway, which records calls and imposes the sampling.
+
+    A call belongs to the session that it is made in, inside a `GatewayCapture`, or to none.
+    """
+
+    def __init__(self, gateway: RemoteGateway, *, model: str = "policy") -> None:
+        from rllm.inference.openai_engine import OpenAIEngine
+
+        super().__init__(OpenAIEngine(model, base_url=f"{gateway.url}/v1", api_key=gateway.api_key), model=model)
+
+    async def get_model_response(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> ModelOutput:
+        """Return one answer, whose `id` is that of its trace at the gateway.
+
+        Raises:
+            ConfigError: if several answers are requested at once.
+            InferenceError: if the gateway returns an error.
+        """
+        check_one_answer(params)
+        return await self.inference.get_model_response(messages, tools=tools, **params)

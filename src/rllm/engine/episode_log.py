@@ -1,49 +1,52 @@
-"""Episodes kept as lines of a file, so that what a process had done is still there when it dies.
+"""Episodes and tasks as lines of files, so that a crash loses nothing that was finished.
 
-A line is written with one system call and counts once it ends with a newline: what a crash tore off is never read.
+A line is written with one system call and counts once it ends with a newline: a line torn by a crash is never read.
 """
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import orjson
 
 from rllm._runtime.files import lines_of, whole_lines
 from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, parse_json
-from rllm.errors import StoreError
+from rllm.data.dataset import Dataset
+from rllm.errors import ConfigError, StoreError
 from rllm.types import Episode, is_scored
 
 EPISODES = "episodes.jsonl"
-"""The log of an evaluation, in its folder."""
+"""Name of the log in an evaluation's folder."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _TOKEN_FIELDS = ("prompt_ids", "response_ids", "logprobs")
 _MAX_DEPTH = 64
-"""What is nested deeper than this is cut off."""
+"""Values nested deeper than this are cut off."""
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = _short.maxlong = 200
 
 
 class EpisodeLog:
-    """An append-only JSONL file of episodes; `EpisodeLog.read` gives them back.
+    """Append-only JSONL file of episodes; `EpisodeLog.read` reads them.
 
-    What agents leave in tasks, observations and infos need not be JSON: it becomes what is closest to it (an array a list, a
-    path a string, NaN null), and what nothing is close to becomes `{"unserialisable": type name, "repr": ...}`.
+    Values in tasks, observations and infos that are not JSON become the closest JSON value (an array a list, a path a
+    string, NaN null), or else `{"unserialisable": type name, "repr": ...}`.
     """
 
     def __init__(self, path: str | Path, *, tokens: bool = True) -> None:
-        """Open for appending; whatever a crash left of a last line is cut off.
+        """Open for appending; a line torn by a crash is removed.
 
         Args:
-            path: made with its folder if it is not there.
-            tokens: False leaves token ids and log-probabilities out, because the trace store has them.
+            path: created with its folder if it does not exist.
+            tokens: False leaves out token ids and log-probabilities, because the trace store has them.
 
         Raises:
             StoreError: if the file cannot be written.
@@ -58,20 +61,20 @@ class EpisodeLog:
             raise self._cannot_be_written(error) from error
 
     def append(self, episode: Episode) -> None:
-        """Add one line; it is with the operating system on return.
+        """Write one line; the operating system has it on return.
 
         Raises:
             StoreError: if it cannot be written, as on a full disk.
         """
         line = memoryview(self._line(episode))
         try:
-            while line:  # the system takes less than all only where it then reports an error
+            while line:  # a partial write is followed by an error
                 line = line[self._file.write(line) :]
         except OSError as error:
             raise self._cannot_be_written(error) from error
 
     def close(self) -> None:
-        """Close the file. Repeatable."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -82,7 +85,7 @@ class EpisodeLog:
 
     @staticmethod
     def read(path: str | Path) -> Iterator[Episode]:
-        """The episodes of a file, in the order of writing; none if there is no file.
+        """Yield the episodes of a file in the order of writing; nothing if the file does not exist.
 
         Raises:
             StoreError: naming the line that is not an episode.
@@ -108,18 +111,18 @@ class EpisodeLog:
 
 
 def to_json(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Any value as JSON on one line; never raises. Floats that are not finite become null."""
+    """Return any value as JSON on one line; never raises. Floats that are not finite become null."""
     options = _OPTIONS | (orjson.OPT_SORT_KEYS if sort_keys else 0)
     try:
         return orjson.dumps(value, default=_closest, option=options)
-    except TypeError:  # orjson gives up on the whole, so the culprits are looked for one by one
+    except TypeError:  # find the values that orjson refuses one by one
         return orjson.dumps(_plain(value), option=options)
 
 
 def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
-    """The value with everything that orjson refuses replaced: text that is not Unicode, huge integers, odd keys, cycles.
+    """Replace everything that orjson refuses: text that is not Unicode, huge integers, odd keys, cycles.
 
-    `inside` has the ids of the containers around it.
+    `inside` has the ids of the enclosing containers.
     """
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
@@ -144,13 +147,13 @@ def _key(key: Any) -> str:
 
 
 def _closest(value: Any) -> Any:
-    """What is closest to a value that orjson does not know, made of values that it may know."""
+    """Return the closest value that orjson may know."""
     try:
         if isinstance(value, float):
             return float(value) if is_scored(value) else None
         if isinstance(value, PurePath | Decimal):
             return str(value)
-        if isinstance(value, date):  # pandas' times, which orjson does not take for the datetime that they are
+        if isinstance(value, date):  # subclasses such as pandas' timestamps
             return value.isoformat()
         if isinstance(value, Mapping):
             return dict(value)
@@ -159,7 +162,7 @@ def _closest(value: Any) -> Any:
         for method in ("tolist", "model_dump", "to_dict"):  # arrays and tensors; pydantic's models; our own types
             if callable(convert := getattr(value, method, None)):
                 return convert()
-    except Exception:  # the conversion is the user's code
+    except Exception:  # the conversion is users' code
         return _opaque(value)
     return _opaque(value)
 
@@ -167,10 +170,101 @@ def _closest(value: Any) -> Any:
 def _opaque(value: Any) -> dict[str, str]:
     try:
         text = _short.repr(value)
-    except ValueError:  # Python writes no decimal number of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         text = "an integer of too many digits"
     return {"unserialisable": type(value).__qualname__, "repr": _plain(text)}
 
 
 def _is_opaque(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"unserialisable", "repr"}
+
+
+_TASKS = "tasks.jsonl"
+_PLACE = re.compile(r"@\d+\.\d+\.\d+$")
+"""Suffix of a task's id that distinguishes its uses in a training run."""
+
+Key = tuple[str, str]
+"""Split and id of a task."""
+
+
+class TaskFile:
+    """Tracker that writes every task that was rolled out, once, to the run's `tasks.jsonl`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / _TASKS
+        self._known = set(read_tasks(run_dir))
+        self._file: IO[bytes] | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Do nothing: tasks have no metrics."""
+
+    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            key = (split, plain_task_id(episode.task_id))
+            if key not in self._known:
+                self._known.add(key)
+                self._file = self._file or self._opened()
+                self._file.write(to_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
+        if self._file is not None:
+            self._file.flush()
+
+    def _opened(self) -> IO[bytes]:
+        file = self._path.open("ab")
+        file.truncate(whole_lines(self._path))
+        return file
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Do nothing: only episodes have tasks."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_tasks(run_dir: Path) -> dict[Key, Any]:
+    """Return the tasks that a run has rolled out; a line torn by a crash is left out.
+
+    Raises:
+        StoreError: if another line is not a task.
+    """
+    path = run_dir / _TASKS
+    tasks: dict[Key, Any] = {}
+    for number, line in enumerate(lines_of(path), start=1):
+        try:
+            row = parse_json(line)
+            tasks[row["split"], row["task_id"]] = row["task"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"{path}, line {number} is not a task ({error}): delete the line, or the file") from error
+    return tasks
+
+
+def task_of(folder: Path, split: str, task_id: str) -> Any:
+    """Return one task of a run or an evaluation; `None` if its folder does not have it."""
+    wanted = plain_task_id(task_id)
+    written = to_json(wanted)  # searching for it is cheaper than parsing every line
+    for line in chain(lines_of(folder / _TASKS), lines_of(folder / EPISODES)):
+        if written in line:
+            row = parse_json(line)
+            if row["task_id"] == wanted and row.get("split", split) == split:
+                return row["task"]
+    return None
+
+
+def check_ids(data: Dataset, limit: int | None = None) -> None:
+    """Check that rows of one id are the same task, since a task is found by its id.
+
+    Raises:
+        ConfigError: naming two of the first `limit` rows with the same id and different content.
+    """
+    first_row: dict[str, int] = {}
+    for row, task in enumerate(data[:limit]):
+        task_id = data.task_id(row)
+        first = first_row.setdefault(task_id, row)
+        if first != row and to_json(data[first], sort_keys=True) != to_json(task, sort_keys=True):
+            raise ConfigError(f"rows {first} and {row} of the dataset have the same id {task_id!r}: make ids unique")
+
+
+def plain_task_id(task_id: str) -> str:
+    """Return the id as the dataset has it."""
+    return _PLACE.sub("", task_id)

@@ -1,20 +1,26 @@
-"""Join an agent's trajectories with the tokens of the calls it made: by trace id, never by position.
+"""Join an agent's trajectories with the tokens of its calls: by trace id, never by position.
 
-Answers of parallel calls arrive in any order, so a position says nothing about whose tokens these are.
+Answers of parallel calls arrive in any order, so a position does not identify whose tokens they are. `complete` is the
+last step of every rollout: it identifies the episode and joins it with its traces.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rllm.capture import side_calls
 from rllm.capture.side_calls import OWN_KEY
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.errors import AgentError, CaptureError
+from rllm.parser.chat_template import lost_warning
 from rllm.sdk.decorators import SESSION_UID
 from rllm.types import (
+    LOST_KEY,
     NUM_SIDE_CALLS_KEY,
     NUM_UNUSABLE_CALLS_KEY,
+    REFERENCE_KEY,
     Episode,
     Message,
     Step,
@@ -33,14 +39,20 @@ def join(
     tokens_required: bool = True,
     take_side_calls: bool = False,
 ) -> None:
-    """Give every trajectory its steps, and every step its tokens. `traces` are in call order; of these `@trajectory` has known
-    those that were `seen` to be made.
+    """Give every trajectory its steps, and every step its tokens.
 
-    What is trainable gets usable tokens or an error, if tokens are required; of the rest, what there is. Calls that an
-    agent's program makes beside its task belong to no trajectory, unless a step names them or `take_side_calls` says so.
+    A trainable step gets usable tokens, or an error if tokens are required. Calls that an agent's program makes beside
+    its task belong to no trajectory, unless a step names them or `take_side_calls` is set.
+
+    Args:
+        episode: changed in place.
+        traces: in call order.
+        seen: the traces that were recorded in this process, so that `@trajectory` knew them.
+        tokens_required: whether a trainable step without tokens is an error.
+        take_side_calls: whether calls beside the task belong to a trajectory without steps.
 
     Raises:
-        AgentError: if it cannot be told whose calls these are.
+        AgentError: if calls cannot be assigned to a trajectory.
         CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
     """
     aside = set() if take_side_calls else {*side_calls(traces)}
@@ -57,30 +69,30 @@ def join(
                 step.fill_from(by_id[step.id])
 
 
-def awaited_ids(episode: Episode, attempt: Attempt, seen: Sequence[Trace]) -> set[str]:
-    """The ids of the calls whose traces `join` cannot do without.
+def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]) -> set[str]:
+    """Return the ids of the calls whose traces `join` needs.
 
-    An id that is not among the calls `seen` to be made, of a step that tells what was said, is merely made up.
+    An unknown id on a step that has messages or a response is not one of a call, so it is not awaited.
     """
     known = {trace.id for trace in seen}
     trainable = [trajectory for trajectory in episode.trajectories if trajectory.trainable and attempt.trainable]
     steps = [step for trajectory in trainable for step in trajectory.steps]
-    return {step.id for step in steps if not _has_tokens(step) and (step.id in known or not _is_told(step))}
+    return {step.id for step in steps if not _has_tokens(step) and (step.id in known or not _has_content(step))}
 
 
-def _is_told(step: Step) -> bool:
+def _has_content(step: Step) -> bool:
     return bool(step.model_response or step.chat_completions)
 
 
 def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:
-    """Name the calls of steps that only tell what was said: a step has the id of the call with its messages and answer.
+    """Set the ids of steps that only have messages and a response to that of the call with exactly these.
 
-    Calls that said the same to the same are interchangeable, and are taken in call order. Where calls that differ fit
-    alike, none is taken: it would be a guess.
+    Calls with equal messages and responses are interchangeable, and taken in call order. If different calls match, none
+    is taken, since that would be a guess.
     """
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     named = {step.id for step in steps}
-    unclaimed: dict[str, list[Trace]] = {}  # by what they answered, so that no step is compared with every call
+    unclaimed: dict[str, list[Trace]] = {}  # by response, so that no step is compared with every call
     for trace in by_id.values():
         if trace.id not in named:
             unclaimed.setdefault(text_of(trace.response), []).append(trace)
@@ -90,13 +102,13 @@ def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:
         asked, answer = _exchange_in(step)
         candidates = unclaimed.get(text_of(answer), [])
         fitting = [trace for trace in candidates if _is_exchange(trace, asked, answer)]
-        if fitting and all(_say_the_same(fitting[0], other) for other in fitting[1:]):
+        if fitting and all(_are_equal(fitting[0], other) for other in fitting[1:]):
             candidates.remove(fitting[0])
             step.id = fitting[0].id
 
 
 def _exchange_in(step: Step) -> tuple[list[Message], Message]:
-    """The messages that a step tells of, none if it tells only of the answer; and the answer."""
+    """Return the messages of a step, or none if it only has a response; and the response."""
     if step.chat_completions and step.chat_completions[-1].get("role") == "assistant":
         *asked, answer = step.chat_completions
         return asked, answer
@@ -104,20 +116,23 @@ def _exchange_in(step: Step) -> tuple[list[Message], Message]:
 
 
 def _is_exchange(trace: Trace, asked: Sequence[Message], answer: Message) -> bool:
-    """Whether a call that answered with the same text is the one that is told of."""
+    """Return whether a call with the same response text matches a step."""
     calls = answer.get("tool_calls")
     if calls and calls != trace.response.get("tool_calls"):
         return False
     return bool(text_of(answer) or calls) and (not asked or asked == trace.messages)
 
 
-def _say_the_same(one: Trace, other: Trace) -> bool:
+def _are_equal(one: Trace, other: Trace) -> bool:
     return one.messages == other.messages and one.response == other.response
 
 
 def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], aside: set[str]) -> None:
-    """Trajectories without steps take the calls made inside their function, or all calls if there is only one; of these,
-    those that are not `aside`."""
+    """Give trajectories without steps their calls.
+
+    These are the calls made inside their function, or all calls if there is only one trajectory. Calls that are `aside`
+    are left out, unless there are no others.
+    """
     for trajectory in trajectories:
         if trajectory.steps:
             continue
@@ -128,8 +143,9 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], asi
             calls = list(traces)
         else:
             raise AgentError(
-                f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so its calls cannot "
-                "be told from the others': make it with @trajectory, or add Step(id=response.id) for each of its calls"
+                f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so its calls "
+                "cannot be told from the others': make it with @trajectory, or add Step(id=response.id) for each of "
+                "its calls"
             )
         taken = [trace for trace in calls if trace.id not in aside] or calls
         if len(taken) < len(calls):
@@ -142,8 +158,10 @@ def _made_in(uid: str, traces: Sequence[Trace]) -> list[Trace]:
 
 
 def _add_unseen(trajectories: Sequence[Trajectory], traces: Sequence[Trace], known: set[str]) -> None:
-    """Give a `@trajectory` that has steps those of its other calls, too: only chats are seen as they are made in this process, and
-    what was seen and is no step any more was taken out by its author."""
+    """Add other calls to a `@trajectory` with steps: only chat calls of this process are seen while it runs.
+
+    A seen call that is not a step any more was removed by the agent's author.
+    """
     known = known.union(step.id for trajectory in trajectories for step in trajectory.steps)
     place = {trace.id: number for number, trace in enumerate(traces)}
     for trajectory in trajectories:
@@ -160,9 +178,9 @@ def _check_captured(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
         if step.id not in by_id:
             tokens = "has tokens, but " if _has_tokens(step) else ""
             raise CaptureError(
-                f"trajectory {trajectory.name!r}: its step {step.id!r} {tokens}is not a call that the gateway captured in this "
-                "session (was it made with use_proxy=False, in another rollout, or a Step built without id=response.id?); "
-                "set trajectory.trainable = False if it is not to be learned from"
+                f"trajectory {trajectory.name!r}: its step {step.id!r} {tokens}is not a call that the gateway captured "
+                "in this session (was it made with use_proxy=False, in another rollout, or a Step built without "
+                "id=response.id?); set trajectory.trainable = False if it should not be trained on"
             )
 
 
@@ -171,7 +189,7 @@ def _has_tokens(step: Step) -> bool:
 
 
 def _keep_usable(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
-    """Drop the steps whose calls have no usable tokens, such as those that failed; what they had earned stays."""
+    """Drop steps whose calls have no usable tokens, such as failed ones; the final reward stays."""
     errors = {step.id: by_id[step.id].error for step in trajectory.steps if step.id in by_id and by_id[step.id].error}
     if errors and len(errors) == len({step.id for step in trajectory.steps}):
         raise CaptureError(
@@ -183,3 +201,88 @@ def _keep_usable(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
             trajectory.reward = reward
         trajectory.info[NUM_UNUSABLE_CALLS_KEY] = len(errors)
         trajectory.steps = [step for step in trajectory.steps if step.id not in errors]
+
+
+DEFAULT_NAME = "agent"
+
+
+def complete(
+    episode: Episode, attempt: RolloutRequest, traces: Sequence[Trace], *, seen: Sequence[Trace] = ()
+) -> Episode:
+    """Return the same episode, identified and joined with its attempt's traces; see `join`.
+
+    Raises:
+        AgentError: if calls cannot be assigned to a trajectory.
+        CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
+    """
+    _identify(episode, attempt)
+    _drop_repeated(episode)
+    join(
+        episode,
+        traces,
+        seen=seen,
+        tokens_required=attempt.tokens_required,
+        take_side_calls=attempt.side_calls,
+    )
+    _warn_of_equal_names(episode)
+    _warn_of_lost(episode, traces)
+    episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
+    return episode
+
+
+def _warn_of_lost(episode: Episode, traces: Sequence[Trace]) -> None:
+    """Record content that the agent sent and the chat template dropped."""
+    lost = sorted({kind for trace in traces for kind in trace.metadata.get(LOST_KEY) or ()})
+    if lost:
+        episode.info[LOST_KEY] = lost
+    for kind in lost:
+        warn(episode, lost_warning(kind))
+
+
+def warn(episode: Episode, warning: str) -> None:
+    """Add a warning to the episode."""
+    warnings = episode.info.setdefault("warnings", [])
+    if warning not in warnings:
+        warnings.append(warning)
+
+
+def _identify(episode: Episode, attempt: RolloutRequest) -> None:
+    episode.task, episode.task_id, episode.index = attempt.task, attempt.task_id, attempt.index
+    episode.id = f"{attempt.task_id}:{attempt.index}"
+    episode.session_id = attempt.session_id
+    for trajectory in episode.trajectories:
+        trajectory.task = attempt.task if trajectory.task is None else trajectory.task
+        if trajectory.trainable and not attempt.trainable:
+            trajectory.trainable = False
+            if attempt.split == "train":
+                trajectory.info[REFERENCE_KEY] = True
+    unscored = [trajectory.name for trajectory in episode.trajectories if trajectory.final_reward() is None]
+    if unscored:
+        remedy = "return a number, give the trajectory a reward, or name the function that judges it (--reward)"
+        episode.info.setdefault("unscored", f"no reward was returned for {', '.join(map(repr, unscored))}: {remedy}")
+
+
+def _drop_repeated(episode: Episode) -> None:
+    """Remove duplicates: the same trajectory of an episode, the same step of a trajectory."""
+    paths: dict[Any, Trajectory] = {}
+    for path in episode.trajectories:
+        steps: dict[str, Step] = {}
+        for step in path.steps:
+            steps.setdefault(step.id, step)
+        if len(steps) < len(path.steps):
+            warn(episode, f"trajectory {path.name!r} has the same step more than once; it counts once")
+            path.steps = list(steps.values())
+        paths.setdefault((path.uid, path.name, *steps), path)
+    if len(paths) < len(episode.trajectories):
+        warn(episode, "the same trajectory was given more than once; it counts once: create a Trajectory for each")
+        episode.trajectories = list(paths.values())
+
+
+def _warn_of_equal_names(episode: Episode) -> None:
+    count = Counter(trajectory.name for trajectory in episode.trajectories)[DEFAULT_NAME]
+    if count > 1:
+        warn(
+            episode,
+            f"{count} trajectories are all named {DEFAULT_NAME!r}, so they are compared with each other as one role: "
+            "give each role its own name, such as @trajectory(name='solver')",
+        )

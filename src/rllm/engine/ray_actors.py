@@ -1,9 +1,11 @@
-"""The processes that make rollouts on the nodes of a cluster, and what happens when one of them dies.
+"""Processes that run rollouts on the nodes of a cluster, and their replacement when one dies.
 
-Each attempt is one call of one process. A process that dies, alone or with its node, loses the attempts that it had under
-way; each of them is made again elsewhere, in a new session, so that it gives exactly one episode and none of the lost one's
-tokens. One that has lost two processes is made alone in the third, so that what kills processes fails by itself. Another
-process takes the lost one's place as soon as a node has room.
+Each attempt is one call of one process. A process that dies, alone or with its node, loses the attempts that it was
+running; each is run again elsewhere, in a new session, so that it has exactly one episode and no tokens of the lost
+one. An attempt that has lost two processes runs alone in the third, so that an attempt that kills processes fails
+alone. A lost process is replaced as soon as a node has room.
+
+Episodes leave a process as bytes; an episode that cannot be pickled is a failed rollout.
 """
 
 from __future__ import annotations
@@ -11,76 +13,133 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rllm.engine.ray_actor import Orders, RolloutActor
-from rllm.engine.ray_cluster import ClusterNode, alive_nodes, load_ray, on_node
-from rllm.engine.runner import Attempt, new_session_id
-from rllm.engine.shipping import OF_DATA, packed, unpacked
+from rllm.engine.capture import RemoteGateway
+from rllm.engine.event_loop import watched_loop
+from rllm.engine.failures import failed_episode
+from rllm.engine.ray_cluster import OF_DATA, ClusterNode, ImportPaths, alive_nodes, load_ray, on_node, packed, unpacked
+from rllm.engine.request import RolloutRequest, new_session_id
+from rllm.engine.runner import RolloutRunner
 from rllm.errors import AgentError, ConfigError, RLLMError, RolloutTimeout, WorkerError, first_line
+from rllm.sdk.variables import beside_own_keys
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 3
-"""How many processes may die under one attempt, before it is taken to be what kills them."""
+"""Processes that may die under one attempt before it counts as the cause."""
 GONE_S = 300.0
-"""How long to wait for a process when none is left."""
+"""Seconds to wait for a process when none is left."""
 CLOSE_S = 5.0
-"""How long processes may take to end by themselves."""
+"""Seconds that processes may take to end by themselves."""
 POLL_S = 0.05
 REPLACE_EVERY_S = 1.0
 SPARE_CALLS = 16
-"""Calls that a process answers beside its rollouts."""
+"""Calls that a process may answer in addition to its rollouts."""
 
 Opening = Callable[[], AbstractContextManager[Any]]
 """Makes a `Rollout` that works inside `with`; called once in each process."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Orders:
+    """Everything that a process needs to run rollouts."""
+
+    opening: bytes
+    """Function that returns a context manager of a `Rollout`, as `packed` bytes."""
+    runner: Mapping[str, Any]
+    """Settings of a `RolloutRunner`."""
+    paths: ImportPaths
+    environment: Mapping[str, str]
+    """Variables set before users' modules are imported; keys of the node stay."""
+    gateway: RemoteGateway | None = None
+    """Gateway that must be reachable, if any."""
+
+
+class RolloutActor:
+    """Ray actor whose methods share an event loop."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._runner: RolloutRunner | None = None
+
+    async def prepare(self, orders: Orders) -> None:
+        """Prepare for `episode`.
+
+        Raises:
+            InferenceError: if the gateway cannot be reached from this node.
+            Exception: raised by importing users' code.
+        """
+        if orders.gateway is not None:
+            orders.gateway.check()
+        os.environ.update(beside_own_keys(orders.environment, os.environ))
+        orders.paths.apply()
+        rollout: AbstractContextManager[Any] = unpacked(orders.opening)()
+        self._runner = RolloutRunner(self._stack.enter_context(rollout), **orders.runner)
+        self._stack.enter_context(watched_loop())
+
+    async def episode(self, packed_attempt: bytes) -> bytes:
+        """Return the episode of an attempt, failed ones included; raise what must end the run."""
+        assert self._runner is not None, "prepare comes first"
+        attempt: RolloutRequest = unpacked(packed_attempt)
+        episode: Episode = await self._runner.episode(attempt)
+        try:
+            return packed(episode, "what the rollout gave", OF_DATA)
+        except ConfigError as error:
+            return packed(failed_episode(replace(attempt, trajectories=[]), AgentError(str(error))), "", OF_DATA)
+
+    async def close(self) -> None:
+        """Close the rollout."""
+        self._stack.close()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How many processes make rollouts, and where."""
+    """Number and placement of rollout processes."""
 
     num_actors: int | None = None
-    """`None` is one on each node that has a CPU."""
+    """Number of processes; `None` is one on each node that has a CPU."""
     concurrency: int | None = None
-    """Rollouts under way in each at a time; `None` divides those of the runner evenly."""
+    """Rollouts running in each at a time; `None` divides those of the runner evenly."""
     cpus_per_actor: float = 0.0
     """CPUs that Ray reserves for each. Rollouts mostly wait for the model, so by default none."""
     start_timeout_s: float = 300.0
-    """How long one may take to be ready."""
+    """Seconds that one may take to be ready."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Place:
-    """A process on a node."""
+    """Process on a node."""
 
     node: ClusterNode
     actor: Any
     under_way: int = 0
     is_kept_free: bool = False
-    """Whether it takes no more, so that an attempt can be alone in it."""
+    """Whether it accepts no more, so that an attempt can be alone in it."""
 
 
 class _LostError(Exception):
-    """The process that made a rollout is gone."""
+    """A process that ran a rollout has died."""
 
 
 class RayActors:
-    """The processes as a `Rollout`: each attempt goes to the one that has the fewest under way."""
+    """Processes as a `Rollout`: each attempt goes to the one that runs the fewest."""
 
     def __init__(self, orders: Orders, spread: Spread, *, silence_s: float) -> None:
-        """
+        """Start nothing yet.
+
         Args:
-            orders: what each process is told first.
-            spread: how many, and where.
-            silence_s: how long one may take for an attempt before it is taken to hang.
+            orders: sent to each process first.
+            spread: number and placement.
+            silence_s: seconds after which a process without an answer counts as hung.
         """
         self._orders, self._spread, self._silence_s = orders, spread, silence_s
         self._places: list[_Place] = []
@@ -91,11 +150,11 @@ class RayActors:
 
     @property
     def capacity(self) -> int:
-        """How many attempts may be under way in all of them."""
+        """Number of attempts that all of them may run at a time."""
         return len(self._places) * self._concurrency
 
     def start(self, max_concurrent: int) -> None:
-        """Start them, spread evenly.
+        """Start the processes, spread evenly.
 
         Raises:
             ConfigError: if one cannot be started or prepared, with its node and the reason.
@@ -115,7 +174,7 @@ class RayActors:
             raise
 
     def _begin(self, node: ClusterNode) -> tuple[_Place, Any]:
-        """A new process, and the promise that it is prepared."""
+        """Start a process, and return it with the future of its preparation."""
         options = on_node(
             node, num_cpus=self._spread.cpus_per_actor, max_concurrency=self._concurrency + SPARE_CALLS, max_restarts=0
         )
@@ -129,26 +188,27 @@ class RayActors:
             ray.get(prepared, timeout=self._spread.start_timeout_s)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnschedulableError) as error:
             raise ConfigError(
-                f"{where} has no room for a process that makes rollouts, or has not started it in {self._spread.start_timeout_s:g} s: "
-                f"it has {place.node.num_cpus:g} CPUs; lower ray.cpus_per_actor or ray.num_actors, and see `ray status`"
+                f"{where} has no room for a process that makes rollouts, or has not started it in "
+                f"{self._spread.start_timeout_s:g} s: it has {place.node.num_cpus:g} CPUs; lower ray.cpus_per_actor or "
+                "ray.num_actors, and see `ray status`"
             ) from error
         except ray.exceptions.RayTaskError as error:
             cause = _cause_of(error)
             raise ConfigError(
-                f"{where} cannot make rollouts: {type(cause).__name__}: {cause}: see that what the agent imports is installed "
-                "there or lies in ray.working_dir, and that the node reaches the machine of the trainer"
+                f"{where} cannot make rollouts: {type(cause).__name__}: {cause}: see that what the agent imports is "
+                "installed there or lies in ray.working_dir, and that the node reaches the machine of the trainer"
             ) from error
         except ray.exceptions.RayError as error:
             raise ConfigError(
                 f"{where} cannot run our code ({first_line(error)}): install there what is installed here"
             ) from error
 
-    async def rollout(self, attempt: Attempt) -> Episode:
-        """The episode of an attempt, from whichever process has made it.
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
+        """Return the episode of an attempt from any process.
 
         Raises:
-            AgentError: if it cannot be sent, or if one process after another died of it.
-            RolloutTimeout: if a process said nothing of it for too long, and was ended.
+            AgentError: if it cannot be pickled, or several processes died of it.
+            RolloutTimeout: if a process did not answer for too long, and was ended.
             WorkerError: if no process is left.
         """
         nodes: list[str] = []
@@ -160,7 +220,7 @@ class RayActors:
             except _LostError as lost:
                 nodes.append(place.node.address)
                 logger.warning(
-                    "rollout %s:%d: its process on node %s is gone (%s); it is made elsewhere",
+                    "rollout %s:%d: its process on node %s is gone (%s); it is run elsewhere",
                     *(attempt.task_id, attempt.index, place.node.address, lost),
                 )
                 self._replace(place)
@@ -170,12 +230,13 @@ class RayActors:
                 if alone:
                     place.is_kept_free = False
         raise AgentError(
-            f"rollout {attempt.task_id}:{attempt.index} took {MAX_LOSSES} processes with it, on the nodes {', '.join(nodes)}: see "
-            "their logs in Ray's folder (worker-*.err); an agent that takes all memory or crashes the interpreter does that"
+            f"rollout {attempt.task_id}:{attempt.index} took {MAX_LOSSES} processes with it, on the nodes "
+            f"{', '.join(nodes)}: see their logs in Ray's folder (worker-*.err); an agent that takes all memory or "
+            "crashes the interpreter does that"
         )
 
     async def _take(self, *, alone: bool) -> _Place:
-        """A process with room, and a place in it; `alone` waits for one that has nothing under way, and has it alone."""
+        """Return a process with a free slot, taken; `alone` waits for an idle process and keeps others out."""
         room = 1 if alone else self._concurrency
         deadline = time.monotonic() + GONE_S
         kept: _Place | None = None
@@ -200,18 +261,18 @@ class RayActors:
         return place
 
     def _kept_free(self) -> _Place | None:
-        """The process that has the fewest under way, and takes no more from now on."""
+        """Return the least busy process, which accepts no more attempts."""
         place = min(self._open_to(None), key=lambda place: place.under_way, default=None)
         if place is not None:
             place.is_kept_free = True
         return place
 
     def _open_to(self, kept: _Place | None) -> list[_Place]:
-        """The processes that take attempts: of somebody for whom one is kept free, that one."""
+        """Return the processes that accept attempts, or only the one that is kept free."""
         return [place for place in self._places if place is kept or (kept is None and not place.is_kept_free)]
 
-    async def _asked(self, place: _Place, attempt: Attempt) -> Episode:
-        """What a process makes of an attempt; what it raises ends the run, and is raised here as it was there."""
+    async def _asked(self, place: _Place, attempt: RolloutRequest) -> Episode:
+        """Return a process's episode of an attempt; its errors end the run, and are raised here unchanged."""
         ray = load_ray()
         try:
             sent = packed(attempt, "the task", OF_DATA)
@@ -229,8 +290,8 @@ class RayActors:
         except TimeoutError as error:
             self._replace(place)
             raise RolloutTimeout(
-                f"the process on node {place.node.address} said nothing of it for {self._silence_s:.0f} s, and was ended: an async "
-                "agent makes a blocking call; make it a sync function, or await asyncio.to_thread(...)"
+                f"the process on node {place.node.address} said nothing of it for {self._silence_s:.0f} s, and was "
+                "ended: an async agent makes a blocking call; make it a sync function, or await asyncio.to_thread(...)"
             ) from error
         except ray.exceptions.RayError as error:
             raise _LostError(first_line(error)) from error
@@ -238,11 +299,11 @@ class RayActors:
         return episode
 
     def _replace(self, place: _Place) -> None:
-        """Another process for one that is gone; only the first who notices brings it about."""
+        """Replace a lost process; only the first caller does."""
         if place not in self._places:
             return
         self._places.remove(place)
-        load_ray().kill(place.actor)  # one that is merely out of reach must not go on with what is now made elsewhere
+        load_ray().kill(place.actor)  # an unreachable process must not continue what now runs elsewhere
         threading.Thread(target=self._bring_back, name="rllm replace rollout process", daemon=True).start()
 
     def _bring_back(self) -> None:
@@ -250,11 +311,11 @@ class RayActors:
             try:
                 if self._has_begun_another():
                     return
-            except Exception:  # whatever Ray raises while nodes come and go
-                logger.warning("no process for rollouts could be started; it is tried again", exc_info=True)
+            except Exception:  # Ray raises many errors while nodes come and go
+                logger.warning("no process for rollouts could be started; retrying", exc_info=True)
 
     def _has_begun_another(self) -> bool:
-        """Start a process where there is room, and wait until it is ready."""
+        """Start a process on a node with room, and wait until it is ready."""
         with self._choosing:
             node = self._node_with_room()
             if node is None:
@@ -275,17 +336,17 @@ class RayActors:
                 else:
                     _end(place)
         if ready:
-            logger.warning("node %s makes rollouts in the place of the process that is gone", node.address)
+            logger.warning("node %s runs rollouts in place of the lost process", node.address)
         return ready
 
     def _node_with_room(self) -> ClusterNode | None:
-        """The node with the fewest of our processes, if that has not its share."""
+        """Return the node with the fewest of our processes, unless it is full."""
         held = Counter(place.node.id for place in (*self._places, *self._preparing))
         node = min(_with_cpus(alive_nodes()), key=lambda node: held[node.id], default=None)
         return node if node is not None and held[node.id] < self._most_on_a_node else None
 
     def close(self) -> None:
-        """End the processes, and let their rollouts close what they hold. Repeatable."""
+        """End the processes, and let their rollouts clean up. Idempotent."""
         ray = load_ray()
         self._closing.set()
         if not ray.is_initialized():
@@ -314,7 +375,7 @@ async def _awaited(answer: Any) -> bytes:
 
 
 def _with_cpus(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-    """Nodes that are there for work; a cluster's head often has no CPUs, so that nothing is put on it."""
+    """Return nodes with CPUs; a cluster's head often has none, so that nothing runs on it."""
     return [node for node in nodes if node.num_cpus] or list(nodes)
 
 

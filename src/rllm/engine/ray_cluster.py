@@ -1,11 +1,13 @@
-"""Ray, imported only where it is asked for: a cluster is joined or started, and left as it was found."""
+"""Ray, imported only on demand: join or start a cluster, and send code and data to its machines."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +19,15 @@ from urllib.parse import urlsplit
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 
 REACH_S = 5.0
-"""How long the address of a cluster may take to answer."""
+"""Seconds that a cluster's address may take to answer."""
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""What Ray sets in a program that was started with `ray job submit`, whose working directory it has shipped already."""
+"""Variable set by `ray job submit`, which has shipped the working directory already."""
 NOT_SHIPPED = [".git", ".venv", "venv", "__pycache__", "runs", "*.safetensors", "*.db", "*.db-wal"]
-"""What of a working directory stays here, beside all that its .gitignore and .rayignore name."""
+"""Patterns of files that are not sent, in addition to .gitignore and .rayignore."""
 
 
 def load_ray(purpose: str = "rollout.runner=ray") -> Any:
-    """The package.
+    """Return the `ray` package.
 
     Raises:
         MissingDependencyError: if it is not installed.
@@ -34,14 +36,14 @@ def load_ray(purpose: str = "rollout.runner=ray") -> Any:
         import ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
-            raise  # it is there, and broken
+            raise  # installed, but broken
         raise MissingDependencyError.of("ray", "ray", purpose) from error
     return ray
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode:
-    """A machine of the cluster that is alive."""
+    """A live machine of the cluster."""
 
     id: str
     address: str
@@ -50,7 +52,7 @@ class ClusterNode:
 
 
 def alive_nodes() -> list[ClusterNode]:
-    """The cluster's machines, by address."""
+    """Return the machines of the cluster, sorted by address."""
     ray = load_ray()
     found = [
         ClusterNode(
@@ -66,7 +68,7 @@ def alive_nodes() -> list[ClusterNode]:
 
 
 def on_node(node: ClusterNode, **options: Any) -> dict[str, Any]:
-    """Ray's options for what is to run on this machine and nowhere else."""
+    """Return Ray options that pin an actor to this machine."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
@@ -74,12 +76,12 @@ def on_node(node: ClusterNode, **options: Any) -> dict[str, Any]:
 
 
 def own_address() -> str:
-    """How the other machines of the cluster reach this one."""
+    """Return the address under which other machines of the cluster reach this one."""
     return str(load_ray().util.get_node_ip_address())
 
 
 def url_elsewhere(url: str, host: str) -> str:
-    """A URL of this machine as the others reach it: by Ray's name for it, where `host`, that is listened on, is all of its addresses."""
+    """Return a URL of this machine as others reach it, replacing `host` if that means all interfaces."""
     if host not in ("", "0.0.0.0", "::"):
         return url
     name, parts = own_address(), urlsplit(url)
@@ -87,7 +89,7 @@ def url_elsewhere(url: str, host: str) -> str:
 
 
 def known_address(address: str | None) -> str | None:
-    """The cluster that a setting or RAY_ADDRESS names; `None` for one on this machine alone."""
+    """Return the cluster named by a setting or RAY_ADDRESS; `None` for one on this machine alone."""
     address = address or os.environ.get("RAY_ADDRESS")
     return None if address == "local" else address
 
@@ -100,16 +102,17 @@ def joined(
     not_shipped: Sequence[str] = (),
     num_cpus: int | None = None,
 ) -> Iterator[Any]:
-    """Ray, connected while inside. A connection that the program has made itself is used, and stays.
+    """Connect to Ray while inside; an existing connection of the program is used and kept.
 
     Args:
-        address: of a cluster, or `auto`; by default that of RAY_ADDRESS, else one is started on this machine, and ends with us.
-        working_dir: what processes on other machines find as their current directory; by default this one's.
-        not_shipped: more patterns of what stays here.
-        num_cpus: of a cluster that is started; by default those that there are.
+        address: of a cluster, or `auto`; by default RAY_ADDRESS, or else a cluster started on this machine, which ends
+            with us.
+        working_dir: current directory of processes on other machines; by default this one's.
+        not_shipped: more patterns of files that are not sent.
+        num_cpus: of a cluster that is started; by default those of the machine.
 
     Raises:
-        ConfigError: if no cluster answers there.
+        ConfigError: if no cluster answers.
         MissingDependencyError: if Ray is not installed.
     """
     ray = load_ray()
@@ -137,8 +140,10 @@ def joined(
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """A program that joins a cluster inside hears SIGTERM as it did before. Ray takes it for itself, and ends the program at
-    once, before the last step of a training is saved."""
+    """Keep the program's SIGTERM handler while it joins a cluster inside.
+
+    Ray installs its own, which ends the program at once, before the last training step is saved.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -148,23 +153,23 @@ def sigterm_kept() -> Iterator[None]:
 
 
 def _refusal(address: str | None, error: Exception) -> str:
-    told = first_line(error)
-    if "exceeds" in told or "package size" in told.lower():
+    reason = first_line(error)
+    if "exceeds" in reason or "package size" in reason.lower():
         return (
-            f"ray.working_dir: what is sent to the nodes is too large ({told}): name a smaller folder, or list what the "
-            "agent does not need in its .rayignore"
+            f"ray.working_dir: what is sent to the nodes is too large ({reason}): name a smaller folder, or list what "
+            "the agent does not need in its .rayignore"
         )
     return (
-        f"ray.address={address!r}: no Ray cluster can be joined there ({told}): start one with `ray start --head` and name its "
-        "address, or leave ray.address and RAY_ADDRESS out for one on this machine alone"
+        f"ray.address={address!r}: no Ray cluster can be joined there ({reason}): start one with `ray start --head` "
+        "and name its address, or leave ray.address and RAY_ADDRESS out for one on this machine alone"
     )
 
 
 def check_address(address: str | None, *, key: str = "ray.address") -> None:
-    """See whether anybody answers at the address of a cluster, if `key`, or else RAY_ADDRESS, gives one.
+    """Check that something answers at the address of a cluster, from `key` or else RAY_ADDRESS.
 
     Raises:
-        ConfigError: if nobody does.
+        ConfigError: if nothing does.
     """
     key = key if address else "RAY_ADDRESS"
     known = known_address(address)
@@ -173,8 +178,8 @@ def check_address(address: str | None, *, key: str = "ray.address") -> None:
     assert known is not None
     if known.startswith("ray://"):
         raise ConfigError(
-            f"{key}={known!r}: the trainer and the processes on the nodes must reach each other, so it has to run on a machine of "
-            "the cluster: start the program there, or with `ray job submit`, and leave the address out"
+            f"{key}={known!r}: the trainer and the processes on the nodes must reach each other, so it has to run on a "
+            "machine of the cluster: start the program there, or with `ray job submit`, and leave the address out"
         )
     host, _, port = known.rpartition(":")
     if not host or not port.isdecimal():
@@ -183,6 +188,90 @@ def check_address(address: str | None, *, key: str = "ray.address") -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
     except OSError as error:
         raise ConfigError(
-            f"{key}={known!r}: nothing answers there ({error}): start a cluster with `ray start --head`, or leave it out for one "
-            "on this machine alone"
+            f"{key}={known!r}: nothing answers there ({error}): start a cluster with `ray start --head`, or leave it "
+            "out for one on this machine alone"
         ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportPaths:
+    """Import paths of a program, in a form that works in a copy of its working directory on another machine."""
+
+    inside: list[str]
+    """Folders inside the working directory, relative to it."""
+    outside: list[str]
+    """Other folders, expected at the same absolute path."""
+
+    @classmethod
+    def of(cls, working_dir: Path | None = None) -> ImportPaths:
+        """Return the import paths of this process."""
+        root = (working_dir or Path.cwd()).resolve()
+        folders = [Path(path or ".").resolve() for path in sys.path]
+        inside = [str(folder.relative_to(root)) for folder in folders if folder.is_relative_to(root)]
+        return cls(inside=inside, outside=[str(folder) for folder in folders if not folder.is_relative_to(root)])
+
+    def apply(self) -> None:
+        """Add them to the paths of this process, whose current directory is the copy."""
+        here = Path.cwd()
+        inside = [str((here / folder).resolve()) for folder in self.inside]
+        outside = [folder for folder in self.outside if Path(folder).exists()]
+        sys.path[:0] = [folder for folder in inside if folder not in sys.path]
+        sys.path.extend(folder for folder in outside if folder not in sys.path)
+
+
+OF_CODE = (
+    "put it into a module of its own (agent.py) and import it from there, or make its clients, locks and open files "
+    "inside the function"
+)
+OF_DATA = "use plain data: texts, numbers, lists, mappings, dataclasses; no clients, locks or open files"
+
+
+def packed(value: Any, what: str, remedy: str) -> bytes:
+    """Return a value as bytes.
+
+    Raises:
+        ConfigError: if it cannot be pickled, naming the part.
+    """
+    try:
+        return _dumps(value)
+    except Exception as error:  # pickling runs users' code
+        held = next(_unsendable(value), None)
+        named = f": it uses {held}" if held else ""
+        raise ConfigError(
+            f"{what} cannot be sent to another machine{named} ({type(error).__name__}: {error}): {remedy}"
+        ) from error
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the value of `packed` bytes."""
+    return _cloudpickle().loads(data)
+
+
+def _dumps(value: Any) -> bytes:
+    data: bytes = _cloudpickle().dumps(value)
+    return data
+
+
+def _cloudpickle() -> Any:
+    from ray import cloudpickle
+
+    return cloudpickle
+
+
+def _unsendable(value: Any) -> Iterator[str]:
+    """Yield the names of values that functions in `value` use and that cannot be pickled."""
+    for function in _functions_of(value):
+        used = inspect.getclosurevars(function)
+        for name, part in {**used.globals, **used.nonlocals}.items():
+            try:
+                _dumps(part)
+            except Exception:  # see `packed`
+                yield f"{name!r} ({type(part).__name__})"
+
+
+def _functions_of(value: Any) -> Iterator[Any]:
+    """Yield a function, or the methods of a class or of attributes' classes."""
+    is_code = inspect.isfunction(value) or inspect.isclass(value)
+    for part in [value] if is_code else list(getattr(value, "__dict__", {}).values()):
+        held = vars(part).values() if inspect.isclass(part) else [part]
+        yield from (item for item in held if inspect.isfunction(item))

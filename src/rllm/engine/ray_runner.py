@@ -1,23 +1,23 @@
-"""The runner of rollouts over many machines: as `RolloutRunner`, with the rollouts in processes that Ray keeps on its nodes."""
+"""`RayRolloutRunner`: a `RolloutRunner` whose rollouts run in processes on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from rllm.engine.ray_actor import Orders
-from rllm.engine.ray_actors import GONE_S, MAX_LOSSES, Opening, RayActors, Spread
-from rllm.engine.remote_gateway import RemoteGateway
-from rllm.engine.runner import CANCEL_GRACE_S, RolloutRunner
-from rllm.engine.shipping import OF_CODE, ImportPaths, packed
+from rllm.engine.capture import RemoteGateway
+from rllm.engine.event_loop import CANCEL_GRACE_S
+from rllm.engine.ray_actors import GONE_S, MAX_LOSSES, Opening, Orders, RayActors, Spread
+from rllm.engine.ray_cluster import OF_CODE, ImportPaths, packed
+from rllm.engine.runner import RolloutRunner
 from rllm.errors import RolloutError
 
 STUCK_MARGIN_S = 60.0
-"""How long a process may be silent about a rollout, beyond the time that the rollout itself may take."""
+"""Seconds that a process may take for a rollout beyond the rollout's own limits."""
 
 
 class RayRolloutRunner(RolloutRunner):
-    """Turns attempts into episodes, as `RolloutRunner` does, on the nodes of the cluster that Ray is connected to.
+    """Runs attempts on the nodes of the cluster that Ray is connected to; see `RolloutRunner`.
 
     with joined("auto"), RayRolloutRunner(opening, max_concurrent=512) as runner:
         episodes = await runner.run(attempts)
@@ -37,22 +37,23 @@ class RayRolloutRunner(RolloutRunner):
         retry_delay_s: float = 1.0,
         retry_if: Callable[[RolloutError], bool] | None = None,
     ) -> None:
-        """Nothing is started before `with`.
+        """Check the settings; nothing is started before `with`.
 
         Args:
-            opening: what each process calls to have its rollouts. It is sent by its import path, or from a script by its code.
-            spread: how many processes, and where.
-            gateway: which each of them must reach.
-            environment: variables that each of them has before it imports anything of the user's.
-            paths: where modules are found; by default as here.
-            max_concurrent: rollouts under way at a time, on all nodes together.
-            timeout_s: as for `RolloutRunner`; retries happen in the same process.
-            num_retries: likewise.
-            retry_delay_s: likewise.
-            retry_if: likewise.
+            opening: called once in each process to create its rollout; sent by import path, or by its code if it is
+                from a script.
+            spread: number and placement of processes.
+            gateway: gateway that each process must reach.
+            environment: variables set in each process before it imports users' modules.
+            paths: import paths; by default those of this process.
+            max_concurrent: rollouts running at a time, on all nodes together.
+            timeout_s: see `RolloutRunner`; retries happen in the same process.
+            num_retries: see `RolloutRunner`.
+            retry_delay_s: see `RolloutRunner`.
+            retry_if: see `RolloutRunner`.
 
         Raises:
-            ConfigError: if a number is out of range, or `opening` cannot be sent.
+            ConfigError: if a number is out of range, or `opening` cannot be pickled.
         """
         tries = {
             "timeout_s": timeout_s,
@@ -70,7 +71,7 @@ class RayRolloutRunner(RolloutRunner):
         delays = retry_delay_s * (2**num_retries - 1)
         silence_s = (num_retries + 1) * (timeout_s + CANCEL_GRACE_S) + delays + STUCK_MARGIN_S
         self._actors = RayActors(orders, spread or Spread(), silence_s=silence_s)
-        # Each process keeps the deadlines and retries; this one only sees to it that some process does.
+        # Each process applies deadlines and retries; here only lost processes are handled.
         settings = {**tries, "timeout_s": (MAX_LOSSES + 1) * silence_s + GONE_S, "num_retries": 0}
         super().__init__(self._actors, max_concurrent=max_concurrent, **settings)
 

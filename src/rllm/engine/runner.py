@@ -1,35 +1,32 @@
-"""Run many rollouts at once: bounded, retried, timed out, and none of them able to harm another.
+"""Run many rollouts at once, with bounds, retries and deadlines, isolated from each other.
 
-The one rule: a `RolloutError` becomes an episode, everything else travels. So a crashed agent is data, as is one that calls
-`sys.exit` or finds its task to be wrong; and a token that does not line up, a broken store or Ctrl-C stops the run.
+A `RolloutError` becomes a failed episode; everything else propagates. A crash, `sys.exit` or `ConfigError` inside an
+agent is such a failure; a token mismatch, a broken store or Ctrl-C stops the run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import time
 import traceback
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Protocol
 
-from rllm.capture.snapshot import snapshot
 from rllm.config.sampling import derived_seed
-from rllm.engine.awake import awake
-from rllm.engine.checked import has_form
-from rllm.engine.garbage import rarely_collected
-from rllm.engine.streams import streams_kept
-from rllm.engine.turns import Turns
+from rllm.engine.event_loop import CANCEL_GRACE_S, rarely_collected, watched_loop
+from rllm.engine.failures import failed_episode, is_transient
+from rllm.engine.request import RolloutRequest, new_session_id
 from rllm.engine.under_way import UnderWay
-from rllm.engine.watchdog import watched_loop
 from rllm.errors import (
     AgentError,
     ConfigError,
-    PromptTooLongError,
     RolloutError,
     RolloutTimeout,
     first_line,
@@ -38,28 +35,25 @@ from rllm.errors import (
     shown,
 )
 from rllm.telemetry import rollout_span
-from rllm.types import Episode, Task, TerminationReason, Trajectory
+from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
 
 _OURS = Path(__file__).parents[1]
-"""The package, whose lines say nothing about what an agent waits for."""
+"""Our package: its frames do not show where an agent waits."""
 
 HTTP_CLIENTS = (
     *("httpx", "httpx2", "httpcore", "httpcore2", "openai", "anthropic", "urllib3", "requests", "niquests"),
     *("aiohttp", "LiteLLM"),
 )
-"""Loggers of libraries that write a line or more for each call of a model."""
-
-CANCEL_GRACE_S = 5.0
-"""How long a cancelled rollout may take to clean up; after that it is left behind, with a warning."""
+"""Loggers that write a line or more for each model call."""
 
 
 def quiet_http_clients() -> None:
-    """Keep the line for each request of the HTTP clients out of a log that shows INFO.
+    """Silence the line per request of HTTP clients in a log that shows INFO.
 
-    A program that configures the root logger, as `hydra.main` does, would have hundreds of them a step. A logger that has
-    a level of its own keeps it, and a root logger at DEBUG shows everything.
+    A program that configures the root logger, as `hydra.main` does, would have hundreds of them per training step. A
+    logger with a level of its own keeps it, and a root logger at DEBUG shows everything.
     """
     for name in HTTP_CLIENTS:
         client = logging.getLogger(name)
@@ -67,69 +61,23 @@ def quiet_http_clients() -> None:
             client.setLevel(logging.WARNING)
 
 
-def new_session_id() -> str:
-    """An id that nobody can guess."""
-    return uuid.uuid4().hex
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """One try at one task: all that a rollout is told."""
-
-    task: Task
-    task_id: str
-    """Which rows are the same task; opaque, it may contain anything."""
-    index: int = 0
-    """Which of the task's attempts this is."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters that the gateway imposes on every model call of this attempt."""
-    trainable: bool = True
-    """False for validation: a reward is wanted, tokens need not be usable."""
-    split: str = "train"
-    training_step: int | None = None
-    """For which training step it is made, or after how many of them it evaluates; `None` outside training."""
-    run_id: str | None = None
-    """Of which training run, since several may share a store; `None` outside training."""
-    session_id: str = field(default_factory=new_session_id)
-    """Where the model calls are filed; each retry gets a new one, so that no tokens of a failed try are kept."""
-    tokens_required: bool = True
-    """Whether a trainable step without tokens is an error; not where nobody trains on what comes out."""
-    side_calls: bool = False
-    """Whether a trajectory that names no calls takes also those that its program made beside the task."""
-    trajectories: list[Trajectory] = field(default_factory=list, compare=False, repr=False)
-    """What has been done so far, for a rollout to add to as it goes: if it fails, the record keeps these."""
-
-    def own_task(self) -> Task:
-        """The task for users' code to do with as it likes: neither the record nor another attempt sees what it changes.
-
-        Raises:
-            RolloutError: if its fields hold themselves, or are nested too deeply to be copied.
-        """
-        try:
-            task: Task = snapshot(dict(self.task))
-        except RecursionError as error:
-            raise RolloutError(
-                f"task {self.task_id!r} cannot be copied, because a list or dict in it holds itself or hundreds of others "
-                "in each other: make it flatter, or keep it in an object of your own"
-            ) from error
-        return task
-
-
 class Rollout(Protocol):
-    """How one attempt is made; the only thing in which agents, workflows and plain functions differ."""
+    """Execution of one attempt: the only difference between agents, workflows and plain functions."""
 
-    async def rollout(self, attempt: Attempt) -> Episode:
-        """Make the attempt.
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
+        """Run the attempt and return its episode.
 
         Raises:
-            RolloutError: if it failed; the runner then records it.
+            RolloutError: if it failed; the runner records it as a failed episode.
         """
         ...
 
 
 class RolloutRunner:
-    """Turns attempts into episodes, one for each and in their order, with `max_concurrent` under way at a time, over all
-    calls of `run` together."""
+    """Runs attempts and returns one episode for each, in their order.
+
+    At most `max_concurrent` run at a time, over all calls of `run` together.
+    """
 
     def __init__(
         self,
@@ -143,7 +91,8 @@ class RolloutRunner:
     ) -> None:
         if not callable(getattr(rollout, "rollout", None)):
             raise ConfigError(
-                f"rollout={shown(rollout)}: give an object with `async def rollout(attempt)`, such as an AgentExecutionEngine"
+                f"rollout={shown(rollout)}: pass an object with `async def rollout(attempt)`, such as an "
+                "AgentExecutionEngine"
             )
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent={max_concurrent!r}: use at least 1")
@@ -157,40 +106,40 @@ class RolloutRunner:
         self.num_retries = num_retries
         self.retry_delay_s = retry_delay_s
         self.retry_if = retry_if or is_transient
-        self._turns = Turns(max_concurrent)
+        self._slots = PrioritySemaphore(max_concurrent)
         self._num_runs = 0
         self.under_way = UnderWay()
-        """The rollouts that are being made now."""
+        """Rollouts that are running now."""
 
     async def run(
         self,
-        attempts: Iterable[Attempt],
+        attempts: Iterable[RolloutRequest],
         *,
         on_episode: Callable[[Episode], None] | None = None,
         rank: int = 0,
     ) -> list[Episode]:
-        """Make every attempt.
+        """Run every attempt.
 
-        A failed one gives an episode with `info["error"]`. Whatever is not a `RolloutError` cancels all attempts of this
-        call and travels, as does cancelling it.
+        A failed attempt becomes an episode with `info["error"]`. Any other error cancels all attempts of this call and
+        propagates, as does cancelling it.
 
         Args:
-            attempts: what to try.
-            on_episode: hears of each episode as it ends.
-            rank: of several calls at the same time, those of lower rank go first.
+            attempts: attempts to run.
+            on_episode: called with each episode as it ends.
+            rank: priority among concurrent calls; the lowest goes first.
         """
         quiet_http_clients()
         if self._num_runs == 0:
-            self._turns = Turns(self.max_concurrent)  # of this event loop
+            self._slots = PrioritySemaphore(self.max_concurrent)  # belongs to the running event loop
         pending = list(attempts)
         episodes: dict[int, Episode] = {}
         queue = iter(enumerate(pending))
-        # A few workers that share one queue, not a task for each attempt: 10,000 attempts cost 64 tasks.
+        # Workers share one queue instead of a task per attempt: 10,000 attempts need only 64 tasks.
         workers = min(self.max_concurrent, len(pending))
         fatal: BaseException | None = None
         self._num_runs += 1
         try:
-            with watched_loop(), rarely_collected(), streams_kept():
+            with watched_loop(), rarely_collected():
                 async with self.under_way.watched(), asyncio.TaskGroup() as group:
                     for _ in range(workers):
                         group.create_task(self._work(queue, episodes, on_episode, rank))
@@ -204,20 +153,20 @@ class RolloutRunner:
 
     async def _work(
         self,
-        queue: Iterator[tuple[int, Attempt]],
+        queue: Iterator[tuple[int, RolloutRequest]],
         episodes: dict[int, Episode],
         on_episode: Callable[[Episode], None] | None,
         rank: int,
     ) -> None:
-        async with self._turns.one(rank) as turn:
+        async with self._slots.slot(rank) as slot:
             for position, attempt in queue:
-                await turn.give_way()
+                await slot.yield_slot()
                 episodes[position] = episode = await self.episode(attempt)
                 if on_episode is not None:
                     on_episode(episode)
 
-    async def episode(self, attempt: Attempt) -> Episode:
-        """Make one attempt, with its retries, whatever else is under way."""
+    async def episode(self, attempt: RolloutRequest) -> Episode:
+        """Run one attempt with its retries, regardless of `max_concurrent`."""
         for retry in range(self.num_retries + 1):
             started = time.perf_counter()
             if retry:
@@ -225,27 +174,27 @@ class RolloutRunner:
                     attempt, session_id=new_session_id(), trajectories=[], sampling=_reseeded(attempt.sampling)
                 )
             try:
-                with rollout_span(_facts(attempt)) as span, self.under_way.one(f"{attempt.task_id}:{attempt.index}"):
+                with (
+                    rollout_span(_span_attributes(attempt)) as span,
+                    self.under_way.one(f"{attempt.task_id}:{attempt.index}"),
+                ):
                     episode = await self._within_deadline(attempt)
                     span.note({"rllm.num_trajectories": len(episode.trajectories)})
             except RolloutError as error:
                 if retry < self.num_retries and self.retry_if(error):
-                    logger.warning("rollout %s:%d: %s; trying again", attempt.task_id, attempt.index, error)
+                    logger.warning("rollout %s:%d: %s; retrying", attempt.task_id, attempt.index, error)
                     await asyncio.sleep(self.retry_delay_s * 2**retry)
                     continue
                 episode = failed_episode(attempt, error)
             episode.metrics["timing/rollout_s"] = time.perf_counter() - started
             return episode
-        raise AssertionError("the last try returns")
+        raise AssertionError("unreachable: the last try returns")
 
-    async def _within_deadline(self, attempt: Attempt) -> Episode:
+    async def _within_deadline(self, attempt: RolloutRequest) -> Episode:
         label = f"rollout {attempt.task_id}:{attempt.index}"
         task = asyncio.create_task(_await(self.rollout, attempt, label), name=label)
         try:
-            clock = asyncio.get_running_loop().time
-            ends_at = clock() - awake.lost_s() + self.timeout_s
-            while not task.done() and (left_s := ends_at - clock() + awake.lost_s()) > 0:
-                await asyncio.wait({task}, timeout=left_s)
+            await asyncio.wait({task}, timeout=self.timeout_s)
             if task.done():
                 return _result(task, label)
         finally:
@@ -256,13 +205,12 @@ class RolloutRunner:
             f"{label} did not finish within timeout_s={self.timeout_s:g}: the traceback shows where it was waiting; "
             "raise timeout_s if it was merely slow"
         )
-        where = _where_it_was(task, label)
-        logger.warning("%s", "\n".join([str(timeout), *_places(where)]))
+        where = _cancellation_error(task, label)
+        logger.warning("%s", "\n".join([str(timeout), *_describe_position(where)]))
         raise timeout from where
 
 
-def _facts(attempt: Attempt) -> dict[str, Any]:
-    """What its span tells of an attempt."""
+def _span_attributes(attempt: RolloutRequest) -> dict[str, Any]:
     return {
         "gen_ai.conversation.id": attempt.session_id,
         "rllm.task_id": attempt.task_id,
@@ -273,24 +221,24 @@ def _facts(attempt: Attempt) -> dict[str, Any]:
 
 
 def _reseeded(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
-    """For another try: what failed because of what was sampled must not be sampled again."""
+    """Return sampling parameters with another seed, so that a retry does not sample the same failure again."""
     seed = sampling.get("seed")
     return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "retry")}
 
 
-async def _await(rollout: Rollout, attempt: Attempt, label: str) -> Episode:
-    """The rollout, with what would end the program or the run named as the failure of this one."""
+async def _await(rollout: Rollout, attempt: RolloutRequest, label: str) -> Episode:
+    """Run the rollout; errors that would end the program or the run become a failure of this rollout."""
     try:
         return await rollout.rollout(attempt)
     except SystemExit as error:
         raise AgentError(
             f"{label} called sys.exit({error.code!r}){place_of(error)}: return a value, or raise"
         ) from error
-    except ConfigError as error:  # found while at work, so it is about this task
+    except ConfigError as error:  # raised during the rollout, so it concerns this task only
         raise AgentError(f"{label}: {error}") from error
     except (Exception, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as error:  # such as pytest's own, of an agent that tests what it wrote
+    except BaseException as error:  # such as pytest's outcomes, in an agent that runs tests
         raise AgentError(raised(label, error)) from error
 
 
@@ -298,26 +246,26 @@ def _result(task: asyncio.Task[Episode], label: str) -> Episode:
     try:
         return task.result()
     except asyncio.CancelledError as error:
-        # Nobody cancelled the task, so its own code did; passed on as it is, it would silently end the worker.
+        # We did not cancel the task, so its own code did; a bare CancelledError would silently end the worker.
         raise AgentError(f"{label} was cancelled from within: a task that the agent awaited was cancelled") from error
-    except GeneratorExit as error:  # let through where the rollout itself was closed, which has no result
+    except GeneratorExit as error:  # passed through if the rollout itself is closed, which has no result
         raise AgentError(f"{label} raised GeneratorExit: {first_line(error)}") from error
 
 
-def _where_it_was(task: asyncio.Task[Episode], label: str) -> BaseException | None:
-    """What the cancelled task raised: its traceback leads to the line that it was waiting at."""
+def _cancellation_error(task: asyncio.Task[Episode], label: str) -> BaseException | None:
+    """Return the exception of a cancelled task: its traceback ends at the line where it was waiting."""
     if not task.done():
-        logger.error("%s ignores cancellation and is left behind:\n%s", label, _stack_of(task))
+        logger.error("%s ignores its cancellation and is abandoned:\n%s", label, _stack_of(task))
         return None
     try:
         task.result()
-    except BaseException as error:  # the task is over; this only reads its outcome
+    except BaseException as error:  # the task has ended; this only reads its outcome
         return error
-    return None  # it finished while it was being cancelled
+    return None  # it finished during the cancellation
 
 
-def _places(stopped: BaseException | None) -> list[str]:
-    """Where code was that was stopped: the threads that it left behind, else its own lines, from the first that is not ours."""
+def _describe_position(stopped: BaseException | None) -> list[str]:
+    """Return lines that show where a cancelled rollout was: in its abandoned threads, or else in its own code."""
     if stopped is None:
         return []
     frames = traceback.extract_tb(stopped.__traceback__)
@@ -327,7 +275,7 @@ def _places(stopped: BaseException | None) -> list[str]:
 
 
 def _stack_of(task: asyncio.Task[Episode]) -> str:
-    """The lines at which a task waits, outermost first; of a task that is suspended asyncio tells the first only."""
+    """Return the stack of a suspended task, outermost frame first; asyncio itself only returns the first frame."""
     lines: list[str] = []
     awaited: Any = task.get_coro()
     while (frame := getattr(awaited, "cr_frame", None)) is not None:
@@ -336,64 +284,74 @@ def _stack_of(task: asyncio.Task[Episode]) -> str:
     return "".join(lines)
 
 
-def is_transient(error: RolloutError) -> bool:
-    """Whether a new try may succeed: a server failed (5xx, 429) or could not be reached, rather than the agent.
+class PrioritySemaphore:
+    """Semaphore that admits waiters by rank, the lowest first, and then in order of arrival.
 
-    A timeout is not transient: what was stuck once would double its cost.
+    Rollouts of an older training step go before those of a later one. Belongs to one event loop.
     """
-    return any(_blames_a_server(item) for item in (error, error.__cause__) if item is not None)
+
+    def __init__(self, number: int) -> None:
+        self._num_free = number
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+
+    @asynccontextmanager
+    async def slot(self, rank: int) -> AsyncIterator[Slot]:
+        """Wait for a slot and hold it inside."""
+        slot = Slot(self, rank)
+        await slot.acquire()
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    async def acquire(self, rank: int) -> None:
+        """Wait for a slot, which the caller must `release`."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        admitted = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (rank, next(self._arrivals), admitted))
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if admitted.done() and not admitted.cancelled():  # admitted and cancelled at the same time
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Admit the next waiter."""
+        while self._waiting:
+            admitted = heapq.heappop(self._waiting)[-1]
+            if not admitted.done():
+                admitted.set_result(None)
+                return
+        self._num_free += 1
+
+    def has_waiters_before(self, rank: int) -> bool:
+        """Return whether there is a waiter of a lower rank."""
+        return bool(self._waiting) and self._waiting[0][0] < rank
 
 
-def _blames_a_server(error: BaseException) -> bool:
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int):
-        return status >= 500 or status == 429
-    reason = getattr(error, "reason", None)  # urllib's errors have one
-    return (
-        isinstance(error, ConnectionError)
-        or isinstance(reason, ConnectionError)
-        or any(
-            f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in _LOST_CONNECTIONS for kind in type(error).__mro__
-        )
-    )
+class Slot:
+    """Held slot that can be yielded to waiters of lower rank between two units of work."""
 
+    def __init__(self, semaphore: PrioritySemaphore, rank: int) -> None:
+        self._semaphore = semaphore
+        self._rank = rank
+        self._is_held = False
 
-_LOST_CONNECTIONS = {
-    "openai.APIConnectionError",
-    "anthropic.APIConnectionError",
-    "httpx.NetworkError",
-    "httpx.RemoteProtocolError",
-    "httpx2.NetworkError",
-    "httpx2.RemoteProtocolError",
-    "aiohttp.ClientConnectionError",
-    "requests.ConnectionError",
-}
-"""What clients raise that were not answered; by name, because none of them need be installed."""
+    async def acquire(self) -> None:
+        await self._semaphore.acquire(self._rank)
+        self._is_held = True
 
+    async def yield_slot(self) -> None:
+        """Let waiters of lower rank go first."""
+        if self._semaphore.has_waiters_before(self._rank):
+            self.release()
+            await self.acquire()
 
-_REASONS: dict[type[RolloutError], TerminationReason] = {
-    RolloutTimeout: TerminationReason.TIMEOUT,
-    PromptTooLongError: TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED,
-}
-
-
-def failed_episode(attempt: Attempt, error: RolloutError) -> Episode:
-    """The record of an attempt that gave no episode; it counts as neither right nor wrong."""
-    return Episode(
-        task=attempt.task,
-        task_id=attempt.task_id,
-        index=attempt.index,
-        session_id=attempt.session_id,
-        termination_reason=next(
-            (reason for kind, reason in _REASONS.items() if isinstance(error, kind)), TerminationReason.ERROR
-        ),
-        is_correct=False,
-        trajectories=list(filter(has_form, attempt.trajectories)),
-        info={
-            "error": {
-                "type": type(error).__name__,
-                "message": str(error),
-                "traceback": "".join(traceback.format_exception(error)),
-            }
-        },
-    )
+    def release(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._semaphore.release()

@@ -1,8 +1,8 @@
-"""What of a task an agent function is called with, and whether the two fit, checked before anything starts.
+"""Check that an agent function accepts the columns of its tasks, before anything starts.
 
-A function gets the columns as `f(**task)`. One without `**kwargs` must name every column, because a column that is dropped
-in silence is a misspelt one that nobody finds; only the task's id may be left out. A parameter named `base_url` or
-`session_url` that the task lacks receives the URL at which this attempt's model calls are captured.
+A function gets the columns as `f(**task)`. Without `**kwargs` it must name every column but the task's id, because a
+silently dropped column may be a misspelt parameter. A parameter named `base_url` or `session_url` that the task lacks
+receives the URL at which this attempt's model calls are captured.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rllm.errors import ConfigError, shown
 from rllm.registry import did_you_mean
 
 ID_COLUMNS = ("id", "task_id")
-"""Columns that a function need not take."""
+"""Columns that a function may ignore."""
 URL_PARAMETERS = ("base_url", "session_url")
-"""Parameters that we fill, unless the task does."""
+"""Parameters that we fill unless the task has them."""
 
 Parameters: TypeAlias = Mapping[str, inspect.Parameter] | None
-"""Of a function, by name; `None` where it does not tell."""
+"""Parameters by name; `None` if they are unknown."""
 
 
 def check_signature(function: Callable[..., Any], columns: Collection[str]) -> None:
-    """Compare a function with the columns of the dataset it will be called with.
+    """Compare a function with the columns of its dataset.
 
     Raises:
-        ConfigError: if it needs a column that is missing, or a column is there that it does not take.
+        ConfigError: if it needs a column that is missing, or there is a column that it does not take.
     """
     parameters = parameters_of(function)
     if parameters is None:
@@ -53,19 +53,21 @@ def check_signature(function: Callable[..., Any], columns: Collection[str]) -> N
 
 
 def check_arguments(**arguments: Any) -> None:
-    """Raise `ConfigError` if one of these is neither a mapping of names to values nor `None`."""
+    """Raise `ConfigError` if an argument is neither a mapping of names to values nor `None`."""
     for name, value in arguments.items():
         if not isinstance(value, Mapping | None):
-            raise ConfigError(f"{name}={shown(value)}: give a mapping of names to values")
+            raise ConfigError(f"{name}={shown(value)}: use a mapping of names to values")
 
 
 def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, **ours: Any) -> None:
-    """Raise `ConfigError` if a class cannot be called with these arguments, which the user gave by this name, and ours. It is
-    called only where its `**kwargs` hide what becomes of them: that may take long, and belongs to the rollout."""
+    """Raise `ConfigError` if a class cannot be called with the arguments of the setting `name` and with `ours`.
+
+    The class is only called if `**kwargs` in its signature hide which arguments it accepts.
+    """
     arguments = arguments or {}
     try:
         signature = inspect.signature(kind)
-    except ValueError:  # a builtin that says nothing of its parameters
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind(**ours, **arguments)
@@ -77,8 +79,10 @@ def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, 
 
 
 def _check_taken(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if making an object, which is thrown away, finds an argument that nobody takes. What else it raises
-    may come of what ours stand in for, such as an engine that is not there yet, and is told when the rollouts begin."""
+    """Raise `ConfigError` if creating an object, which is discarded, fails with an unexpected argument.
+
+    Any other error may come from placeholders among our own arguments, and is reported when rollouts start.
+    """
     try:
         kind(**arguments)
     except ConfigError:
@@ -89,7 +93,7 @@ def _check_taken(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def check_named(kind: type, name: str, arguments: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise `ConfigError` if one of the arguments in the setting `name` is not among those that a class accepts."""
+    """Raise `ConfigError` if an argument of the setting `name` is not among those that a class accepts."""
     for key in arguments:
         if key not in known:
             meant = did_you_mean(str(key), known, name) or f"known here: {', '.join(known)}"
@@ -97,7 +101,7 @@ def check_named(kind: type, name: str, arguments: Mapping[str, Any], known: Coll
 
 
 def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], ours: Collection[str]) -> str:
-    """A question, for the end of a message, where an argument that is no parameter is like one that was not given."""
+    """Return a question for the end of a message if an unknown argument resembles a missing one."""
     names = _named(parameters)
     left = names - set(arguments) - set(ours)
     questions = (did_you_mean(key, left) for key in arguments if key not in names)
@@ -105,10 +109,10 @@ def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[st
 
 
 def check_rows(function: Callable[..., Any], data: Dataset) -> None:
-    """Compare a function with every row that it will be called with.
+    """Compare a function with every row of its dataset.
 
     Raises:
-        ConfigError: naming the first row that does not fit, and why.
+        ConfigError: naming the first row that does not match, and the reason.
     """
     for columns, row in data.shapes().items():
         try:
@@ -118,7 +122,7 @@ def check_rows(function: Callable[..., Any], data: Dataset) -> None:
 
 
 def arguments_for(parameters: Parameters, task: Mapping[str, Any], base_url: str) -> dict[str, Any]:
-    """The keyword arguments for one attempt at this task, of a function with these parameters."""
+    """Return the keyword arguments for an attempt at a task, for a function with these parameters."""
     arguments = dict(task)
     if parameters is None:
         return arguments
@@ -131,17 +135,17 @@ def arguments_for(parameters: Parameters, task: Mapping[str, Any], base_url: str
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call this function in messages."""
+    """Return the name of a function for messages."""
     function = getattr(function, "func", function)  # a functools.partial
     return getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
 
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:
-    """Of a function, to be found once: that costs more than all else that is done with them."""
+    """Return the parameters of a function; slow, so call it once."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return None  # some functions written in C tell nothing
+        return None  # some functions in C have no signature
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -1,40 +1,39 @@
-"""Which rollouts are under way, and which of them take far longer than others did."""
+"""Running rollouts, and those among them that take far longer than others did."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from statistics import median
 
-from rllm.engine.awake import awake
-
 logger = logging.getLogger(__name__)
 
 LEAST_S = 30.0
-"""No rollout counts as stuck before it has taken this long."""
+"""Seconds before a rollout can count as stuck."""
 FACTOR = 5.0
-"""A rollout is stuck once it has taken so many times the median of those that ended."""
+"""A rollout is stuck when it has taken this multiple of the median of finished ones."""
 _ENOUGH = 4
-"""Rollouts that must have ended before others are compared with them."""
+"""Number of finished rollouts needed for the comparison."""
 _LATEST = 256
 
 
 class UnderWay:
-    """Rollouts by name, and when they began; may be asked from any thread."""
+    """Running rollouts and their start times; may be read from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = awake) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began: dict[int, tuple[str, float]] = {}
         self._took: deque[float] = deque(maxlen=_LATEST)
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
         self._count = 0
 
     @contextmanager
     def one(self, label: str) -> Iterator[None]:
-        """A rollout of this name is under way while inside."""
+        """Count a rollout of this name as running while inside."""
         self._count += 1
         number, began = self._count, self._clock()
         self._began[number] = (label, began)
@@ -42,7 +41,7 @@ class UnderWay:
             yield
         finally:
             del self._began[number]
-            self._told.discard(number)
+            self._warned.discard(number)
             self._took.append(self._clock() - began)
 
     @property
@@ -50,17 +49,17 @@ class UnderWay:
         return len(self._began)
 
     def stuck(self) -> dict[str, float]:
-        """Those that take far longer than others did, and for how many seconds they have."""
+        """Return the rollouts that take far longer than others did, with their durations in seconds."""
         return {label: seconds for _, label, seconds in self._stuck()}
 
     def warn(self) -> None:
-        """Log each that is stuck, once."""
+        """Log each stuck rollout once."""
         for number, label, seconds in self._stuck():
-            if number not in self._told:
-                self._told.add(number)
+            if number not in self._warned:
+                self._warned.add(number)
                 logger.warning(
-                    "rollout %s has been under way for %.0f s, and others took %.3g s: it may be stuck; it is cut off at "
-                    "rollout.timeout_s",
+                    "rollout %s has been running for %.0f s, and others took %.3g s: it may be stuck; it is "
+                    "cancelled at rollout.timeout_s",
                     label,
                     seconds,
                     median(self._took),
@@ -68,7 +67,7 @@ class UnderWay:
 
     @asynccontextmanager
     async def watched(self, every_s: float = LEAST_S / 3) -> AsyncIterator[None]:
-        """While inside, warn of those that get stuck."""
+        """Log stuck rollouts while inside."""
         watch = asyncio.create_task(self._watch(every_s), name="rllm stuck rollouts")
         try:
             yield

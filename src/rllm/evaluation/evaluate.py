@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from rllm.config.sampling import derived_seed
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import EpisodeLog, to_json
-from rllm.engine.runner import Attempt, Rollout, RolloutRunner
-from rllm.engine.task_file import check_ids
+from rllm.engine.episode_log import EpisodeLog, check_ids, to_json
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import Rollout, RolloutRunner
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.report import Outcome, Report, report_on, with_costs
@@ -63,7 +63,7 @@ async def evaluate(
 class Evaluation:
     """Planned rollouts and their outcomes: those in the folder's log, and each new one."""
 
-    def __init__(self, planned: Sequence[Attempt], folder: EvaluationFolder, log: EpisodeLog) -> None:
+    def __init__(self, planned: Sequence[RolloutRequest], folder: EvaluationFolder, log: EpisodeLog) -> None:
         """Read the outcomes in the log; use `opened`, which holds the folder."""
         self.folder = folder
         self._log = log
@@ -115,7 +115,7 @@ class Evaluation:
             yield cls(planned, place, log)
 
     @property
-    def missing(self) -> list[Attempt]:
+    def missing(self) -> list[RolloutRequest]:
         """Planned rollouts that are not made yet, or failed, in the order of the dataset."""
         return [attempt for key, attempt in self._planned.items() if not self._is_done(key)]
 
@@ -196,7 +196,9 @@ class Evaluation:
         return outcome is not None and outcome.failure is None
 
 
-def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: Mapping[str, Any]) -> list[Attempt]:
+def _attempts(
+    dataset: Dataset, num_rollouts: int, limit: int | None, sampling: Mapping[str, Any]
+) -> list[RolloutRequest]:
     """Return `num_rollouts` of every row. Rows with one id are one task, so their rollouts share one numbering."""
     if num_rollouts < 1:
         raise ConfigError(f"num_rollouts={num_rollouts}: use at least 1")
@@ -212,7 +214,7 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
         for _ in range(num_rollouts):
             index = next_index[task_id]
             attempts.append(
-                Attempt(
+                RolloutRequest(
                     task=task,
                     task_id=task_id,
                     index=index,

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rllm._runtime.main_memory import total_memory
+from rllm._runtime.process import total_memory
 from rllm._runtime.untrusted import LARGE
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.dialects import dialect_of

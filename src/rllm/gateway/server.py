@@ -19,7 +19,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.types import ASGIApp
 
-from rllm._runtime.signals import on_ctrl_c
+from rllm._runtime.process import on_ctrl_c
 from rllm.errors import ConfigError, RLLMError, counted
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig

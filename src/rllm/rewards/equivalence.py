@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import LifoQueue
 
-from rllm._runtime.forks import no_fork_meanwhile
+from rllm._runtime.process import no_fork_meanwhile
 from rllm.errors import MissingDependencyError, RewardError
 
 NUM_WORKERS = min(4, os.cpu_count() or 1)

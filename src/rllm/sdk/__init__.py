@@ -1,8 +1,13 @@
-"""What an agent's author imports: clients, sessions and trajectories, and nothing heavier than `openai`.
+"""Interface for authors of agents: clients, sessions and trajectories.
 
     from rllm.sdk import get_chat_client, session, trajectory
 
-The clients load `openai` on first use; the rest needs only the standard library.
+Read `context.py` first: sessions, and the calls made in them. `client.py` has model clients that record calls, using
+`recording.py`; `decorators.py` has `@trajectory`. `propagation.py` attributes the calls of unmodified clients, with
+`patching.py` for threads, `processes.py` for child processes and `variables.py` for their environment. `programs.py`
+runs programs, under `supervisor.py`.
+
+The clients load `openai` on first use; everything else needs only the standard library.
 """
 
 from __future__ import annotations
@@ -27,10 +32,10 @@ if TYPE_CHECKING:
     from rllm.sdk.client import get_chat_client as get_chat_client
     from rllm.sdk.client import get_chat_client_async as get_chat_client_async
     from rllm.sdk.processes import bind as bind
+    from rllm.sdk.programs import ProgramResult as ProgramResult
     from rllm.sdk.programs import run_program as run_program
     from rllm.sdk.programs import run_program_async as run_program_async
     from rllm.sdk.propagation import environment as environment
-    from rllm.sdk.supervised import ProgramResult as ProgramResult
 
 SessionContext = ContextVarSession = Session
 """The names that users of the rLLM framework know."""
@@ -60,7 +65,7 @@ __all__ = [
 __getattr__, _ = lazy_names(
     __name__,
     {
-        "ProgramResult": "rllm.sdk.supervised",
+        "ProgramResult": "rllm.sdk.programs",
         "bind": "rllm.sdk.processes",
         "environment": "rllm.sdk.propagation",
         "get_chat_client": "rllm.sdk.client",

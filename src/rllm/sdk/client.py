@@ -1,7 +1,7 @@
-"""Model clients that know the session they are used in: real `openai` clients, with all their methods.
+"""Model clients that know the session they are used in: real `openai` clients with all their methods.
 
-Sessions are looked up when a call is made, so one client may serve many sessions at once. Outside of any session a call
-goes through untouched.
+The session is looked up when a call is made, so one client may serve many sessions at once. Outside of any session a
+call is passed through unchanged.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _CREDENTIALS = {"api_key", "admin_api_key", "workload_identity", "provider"}
 
 
 class _Remade:
-    """A client that goes to another process as the options that it was made with, and is made anew there."""
+    """Client that is pickled as its options, and created from them again in another process."""
 
     _made_with: dict[str, Any]
     _tracker: _Tracker
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not self._tracker.is_ours:
+        if not self._tracker.owns_client:
             raise ConfigError(
-                "this model client has an http_client of its own, which cannot be sent to another process: make the client "
-                "there, inside the function that uses it"
+                "this model client has an http_client of its own, which cannot be sent to another process: make the "
+                "client there, inside the function that uses it"
             )
         return _make, (type(self), _without_http_client(self._made_with))
 
@@ -51,17 +51,17 @@ def _without_http_client(options: dict[str, Any]) -> dict[str, Any]:
 class ChatClient(_Remade, openai.OpenAI):
     """`openai.OpenAI` whose calls are recorded in the current session.
 
-    It can also stand in for `client.chat.completions`, which is what LangChain's `ChatOpenAI(client=...)` expects.
+    It can also replace `client.chat.completions`, which LangChain's `ChatOpenAI(client=...)` expects.
     """
 
     def __init__(self, *, use_proxy: bool = True, **options: Any) -> None:
         self._made_with = {"use_proxy": use_proxy, **options}
         super().__init__(**_with_placeholder_key(options))
         self._use_proxy = use_proxy
-        self._tracker = _Tracker(use_proxy, is_ours=options.get("http_client") is None).attach_to(self._client)
+        self._tracker = _Tracker(use_proxy, owns_client=options.get("http_client") is None).attach_to(self._client)
 
     def copy(self, **options: Any) -> ChatClient:
-        """The same client with other options; it stays tracked."""
+        """Return the same client with other options; it stays tracked."""
         return super().copy(**options, _extra_kwargs={"use_proxy": self._use_proxy})
 
     with_options = copy
@@ -72,8 +72,8 @@ class ChatClient(_Remade, openai.OpenAI):
         return self.chat.completions.create
 
     @property
-    def with_raw_response(self) -> Any:  # not cached: what the parent caches is bare, and other threads would find it
-        """As ever, and with `create` besides."""
+    def with_raw_response(self) -> Any:  # not cached, unlike in the parent: other threads would see it without `create`
+        """The parent's property, with `create` added."""
         raw: Any = super().with_raw_response
         raw.create = raw.chat.completions.create
         return raw
@@ -82,8 +82,8 @@ class ChatClient(_Remade, openai.OpenAI):
 class AsyncChatClient(_Remade, openai.AsyncOpenAI):
     """`openai.AsyncOpenAI` whose calls are recorded in the current session; see `ChatClient`.
 
-    It may be used in several event loops, one after another or at once: each has connections of its own, which are closed
-    with the loop.
+    It may be used in several event loops, one after another or at once: each has its own connections, closed with the
+    loop.
     """
 
     def __init__(self, *, use_proxy: bool = True, **options: Any) -> None:
@@ -91,12 +91,12 @@ class AsyncChatClient(_Remade, openai.AsyncOpenAI):
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
         super().__init__(**_with_placeholder_key(options))
         self._use_proxy = use_proxy
-        is_ours = options.get("http_client") is None
-        self._tracker: _AsyncTracker = _AsyncTracker(use_proxy, is_ours=is_ours).attach_to(self._first)
+        owns_client = options.get("http_client") is None
+        self._tracker: _AsyncTracker = _AsyncTracker(use_proxy, owns_client=owns_client).attach_to(self._first)
 
     @property
     def _client(self) -> Any:
-        """The HTTP client for the event loop that asks."""
+        """HTTP client for the running event loop."""
         loop = asyncio._get_running_loop()
         if loop is None or not hasattr(self, "_tracker") or self._tracker.serves(loop):
             return self._first
@@ -109,7 +109,7 @@ class AsyncChatClient(_Remade, openai.AsyncOpenAI):
         self._first = http_client
 
     def copy(self, **options: Any) -> AsyncChatClient:
-        """The same client with other options; it stays tracked."""
+        """Return the same client with other options; it stays tracked."""
         return super().copy(**options, _extra_kwargs={"use_proxy": self._use_proxy})
 
     with_options = copy
@@ -120,28 +120,28 @@ class AsyncChatClient(_Remade, openai.AsyncOpenAI):
         return self.chat.completions.create
 
     @property
-    def with_raw_response(self) -> Any:  # not cached: what the parent caches is bare, and other threads would find it
-        """As ever, and with `create` besides."""
+    def with_raw_response(self) -> Any:  # not cached, unlike in the parent: other threads would see it without `create`
+        """The parent's property, with `create` added."""
         raw: Any = super().with_raw_response
         raw.create = raw.chat.completions.create
         return raw
 
 
 def get_chat_client(provider: str = "openai", *, use_proxy: bool = True, **options: Any) -> ChatClient:
-    """An `openai.OpenAI` whose calls belong to the session they are made in.
+    """Return an `openai.OpenAI` whose calls belong to the session they are made in.
 
     Args:
         provider: only "openai": any server that speaks its protocol, given by `base_url`.
-        use_proxy: calls go to our gateway, and tell it their session; during training they are led to the trainer's
-            gateway, whatever `base_url` says. False: to any server, unchanged, recorded in this process only.
-        options: those of `openai.OpenAI`. Without a key anywhere, a placeholder is used.
+        use_proxy: send calls to our gateway with their session; during training to the trainer's gateway, regardless of
+            `base_url`. False: send them to any server, unchanged, and record them in this process only.
+        options: those of `openai.OpenAI`. Without an API key, a placeholder is used.
     """
     _check_provider(provider)
     return ChatClient(use_proxy=use_proxy, **options)
 
 
 def get_chat_client_async(provider: str = "openai", *, use_proxy: bool = True, **options: Any) -> AsyncChatClient:
-    """An `openai.AsyncOpenAI` whose calls belong to the session they are made in; see `get_chat_client`."""
+    """Return an `openai.AsyncOpenAI` whose calls belong to the session they are made in; see `get_chat_client`."""
     _check_provider(provider)
     return AsyncChatClient(use_proxy=use_proxy, **options)
 
@@ -160,29 +160,30 @@ def _with_placeholder_key(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tracker:
-    """The hooks of one HTTP client."""
+    """Hooks of one HTTP client."""
 
-    def __init__(self, use_proxy: bool, *, is_ours: bool) -> None:
-        """`is_ours`: whether the HTTP client was made for the model client, rather than given to it."""
+    def __init__(self, use_proxy: bool, *, owns_client: bool) -> None:
+        """Set `owns_client` if the HTTP client was created for the model client rather than passed to it."""
         self._use_proxy = use_proxy
-        self.is_ours = is_ours
+        self.owns_client = owns_client
 
     def attach_to(self, http_client: Any) -> Self:
-        """Add the hooks, unless this client has them: copies of a model client share their HTTP client. Returns whose hooks
-        they are.
+        """Add the hooks, unless the client has them already, and return the tracker of the hooks.
+
+        Copies of a model client share their HTTP client.
 
         Raises:
-            ConfigError: if it has those of a client that is led elsewhere.
+            ConfigError: if it has hooks with another `use_proxy`.
         """
         hooks = http_client.event_hooks
         for hook in hooks["request"]:
-            if isinstance(there := getattr(hook, "__self__", None), type(self)):
-                if there._use_proxy != self._use_proxy:
+            if isinstance(tracker := getattr(hook, "__self__", None), type(self)):
+                if tracker._use_proxy != self._use_proxy:
                     raise ConfigError(
                         f"use_proxy={self._use_proxy}: its http_client is also that of a model client with "
-                        f"use_proxy={there._use_proxy}: give each an http_client of its own"
+                        f"use_proxy={tracker._use_proxy}: use separate http_clients"
                     )
-                return there
+                return tracker
         http_client.event_hooks = {
             "request": [*hooks["request"], self.on_request],
             "response": [*hooks["response"], self.on_response],
@@ -194,14 +195,14 @@ class _Tracker:
             return
         if self._use_proxy and has_outlived_rollout():
             raise RLLMError(
-                f"{request.method} {request.url}: the rollout that this thread or task was begun in has ended, so its model calls are "
-                "no longer led to the gateway, and nobody wants them elsewhere"
+                f"{request.method} {request.url}: the rollout that this thread or task was begun in has ended, so its "
+                "model calls are no longer led to the gateway, and nobody wants them elsewhere"
             )
         frame = current_frame()
         if frame is None:
             return
         if self._use_proxy and frame.base_url is not None:
-            _lead_to(frame.base_url, request)
+            _redirect(frame.base_url, request)
         begin(request, frame, stamp=self._use_proxy)
 
     def on_response(self, response: Any) -> Any:
@@ -209,12 +210,12 @@ class _Tracker:
 
 
 class _AsyncTracker(_Tracker):
-    """Also knows the event loop that its HTTP client belongs to: connections do not outlive theirs."""
+    """Tracker that also knows the event loop of its HTTP client, whose connections end with the loop."""
 
     _lock = threading.Lock()
 
-    def __init__(self, use_proxy: bool, *, is_ours: bool) -> None:
-        super().__init__(use_proxy, is_ours=is_ours)
+    def __init__(self, use_proxy: bool, *, owns_client: bool) -> None:
+        super().__init__(use_proxy, owns_client=owns_client)
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._closing: AsyncIterator[None] | None = None
 
@@ -223,14 +224,17 @@ class _AsyncTracker(_Tracker):
         return super().attach_to(http_client)
 
     def serves(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether the HTTP client may be used in this loop, which is the first one that asks, unless it is somebody else's."""
+        """Return whether the HTTP client may be used in this loop.
+
+        An own client belongs to the first loop that asks; one that was passed in serves any.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = weakref.ref(loop)
-            return not self.is_ours or self._loop() is loop
+            return not self.owns_client or self._loop() is loop
 
     async def on_request(self, request: Any) -> None:
-        if self.is_ours and self._closing is None:
+        if self.owns_client and self._closing is None:
             self._closing = self._closed_with_the_loop()
             await anext(self._closing)
         super().on_request(request)
@@ -239,18 +243,18 @@ class _AsyncTracker(_Tracker):
         super().on_response(response)
 
     async def _closed_with_the_loop(self) -> AsyncIterator[None]:
-        """An event loop that ends finishes the asynchronous generators that were begun in it, such as this one."""
+        """Close the HTTP client with the loop, which finishes the asynchronous generators started in it."""
         try:
             yield
         finally:
-            # It has a hold of the loop, and would keep it for as long as the model client is used.
+            # The generator references the loop, and would keep it alive as long as the model client.
             self._closing = None
-            if (left := self._http_client()) is not None:
-                await left.aclose()
+            if (client := self._http_client()) is not None:
+                await client.aclose()
 
 
-def _lead_to(base_url: str, request: Any) -> None:
-    """Send this call to another server: `http://here/any/prefix/v1/chat/completions` to `{base_url}/chat/completions`."""
+def _redirect(base_url: str, request: Any) -> None:
+    """Redirect a call to another server: `http://here/any/v1/chat/completions` to `{base_url}/chat/completions`."""
     call = model_call_in(request.url.path)
     assert call is not None
     url = type(request.url)(base_url.rstrip("/") + call)

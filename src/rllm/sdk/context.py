@@ -1,8 +1,8 @@
-"""Which session a model call belongs to: sessions nest, merge their metadata, and remember their calls in call order.
+"""Sessions, to which model calls belong: they nest, merge their metadata, and keep their calls in call order.
 
-The current session travels in a context variable, so it is right under nesting, in tasks of `asyncio.gather` and, while any
-session is open, in threads. What nests is an immutable chain of frames; a `Session` may therefore be entered again, also
-by several tasks at once.
+The current session is a context variable, so it is right under nesting, in tasks of `asyncio.gather` and, while any
+session is open, in threads. Nesting forms an immutable chain of frames; a `Session` may therefore be entered again,
+also by several tasks at once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from rllm.sdk.threads import context_in_threads
+from rllm.sdk.patching import context_in_threads
 from rllm.types import Step, Trace, Trajectory
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One model call: reserved when the request leaves, filled when its answer is complete (a choice a trace)."""
+    """Model call: reserved when the request is sent, filled when its answer is complete (one trace per choice)."""
 
     traces: list[Trace] = field(default_factory=list)
 
 
 class Session:
-    """A stretch of work whose model calls belong together; made by `session()`, entered with `with`."""
+    """Block of work whose model calls belong together; created by `session()`, entered with `with`."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class Session:
         base_url: str | None = None,
         uids_around: Sequence[str] = (),
     ) -> None:
-        """`uids_around`: of the sessions of another process that it belongs to, outermost first."""
+        """Create a session; `uids_around` are those of enclosing sessions of another process, outermost first."""
         self.metadata = dict(metadata or {})
         """This session's own metadata; `get_current_metadata()` adds that of the sessions around it."""
         self.name = name or f"sess_{uuid.uuid4().hex}"
-        """The id that the gateway files the calls under. A session made without a name takes over that of the session
-        it is entered in; one made with a name is the root of its own."""
+        """Id under which the gateway stores the calls. A session without a name inherits that of the session it is
+        entered in; one with a name is a root."""
         self.base_url = base_url
-        """Where tracked clients are sent while this session is active; `None` leaves them where they are."""
+        """URL to which tracked clients are redirected while this session is active; `None` leaves them unchanged."""
         self.trajectories: list[Trajectory] = []
-        """What `@trajectory` functions called inside have done, failed ones included, in the order of the calls."""
+        """Trajectories of `@trajectory` functions called inside, failed ones included, in call order."""
         self.elsewhere: list[str] = []
-        """URLs of model calls that were made here and went to another server than `base_url`; kept to explain."""
+        """URLs of model calls made here that went to another server than `base_url`; for error messages."""
         self.programs: list[str] = []
-        """Programs that `run_program` has started here; likewise."""
+        """Programs that `run_program` has started here; for error messages."""
         self.processes: list[Any] = []
-        """Processes of `multiprocessing` that were started here, except workers of pools; likewise."""
+        """Processes of `multiprocessing` started here, except workers of pools; for error messages."""
         self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
         self._uids = [*uids_around, self._uid]
         self._session_uid_chain = self._uids
@@ -66,12 +66,12 @@ class Session:
 
     @property
     def llm_calls(self) -> list[Trace]:
-        """The finished calls made in this session and in sessions nested in it, in the order in which they began."""
+        """Finished calls of this session and of sessions nested in it, in the order of their start."""
         return [trace for call in list(self._calls) for trace in call.traces]
 
     @property
     def steps(self) -> list[Step]:
-        """A step per call. The same call gives the same object each time, so that a reward set on it stays."""
+        """One step per call; the same call always has the same step, so that a reward set on it stays."""
         return [self._step(trace) for trace in self.llm_calls]
 
     def _step(self, trace: Trace) -> Step:
@@ -81,11 +81,11 @@ class Session:
 
     @property
     def num_begun(self) -> int:
-        """How many calls have left, answered or not."""
+        """Number of calls sent, answered or not."""
         return len(self._calls)
 
     def clear_calls(self) -> None:
-        """Forget the calls so far; the sessions around this one keep them."""
+        """Remove the calls so far; the enclosing sessions keep them."""
         self._calls.clear()
         self._steps.clear()
 
@@ -93,7 +93,7 @@ class Session:
         return len(self.llm_calls)
 
     def __bool__(self) -> bool:
-        return True  # a session without calls is a session
+        return True  # a session without calls is still true
 
     def __repr__(self) -> str:
         return f"Session({self.metadata!r}, name={self.name!r}, calls={len(self)})"
@@ -113,7 +113,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        # Not a token's reset: a session may be left in another context than it was entered in, and in any order (generators).
+        # Not a token's reset: generators may leave a session in another context than they entered it, and in any order.
         _current.set(_without(self, _current.get()))
         context_in_threads.uninstall()
         with self._lock:
@@ -122,13 +122,13 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One entry of a session: the session, what it was entered inside of, and what follows from both."""
+    """One entry of a session: the session, the frame it was entered in, and values derived from both."""
 
     session: Session
     parent: Frame | None
     name: str
     metadata: dict[str, Any]
-    """The metadata of the whole chain, inner over outer."""
+    """Metadata of the whole chain, inner over outer."""
     base_url: str | None
     uids: list[str]
     """Outermost first."""
@@ -147,7 +147,7 @@ class Frame:
         )
 
     def __iter__(self) -> Iterator[Frame]:
-        """This frame and those around it, innermost first."""
+        """Iterate over this frame and the enclosing ones, innermost first."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -155,37 +155,39 @@ class Frame:
 
     @property
     def sessions(self) -> set[Session]:
-        """Those of the whole chain; one that was entered inside itself counts once."""
+        """Sessions of the whole chain."""
         return {frame.session for frame in self}
 
     def reserve_call(self) -> Call:
-        """A place among the calls of every session of the chain, taken in the order in which requests leave."""
+        """Add a call to every session of the chain, in the order in which requests are sent."""
         call = Call()
         for session in self.sessions:
             session._calls.append(call)
         return call
 
     def note_elsewhere(self, url: str) -> None:
-        """Remember, for error messages, that a model call went past the gateway; queries may hold keys and are left out."""
+        """Record, for error messages, a model call that bypassed the gateway; queries, which may hold keys, are left
+        out.
+        """
         url = url.partition("?")[0]
         for session in self.sessions:
             if url not in session.elsewhere:
                 session.elsewhere.append(url)
 
     def note_program(self, name: str) -> None:
-        """Remember, for error messages, that a program was to make calls here."""
+        """Record, for error messages, a program that should make calls here."""
         for session in self.sessions:
             if name not in session.programs:
                 session.programs.append(name)
 
     def note_process(self, process: Any) -> None:
-        """Remember, for error messages, a process that makes its calls in this session."""
+        """Record, for error messages, a process that makes its calls in this session."""
         for session in self.sessions:
             session.processes.append(process)
 
 
 def _without(session: Session, frame: Frame | None) -> Frame | None:
-    """The chain without the innermost entry of a session; what was entered inside of it stays what it is."""
+    """Return the chain without the innermost entry of a session; frames entered inside of it keep their values."""
     if frame is None or frame.session is session:
         return None if frame is None else frame.parent
     parent = _without(session, frame.parent)
@@ -196,9 +198,9 @@ _current: ContextVar[Frame | None] = ContextVar("rllm_session", default=None)
 
 
 def current_frame() -> Frame | None:
-    """The innermost entry whose session is still open.
+    """Return the innermost frame whose session is still open.
 
-    A thread that outlives the session it was started in would otherwise go on calling in its name.
+    A thread that outlives the session it was started in must not keep calling in its name.
     """
     frame = _current.get()
     while frame is not None and not frame.session.is_open:
@@ -208,7 +210,7 @@ def current_frame() -> Frame | None:
 
 @contextmanager
 def in_no_session() -> Iterator[None]:
-    """Leave all sessions meanwhile."""
+    """Leave all sessions while inside."""
     token = _current.set(None)
     try:
         yield
@@ -217,41 +219,47 @@ def in_no_session() -> Iterator[None]:
 
 
 def has_outlived_rollout() -> bool:
-    """Whether this is a thread or task that was begun in a session with a gateway, and goes on although that has ended. One that
-    has entered another such session meanwhile works for that."""
+    """Return whether the rollout in which this thread or task was started has ended.
+
+    One that has entered another session with a gateway since then belongs to that.
+    """
     led = (entered.session for entered in _current.get() or () if entered.session.base_url is not None)
     innermost = next(led, None)
     return innermost is not None and not innermost.is_open
 
 
 def session(**metadata: Any) -> Session:
-    """A session to be entered: `with session(agent="solver") as sess: ...; sess.llm_calls`.
+    """Return a session to enter with `with`.
 
-    Any metadata key may be used, `name` included. A nested session takes over the outer one's name and adds to its
-    metadata; the outer session sees the nested one's calls. It may be entered more than once.
+        with session(agent="solver") as sess:
+            ...
+        sess.llm_calls
+
+    Any metadata key may be used, `name` included. A nested session inherits the outer one's name and metadata; the
+    outer session includes the nested one's calls. It may be entered more than once.
     """
     return Session(metadata)
 
 
 def get_current_session() -> Session | None:
-    """The innermost open session, or `None`."""
+    """Return the innermost open session, or `None`."""
     frame = current_frame()
     return frame.session if frame else None
 
 
 def get_current_session_name() -> str | None:
-    """The name that calls made here are filed under, or `None` outside of any session."""
+    """Return the name under which calls made here are stored, or `None` outside of any session."""
     frame = current_frame()
     return frame.name if frame else None
 
 
 def get_current_metadata() -> dict[str, Any]:
-    """The merged metadata of the open sessions, inner over outer; empty outside of any session."""
+    """Return the merged metadata of the open sessions, inner over outer; empty outside of any session."""
     frame = current_frame()
     return dict(frame.metadata) if frame else {}
 
 
 def get_active_session_uids() -> list[str]:
-    """The uids of the open sessions, outermost first; empty outside of any session."""
+    """Return the uids of the open sessions, outermost first; empty outside of any session."""
     frame = current_frame()
     return list(frame.uids) if frame else []

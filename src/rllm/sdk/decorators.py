@@ -1,4 +1,4 @@
-"""`@trajectory`: what one function did, as a `Trajectory` of the model calls made inside it."""
+"""`@trajectory`: the work of one function as a `Trajectory` of the model calls made inside it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SESSION_UID = "session_uid"
-"""Where a trajectory's info says which session its calls were made in."""
+"""Key in a trajectory's info for the session in which its calls were made."""
 
 
 class _Recorder(Protocol):
-    """What makes functions return their trajectories: those of async ones are awaited, or made tasks of."""
+    """Type of the decorator: async functions return coroutines of trajectories, others trajectories."""
 
     @overload
     def __call__(self, function: Callable[P, Awaitable[Any]], /) -> Callable[P, Coroutine[Any, Any, Trajectory]]: ...
@@ -37,11 +37,11 @@ def trajectory(name: Callable[P, Any], /) -> Callable[P, Trajectory]: ...
 @overload
 def trajectory(name: str = "agent", **metadata: Any) -> _Recorder: ...
 def trajectory(name: Any = "agent", **metadata: Any) -> Any:
-    """Make a function, sync or async, return the `Trajectory` of what it did.
+    """Make a function, sync or async, return the `Trajectory` of its work.
 
-    Its `steps` are the model calls in call order, `result` is what the function returned, `input` its arguments, and its
-    reward is for you to set. If the function raises, the error travels on, with the trajectory so far as its
-    `trajectory` attribute; the session around keeps it too, in `trajectories`.
+    Its `steps` are the model calls in call order, `result` is the function's return value, `input` its arguments, and
+    its reward is for you to set. If the function raises, the error propagates with the trajectory so far as its
+    `trajectory` attribute; the enclosing session keeps it too, in `trajectories`.
 
         @trajectory(name="solver")
         async def solve(problem: str) -> str: ...
@@ -56,7 +56,9 @@ def trajectory(name: Any = "agent", **metadata: Any) -> Any:
 
 def _recorded(function: Callable[..., Any], name: str, metadata: Mapping[str, Any]) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"@trajectory on {function.__qualname__}: it yields; decorate a function that returns")
+        raise ConfigError(
+            f"@trajectory on {function.__qualname__}: it is a generator; decorate a function that returns"
+        )
 
     def recorded(*args: Any, **kwargs: Any) -> Trajectory | Awaitable[Trajectory]:
         session, did = _begun(name, metadata)
@@ -80,7 +82,7 @@ def _recorded(function: Callable[..., Any], name: str, metadata: Mapping[str, An
 
 
 async def _awaited(session: Session, did: Trajectory, span: Span) -> Trajectory:
-    """The trajectory of a function that has returned an awaitable, which is where it does its work."""
+    """Return the trajectory of a function that has returned an awaitable, in which its work is done."""
     with _recording(session, did, span):
         did.output = await did.output
     span.end()
@@ -88,7 +90,7 @@ async def _awaited(session: Session, did: Trajectory, span: Span) -> Trajectory:
 
 
 def _begun(name: str, metadata: Mapping[str, Any]) -> tuple[Session, Trajectory]:
-    """A session for one call of the function, and its trajectory, which the sessions around know from now on."""
+    """Return a session for one call of the function, and its trajectory, added to the enclosing sessions."""
     session = Session({"trajectory_name": name, **metadata})
     did = Trajectory(name=name, info={**metadata, SESSION_UID: session._uid})
     if frame := current_frame():
@@ -99,7 +101,7 @@ def _begun(name: str, metadata: Mapping[str, Any]) -> tuple[Session, Trajectory]
 
 @contextmanager
 def _recording(session: Session, did: Trajectory, span: Span) -> Iterator[None]:
-    """Inside, model calls become steps of the trajectory; an error is noted there, and takes it along."""
+    """Turn model calls inside into steps of the trajectory; an error is recorded there and carries it."""
     try:
         with span.active(), session:
             try:
@@ -117,10 +119,10 @@ def _recording(session: Session, did: Trajectory, span: Span) -> Iterator[None]:
 
 
 def _arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments by name, defaults included, without the object that a method belongs to."""
+    """Return the arguments by name, defaults included, without `self` or `cls`."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
-        return None  # the call will raise, and say it better
+        return None  # the call itself raises a better error
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}

@@ -1,17 +1,20 @@
-"""Replace attributes of other people's classes for a while, counted, and put them back exactly.
+"""Patches of other people's classes, counted and undone exactly; among them, sessions in new threads.
 
-Whoever patched the same attribute after us keeps their patch: ours then stays underneath, and every replacement of ours
-must therefore do nothing when there is nothing to do.
+If someone else patches the same attribute later, their patch stays and ours remains underneath, so each replacement
+must do nothing when no session is open.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from rllm._runtime.forks import no_fork_meanwhile
+from rllm._runtime.process import no_fork_meanwhile
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes the original function and returns its replacement."""
@@ -27,7 +30,7 @@ class Replacement:
 
 
 class Patch:
-    """A set of replacements that is in place while at least one `install` has no `uninstall` yet."""
+    """Set of replacements that is in place while at least one `install` has no `uninstall` yet."""
 
     def __init__(self, replacements: Callable[[], Iterable[Replacement]]) -> None:
         self._replacements = replacements
@@ -62,3 +65,64 @@ def _replace(item: Replacement) -> tuple[type, str, Any, Any]:
     replacement = functools.wraps(original)(item.wrap(original))
     setattr(item.owner, item.name, replacement)
     return item.owner, item.name, original, replacement
+
+
+def _start_with_context(start: Callable[..., None]) -> Callable[..., None]:
+    def start_with_context(self: threading.Thread) -> None:
+        context, target = copy_context(), self.run
+
+        def run() -> None:
+            # Break the cycle from the thread to itself; after a failed first start there are two such functions.
+            self.__dict__.pop("run", None)
+            context.run(target)
+
+        self.run = run  # type: ignore[method-assign]
+        start(self)
+
+    return start_with_context
+
+
+def _submit_with_context(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    def submit_with_context(
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        # The worker thread that this job may start outlives the job, so it must not inherit its context.
+        return Context().run(submit, self, copy_context().run, fn, *args, **kwargs)
+
+    return submit_with_context
+
+
+def _give_with_context(give: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method of `multiprocessing.pool.Pool` whose first argument is a function."""
+    from multiprocessing.pool import ThreadPool
+
+    def give_with_context(self: Any, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if not isinstance(self, ThreadPool):
+            from rllm.sdk.processes import bind  # which imports this module
+
+            return give(self, bind(func), *args, **options)
+        context = copy_context()
+
+        def run(*items: Any, **named: Any) -> Any:
+            return context.copy().run(func, *items, **named)  # a copy, because several threads may run it at once
+
+        return give(self, run, *args, **options)
+
+    return give_with_context
+
+
+def _replacements() -> Iterator[Replacement]:
+    from multiprocessing.pool import Pool  # imported late: it takes as long to load as a third of this package
+
+    yield Replacement(threading.Thread, "start", _start_with_context)
+    yield Replacement(ThreadPoolExecutor, "submit", _submit_with_context)
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all its other methods use these
+        yield Replacement(Pool, name, _give_with_context)
+
+
+context_in_threads = Patch(_replacements)
+"""Installed while any session is open.
+
+Before 3.14, Python starts threads with an empty context, and executors run jobs in the context that started the worker,
+so model calls made there would belong to no session, or to a session that has ended.
+"""

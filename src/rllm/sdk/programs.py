@@ -1,23 +1,39 @@
-"""Run another program as part of an agent: its model calls are those of the session that it is started in.
+"""Run another program as part of an agent: its model calls belong to the session that it is started in.
 
 async def agent(task: str) -> float:
     done = await run_program_async(["claude", "-p", task], timeout_s=600)
     return grade(done.stdout)
+
+`supervisor.py` runs as a process of its own between this one and the program, and ends all that the program started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import json
 import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias
 
+from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
-from rllm.errors import RLLMError
+from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.context import Frame, current_frame, has_outlived_rollout
 from rllm.sdk.propagation import program_environment
-from rllm.sdk.supervised import Argument, Limits, ProgramResult, run_supervised
 from rllm.sdk.variables import without_operators_keys
 
 
@@ -31,23 +47,24 @@ def run_program(
     input: str = "",
     grace_s: float = 5.0,
 ) -> ProgramResult:
-    """Run a program with the environment of the current session, and end all that it started when it ends.
+    """Run a program with the environment of the current session, and end all its processes when it ends.
 
-    Its clients find the session's gateway by `rllm.sdk.environment()`; outside of a rollout it gets the environment as it is.
-    A program that outlives its rollout is ended, with everything it started. For sync code; see `run_program_async`.
+    Its clients find the session's gateway by `rllm.sdk.environment()`; outside of a rollout the environment is
+    unchanged. A program that outlives its rollout is ended, with everything it started. For sync code; see
+    `run_program_async`.
 
     Args:
-        command: the program and its arguments; no shell is between.
-        timeout_s: after which it is ended; `None` leaves that to the rollout's own time limit.
-        max_output_bytes: how much is kept of its stdout, and of its stderr: half of it from the beginning, half from the end.
-        cwd: the folder that it is started in; else the current one.
-        env: variables besides those of this process and of the session, which they overrule.
-        input: what it reads from stdin.
-        grace_s: how long its processes have between SIGTERM and SIGKILL.
+        command: the program and its arguments, without a shell.
+        timeout_s: seconds after which it is ended; `None` leaves that to the rollout's own time limit.
+        max_output_bytes: limit on its stdout, and on its stderr: half is kept from the beginning, half from the end.
+        cwd: working directory; by default the current one.
+        env: more variables, which override those of this process and of the session.
+        input: its stdin.
+        grace_s: seconds between SIGTERM and SIGKILL.
 
     Raises:
         ConfigError: if it cannot be started.
-        RLLMError: if this is a thread or task that goes on although its rollout has ended.
+        RLLMError: if the rollout of this thread or task has ended.
     """
     limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
     return _prepared(command, limits, cwd=cwd, env=env, input=input)(lambda: False)
@@ -63,11 +80,11 @@ async def run_program_async(
     input: str = "",
     grace_s: float = 5.0,
 ) -> ProgramResult:
-    """As `run_program`, without blocking the event loop. Cancelling it ends the program.
+    """Run a program without blocking the event loop; cancelling ends it. See `run_program`.
 
     Raises:
         ConfigError: if it cannot be started.
-        RLLMError: if this is a thread or task that goes on although its rollout has ended.
+        RLLMError: if the rollout of this thread or task has ended.
     """
     limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
     cancelled = threading.Event()
@@ -82,11 +99,11 @@ async def run_program_async(
 def _prepared(
     command: Sequence[Argument], limits: Limits, *, cwd: Argument | None, env: Mapping[str, Argument] | None, input: str
 ) -> Callable[[Callable[[], bool]], ProgramResult]:
-    """The program, to be run in the session that is open now, until a function says that it is cancelled."""
+    """Return a function that runs the program in the current session, until its argument returns True."""
     if has_outlived_rollout():
         raise RLLMError(
-            f"{_program(command)!r} is not started: the rollout that this thread or task was begun in has ended, and with it all that "
-            "it had started"
+            f"{_program(command)!r} is not started: the rollout that this thread or task was begun in has ended, and "
+            "with it all that it had started"
         )
     frame = current_frame()
     variables = dict(os.environ)
@@ -106,10 +123,280 @@ def _prepared(
 
 
 def _program(command: Sequence[Argument]) -> str:
-    """What is started; empty for an empty command, which is refused when it is run."""
+    """Return the program's name; empty for an empty command, which is refused later."""
     return str(command[0]) if command else ""
 
 
 def _is_open(frame: Frame | None) -> bool:
-    """Whether the rollout is still under way: a thread that was left behind may hold sessions open inside of it."""
+    """Return whether the rollout is still running; an abandoned thread may hold inner sessions open."""
     return frame is None or all(entered.session.is_open for entered in frame)
+
+
+_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+_POLL_S = 0.25
+_DRAIN_S = 1.0
+"""Seconds to keep reading a pipe held open by a process that could not be killed."""
+
+Argument: TypeAlias = str | os.PathLike[str]
+Stream: TypeAlias = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a program."""
+
+    timeout_s: float | None = None
+    """`None` is no limit."""
+    max_output_bytes: int = 1_000_000
+    """Bytes kept of its stdout, and of its stderr."""
+    grace_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r}: use a number of seconds above 0, or None")
+        if not self.max_output_bytes >= 0:
+            raise ConfigError(f"max_output_bytes={self.max_output_bytes!r}: use 0 or more")
+        if not self.grace_s >= 0:
+            raise ConfigError(f"grace_s={self.grace_s!r}: use 0 or more seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramResult:
+    """Result of a program: exit code and output."""
+
+    exit_code: int
+    """Exit code, or minus the number of the signal that ended it."""
+    stdout: str
+    """Beginning and end; a line between them has the number of omitted bytes, if any."""
+    stderr: str
+    timed_out: bool = False
+    """Whether it exceeded its time limit."""
+    num_dropped_bytes: int = 0
+    """Bytes of output that were omitted."""
+    num_killed: int = 0
+    """Number of its processes that were still running at the end, and were ended."""
+    duration_s: float = 0.0
+
+
+def run_supervised(
+    command: Sequence[Argument],
+    limits: Limits,
+    *,
+    env: Mapping[str, Argument],
+    cwd: Argument | None = None,
+    stdin: str | int = "",
+    on_output: Callable[[Stream, bytes], None] | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> ProgramResult:
+    """Run a program to its end, its time limit or until it is not wanted; then kill all that it started.
+
+    On Linux that is every process, daemons included, also when this process is killed; elsewhere it is the process
+    group.
+
+    Args:
+        command: the program and its arguments, without a shell.
+        limits: time, output and grace period.
+        env: its whole environment.
+        cwd: working directory; by default the current one.
+        stdin: its input, or a file descriptor.
+        on_output: called at once with the beginning of its output, and with the rest when it has ended.
+        is_wanted: called four times a second; False ends the program.
+
+    Raises:
+        ConfigError: if it cannot be started.
+    """
+    if isinstance(command, str) or not command:
+        raise ConfigError(f"command={command!r}: use a list of a program and its arguments")
+    if cwd is not None and not Path(cwd).is_dir():
+        raise ConfigError(f"cwd={os.fspath(cwd)!r}: the folder does not exist")
+    program = str(command[0])
+    arguments = [_text(item, f"argument {number} of {program!r}") for number, item in enumerate(command)]
+    variables = {name: _text(value, f"the variable {name} of {program!r}") for name, value in env.items()}
+    if cwd is not None:
+        variables["PWD"] = str(Path(cwd).absolute())  # as a shell does
+    with contextlib.ExitStack() as control:
+        with _startable(program), _input(stdin) as source, no_fork_meanwhile():
+            ours, theirs = socket.socketpair()
+            control.enter_context(ours)
+            with theirs:
+                process = Context().run(  # outside of any session, which would change its environment
+                    subprocess.Popen,
+                    [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=cwd,
+                    env=variables,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        with process:
+            return _Watch(process, ours, limits, on_output, is_wanted).result(program)
+
+
+def _text(given: Any, what: str) -> str:
+    """Return an argument or a variable as text; `what` names it in errors."""
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} is {given!r}: use text or a path")
+    if "\0" in text:
+        raise ConfigError(
+            f"{what} has a NUL character ({text[:80]!r}), where a text ends for the system: leave it out, or hand the "
+            "text over on stdin or in a file"
+        )
+    return text
+
+
+@contextlib.contextmanager
+def _startable(program: str) -> Iterator[None]:
+    """Explain why the system refuses a program, its arguments or its environment."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "; pass long texts on stdin or in a file" if error.errno == errno.E2BIG else ""
+        raise ConfigError(f"{program!r} cannot be started: {error.strerror or error}{remedy}") from error
+    except ValueError as error:  # invalid Unicode, or an invalid variable name
+        raise ConfigError(f"{program!r} cannot be started: {error}") from error
+
+
+@contextlib.contextmanager
+def _input(stdin: str | int) -> Iterator[IO[bytes] | int]:
+    if isinstance(stdin, int) or not stdin:
+        yield subprocess.DEVNULL if stdin == "" else int(stdin)
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(stdin.encode())
+        file.seek(0)
+        yield file
+
+
+class _Watch:
+    """Reads the output of a program and the report of its supervisor until both end."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        limits: Limits,
+        on_output: Callable[[Stream, bytes], None] | None,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        self._process = process
+        self._control = control
+        self._limits = limits
+        self._on_output = on_output or (lambda stream, data: None)
+        self._is_wanted = is_wanted
+        self._printed: dict[Stream, HeadAndTail] = {
+            "stdout": HeadAndTail(limits.max_output_bytes),
+            "stderr": HeadAndTail(limits.max_output_bytes),
+        }
+        self._report = b""
+        self._started = time.monotonic()
+        self._ended = self._timed_out = False
+
+    def result(self, program: str) -> ProgramResult:
+        try:
+            self._read_to_the_end()
+        except KeyboardInterrupt:  # the program does not receive it
+            self._end()
+            self._read_to_the_end()  # a program that prints much as it ends would block on the pipe, and be killed
+            raise
+        finally:
+            self._end()
+            self._process.wait()
+        report = json.loads(self._report or b"{}")
+        if "error" in report:
+            raise ConfigError(f"{program!r} cannot be started: {report['error']}; is it installed, and on the PATH?")
+        if not report:
+            code = self._process.returncode
+            raise RLLMError(f"the supervisor of {program!r} exited with code {code}; some of its processes may be left")
+        for stream, printed in self._printed.items():
+            self._on_output(stream, printed.rest())
+        return ProgramResult(
+            **report,
+            stdout=self._printed["stdout"].text(),
+            stderr=self._printed["stderr"].text(),
+            timed_out=self._timed_out,
+            num_dropped_bytes=sum(printed.num_dropped for printed in self._printed.values()),
+            duration_s=time.monotonic() - self._started,
+        )
+
+    def _read_to_the_end(self) -> None:
+        give_up = float("inf")
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ, "report")
+            for name in self._printed:
+                selector.register(getattr(self._process, name), selectors.EVENT_READ, name)
+            while selector.get_map() and time.monotonic() < give_up:
+                self._end_if_due()
+                for key, _ in selector.select(_POLL_S):
+                    data = os.read(key.fd, 65536)
+                    self._take(key.data, data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        give_up = time.monotonic() + _DRAIN_S if key.data == "report" else give_up
+
+    def _take(self, name: Any, data: bytes) -> None:
+        if name == "report":
+            self._report += data
+        elif head := self._printed[name].add(data):
+            self._on_output(name, head)
+
+    def _end_if_due(self) -> None:
+        limit = self._limits.timeout_s
+        if self._ended:
+            return
+        if limit is not None and time.monotonic() - self._started > limit:
+            self._timed_out = True
+            self._end()
+        elif not self._is_wanted():
+            self._end()
+
+    def _end(self) -> None:
+        """Make the supervisor end the program. Idempotent."""
+        self._ended = True
+        with contextlib.suppress(OSError):  # it has ended already
+            self._control.shutdown(socket.SHUT_WR)
+
+
+class HeadAndTail:
+    """Keeps `max_bytes` of a stream: half from its beginning, half from its end."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.num_dropped = 0
+        """Number of omitted bytes between the two."""
+        self._room = max_bytes - max_bytes // 2
+        self._head = bytearray()
+        self._max_tail = max_bytes // 2
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+
+    def add(self, data: bytes) -> bytes:
+        """Add data; return the part that belongs to the beginning."""
+        head, rest = data[: self._room], data[self._room :]
+        self._room -= len(head)
+        self._head += head
+        if rest:
+            self._tail.append(rest)
+            self._tail_size += len(rest)
+            self._drop()
+        return head
+
+    def _drop(self) -> None:
+        while (surplus := self._tail_size - self._max_tail) > 0:
+            first = self._tail.popleft()
+            if len(first) > surplus:
+                self._tail.appendleft(first[surplus:])
+            cut = min(len(first), surplus)
+            self._tail_size -= cut
+            self.num_dropped += cut
+
+    def rest(self) -> bytes:
+        """Return the end, after a line with the number of omitted bytes."""
+        gap = f"\n[... {self.num_dropped} bytes left out ...]\n".encode() if self.num_dropped else b""
+        return gap + b"".join(self._tail)
+
+    def text(self) -> str:
+        """Return everything that was kept."""
+        return (bytes(self._head) + self.rest()).decode(errors="replace")

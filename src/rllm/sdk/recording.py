@@ -1,7 +1,7 @@
-"""Stamp a model call with the session it is made in, and record its answer there.
+"""Recording of model calls: stamp a request with its session, and record the answer there.
 
-Written for requests and responses of `httpx` and of `httpx2` (which openai >= 3 uses) alike, whence `Any`. The answer is
-watched as it passes and read from it at the end, so a caller that streams sees every byte when it arrives.
+Written for requests and responses of both `httpx` and `httpx2` (used by openai >= 3), hence `Any`. The answer is copied
+as it passes and parsed at the end, so a streaming caller receives every byte when it arrives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER = "x-rllm-session"
 METADATA_HEADER = "x-rllm-metadata"
 MAX_METADATA_BYTES = 4096
-"""Metadata whose JSON is longer stays on this side: headers have limits, and servers differ in them."""
+"""Longer metadata is not sent, because servers limit headers."""
 
 RECORDED_CALLS = ("/chat/completions",)
 
@@ -36,7 +36,7 @@ _EXCHANGE = "rllm.exchange"
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A model call that is under way."""
+    """Model call in progress."""
 
     frame: Frame
     call: Call
@@ -44,7 +44,7 @@ class Exchange:
     started_at: float = field(default_factory=time.time)
 
     def complete(self, answer: Mapping[str, Any]) -> None:
-        """Fill the place that was reserved for this call."""
+        """Fill the place reserved for this call."""
         self.call.traces = traces_from_chat(
             json.loads(self.request_body),
             answer,
@@ -56,12 +56,12 @@ class Exchange:
 
 
 def is_model_call(method: str, path: str) -> bool:
-    """Return whether this request samples from a model, in any wire format."""
+    """Return whether a request samples from a model, in any wire format."""
     return method == "POST" and model_call_in(path) is not None
 
 
 def begin(request: Any, frame: Frame, *, stamp: bool) -> None:
-    """Take note of a request that is about to leave: reserve its place in the session, and stamp it if wanted."""
+    """Register a request that is about to be sent: reserve its place in the session, and stamp it if wanted."""
     if _EXCHANGE in request.extensions:  # a redirect, or a patched client with hooks of its own
         return
     if stamp:
@@ -74,7 +74,7 @@ def begin(request: Any, frame: Frame, *, stamp: bool) -> None:
 
 
 def finish(response: Any) -> None:
-    """Record the answer to a request that `begin` took note of: now if it was read, else when it has been."""
+    """Record the answer to a registered request: now if it was read, or else when it has been."""
     exchange = response.request.extensions.get(_EXCHANGE)
     if exchange is None or response.has_redirect_location:
         return
@@ -88,20 +88,20 @@ def finish(response: Any) -> None:
 
 
 def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
-    """The headers that tell a gateway whose call this is; `inherited` is the metadata header of the process around."""
+    """Return the headers that identify a call's session; `inherited` is the metadata header of the parent process."""
     headers = {METADATA_HEADER: metadata_stamp(frame, inherited), **outgoing_headers()}
-    if "/sessions/" not in path:  # a URL that names the session needs no header, and may know better
+    if "/sessions/" not in path:  # a URL that names the session takes precedence
         headers[SESSION_HEADER] = frame.name
     return headers
 
 
 def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = False) -> str:
-    """The metadata header of calls made here: percent-encoded JSON, with what was inherited around it.
+    """Return the metadata header of calls made here: percent-encoded JSON, merged with inherited metadata.
 
-    `of_program` says that calls with this header may be those of a program that nobody here wrote.
+    `of_program` marks calls that may be those of a program by another author.
     """
     around = read_stamp(inherited)
-    around.pop(PROGRAM_KEY, None)  # whose clients stamp by themselves is not merely told to
+    around.pop(PROGRAM_KEY, None)  # clients that stamp by themselves are the author's own
     needed: dict[str, Any] = {OWN_KEY: [*around.get(OWN_KEY, []), *frame.uids]}
     if of_program:
         needed[PROGRAM_KEY] = True
@@ -113,7 +113,7 @@ def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = Fals
 
 
 def read_stamp(stamp: str) -> dict[str, Any]:
-    """The metadata of a stamp of ours; nothing if somebody else wrote it."""
+    """Return the metadata of our stamp; empty for a header of other origin."""
     try:
         metadata = json.loads(unquote(stamp)) if stamp else {}
     except ValueError:
@@ -123,31 +123,29 @@ def read_stamp(stamp: str) -> dict[str, Any]:
 
 
 def stamped_metadata(frame: Frame) -> dict[str, Any]:
-    """What a call's trace tells about the sessions it was made in."""
+    """Return the metadata of a call's trace about its sessions."""
     return {**frame.metadata, OWN_KEY: frame.uids}
 
 
 @functools.cache
 def _warn_once_that_metadata_stays(limit: int) -> None:
-    logger.warning(
-        "a session's metadata is longer than %d bytes: it stays in this process and is not stored with the calls", limit
-    )
+    logger.warning("a session's metadata is longer than %d bytes: it is not stored with the calls", limit)
 
 
 def _json_of(metadata: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
     try:
-        told = json.dumps({**metadata, **needed}, default=str, allow_nan=False)
-    except (TypeError, ValueError):  # keys that are no strings, NaN, a cycle
-        told = json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
-    if "\\ud" in told:  # half of a surrogate pair, as in names of files, is no text to whoever reads this
-        told = json.dumps(json.loads(json.dumps(json.loads(told), ensure_ascii=False).encode(errors="replace")))
-    return told
+        text = json.dumps({**metadata, **needed}, default=str, allow_nan=False)
+    except (TypeError, ValueError):  # keys that are not strings, NaN, a cycle
+        text = json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
+    if "\\ud" in text:  # half of a surrogate pair, as in file names, is not valid text for readers
+        text = json.dumps(json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")))
+    return text
 
 
 def _body_of(request: Any) -> bytes:
     try:
         return bytes(request.content)
-    except RuntimeError:  # a body that is sent as a stream, which no model client does
+    except RuntimeError:  # a streamed body, which no model client sends
         return b"{}"
 
 
@@ -156,12 +154,12 @@ def _record(exchange: Exchange, response: Any, body: bytes) -> None:
         answer = _answer_of(body, is_stream=response.headers.get("content-type", "").startswith("text/event-stream"))
         if answer is not None:
             exchange.complete(answer)
-    except Exception:  # the caller has its answer; what cannot be recorded must not take it away
+    except Exception:  # the caller must get its answer even if it cannot be recorded
         logger.exception("the answer of %s could not be recorded", response.request.url)
 
 
 def _answer_of(body: bytes, *, is_stream: bool) -> Mapping[str, Any] | None:
-    """The chat completion in a response's body; `None` where a stream ended before its first choice."""
+    """Return the chat completion in a response body; `None` if a stream ended before its first choice."""
     if not is_stream:
         answer: Mapping[str, Any] = json.loads(body)
         return answer
@@ -174,14 +172,14 @@ def _answer_of(body: bytes, *, is_stream: bool) -> Mapping[str, Any] | None:
 
 
 def _decoded(response: Any, raw: bytes) -> bytes:
-    """The body without its content encoding, by the library's own decoders."""
+    """Return the body without its content encoding, using the library's own decoders."""
     if "content-encoding" not in response.headers:
         return raw
     return bytes(type(response)(response.status_code, headers=response.headers, content=raw).content)
 
 
 class _Watched:
-    """A byte stream that remembers what passes and reports it once, when it is closed."""
+    """Byte stream that collects what passes and reports it once, when it is closed."""
 
     def __init__(self, stream: Any, on_close: Callable[[bytes], None]) -> None:
         self._stream = stream
@@ -221,12 +219,12 @@ def _watched(stream: Any, on_close: Callable[[bytes], None]) -> _Watched:
 
 @functools.cache
 def _watched_class(interfaces: tuple[type, ...]) -> type:
-    """The library insists that a stream is an instance of its own interface."""
+    """Return a class that is also an instance of the library's stream interfaces, as the library requires."""
     return type("WatchedStream", (_Watched, *interfaces), {})
 
 
 def same_origin(url: str, other: str) -> bool:
-    """Whether two URLs lead to the same server; the names of the loopback interface are equal."""
+    """Return whether two URLs lead to the same server; names of the loopback interface are equal."""
     return _origin(url) == _origin(other)
 
 

@@ -1,10 +1,10 @@
-"""Run a command, and in the end kill all that it has started, however far that has detached itself: a program of its own.
+"""Supervisor of a program, a process of its own: runs a command and finally kills everything that it has started.
 
     python -I -S supervisor.py CONTROL_FD GRACE_S COMMAND...
 
-On Linux orphans become this process's children (`PR_SET_CHILD_SUBREAPER`), so nothing below it gets away, daemons included;
-elsewhere only the command's process group is found. CONTROL_FD is a socket: as its other end is closed, which the kernel does
-for a parent that is killed, the command is ended; how that went is told there, as JSON.
+On Linux orphans become children of this process (`PR_SET_CHILD_SUBREAPER`), so nothing escapes it, daemons included;
+elsewhere only the command's process group is found. CONTROL_FD is a socket: when its other end is closed, which the
+kernel does for a killed parent, the command is ended. The result is written to it as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 10.0
-"""How long processes that SIGKILL does not end at once are waited for; they are stuck in the kernel then."""
+"""Seconds to wait for processes that SIGKILL does not end at once, because they are stuck in the kernel."""
 _POLL_S = 0.02
 
 
@@ -34,7 +34,7 @@ def main(control_fd: int, grace_s: float, command: list[str]) -> None:
     with (
         socket.socket(fileno=control_fd) as control,
         _woken_by_children() as woken,
-        selectors.DefaultSelector() as selector,  # takes any number: whoever starts us may have thousands of files open
+        selectors.DefaultSelector() as selector,  # accepts large descriptors
     ):
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
@@ -42,27 +42,27 @@ def main(control_fd: int, grace_s: float, command: list[str]) -> None:
         try:
             process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
-            _tell(control, {"error": error.strerror or str(error)})
+            _report(control, {"error": error.strerror or str(error)})
             return
-        leader = process.pid  # `process` is kept: it would wait for its child as it is forgotten, before us
+        leader = process.pid  # `process` stays referenced: its finalizer would wait for the child before us
         exits: dict[int, int] = {}
         while leader not in exits and control not in [key.fileobj for key, _ in selector.select()]:
             with contextlib.suppress(BlockingIOError):
                 woken.recv(4096)
             _reap(exits)
         num_killed = _end(leader, grace_s, exits)
-        _tell(control, {"exit_code": os.waitstatus_to_exitcode(exits[leader]), "num_killed": num_killed})
+        _report(control, {"exit_code": os.waitstatus_to_exitcode(exits[leader]), "num_killed": num_killed})
 
 
 @contextlib.contextmanager
 def _woken_by_children() -> Iterator[socket.socket]:
-    """A socket that can be read when a child has ended, or SIGTERM has come, which does nothing else here."""
+    """Yield a socket that becomes readable when a child ends or a signal arrives, which has no other effect."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # a handler, since what is ignored is ignored by the command as well
+        signal.signal(number, lambda *_: None)  # a handler, since ignored signals stay ignored in the command
     with ours, theirs:
         yield ours
         signal.set_wakeup_fd(-1)
@@ -74,7 +74,7 @@ def _adopt_orphans() -> None:
 
 
 def _reap(exits: dict[int, int]) -> bool:
-    """Note how ended children ended; whether there are any others."""
+    """Record how children ended; return whether others remain."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -86,37 +86,37 @@ def _reap(exits: dict[int, int]) -> bool:
 
 
 def _end(leader: int, grace_s: float, exits: dict[int, int]) -> int:
-    """Ask everything that is left to end, then kill it; returns how many processes that were."""
-    if not _is_left(leader, exits):
+    """Terminate, then kill all remaining processes; return their number."""
+    if not _remains(leader, exits):
         return 0
     signalled = _signal_all(leader, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while _is_left(leader, exits) and time.monotonic() < deadline:
+    while _remains(leader, exits) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     deadline = time.monotonic() + KILL_S
-    while _is_left(leader, exits) and time.monotonic() < deadline:
+    while _remains(leader, exits) and time.monotonic() < deadline:
         signalled |= _signal_all(leader, signal.SIGKILL)
         time.sleep(_POLL_S)
     exits.setdefault(leader, signal.SIGKILL)
     return len(signalled)
 
 
-def _is_left(leader: int, exits: dict[int, int]) -> bool:
-    return _reap(exits) or _group_is_left(leader)
+def _remains(leader: int, exits: dict[int, int]) -> bool:
+    return _reap(exits) or _group_remains(leader)
 
 
-def _group_is_left(leader: int) -> bool:
+def _group_remains(leader: int) -> bool:
     if sys.platform == "linux":
-        return False  # whoever is left is a child
+        return False  # every remaining process is a child
     try:
         os.killpg(leader, 0)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group that has only just ended
+    except (ProcessLookupError, PermissionError):  # macOS raises the latter for a group that has just ended
         return False
     return True
 
 
 def _signal_all(leader: int, number: int) -> set[int]:
-    """Send a signal to everything below this process; returns the ids of those that it was sent to."""
+    """Send a signal to everything below this process; return the ids of the receivers."""
     if sys.platform != "linux":
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, number)
@@ -138,18 +138,18 @@ def _descendants(root: int, parents: Mapping[int, int]) -> set[int]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process of this machine that has not ended."""
+    """Return the parent of every process of this machine that has not ended."""
     parents = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, parent = file.read_bytes().rpartition(b")")[2].split()[:2]  # the name before it may hold anything
+            state, parent = file.read_bytes().rpartition(b")")[2].split()[:2]  # the name before it may contain anything
             if state != b"Z":
                 parents[int(file.parent.name)] = int(parent)
     return parents
 
 
-def _tell(control: socket.socket, report: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # whoever wanted to know is gone
+def _report(control: socket.socket, report: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # the parent is gone
         control.sendall(json.dumps(report).encode())
 
 

@@ -1,4 +1,4 @@
-"""The environment variables that lead a program's model clients to a gateway, and keep its framework quiet meanwhile."""
+"""Environment variables that send a program's model clients to a gateway, and keep its framework quiet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from functools import cache
 from urllib.parse import unquote, urlsplit
 
-from rllm._runtime.forks import no_fork_meanwhile
+from rllm._runtime.process import no_fork_meanwhile
 from rllm.capture.wire_formats import WIRE_FORMATS
 from rllm.errors import ConfigError
 
 OWN_KEY_PREFIX = "rllm."
-"""How the keys begin that a gateway makes of its own; those of sessions name their session."""
+"""Prefix of keys that a gateway derives from its own; those of sessions name their session."""
 _PLACEHOLDER = "rllm"
 """Key for a gateway without keys."""
 
 OPERATORS_KEYS = ("RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN")
-"""Keys of whoever runs gateways and viewers, which a program that runs as an agent is not given."""
+"""Keys of the operator of gateways and viewers, which programs running as agents must not see."""
 
 QUIET = {
     # LiteLLM, and DSPy, ADK and CrewAI through it: do not fetch a list of prices at import.
@@ -40,22 +40,22 @@ QUIET = {
     "MSWEA_CONFIGURED": "true",
     "MSWEA_COST_TRACKING": "ignore_errors",
 }
-"""What keeps frameworks from calling anybody but their model, and from changing what they have already said."""
+"""Settings that keep frameworks from contacting other services, and from changing earlier messages."""
 
 
 def gateway_variables(
     url: str, *, api_key: str | None = None, inherited: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables of a program whose calls go to this URL.
+    """Return the variables of a program whose calls go to this URL.
 
     Args:
         url: a gateway's or a session's URL, with or without `/v1`.
-        api_key: the gateway's key, if it has one, or the one that it gave for the session.
-        inherited: the environment that these are added to: what it says of `QUIET` stays, `NO_PROXY` is added to, and a
-            token that would go before our key is replaced.
+        api_key: the gateway's key, if it has one, or the session's.
+        inherited: the environment that these are added to: its values for `QUIET` stay, `NO_PROXY` is extended, and a
+            token that would take precedence over our key is replaced.
 
     Raises:
-        ConfigError: if the URL is none.
+        ConfigError: if the URL is invalid.
     """
     inherited = inherited or {}
     root = url.rstrip("/").removesuffix("/v1")
@@ -73,19 +73,19 @@ def gateway_variables(
 
 
 def _without_proxy(host: str, inherited: Mapping[str, str]) -> str:
-    """The hosts that no proxy is asked for: this one, and those of either spelling; `*` is all hosts only where it is alone."""
+    """Return the value of NO_PROXY with this host added; `*` only means all hosts if it is alone."""
     named = ",".join([inherited.get("NO_PROXY", ""), inherited.get("no_proxy", ""), host])
     hosts = dict.fromkeys(filter(None, map(str.strip, named.split(","))))
     return "*" if "*" in hosts else ",".join(hosts)
 
 
 def without_operators_keys(variables: Mapping[str, str]) -> dict[str, str]:
-    """What of these a program that runs as an agent may know."""
+    """Return the variables that a program running as an agent may see."""
     return {name: value for name, value in variables.items() if name not in OPERATORS_KEYS}
 
 
 def _key_for(path: str, api_key: str | None) -> str:
-    """A key that every client accepts, and that names the session once more, where it can stand in a header."""
+    """Return a key that every client accepts, which names the session again if it can be sent in a header."""
     _, separator, session = path.rpartition("/sessions/")
     named = f"rllm-{unquote(session)}" if separator and unquote(session).isascii() else ""
     if api_key is None:
@@ -94,7 +94,7 @@ def _key_for(path: str, api_key: str | None) -> str:
 
 
 def key_of_user() -> str | None:
-    """Return OPENAI_API_KEY, for servers that are no gateway of this process; `None` where it is such a gateway's."""
+    """Return OPENAI_API_KEY unless it is a key of one of our gateways."""
     key = os.environ.get("OPENAI_API_KEY")
     return None if not key or _is_of_gateway(key) else key
 
@@ -104,7 +104,7 @@ def _is_of_gateway(key: str) -> bool:
 
 
 def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return those for a process that has keys: its own stay, since other services may need them; a gateway's do not."""
+    """Return the variables without those that would replace a user's own keys."""
     return {name: value for name, value in variables.items() if not _stays(name, inherited.get(name), value)}
 
 
@@ -116,18 +116,18 @@ def _stays(name: str, given: str | None, ours: str) -> bool:
 
 
 _inside: list[tuple[str, str | None]] = []
-"""The URLs and keys of the gateways that this process is led to; those of several engines overlap."""
+"""URLs and keys of the gateways that this process uses; those of several engines overlap."""
 _own: dict[str, str | None] = {}
-"""What the variables that lead there were before."""
+"""Previous values of the variables that are set for them."""
 _hidden: dict[str, str] = {}
-"""The operator's keys that were in the environment."""
+"""Operator's keys removed from the environment."""
 
 
 @contextmanager
 def led_to(url: str, *, api_key: str | None = None) -> Iterator[None]:
-    """Lead the model clients of this process to a gateway meanwhile; of several gateways, to the one that came last.
+    """Send the model clients of this process to a gateway; of several, to the latest.
 
-    The operator's keys are out of the environment meanwhile, so that no program inherits them.
+    The operator's keys are removed from the environment meanwhile, so that no program inherits them.
     """
     place = url, api_key
     with no_fork_meanwhile():
@@ -142,7 +142,7 @@ def led_to(url: str, *, api_key: str | None = None) -> Iterator[None]:
 
 
 def hide_operators_keys() -> None:
-    """Take the operator's keys out of the environment, which all processes inherit that this one starts from now on."""
+    """Remove the operator's keys from the environment that new processes inherit."""
     for name in OPERATORS_KEYS:
         if value := os.environ.pop(name, None):
             _hidden[name] = value

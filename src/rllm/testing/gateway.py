@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
 from rllm.sdk.variables import gateway_variables
@@ -60,7 +60,7 @@ class ScriptedGateway:
     async def rollout_async(self, agent: Callable[..., Any], task: Mapping[str, Any] | None = None) -> Episode:
         """Run an agent function like `rollout`; several may run at once."""
         with AgentFunctionEngine(agent, gateway=self._server, store=self._store) as engine:
-            return await engine.rollout(Attempt(task=dict(task or {}), task_id=SESSION))
+            return await engine.rollout(RolloutRequest(task=dict(task or {}), task_id=SESSION))
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import yaml
 
 from rllm._runtime.files import replace_text
-from rllm._runtime.signals import on_ctrl_c
-from rllm._runtime.threads import Boundless
+from rllm._runtime.process import on_ctrl_c
+from rllm._runtime.threads import UnboundedExecutor
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.config.loading import from_layers, layers_of, locating_errors
@@ -25,11 +25,9 @@ from rllm.config.model_sizes import with_learning_rate, with_rate_origin
 from rllm.config.schema import refuse_changes
 from rllm.config.step_sizes import check_sizes, fitted_to_tasks
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import to_json
-from rllm.engine.garbage import rarely_collected
-from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
+from rllm.engine.episode_log import TaskFile, check_ids, to_json
+from rllm.engine.event_loop import ignore_interrupted_tasks, rarely_collected
 from rllm.engine.runner import RolloutRunner
-from rllm.engine.task_file import TaskFile, check_ids
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning, counted
@@ -86,7 +84,7 @@ class AgentTrainer:
     """Trains the policy behind an agent, which is one of three things.
 
     * `agent_run_func`: any sync or async function; it is called as `f(**task)` for every task and returns its reward (or
-      trajectories, see `rllm.engine.returned`). Its model calls are whatever it sends to `OPENAI_BASE_URL`.
+      trajectories, see `rllm.engine.validation`). Its model calls are whatever it sends to `OPENAI_BASE_URL`.
     * `agent_class` and `env_class`: a `BaseAgent`, stepped through a `BaseEnv`.
     * `workflow_class`: a `Workflow`.
     """
@@ -232,8 +230,8 @@ class AgentTrainer:
             raise stopped from None
 
     async def _train(self) -> TrainResult:
-        say_nothing_of_interrupted_tasks()
-        asyncio.get_running_loop().set_default_executor(Boundless())
+        ignore_interrupted_tasks()
+        asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
         self._make_folder()
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))

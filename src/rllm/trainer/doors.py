@@ -18,10 +18,10 @@ from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.agent_workflow_engine import AgentWorkflowEngine, check_workflow, is_worth_another_try
 from rllm.engine.capture import GatewayCapture, SessionGateway
-from rllm.engine.recorded import RecordedEngine
-from rllm.engine.returned import check_promise
+from rllm.engine.recording_engine import RecordingEngine
 from rllm.engine.runner import Rollout
 from rllm.engine.signature import check_arguments, check_made_with, check_rows, name_of
+from rllm.engine.validation import check_promise
 from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_args
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
@@ -47,9 +47,9 @@ class Surroundings:
     rollout: RolloutConfig
 
     @property
-    def recorded(self) -> RecordedEngine:
+    def recorded(self) -> RecordingEngine:
         """The policy, for those that ask it without HTTP."""
-        return RecordedEngine(self.inference, store=self.store)
+        return RecordingEngine(self.inference, store=self.store)
 
     @property
     def capture(self) -> GatewayCapture:

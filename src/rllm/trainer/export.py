@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 
 from rllm._runtime.files import flush, place_of
 from rllm._runtime.ids import new_id
-from rllm.engine.episode_log import to_json
-from rllm.engine.task_file import plain_task_id
+from rllm.engine.episode_log import plain_task_id, to_json
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking.own_runs import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints

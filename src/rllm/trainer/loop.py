@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from rllm._runtime.threads import BACKEND_THREAD, OneThread
+from rllm._runtime.threads import BACKEND_THREAD, SerialExecutor
 from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend, UpdateResult
 from rllm.backends.update import update_weights
 from rllm.config.schema import TrainConfig
 from rllm.data.dataset import Dataset
-from rllm.engine.runner import Attempt, RolloutRunner
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
 from rllm.errors import CheckpointError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.tracking.base import Trackers
@@ -103,7 +104,7 @@ class TrainingLoop:
     """Whether weights and records are those of `steps_done` steps; an update that failed may have left them in between."""
     _state: dict[str, Any] = field(default_factory=dict, init=False)
     """What a checkpoint of the last whole step keeps beside the weights."""
-    _thread: OneThread = field(default_factory=OneThread, init=False)
+    _thread: SerialExecutor = field(default_factory=SerialExecutor, init=False)
     """Where the backend works: always the same, which keeps its memory, and whose helpers stay with it."""
 
     async def run(self) -> None:
@@ -282,11 +283,11 @@ class TrainingLoop:
             episodes += await self._roll_out(f"roll out more ({extra_round})", more, rank=step, may_fail=True)
         return episodes
 
-    def _attempts(self, step: int, **extra: int) -> list[Attempt]:
+    def _attempts(self, step: int, **extra: int) -> list[RolloutRequest]:
         return training_attempts(self.train_data, self.config, self.algorithm, step=step, **extra)
 
     async def _roll_out(
-        self, phase: str, attempts: Sequence[Attempt], *, rank: int = 0, may_fail: bool = False
+        self, phase: str, attempts: Sequence[RolloutRequest], *, rank: int = 0, may_fail: bool = False
     ) -> list[Episode]:
         """Make the attempts, before others of a higher rank.
 

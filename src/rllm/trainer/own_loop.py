@@ -10,8 +10,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from rllm._runtime.signals import on_ctrl_c
-from rllm.engine.interrupts import run_to_its_end
+from rllm._runtime.process import on_ctrl_c
+from rllm.engine.event_loop import run_to_end
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def run_anywhere(work: Work[T]) -> T:
         RolloutError: if the loop was stopped before the work was done.
         KeyboardInterrupt: on Ctrl-C, once the work, which that cancels, has ended.
     """
-    return _in_own_thread(work) if _in_a_loop() else run_to_its_end(work())
+    return _in_own_thread(work) if _in_a_loop() else run_to_end(work())
 
 
 def _in_a_loop() -> bool:
@@ -52,7 +52,7 @@ def _in_own_thread(work: Work[T]) -> T:
 
     def run() -> None:
         try:
-            outcome.set_result(run_to_its_end(stoppable()))
+            outcome.set_result(run_to_end(stoppable()))
         except BaseException as error:  # handed to the caller's thread
             outcome.set_exception(error)
 

@@ -13,7 +13,17 @@ from typing import Any, cast
 from rllm._runtime.network import is_loopback
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
 from rllm.engine.ray_actors import Spread
-from rllm.engine.ray_cluster import check_address, joined, known_address, load_ray, own_address, url_elsewhere
+from rllm.engine.ray_cluster import (
+    OF_CODE,
+    ImportPaths,
+    check_address,
+    joined,
+    known_address,
+    load_ray,
+    own_address,
+    packed,
+    url_elsewhere,
+)
 from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.recorded import RecordedEngine
 from rllm.engine.remote_gateway import GatewayEngine, RemoteGateway
@@ -33,7 +43,7 @@ class RemoteSurroundings(Surroundings):
     """What a run offers to rollouts on another machine."""
 
     @property
-    def recorded(self) -> RecordedEngine:
+    def recorded(self) -> RecordingEngine:
         assert isinstance(self.inference, GatewayEngine)
         return self.inference
 

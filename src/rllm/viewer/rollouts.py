@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from rllm.engine.task_file import plain_task_id
+from rllm.engine.episode_log import plain_task_id
 from rllm.store.base import SessionInfo, TraceStore, may_be_of
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.outcomes import Outcome, Path, read_outcome

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.config.yaml_file import read_settings
-from rllm.engine.task_file import task_of
+from rllm.engine.episode_log import task_of
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore

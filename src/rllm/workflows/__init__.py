@@ -1,4 +1,9 @@
-"""Several agents, or several tries, in one rollout: `Workflow`, and the usual ones ready-made."""
+"""Rollouts of any shape, with several agents or several tries.
+
+Read `workflow.py` first: `Workflow`, whose `run` is the rollout. `interaction.py` is the turn loop of an agent in an
+environment, used by `multi_turn_workflow.py` and by the agent engine; `environment.py` creates, calls and closes
+environments; `simple_workflow.py` asks the model once.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,10 @@ from rllm._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rllm.types import TerminationReason as TerminationReason
-    from rllm.workflows.cumulative_workflow import CumulativeWorkflow as CumulativeWorkflow
+    from rllm.workflows.multi_turn_workflow import CumulativeWorkflow as CumulativeWorkflow
     from rllm.workflows.multi_turn_workflow import MultiTurnWorkflow as MultiTurnWorkflow
+    from rllm.workflows.multi_turn_workflow import SingleTurnWorkflow as SingleTurnWorkflow
     from rllm.workflows.simple_workflow import SimpleWorkflow as SimpleWorkflow
-    from rllm.workflows.single_turn_workflow import SingleTurnWorkflow as SingleTurnWorkflow
     from rllm.workflows.workflow import TerminationEvent as TerminationEvent
     from rllm.workflows.workflow import Workflow as Workflow
 
@@ -28,10 +33,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "CumulativeWorkflow": "rllm.workflows.cumulative_workflow",
+        "CumulativeWorkflow": "rllm.workflows.multi_turn_workflow",
         "MultiTurnWorkflow": "rllm.workflows.multi_turn_workflow",
         "SimpleWorkflow": "rllm.workflows.simple_workflow",
-        "SingleTurnWorkflow": "rllm.workflows.single_turn_workflow",
+        "SingleTurnWorkflow": "rllm.workflows.multi_turn_workflow",
         "TerminationEvent": "rllm.workflows.workflow",
         "TerminationReason": "rllm.types",
         "Workflow": "rllm.workflows.workflow",

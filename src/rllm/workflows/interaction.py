@@ -1,4 +1,4 @@
-"""One agent in one environment, turn by turn, until it is done or a limit is reached: the loop that all drivers share."""
+"""The turn loop of one agent in one environment, shared by all drivers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, b
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
 from rllm.types import UNSCORED, Message, Step, TerminationReason, Trajectory, discounted
-from rllm.workflows.blocking import BlockingCalls
+from rllm.workflows.environment import BlockingCalls
 
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When an interaction ends although the environment is not done. Lengths are in tokens, as the engine counts them."""
+    """Limits that end an interaction before the environment is done; lengths are tokens, counted by the engine."""
 
     max_steps: int = 5
-    """Answers of the model."""
+    """Number of answers of the model."""
     max_prompt_length: int | None = None
-    """Of the first prompt; with `per_step`, of every prompt."""
+    """Length of the first prompt; with `per_step`, of every prompt."""
     max_response_length: int | None = None
-    """Of all that comes after the first prompt, the environment's words included; with `per_step`, of each answer."""
+    """Length of everything after the first prompt, observations included; with `per_step`, of each answer."""
     per_step: bool = False
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Interaction:
-    """What takes part, and what has happened."""
+    """Agent, environment and model of a rollout, and its progress."""
 
     agent: BaseAgent
     env: BaseEnv
@@ -54,14 +54,14 @@ class Interaction:
     """Parameters of every model call, such as `temperature`."""
     seconds: dict[str, float] = field(default_factory=lambda: {"env": 0.0, "model": 0.0})
     warnings: list[str] = field(default_factory=list)
-    """What was wrong and was borne with."""
+    """Problems that did not end the rollout."""
     _first: ModelOutput | None = None
     _last: ModelOutput | None = None
     _steps: list[Step] = field(default_factory=list)
 
     @property
     def trajectory(self) -> Trajectory:
-        """What has been done so far, in an object of its own: a step for each answer, whatever the agent keeps of them.
+        """Trajectory so far, as a separate object with a step for each answer, whatever the agent keeps.
 
         Raises:
             AgentError: if the agent has no trajectory.
@@ -71,18 +71,18 @@ class Interaction:
             return replace(own, steps=list(self._steps), info=dict(own.info))
 
     async def run(self) -> TerminationReason:
-        """Play from the environment's `reset` on; the agent's trajectory has a complete step for each answer.
+        """Play from the environment's `reset`; the agent's trajectory has a complete step for each answer.
 
         Raises:
             AgentError: if the agent raises, or does not add a step.
-            EnvError: if the environment raises, or returns something else than it should.
-            PromptTooLongError: if the first prompt already is.
-            InferenceError: what the engine raises.
+            EnvError: if the environment raises, or returns wrong values.
+            PromptTooLongError: if the first prompt is too long.
+            InferenceError: if the model does not answer.
         """
         observation, info = await self._reset()
         with self._agent("reset"):
             self.agent.reset()
-        self._tell_agent(observation, 0.0, False, info)
+        self._update_agent(observation, 0.0, False, info)
         try:
             return await self._turns(observation)
         except PromptTooLongError:
@@ -91,7 +91,7 @@ class Interaction:
             return TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
 
     async def _turns(self, observation: Any) -> TerminationReason:
-        """Turn by turn; an answer that lies beyond a limit is not kept."""
+        """Play turn by turn; an answer beyond a limit is dropped."""
         done = False
         for _ in range(self.limits.max_steps):
             budget = self._budget()
@@ -100,7 +100,7 @@ class Interaction:
             messages, output = await self._ask(budget)
             if self._prompt_is_too_long(output):
                 return TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
-            if (left := self._budget()) is not None and left < 0:  # the environment's own words were too many
+            if (remaining := self._budget()) is not None and remaining < 0:  # the observations alone exceed the limit
                 return TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
             if budget is not None and output.finish_reason == "length" and _num_sampled(output) >= budget:
                 self._keep_cut(output, messages, observation)
@@ -112,7 +112,7 @@ class Interaction:
         return self._reason(done)
 
     def _reason(self, done: bool) -> TerminationReason:
-        """Why it ended with the last step: what is cut off was not said to its end, whatever the environment makes of it."""
+        """Return why the last step ended the interaction; a cut answer counts as a limit even if the task is done."""
         truncated = self._steps[-1].info.get("truncated")
         if self._steps[-1].finish_reason == "length":
             return TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
@@ -143,7 +143,7 @@ class Interaction:
         return messages, output
 
     def _decide(self, output: ModelOutput, messages: list[Message], observation: Any) -> Any:
-        """The agent's action; the step that it made is completed with the tokens."""
+        """Return the agent's action, and complete its step with the tokens."""
         with self._agent("update_from_model"):
             action = self.agent.update_from_model(output.text)
             step = self.agent.get_current_state()
@@ -164,7 +164,7 @@ class Interaction:
         return unwrapped(action)
 
     def _keep_cut(self, output: ModelOutput, messages: list[Message], observation: Any) -> None:
-        """An answer that ran out of room decides nothing, and earns nothing."""
+        """Keep an answer that was cut at the limit, without an action or a reward."""
         step = Step.from_model_output(output, messages)
         step.observation, step.reward, step.done = observation, 0.0, True
         self._steps.append(step)
@@ -179,24 +179,24 @@ class Interaction:
             raise EnvError(f"{where} returned {_shape(returned)}: {remedy}")
         observation, reward, done, info = returned
         reward, info = checked_reward(reward, f"{where}, as the reward,", EnvError), _info(info, where)
-        reward = UNSCORED if reward is None else reward  # agents and who reads their steps may add rewards up
+        reward = UNSCORED if reward is None else reward  # users may sum the rewards of steps
         self._check_observation(observation)
         with boundary(EnvError, f"{where}, as done,"):
             done = bool(done)
         step = self._steps[-1]
         step.done = done
-        self._tell_agent(observation, reward, done, info)
+        self._update_agent(observation, reward, done, info)
         step.reward = reward
         with boundary(AgentError, f"completing the info of the step of {self._agent_name}"):
             step.info = {**(step.info or {}), **info}
         return observation, done
 
-    def _tell_agent(self, observation: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
+    def _update_agent(self, observation: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
         with self._agent("update_from_env"):
             self.agent.update_from_env(observation, reward, done, {"max_steps": self.limits.max_steps, **info})
 
     def _budget(self) -> int | None:
-        """Tokens that the next answer may have."""
+        """Return the number of tokens that the next answer may have."""
         limit = self.limits.max_response_length
         if limit is None or self.limits.per_step or self._first is None or self._last is None:
             return limit
@@ -208,7 +208,8 @@ class Interaction:
             return False
         if not self._steps:
             raise PromptTooLongError(
-                f"the first prompt has {length} tokens and max_prompt_length={limit}: shorten the task, or raise max_prompt_length"
+                f"the first prompt has {length} tokens and max_prompt_length={limit}: shorten the task, or raise "
+                "max_prompt_length"
             )
         return True
 
@@ -238,15 +239,15 @@ class Interaction:
             orjson.dumps(observation, option=_JSON)
         except TypeError as error:
             warning = (
-                f"{self._env_name}: an observation of type {type(observation).__name__} cannot be kept as JSON ({error}): "
-                "return text, numbers, lists and dicts"
+                f"{self._env_name}: an observation of type {type(observation).__name__} cannot be kept as JSON "
+                f"({error}): return text, numbers, lists and dicts"
             )
             if warning not in self.warnings:
                 self.warnings.append(warning)
 
 
 def discounted_returns(steps: list[Step], gamma: float) -> None:
-    """Set each step's `mc_return`: its reward and the discounted ones after it; what is unscored counts nothing."""
+    """Set each step's `mc_return`: its reward plus the discounted later ones; unscored steps count as 0."""
     for step, value in zip(steps, discounted([float(step.reward or 0.0) for step in steps], gamma), strict=True):
         step.mc_return = value
 

@@ -1,4 +1,4 @@
-"""`SimpleWorkflow`: ask the model once, and judge what it says with a reward function."""
+"""`SimpleWorkflow`: ask the model once, and score the answer with a reward function."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from rllm.types import Action, Episode, Message, Step, Task, TerminationReason, 
 from rllm.workflows.workflow import Workflow
 
 TEXT_KEYS = ("question", "prompt", "problem")
-"""Where a task keeps what is asked, the first one that is there; `messages` comes before all."""
+"""Keys of a task that may hold its question; the first one present is used, after `messages`."""
 
 
 class SimpleAgent(BaseAgent):
-    """A trajectory that its workflow fills in, and nothing that decides."""
+    """Trajectory and conversation that a workflow fills in, without decisions of its own."""
 
     def __init__(self) -> None:
-        self._trajectory = Trajectory()
+        self.reset()
 
     def reset(self) -> None:
         self._trajectory = Trajectory()
+        self.messages: list[Message] = []
 
     @property
     def trajectory(self) -> Trajectory:
         return self._trajectory
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        """Messages of the next model call."""
+        return self.messages
 
     def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -58,7 +64,7 @@ class SimpleWorkflow(Workflow):
         self.sampling_params = dict(sampling_params or {})
 
     async def run(self, task: Task, uid: str, **kwargs: Any) -> Episode:
-        """Ask and judge."""
+        """Ask the model and score its answer."""
         messages = messages_of(task, self.system_prompt)
         output = await self.rollout_engine.get_model_response(messages, **self.sampling_params)
         step = Step.from_model_output(output, messages, action=output.content)
@@ -76,10 +82,10 @@ class SimpleWorkflow(Workflow):
 
 
 def messages_of(task: Task, system_prompt: str | None = None) -> list[Message]:
-    """The messages with which a task is put to a model.
+    """Return the messages that put a task to a model.
 
     Raises:
-        ConfigError: if the task asks nothing.
+        ConfigError: if the task has no question.
     """
     head: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
     if task.get("messages"):

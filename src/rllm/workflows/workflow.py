@@ -47,7 +47,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _use: ContextVar[tuple[object, int]] = ContextVar("rllm_workflow_use", default=(None, 0))
-"""A workflow, and which of its uses this is: a task that outlives one must not meddle with the next."""
+"""A workflow and the number of its use: a task that outlives one use must not change the next."""
 
 
 class TerminationEvent(Exception):
@@ -71,18 +71,18 @@ class Workflow(ABC):
         reward_bonus_coeff: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        """What subclasses pass on.
+        """Set what all workflows share; subclasses pass these arguments on.
 
         Args:
-            rollout_engine: the model to ask; `None` for a workflow that uses clients of its own.
-            executor: where `run_in_executor` runs functions; by default in threads that cannot be exhausted.
-            timeout: seconds after which `run` is ended, with reason TIMEOUT.
-            gamma: discount of the returns that steps are given as rewards; 0 leaves their rewards alone.
-            reward_bonus_coeff: added to a step's reward, times what the reward has risen since the step before.
-            **kwargs: none are left for this class; a subclass takes its own.
+            rollout_engine: the model; `None` for a workflow with clients of its own.
+            executor: runs functions of `run_in_executor`; by default an unlimited number of threads.
+            timeout: seconds after which `run` is cancelled, with reason TIMEOUT.
+            gamma: discount of the returns that replace the rewards of steps; 0 leaves rewards unchanged.
+            reward_bonus_coeff: factor of the increase of the reward since the previous step, added to a step's reward.
+            **kwargs: none is accepted here; a subclass takes its own.
 
         Raises:
-            ConfigError: if an argument is left that nobody takes.
+            ConfigError: for an unknown argument.
         """
         if kwargs:
             key = next(iter(kwargs))
@@ -98,7 +98,7 @@ class Workflow(ABC):
         self.uid = ""
         self.task: Task = {}
         self.error: Exception | None = None
-        """What `run`, or a hook after it, raised in the last rollout."""
+        """Error raised by `run`, or a hook after it, in the last rollout."""
         self._completed: list[Trajectory] = []
         self._postprocessed: Episode | None = None
         self._num_uses = 0
@@ -117,15 +117,15 @@ class Workflow(ABC):
 
     @staticmethod
     def is_multithread_safe() -> bool:
-        """Whether several objects of this class may be used at once; if not, the engine uses one."""
+        """Return whether several objects of this class may be used at once; if not, the engine uses one."""
         return True
 
     async def run_with_termination_handling(self, task: Task, uid: str, **kwargs: Any) -> Episode:
-        """Run and postprocess; however it ends there is an episode, unless it is cancelled from outside.
+        """Run and postprocess; returns an episode however the run ends, unless it is cancelled from outside.
 
-        A `TerminationEvent` gives its own reason, a prompt that is too long MAX_PROMPT_LENGTH_EXCEEDED. A timeout gives
-        TIMEOUT, any other exception ERROR, and these two `info["error"]` with type, message and traceback, as does a
-        prompt that is too long before anything was done.
+        A `TerminationEvent` sets its own reason, a prompt that is too long MAX_PROMPT_LENGTH_EXCEEDED, a timeout
+        TIMEOUT, and any other exception ERROR. After a timeout, an error, or a too long first prompt, `info["error"]`
+        has type, message and traceback.
 
         Raises:
             TokenMismatchError: if captured tokens contradict each other.
@@ -152,7 +152,7 @@ class Workflow(ABC):
                     f"{type(self).__name__}.run did not finish within timeout={self.timeout:g} seconds"
                 )
         except (TokenMismatchError, StoreError):
-            raise  # what is captured cannot be trusted, which is not this episode's affair
+            raise  # captured data cannot be trusted, which concerns the whole run
         except Exception as raised:
             reason, self.error = TerminationReason.ERROR, raised
         try:
@@ -162,7 +162,7 @@ class Workflow(ABC):
             return _with_error(Episode(task=task), raised)
 
     def _finished(self, returned: Any, reason: TerminationReason, too_long: Exception | None) -> Episode:
-        """The postprocessed episode, which `run` may have done itself: twice would discount rewards twice."""
+        """Postprocess the episode, unless `run` has done so: rewards must not be discounted twice."""
         episode = self._episode(returned)
         if episode is self._postprocessed:
             return episode
@@ -176,8 +176,8 @@ class Workflow(ABC):
         if isinstance(returned, Episode):
             return returned
         raise AgentError(
-            f"{type(self).__name__}.run returned {returned!r:.100} of type {type(returned).__name__}: return an Episode, or "
-            "None after self.commit(name, trajectory=...)"
+            f"{type(self).__name__}.run returned {returned!r:.100} of type {type(returned).__name__}: return an "
+            "Episode, or None after self.commit(name, trajectory=...)"
         )
 
     def commit(
@@ -187,30 +187,30 @@ class Workflow(ABC):
         trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:
-        """Keep a copy of an agent's trajectory, or of this one, for the episode.
+        """Add a copy of an agent's trajectory, or of this one, to the episode.
 
         Args:
-            name: the role to file it under; by default the trajectory's own name.
+            name: role of the trajectory; by default its own name.
             agent: the agent whose trajectory it is.
             trajectory: or the trajectory itself.
-            reset: then reset the agent, for its next try.
+            reset: whether to reset the agent for its next try.
 
         Raises:
-            AgentError: if its reward is no number, which what is done with rewards later would trip over.
+            AgentError: if its reward is not a number.
         """
         if (agent is None) == (trajectory is None):
-            raise ValueError("commit: give an agent or a trajectory, one of them")
+            raise ValueError("commit: pass either an agent or a trajectory")
         user, number = _use.get()
         if user is self and number != self._num_uses:
             logger.warning(
-                "%s: a task that has outlived its rollout committed %r, which is left out: await it inside run",
+                "%s: a task that has outlived its rollout committed %r, which is ignored: await it inside run",
                 type(self).__name__,
                 name,
             )
             return
         source = agent.trajectory if agent is not None else trajectory
         assert source is not None
-        kept = _as_it_is_now(source)
+        kept = _copy_now(source)
         kept.name = name or kept.name
         if is_scored(kept.reward) and not is_number(kept.reward):
             raise AgentError(
@@ -220,12 +220,12 @@ class Workflow(ABC):
         if kept.steps:
             self._completed.append(kept)
         else:
-            logger.warning("%s: the trajectory %r has no steps, so it is left out", type(self).__name__, kept.name)
+            logger.warning("%s: the trajectory %r has no steps, so it is ignored", type(self).__name__, kept.name)
         if agent is not None and reset:
             agent.reset()
 
     def collect_trajectories(self) -> Episode:
-        """What was committed, and the trajectories of agents in public attributes that were not."""
+        """Return committed trajectories, and those of agents in public attributes that were not committed."""
         committed = {trajectory.uid for trajectory in self._completed}
         collected = list(self._completed)
         for name, value in vars(self).items():
@@ -233,20 +233,19 @@ class Workflow(ABC):
                 continue
             trajectory = value.trajectory
             if trajectory.steps and trajectory.uid not in committed:
-                own = _as_it_is_now(trajectory)
+                own = _copy_now(trajectory)
                 own.name = name if own.name == "agent" else own.name
                 collected.append(own)
         return Episode(trajectories=collected)
 
     def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
-        """Set the trajectory's reward: its own if it has one, else the sum of its steps'. Override to change that."""
+        """Set the trajectory's reward: its own, or else the sum of its steps' rewards. Override to change that."""
         reward = trajectory.final_reward()
         if reward is not None:
             trajectory.reward = reward
 
     def adjust_step_rewards(self, trajectory: Trajectory) -> None:
-        """Shape the rewards of the steps, as `reward_bonus_coeff` and `gamma` say; where no step is scored there is nothing to
-        shape. Override to change that."""
+        """Shape the rewards of scored steps by `reward_bonus_coeff` and `gamma`. Override to change that."""
         if not any(is_scored(step.reward) for step in trajectory.steps):
             return
         raw = [float(step.reward or 0.0) for step in trajectory.steps]
@@ -259,12 +258,12 @@ class Workflow(ABC):
                 step.reward = value
 
     def assign_episode_correctness(self, episode: Episode) -> None:
-        """Right if the trajectories' rewards sum to more than 0. Override to change that."""
+        """Mark the episode correct if the trajectories' rewards sum to more than 0. Override to change that."""
         rewards = [trajectory.final_reward() for trajectory in episode.trajectories]
         episode.is_correct = sum(reward for reward in rewards if reward is not None) > 0
 
     def collect_metrics(self, episode: Episode) -> None:
-        """Add `<name>_acc`, the mean reward of each role, unless the episode says it. Override to add others."""
+        """Add `<name>_acc`, the mean reward of each role, unless the episode has it. Override to add others."""
         by_name: dict[str, list[float]] = {}
         for trajectory in episode.trajectories:
             reward = trajectory.final_reward()
@@ -276,7 +275,7 @@ class Workflow(ABC):
     def postprocess_episode(
         self, episode: Episode, termination_reason: TerminationReason | None = None, error: Exception | None = None
     ) -> Episode:
-        """Complete what `run` left: task, rewards, correctness, metrics, and how it ended. What an episode says of itself stays."""
+        """Fill in task, rewards, correctness, metrics and termination reason; values of the episode itself stay."""
         episode.task = self.task if episode.task is None else episode.task
         for trajectory in episode.trajectories:
             self.compute_trajectory_reward(trajectory)
@@ -291,7 +290,7 @@ class Workflow(ABC):
         return episode
 
     def reset(self, task: Task | None = None, uid: str | None = None) -> None:
-        """Forget the rollout before; agents in public attributes are reset, too."""
+        """Clear the previous rollout; agents in public attributes are reset too."""
         self.uid = uid or ""
         self.task = task or {}
         self._completed = []
@@ -302,8 +301,10 @@ class Workflow(ABC):
                 value.reset()
 
     async def run_in_executor(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a blocking function beside the event loop; it sees the session that it is called in. An `async` one, such as
-        `step` of some environments, is awaited."""
+        """Call a blocking function in a thread, in the current session.
+
+        An `async` function, such as `step` of some environments, is awaited.
+        """
         call = partial(fn, *args, **kwargs)
         if self.executor is None:
             returned = await in_thread(call, name=f"{type(self).__name__} {self.uid}")
@@ -312,8 +313,8 @@ class Workflow(ABC):
         return await returned if inspect.isawaitable(returned) else returned
 
 
-def _as_it_is_now(trajectory: Trajectory) -> Trajectory:
-    """A copy that later changes do not reach, but for those inside objects that are no plain data, such as a client in a task."""
+def _copy_now(trajectory: Trajectory) -> Trajectory:
+    """Return a copy that is independent of later changes to plain data."""
     copied = _snapshot_of(trajectory)
     copied.steps = [_snapshot_of(step) for step in trajectory.steps]
     return copied

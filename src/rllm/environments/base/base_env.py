@@ -171,6 +171,6 @@ def check_reward_fn(env: Any) -> None:
     """Raise `ConfigError` if an environment has no reward function."""
     if env.reward_fn is None:
         raise ConfigError(
-            f"{type(env).__name__}: the task has no reward_fn: pass env_args.reward_fn, a function of (task, action); it may "
-            "return None to leave rollouts unscored"
+            f"{type(env).__name__}: the task has no reward_fn: pass env_args.reward_fn, a function of (task, action); "
+            "it may return None to leave rollouts unscored"
         )

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from rllm._runtime.ids import new_id
-from rllm._runtime.threads import LoopThread
+from rllm._runtime.threads import EventLoopThread
 from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
@@ -129,7 +129,7 @@ class ServedEngine:
         self._tokens = tokens
         self._lock = threading.Lock()
         self._pools: WeakSet[UpstreamPool] = WeakSet()
-        self._thread: LoopThread | None = None
+        self._thread: EventLoopThread | None = None
         self.weight_version = 0
         self._own = self.new_upstream()
 
@@ -195,11 +195,11 @@ class ServedEngine:
         if thread is not None:
             thread.close(self._own.close)
 
-    def _connected(self) -> LoopThread:
+    def _connected(self) -> EventLoopThread:
         """Where the connections are of all event loops that ask: agents may have one for each rollout."""
         with self._lock:
             if self._thread is None:
-                self._thread = LoopThread(f"calls to {self._url}")
+                self._thread = EventLoopThread(f"calls to {self._url}")
             return self._thread
 
 

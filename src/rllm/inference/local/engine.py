@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rllm._runtime.main_memory import total_memory
+from rllm._runtime.process import total_memory
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import Call, DecodeThread, Wakeup

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from rllm.capture.side_calls import side_calls
 from rllm.data.dataset import Dataset
 from rllm.data.rows import Table, given_task
-from rllm.engine.episode_log import to_json
-from rllm.engine.task_file import plain_task_id
+from rllm.engine.episode_log import plain_task_id, to_json
 from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.credit import FROZEN

@@ -1,7 +1,7 @@
-"""An inference engine whose calls are kept: the way into the same record for agents that need no HTTP.
+"""`RecordingEngine`: an inference engine whose calls are recorded, for agents that need no HTTP.
 
-A call belongs to the session (`rllm.sdk`) that it is made in, as one through the gateway does; outside of any it passes
-unrecorded.
+A call belongs to the session (`rllm.sdk`) that it is made in, as a call through the gateway does; outside of any
+session it is not recorded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _imposed: ContextVar[ImposedSampling] = ContextVar("rllm_imposed_sampling")
 
 @contextmanager
 def imposed(sampling: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, these sampling parameters replace those that calls of a `RecordedEngine` ask for. A `seed` among them is
-    that of the whole stretch: each call gets one of its own that follows from it."""
+    """Replace the sampling parameters of a `RecordingEngine`'s calls inside.
+
+    A `seed` among them belongs to the whole block; each call gets one derived from it.
+    """
     token = _imposed.set(ImposedSampling(sampling))
     try:
         yield
@@ -44,35 +46,36 @@ def imposed(sampling: Mapping[str, Any]) -> Iterator[None]:
         _imposed.reset(token)
 
 
-class RecordedEngine:
-    """Answers as `inference` does, and keeps each call in its session, and durably in `store` if there is one."""
+class RecordingEngine:
+    """Answers as `inference` does, and records each call in its session, and durably in `store` if there is one."""
 
     def __init__(self, inference: InferenceEngine, *, store: TraceStore | None = None, model: str = "policy") -> None:
         if not callable(getattr(inference, "get_model_response", None)):
             raise ConfigError(
-                f"rollout_engine={shown(inference)}: give an inference engine, such as OpenAIEngine(model=..., base_url=...)"
+                f"rollout_engine={shown(inference)}: give an inference engine, such as OpenAIEngine(model=..., "
+                "base_url=...)"
             )
         self.inference = inference
         self.store = store
         self.model = model
         self._conversations: WeakKeyDictionary[Session, Conversations] = WeakKeyDictionary()
         self._refs: WeakKeyDictionary[Session, SessionRef] = WeakKeyDictionary()
-        """Which sessions of the store they are, so that nothing begins one anew that was deleted."""
+        """References to the store's sessions, so that a deleted one is not created again."""
 
     async def get_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
     ) -> ModelOutput:
-        """One answer, whose `id` is that of its trace. With a store it is returned when the trace is durable.
+        """Return one answer, whose `id` is that of its trace; with a store, when the trace is durable.
 
         Raises:
-            ConfigError: if several answers are asked for at once, or the messages are none.
+            ConfigError: if several answers are requested at once, or the messages are invalid.
             TokenMismatchError: if the engine's ids and log-probabilities contradict each other.
-            InferenceError: what the engine raises; the failed call is kept too.
-            SessionDeletedError: if somebody has deleted the session from the store.
+            InferenceError: if the engine raises it; the failed call is recorded too.
+            SessionDeletedError: if the session was deleted from the store.
         """
         check_one_answer(params)
-        tools = [getattr(tool, "json", tool) for tool in tools] if tools else None  # a `Tool` has its schema there
-        messages = _copied(messages)  # the agent may go on with its list while the model answers
+        tools = [getattr(tool, "json", tool) for tool in tools] if tools else None  # a `Tool` has its schema in `json`
+        messages = _copied(messages)  # the agent may change its list while the model answers
         imposed_here = _imposed.get(None) or ImposedSampling()
         asked = imposed_here.impose(params, messages, tools, params.get("prompt_token_ids"))
         frame = current_frame()
@@ -117,7 +120,7 @@ class RecordedEngine:
     def _continuing(
         self, said: MessageDigests, known: Conversations, session: Session, request: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The `prompt_token_ids` of a call that goes on from an earlier answer; nothing for one that does not, or has its own."""
+        """Return the `prompt_token_ids` of a call that continues an earlier answer; empty for others."""
         if missing := known.missing_trace(said):
             earlier = {trace.id: trace for trace in session.llm_calls}
             known.provide_tokens(said, earlier.get(missing))
@@ -143,9 +146,9 @@ class RecordedEngine:
         return getattr(self.inference, name)
 
 
-def recorded(engine: InferenceEngine) -> RecordedEngine:
-    """The engine with its calls kept, as they may be already."""
-    return engine if isinstance(engine, RecordedEngine) else RecordedEngine(engine)
+def recording(engine: InferenceEngine) -> RecordingEngine:
+    """Return the engine wrapped for recording, unless it is already."""
+    return engine if isinstance(engine, RecordingEngine) else RecordingEngine(engine)
 
 
 def check_one_answer(params: Mapping[str, Any]) -> None:
@@ -165,12 +168,12 @@ def _copied(messages: Any) -> list[Message]:
 
 
 def _queued(output: ModelOutput) -> dict[str, float]:
-    """How long the engine let the call wait, as far as it says so."""
+    """Return the time that the call waited in the engine's queue, if reported."""
     return {name: float(output.metrics[name]) for name in ("queue_s",) if name in output.metrics}
 
 
 def _filed_by(frame: Frame) -> Session:
-    """The session that gave its name to the calls that are made here."""
+    """Return the session that named the calls made here."""
     *_, outermost = takewhile(lambda around: around.name == frame.name, frame)
     return outermost.session
 

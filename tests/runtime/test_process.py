@@ -1,4 +1,4 @@
-"""Forks that users' code makes; each test is a program of its own, which a fork cannot spoil for others."""
+"""Programs are started while other threads fork; each test is a program of its own."""
 
 from __future__ import annotations
 
@@ -6,49 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
-PROGRAM = """
-import asyncio, os, sys, warnings
-from rllm.errors import AgentError, boundary
-from rllm._runtime.threads import in_thread
-
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks among threads
-
-
-def fork():
-    if child := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print("child", flush=True)
-    {ending}
-
-
-async def in_the_loop():
-    with boundary(AgentError, "agent"):
-        return fork()
-
-
-print("thread", asyncio.run(in_thread(fork, name="agent")))
-print("loop", asyncio.run(in_the_loop()))
-"""
-
-
-@pytest.mark.parametrize(
-    ("ending", "code", "said"),
-    [
-        ("return 0", 0, ""),
-        ("sys.exit()", 0, ""),
-        ("sys.exit(3)", 3, ""),
-        ("sys.exit('no')", 1, "SystemExit: no"),
-        ("os.execvp('no-such-program', ['x'])", 1, "FileNotFoundError: [Errno 2] No such file or directory"),
-    ],
-)
-def test_a_fork_ends_where_the_code_does_that_made_it(ending: str, code: int, said: str) -> None:
-    program = [sys.executable, "-u", "-c", PROGRAM.format(ending=ending)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == ["child", f"thread {code}", "child", f"loop {code}"]
-    told = [line for line in done.stderr.splitlines() if line.startswith(("SystemExit", "FileNotFoundError"))]
-    assert (done.returncode, told) == (0, [said] * 2 if said else [])
-
 
 STARTS = """
 import asyncio, os, threading

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rllm.engine.recorded import RecordedEngine, imposed
+from rllm.engine.recording_engine import RecordingEngine, imposed
 from rllm.errors import ConfigError, InferenceError, SessionDeletedError, StoreError
 from rllm.inference.engine import ModelOutput
 from rllm.sdk import session, trajectory
@@ -53,7 +53,7 @@ async def test_an_engine_may_say_none_for_what_it_does_not_have(store: TraceStor
             )
 
     with Session(name="s"):
-        output = await RecordedEngine(Own(), store=store).get_model_response(ask("2 + 2?"))
+        output = await RecordingEngine(Own(), store=store).get_model_response(ask("2 + 2?"))
     assert (output.reasoning, output.tool_calls, output.prompt_length, output.finish_reason) == ("", [], 0, None)
     assert [trace.response["content"] for trace in store.by_session("s")] == ["four"]
 
@@ -61,13 +61,13 @@ async def test_an_engine_may_say_none_for_what_it_does_not_have(store: TraceStor
 async def test_tools_may_be_objects_with_a_schema(store: TraceStore) -> None:
     tool = Tool(function=lambda a: a, name="add")
     with Session(name="s"):
-        await RecordedEngine(ScriptedEngine(shout), store=store).get_model_response(ask("fig"), tools=[tool])
+        await RecordingEngine(ScriptedEngine(shout), store=store).get_model_response(ask("fig"), tools=[tool])
     (stored,) = store.by_session("s")
     assert stored.tools == [tool.json]
 
 
 async def test_a_call_is_durable_before_it_is_answered(store: TraceStore) -> None:
-    engine = RecordedEngine(ScriptedEngine(shout, weight_version=3), store=store, model="m")
+    engine = RecordingEngine(ScriptedEngine(shout, weight_version=3), store=store, model="m")
     with Session(name="s") as around:
         output = await engine.get_model_response(ask("fig"), temperature=0.5)
         (stored,) = store.by_session("s")
@@ -83,7 +83,7 @@ async def test_a_call_is_durable_before_it_is_answered(store: TraceStore) -> Non
 
 async def test_calls_keep_the_order_in_which_they_began(store: TraceStore) -> None:
     slow_first = ScriptedEngine(shout, latency_s=lambda messages: 0.02 * (3 - int(messages[-1]["content"])))
-    engine = RecordedEngine(slow_first, store=store)
+    engine = RecordingEngine(slow_first, store=store)
     with Session(name="s") as around:
         await asyncio.gather(*(engine.get_model_response(ask(str(number))) for number in range(3)))
     assert said(around.llm_calls) == ["0", "1", "2"]
@@ -91,7 +91,7 @@ async def test_calls_keep_the_order_in_which_they_began(store: TraceStore) -> No
 
 
 async def test_a_list_that_goes_on_while_the_model_answers_is_recorded_as_it_was_asked() -> None:
-    engine = RecordedEngine(ScriptedEngine(shout, latency_s=0.01))
+    engine = RecordingEngine(ScriptedEngine(shout, latency_s=0.01))
     messages = ask("fig")
     with Session(name="s") as around:
         call = asyncio.create_task(engine.get_model_response(messages))
@@ -105,7 +105,7 @@ async def test_a_list_that_goes_on_while_the_model_answers_is_recorded_as_it_was
 
 
 async def test_a_conversation_that_goes_on_knows_its_parent() -> None:
-    engine = RecordedEngine(ScriptedEngine(shout))
+    engine = RecordingEngine(ScriptedEngine(shout))
     with Session(name="s") as around:
         first = await engine.get_model_response(ask("a"))
         await engine.get_model_response([*ask("a"), first.to_message(), *ask("b")])
@@ -114,7 +114,7 @@ async def test_a_conversation_that_goes_on_knows_its_parent() -> None:
 
 
 async def test_a_call_that_is_cancelled_leaves_no_trace_and_the_order_whole() -> None:
-    engine = RecordedEngine(
+    engine = RecordingEngine(
         ScriptedEngine(shout, latency_s=lambda messages: 3600 * (messages[-1]["content"] == "slow"))
     )
     with Session(name="s") as around:
@@ -129,7 +129,7 @@ async def test_a_call_that_is_cancelled_leaves_no_trace_and_the_order_whole() ->
 
 
 async def test_a_call_that_fails_is_kept_with_its_reason(store: TraceStore) -> None:
-    engine = RecordedEngine(ScriptedEngine([InferenceError("gone", status_code=503)]), store=store)
+    engine = RecordingEngine(ScriptedEngine([InferenceError("gone", status_code=503)]), store=store)
     with Session(name="s"), pytest.raises(InferenceError, match="gone"):
         await engine.get_model_response(ask("fig"))
     (kept,) = store.by_session("s")
@@ -138,13 +138,13 @@ async def test_a_call_that_fails_is_kept_with_its_reason(store: TraceStore) -> N
 
 
 async def test_outside_of_any_session_it_passes_unrecorded(store: TraceStore) -> None:
-    output = await RecordedEngine(ScriptedEngine(shout), store=store).get_model_response(ask("fig"))
+    output = await RecordingEngine(ScriptedEngine(shout), store=store).get_model_response(ask("fig"))
     assert (output.text, output.id) == ("FIG", "")
     assert store.sessions() == []
 
 
 async def test_sessions_and_trajectories_of_the_sdk_see_it() -> None:
-    engine = RecordedEngine(ScriptedEngine(shout))
+    engine = RecordingEngine(ScriptedEngine(shout))
 
     @trajectory(name="solver")
     async def solve(word: str) -> str:
@@ -162,7 +162,7 @@ async def test_sessions_and_trajectories_of_the_sdk_see_it() -> None:
 
 
 async def test_what_is_imposed_replaces_what_is_asked() -> None:
-    engine = RecordedEngine(ScriptedEngine(["a long answer"]))
+    engine = RecordingEngine(ScriptedEngine(["a long answer"]))
     with Session(name="s") as around, imposed({"temperature": 1.0, "max_tokens": 4}):
         await engine.get_model_response(ask("x"), temperature=0.0, max_tokens=100)
         await engine.get_model_response(ask("x"), max_completion_tokens=2)
@@ -180,14 +180,14 @@ async def test_each_call_has_a_seed_of_its_own_and_the_same_one_in_every_run() -
             found.setdefault(trace.messages[0]["content"], []).append(trace.sampling["seed"])
         return found
 
-    engine = RecordedEngine(ScriptedEngine(shout))
+    engine = RecordingEngine(ScriptedEngine(shout))
     first = await seeds("fig", "fig", "lime")
     assert first == await seeds("lime", "fig", "fig"), "whatever the order"
     assert len({*first["fig"], *first["lime"], 1, 7}) == 5
 
 
 async def test_several_answers_at_once_are_refused() -> None:
-    engine = RecordedEngine(ScriptedEngine(shout))
+    engine = RecordingEngine(ScriptedEngine(shout))
     assert (await engine.get_model_response(ask("fig"), n=1)).text == "FIG"
     with pytest.raises(ConfigError, match="n=4: an engine gives one answer"):
         await engine.get_model_response(ask("fig"), n=4)
@@ -205,11 +205,11 @@ async def test_several_answers_at_once_are_refused() -> None:
 )
 async def test_what_is_no_list_of_messages_is_told_so(messages: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        await RecordedEngine(ScriptedEngine(shout)).get_model_response(messages)
+        await RecordingEngine(ScriptedEngine(shout)).get_model_response(messages)
 
 
 async def test_a_store_that_fails_is_not_hidden(store: TraceStore) -> None:
-    engine = RecordedEngine(ScriptedEngine(shout), store=store)
+    engine = RecordingEngine(ScriptedEngine(shout), store=store)
     store.close()
     with Session(name="s") as around, pytest.raises(StoreError, match="closed"):
         await engine.get_model_response(ask("fig"))
@@ -229,6 +229,6 @@ async def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: T
 
 async def test_what_the_engine_knows_besides_is_there_but_nothing_that_would_sample_unrecorded() -> None:
     model = ScriptedEngine(shout)
-    engine = RecordedEngine(model)
+    engine = RecordingEngine(model)
     assert engine.outputs is model.outputs
     assert not hasattr(engine, "stream_model_response")

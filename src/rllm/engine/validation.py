@@ -1,4 +1,7 @@
-"""What users' code put into an episode, made to be what its fields say: all that comes after a rollout counts on it."""
+"""Validation of what users' code returns: episodes and trajectories, and the types an agent function may return.
+
+Everything after a rollout relies on the fields having the types that `rllm.types` declares.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from rllm.errors import AgentError, shown
+from rllm.errors import AgentError, ConfigError, shown
 from rllm.rewards.scoring import MAX_REWARD, is_number
 from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
 
@@ -14,26 +17,26 @@ T = TypeVar("T")
 
 
 def check_episode(episode: Episode, agent: str) -> None:
-    """Give each field the type that it has in `rllm.types`.
+    """Convert each field to the type that it has in `rllm.types`.
 
-    Numbers become floats, and arrays of token ids lists. A `termination_reason`, `info["error"]` and `info["warnings"]` may be texts, and
-    a message an object of a client that tells its fields (`model_dump`).
+    Numbers become floats, and arrays of token ids lists. A `termination_reason`, `info["error"]` and `info["warnings"]`
+    may be text, and a message an object with `model_dump`.
 
     Raises:
-        AgentError: naming the field, what it holds, and what belongs there.
+        AgentError: naming the field, its value, and the expected type.
     """
     check_trajectories(episode.trajectories, agent)
     episode.info = _mapping(episode.info, "info of its episode", agent)
-    _name_error(episode.info)
+    _normalize_error(episode.info)
     if not isinstance(episode.info.get("warnings", []), list):
         episode.info["warnings"] = [str(episode.info["warnings"])]
     episode.metrics = checked_metrics(_mapping(episode.metrics, "metrics of its episode", agent), agent)
-    episode.is_correct = _truth(episode.is_correct, "is_correct of its episode", agent)
+    episode.is_correct = _bool(episode.is_correct, "is_correct of its episode", agent)
     episode.termination_reason = _reason(episode.termination_reason, agent)
 
 
 def check_trajectories(trajectories: Any, agent: str) -> None:
-    """As `check_episode`, for trajectories and their steps."""
+    """Convert the fields of trajectories and their steps; see `check_episode`."""
     for trajectory in _items(trajectories, Trajectory, "trajectories of its episode", agent):
         _check_form(trajectory, agent)
         scored: list[Trajectory | Step] = [trajectory, *trajectory.steps]
@@ -43,7 +46,7 @@ def check_trajectories(trajectories: Any, agent: str) -> None:
 
 
 def has_form(trajectory: Trajectory) -> bool:
-    """Whether a trajectory can be kept on the record of a failed rollout; what it earned does not count there."""
+    """Return whether a trajectory can be kept on the record of a failed rollout, whose rewards do not count."""
     try:
         _check_form(trajectory, "")
     except AgentError:
@@ -52,10 +55,10 @@ def has_form(trajectory: Trajectory) -> bool:
 
 
 def _check_form(trajectory: Trajectory, agent: str) -> None:
-    """All but the rewards."""
+    """Check all fields but the rewards."""
     trajectory.name = ("" if trajectory.name is None else str(trajectory.name)) or "agent"
     name = f"trajectory {trajectory.name!r}"
-    trajectory.trainable = _truth(trajectory.trainable, f"trainable of {name}", agent)
+    trajectory.trainable = _bool(trajectory.trainable, f"trainable of {name}", agent)
     trajectory.uid = _id(trajectory.uid, f"uid of {name}", agent)
     trajectory.info = _mapping(trajectory.info, f"info of {name}", agent)
     for step in _items(trajectory.steps, Step, f"steps of {name}", agent):
@@ -68,33 +71,35 @@ def _check_form(trajectory: Trajectory, agent: str) -> None:
 
 
 def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
-    """
+    """Return metrics as floats, keyed by text.
+
     Raises:
-        AgentError: for a value that is no finite number.
+        AgentError: for a value that is not a finite number.
     """
-    remedy = "a finite number; what is none belongs in the episode's info"
+    remedy = "a finite number; other values belong in the episode's info"
     return {str(name): _number(value, f"metric {name!r}", remedy, agent) for name, value in metrics.items()}
 
 
 def checked_reward_of(value: Any, what: str, agent: str) -> float:
-    """
+    """Return a reward as a float.
+
     Raises:
-        AgentError: if it is no finite number.
+        AgentError: if it is not a finite number.
     """
     return _number(value, what, "a finite number, or None for 'not scored'", agent)
 
 
-def _name_error(info: dict[str, Any]) -> None:
-    """An error in the form that `Episode.info` says; there is none where the agent says that there is nothing."""
+def _normalize_error(info: dict[str, Any]) -> None:
+    """Convert an error to the form of `Episode.info`, or remove an empty one."""
     error = info.get("error")
     if not error:
         info.pop("error", None)
         return
-    told = error if isinstance(error, Mapping) else {"message": error}
+    fields = error if isinstance(error, Mapping) else {"message": error}
     info["error"] = {
-        "type": str(told.get("type", "AgentError")),
-        "message": str(told.get("message", error)),
-        "traceback": str(told.get("traceback", "")),
+        "type": str(fields.get("type", "AgentError")),
+        "message": str(fields.get("message", error)),
+        "traceback": str(fields.get("traceback", "")),
     }
 
 
@@ -110,7 +115,7 @@ def _text(value: Any, what: str, agent: str) -> str:
     return value or ""
 
 
-def _truth(value: Any, what: str, agent: str) -> bool:
+def _bool(value: Any, what: str, agent: str) -> bool:
     return value is not None and bool(_number(value, what, "True or False", agent))
 
 
@@ -141,8 +146,8 @@ def _messages(messages: Any, what: str, agent: str) -> list[Message]:
 
 
 def _message(message: Any, what: str, agent: str) -> Message:
-    if callable(tell := getattr(message, "model_dump", None)):
-        return dict(tell(exclude_none=True))
+    if callable(dump := getattr(message, "model_dump", None)):
+        return dict(dump(exclude_none=True))
     return _mapping(message, f"message in {what}", agent, remedy="a dict with a role and its content")
 
 
@@ -167,7 +172,7 @@ def _mapping(value: Any, what: str, agent: str, remedy: str = "a dict") -> dict[
 def _number(value: Any, what: str, remedy: str, agent: str) -> float:
     try:
         number = float(value) if is_number(value) else math.nan
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer larger than any float
         number = math.inf
     if not abs(number) <= MAX_REWARD:
         too_large = f"a number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
@@ -177,3 +182,58 @@ def _number(value: Any, what: str, remedy: str, agent: str) -> float:
 
 def _wrong(what: str, value: Any, remedy: str, agent: str) -> AgentError:
     return AgentError(f"{agent} returned the {what} {shown(value)}: use {remedy}")
+
+
+ACCEPTED = (
+    "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
+)
+
+HOW_TO_SCORE = (
+    "name the function that judges it (--reward FILE.py:function, or rllm.rewards.scoring.judged in Python), or return "
+    "the reward itself"
+)
+
+
+def check_promise(function: Any, agent: str) -> None:
+    """Refuse a function annotated to return text; a decorated function may return something else.
+
+    Raises:
+        ConfigError: naming the ways to provide a reward.
+    """
+    promised = getattr(function, "__annotations__", {}).get("return")
+    if promised in (str, "str") and not hasattr(function, "__wrapped__"):
+        raise ConfigError(f"{agent} returns text (-> str), which has no score: {HOW_TO_SCORE}")
+
+
+def episode_from(returned: Any, agent: str) -> Episode:
+    """Return the episode for a function's return value; its trajectories may not have their steps yet.
+
+    Raises:
+        AgentError: if the value, or one of its fields, has the wrong type.
+    """
+    if isinstance(returned, Episode):
+        returned.trajectories = returned.trajectories or [Trajectory()]
+        check_episode(returned, agent)
+        return returned
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        episode = episode_from(returned[0], agent)
+        episode.metrics.update(checked_metrics(returned[1], agent))
+        return episode
+    trajectories = _trajectories_from(returned, agent)
+    check_trajectories(trajectories, agent)
+    scores = [reward for path in trajectories if (reward := path.final_reward()) is not None]
+    return Episode(trajectories=trajectories, is_correct=bool(scores) and scores[-1] >= 1.0)
+
+
+def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
+    if not is_scored(returned):
+        return [Trajectory()]
+    if isinstance(returned, Trajectory):
+        return [returned]
+    if isinstance(returned, list | tuple) and returned and all(isinstance(item, Trajectory) for item in returned):
+        return list(returned)
+    if isinstance(returned, str):
+        raise AgentError(f"{agent} returned {shown(returned)}, which has no score: {HOW_TO_SCORE}")
+    if not is_number(returned):
+        raise AgentError(f"{agent} returned {shown(returned)} of type {type(returned).__name__}: return {ACCEPTED}")
+    return [Trajectory(reward=checked_reward_of(returned, "reward", agent))]

@@ -1,0 +1,128 @@
+"""This process: Ctrl-C, forks of other threads, and the memory that it may use."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import FrameType
+from typing import Any
+
+TOGETHER_S = 0.3
+"""Signals within this time count as one: `timeout`, terminals and process managers often send two."""
+
+_fork_lock = threading.RLock()
+
+
+@contextmanager
+def on_ctrl_c(handle: Any) -> Iterator[None]:
+    """Call a handler for Ctrl-C; of several signals that arrive together, only for the first.
+
+    Does nothing outside the main thread, which alone has signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread() or not callable(handle):
+        yield
+        return
+    handled_at = -math.inf
+
+    def handle_once(number: int, frame: FrameType | None) -> None:
+        nonlocal handled_at
+        if time.monotonic() - handled_at > TOGETHER_S:
+            handled_at = time.monotonic()
+            handle(number, frame)
+
+    before = signal.signal(signal.SIGINT, handle_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _renew_lock() -> None:
+    # uvloop may call this twice in a child that it starts, so the child gets a new lock rather than releasing one.
+    global _fork_lock
+    _fork_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _fork_lock.acquire(), after_in_child=_renew_lock, after_in_parent=lambda: _fork_lock.release()
+    )
+
+
+@contextmanager
+def no_fork_meanwhile() -> Iterator[None]:
+    """Make forks of other threads wait.
+
+    A fork in the middle of `subprocess.Popen` inherits the pipes to the new program, whose end is then not seen until
+    the fork ends too. A fork in the middle of a change to shared state has half of it.
+    """
+    with _fork_lock:
+        yield
+
+
+ASSUMED = 8 << 30
+"""Bytes of memory, on systems that do not report it."""
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the number of bytes that this process may use, within the limits of its control groups."""
+    try:
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not a POSIX system
+        installed = ASSUMED
+    return min([installed, *(group.limit for group in _groups(root))])
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Return the number of bytes that this process may still allocate; `None` if the system does not report it."""
+    available = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    if available is None:
+        return None
+    return max(0, min([available * 1024, *(group.limit - group.used for group in _groups(root))]))
+
+
+@dataclass(frozen=True)
+class _Group:
+    limit: int
+    used: int
+    """Cached files are not counted."""
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """Yield the control groups (v1 and v2) of this process and their parents, as far as they have a limit."""
+    for line in filter(None, _read(root / "proc/self/cgroup").split("\n")):
+        _, kinds, path = line.split(":", 2)
+        if kinds == "":
+            mounted, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in kinds.split(","):
+            mounted = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = PurePosixPath(path)
+        for each in (own, *own.parents):
+            folder = mounted / each.relative_to("/")
+            limit, used = (_read(folder / name).strip() for name in names[:2])
+            if limit.isdecimal() and used.isdecimal():
+                cached = _numbers(folder / "memory.stat").get(names[2], 0)
+                yield _Group(int(limit), int(used) - cached)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the first number of each line, keyed by its first word."""
+    rows = (line.split() for line in _read(file).split("\n"))
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

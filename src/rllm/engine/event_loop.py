@@ -1,0 +1,165 @@
+"""The event loop that rollouts share: Ctrl-C, tasks that do not end, blocking calls and garbage collection."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rllm._runtime.process import on_ctrl_c
+from rllm._runtime.threads import stack_of
+from rllm.errors import RolloutError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE_S = 5.0
+"""Seconds that a cancelled rollout may take to clean up; after that it is abandoned with a warning."""
+
+GC_THRESHOLDS = (10_000, 20, 20)
+_DEFAULT_GC_THRESHOLDS = (700, 2_000)
+"""Python's own first threshold, up to 3.12 and from 3.13."""
+
+_STOPPED = "Event loop stopped before Future completed."
+"""Message of asyncio and of uvloop."""
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run work like `asyncio.run`, in an event loop that it shares with users' code.
+
+    Ctrl-C cancels the work, which may then finish; signals that arrive together count as one, and a later one raises
+    `KeyboardInterrupt` at once. Other tasks that ignore their cancellation are abandoned with a warning.
+
+    Raises:
+        RolloutError: if users' code stopped the loop.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with asyncio.Runner() as runner:
+            loop, tasks = runner.get_loop(), list[asyncio.Task[Any]]()
+            try:
+                return runner.run(_interruptible(work, tasks))
+            finally:
+                for task in tasks:
+                    _cancel_remaining(loop, task)
+    except RuntimeError as error:
+        if str(error) != _STOPPED:
+            raise
+        raise RolloutError(
+            "an async agent, environment or reward stopped the event loop (loop.stop()), which all rollouts share: "
+            "return instead, or run code that needs its own loop in a thread (await asyncio.to_thread(asyncio.run, "
+            "...))"
+        ) from error
+    finally:
+        # asyncio does not restore the handler after a second Ctrl-C, because it finds ours in place of its own.
+        if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+async def _interruptible(work: Coroutine[Any, Any, T], tasks: list[asyncio.Task[Any]]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    tasks.append(task)
+    with on_ctrl_c(signal.getsignal(signal.SIGINT)):  # asyncio's own handler
+        return await work
+
+
+def _cancel_remaining(loop: asyncio.AbstractEventLoop, work: asyncio.Task[Any]) -> None:
+    """Cancel all tasks, wait for the work to end, and then for the others as long as they may take."""
+
+    async def ended() -> None:
+        await asyncio.wait({work})
+        await asyncio.wait({work, *tasks}, timeout=CANCEL_GRACE_S)
+
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    try:
+        loop.run_until_complete(ended())
+    finally:
+        for task in tasks - {work}:
+            if not task.done():
+                logger.warning("task %r ignores its cancellation and is abandoned", task.get_name())
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # it has just been logged
+                asyncio.tasks._unregister_task(task)
+
+
+def ignore_interrupted_tasks() -> None:
+    """Keep the running loop from logging tasks that `KeyboardInterrupt` has ended.
+
+    asyncio raises it in whatever task is running, so such a task may never be awaited.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, BaseExceptionGroup):
+            interrupted = error.split(KeyboardInterrupt)[1] is None
+        else:
+            interrupted = isinstance(error, KeyboardInterrupt)
+        if not interrupted:
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+
+
+@contextmanager
+def watched_loop(limit_s: float = 10.0) -> Iterator[None]:
+    """Log the stack of the running loop whenever one step of it takes longer than `limit_s` seconds.
+
+    No deadline can end an async agent that blocks the loop, but the log names it.
+    """
+    loop = asyncio.get_running_loop()
+    watched = threading.current_thread()
+    ended = threading.Event()
+    last_turn = time.monotonic()
+
+    def beat() -> None:
+        nonlocal last_turn
+        last_turn = time.monotonic()
+        if not ended.is_set():
+            loop.call_later(limit_s / 4, beat)
+
+    def watch() -> None:
+        reported = 0.0
+        while not ended.wait(limit_s / 4):
+            blocked_s, blocked_since = time.monotonic() - last_turn, last_turn
+            if blocked_s > limit_s and reported != blocked_since:
+                reported = blocked_since
+                logger.error(
+                    "the event loop has been blocked for %.0f s, so all rollouts wait: an async agent makes a blocking "
+                    "call; make it a sync function, or await asyncio.to_thread(...). It is at:\n%s",
+                    blocked_s,
+                    stack_of(watched),
+                )
+
+    beat()
+    threading.Thread(target=watch, name="rllm loop watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Raise the thresholds of the garbage collector, unless the program has chosen its own.
+
+    A rollout creates thousands of objects that live as long as it does. With Python's default of a search every 700
+    new objects, a thousand concurrent rollouts spend a sixth of their CPU time on searches that find nothing, and a
+    training step of a small policy 3 %.
+    """
+    before = gc.get_threshold()
+    if before[0] not in _DEFAULT_GC_THRESHOLDS:
+        yield
+        return
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

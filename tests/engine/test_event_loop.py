@@ -1,0 +1,102 @@
+"""Interrupted tasks, blocked loops and the garbage collector while rollouts run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rllm.engine.event_loop import GC_THRESHOLDS, ignore_interrupted_tasks, rarely_collected, watched_loop
+from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import RolloutRunner
+from rllm.types import Episode
+
+INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (INTERRUPT, False),
+        (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT]), False),
+        (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT, MISTAKE]), True),
+        (MISTAKE, True),
+        (None, True),
+    ],
+)
+async def test_tasks_that_are_interrupted_are_no_news(
+    caplog: pytest.LogCaptureFixture, error: BaseException | None, is_told: bool
+) -> None:
+    ignore_interrupted_tasks()
+    ended = {"message": "Task exception was never retrieved", **({} if error is None else {"exception": error})}
+    asyncio.get_running_loop().call_exception_handler(ended)
+    assert [record.getMessage() for record in caplog.records] == ["Task exception was never retrieved"] * is_told
+
+
+def block_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+async def test_a_blocked_loop_is_reported_once_with_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    with watched_loop(limit_s=0.1):
+        block_until(lambda: caplog.records)  # this is the blocking call
+        time.sleep(0.5)  # noqa: ASYNC251  # and so it goes on, long enough for another report
+    assert len(caplog.records) == 1
+    assert "in block_until" in caplog.text
+    assert "an async agent makes a blocking call" in caplog.text
+
+
+async def test_a_loop_that_turns_is_not_reported_and_no_thread_stays(caplog: pytest.LogCaptureFixture) -> None:
+    turns = []
+    with watched_loop(limit_s=0.4):
+        for _ in range(10):
+            turns.append(time.monotonic())
+            await asyncio.sleep(0.06)
+        turns.append(time.monotonic())
+    # It turns every 0.06 s, unless the machine is so busy that it is blocked indeed.
+    assert not caplog.records or max(later - turn for turn, later in itertools.pairwise(turns)) > 0.2
+    await asyncio.to_thread(block_until, lambda: "rllm loop watchdog" not in {t.name for t in threading.enumerate()})
+
+
+@pytest.fixture(autouse=True)
+def pythons_own() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_it_lasts_until_the_outermost_ends() -> None:
+    with rarely_collected():
+        with rarely_collected():
+            pass
+        assert gc.get_threshold() == GC_THRESHOLDS
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_what_a_program_has_chosen_stays() -> None:
+    gc.set_threshold(0)
+    with rarely_collected():
+        assert gc.get_threshold()[0] == 0
+    assert gc.get_threshold()[0] == 0
+
+
+async def test_rollouts_are_inside() -> None:
+    seen = []
+
+    class Looks:
+        async def rollout(self, attempt: RolloutRequest) -> Episode:
+            seen.append(gc.get_threshold())
+            return Episode(task=attempt.task)
+
+    await RolloutRunner(Looks()).run([RolloutRequest(task={}, task_id="a")])
+    assert seen == [GC_THRESHOLDS]
+    assert gc.get_threshold() == (700, 10, 10)
