@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rllm.cli.training import begun_as
-from rllm.engine.episode_log import EpisodeLog
-from rllm.engine.task_file import read_tasks
+from rllm.engine.episode_log import EpisodeLog, read_tasks
 from rllm.errors import ConfigError, StoreError
 from rllm.evaluation.compare import compare
 from rllm.evaluation.folder import EvaluationFolder

@@ -265,8 +265,8 @@ def _why_all_failed(report: Report) -> str:
 
 async def _quiet_when_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Run the work; after Ctrl-C log nothing more, since every rollout would log its cancellation."""
-    from rllm._runtime.threads import Boundless
-    from rllm.engine.interrupts import say_nothing_of_interrupted_tasks
+    from rllm._runtime.threads import UnboundedExecutor
+    from rllm.engine.event_loop import ignore_interrupted_tasks
 
     ignore_interrupted_tasks()
     asyncio.get_running_loop().set_default_executor(UnboundedExecutor())

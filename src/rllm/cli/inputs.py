@@ -27,7 +27,7 @@ def load_agent(agent: str, reward: str | None = None) -> Callable[..., Any]:
     """
     function = load_function(agent)
     if reward is None:
-        from rllm.engine.returned import check_promise
+        from rllm.engine.validation import check_promise
 
         check_promise(function, agent)
         return function

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rllm.cli.model_source import ModelSource
     from rllm.engine.capture import SessionTraces
     from rllm.gateway.upstream import UpstreamKind
-    from rllm.sdk.supervised import Limits, ProgramResult, Stream
+    from rllm.sdk.programs import Limits, ProgramResult, Stream
     from rllm.types import Episode, Trace
 
 TIMED_OUT = 124
@@ -245,6 +245,7 @@ def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[s
 
 def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO) -> ProgramResult:
     """Run the program, and pass its output on as it arrives."""
+    from rllm.sdk.programs import run_supervised
     from rllm.sdk.propagation import environment
     from rllm.sdk.variables import without_operators_keys
 
@@ -284,13 +285,13 @@ class _Printer:
 
 def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:
     """Return the calls as one unscored trajectory; `info["program"]` has the program's exit code and output."""
-    from rllm.engine.complete import complete
-    from rllm.engine.runner import Attempt
+    from rllm.engine.join import complete
+    from rllm.engine.request import RolloutRequest
     from rllm.types import Episode, TerminationReason, Trajectory
 
     ordered = sorted(traces, key=lambda trace: trace.started_at)
     task = {"program": PurePath(command[0]).name}  # its arguments may hold secrets
-    attempt = Attempt(task=task, task_id=session, session_id=session, split="run", tokens_required=False)
+    attempt = RolloutRequest(task=task, task_id=session, session_id=session, split="run", tokens_required=False)
     episode = complete(Episode(trajectories=[Trajectory()]), attempt, ordered)
     episode.info["program"] = asdict(done)
     episode.termination_reason = TerminationReason.TIMEOUT if done.timed_out else None
@@ -354,7 +355,7 @@ def _counts(reasons: Counter[str]) -> str:
 
 def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> str:
     """Return the message for a program without a captured call."""
-    from rllm.sdk.frameworks import hints_for
+    from rllm.sdk.propagation import hints_for
 
     remedies = [
         *hints_for(modules=(), programs=[PurePath(item).name for item in command]),
