@@ -128,7 +128,7 @@ async def test_ctrl_c_before_the_work_has_begun_ends_it(monkeypatch: pytest.Monk
         wait(outcomes)
 
     interrupted = threading.Event()
-    monkeypatch.setattr(own_loop, "run_to_its_end", begin_late)
+    monkeypatch.setattr(own_loop, "run_to_end", begin_late)
     monkeypatch.setattr(own_loop, "wait", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         run_anywhere(work)

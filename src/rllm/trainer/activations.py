@@ -6,7 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from rllm._runtime.main_memory import total_memory
+from rllm._runtime.process import total_memory
 from rllm.config.schema import TrainConfig
 from rllm.inference.local.loading import choose_device, choose_dtype
 

@@ -12,7 +12,7 @@ from rllm.config.sampling import derived_seed
 from rllm.config.schema import TrainConfig
 from rllm.data.dataset import Dataset
 from rllm.data.order import more_tasks_of_step, tasks_of_step
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.types import Task
 
 # The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less likely.
@@ -29,7 +29,7 @@ def training_attempts(
     extra_round: int = 0,
     num_drawn: int = 0,
     num_tasks: int = 0,
-) -> list[Attempt]:
+) -> list[RolloutRequest]:
     """`group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
 
     Args:
@@ -67,7 +67,7 @@ def training_attempts(
     return attempts
 
 
-def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[Attempt]:
+def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[RolloutRequest]:
     """`eval.num_rollouts` attempts at each held-out task after `step` steps. All evaluations of a run have the same seeds, so
     that luck weighs less in their differences."""
     judged = config.eval
@@ -95,10 +95,10 @@ def _attempt(
     step: int,
     trainable: bool = True,
     side_calls: bool = False,
-) -> Attempt:
+) -> RolloutRequest:
     given = {name: value for name, value in sampling.items() if value is not None}
     given["seed"] = derived_seed(seed, split, task_id, index)
-    return Attempt(
+    return RolloutRequest(
         task=task,
         task_id=task_id,
         index=index,

@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rllm.engine.episode_log import EPISODES, EpisodeLog
-from rllm.engine.task_file import Key, plain_task_id, read_tasks
+from rllm.engine.episode_log import EPISODES, EpisodeLog, Key, plain_task_id, read_tasks
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 
-from rllm.engine.complete import DEFAULT_NAME
+from rllm.engine.join import DEFAULT_NAME
 from rllm.rewards.scoring import is_number
 from rllm.store.base import TraceStore
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trajectory, is_scored

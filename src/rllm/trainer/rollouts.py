@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from rllm._runtime.network import is_loopback
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
+from rllm.engine.capture import GatewayEngine, RemoteGateway
 from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import (
     OF_CODE,
@@ -25,10 +26,8 @@ from rllm.engine.ray_cluster import (
     url_elsewhere,
 )
 from rllm.engine.ray_runner import RayRolloutRunner
-from rllm.engine.recorded import RecordedEngine
-from rllm.engine.remote_gateway import GatewayEngine, RemoteGateway
+from rllm.engine.recording_engine import RecordingEngine
 from rllm.engine.runner import RolloutRunner
-from rllm.engine.shipping import OF_CODE, ImportPaths, packed
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer

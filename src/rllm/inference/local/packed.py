@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.activations import ACT2CLS
 
-from rllm._runtime.main_memory import total_memory
+from rllm._runtime.process import total_memory
 
 _ROWS = 64
 """Number of rows that a layout is chosen for; it serves any other, too."""

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from rllm._runtime.main_memory import free_memory, total_memory
+from rllm._runtime.process import free_memory, total_memory
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
 from rllm.inference.servers.capabilities import Finding

@@ -13,7 +13,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend
 from rllm.data.dataset import Dataset
 from rllm.engine.failures import why_failed
-from rllm.engine.runner import Attempt
+from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError
 from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles, assemble
@@ -51,7 +51,7 @@ class Demonstrator(AbstractContextManager["Demonstrator"]):
     def __exit__(self, *_: object) -> None:
         """There is nothing to stop."""
 
-    async def rollout(self, attempt: Attempt) -> Episode:
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
         """The attempt's row as an episode."""
         if attempt.trainable:
             about = {name: getattr(attempt, name) for name in ("task_id", "index", "split", "run_id")}
