@@ -191,14 +191,14 @@ def _capabilities() -> str:
 
 def verdict(backend: str, overrides: Iterable[str]) -> str:
     """`yes`, or why not in the backend's own words."""
-    from rllm.backends.local import configure as local
-    from rllm.backends.verl import configure as verl
+    from rllm.backends.local.backend import LocalBackend
+    from rllm.backends.verl.worker_config import check_settings
     from rllm.errors import ConfigError, MissingDependencyError
     from rllm.trainer.config import load_config
 
     config = load_config([f"backend={backend}", _MODEL, *overrides])
     try:
-        {"local": local.check, "verl": verl.check_settings}[backend](config)
+        {"local": LocalBackend.check, "verl": check_settings}[backend](config)
     except MissingDependencyError:
         return "yes"  # there it is
     except ConfigError as error:

@@ -13,8 +13,7 @@ import pytest
 from rllm.backends.verl import cluster as cluster_module
 from rllm.backends.verl.backend import VerlBackend
 from rllm.backends.verl.cluster import check_node
-from rllm.backends.verl.compose import compose, worker_configs
-from rllm.backends.verl.configure import demand_of
+from rllm.backends.verl.worker_config import compose, demand_of, worker_configs
 from rllm.errors import ConfigError
 from rllm.trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
@@ -48,7 +47,7 @@ def test_our_settings_and_the_users_reach_verl(model_folder: Path) -> None:
 
 def test_composing_imports_nothing_of_verl(model_folder: Path) -> None:
     code = (
-        "import sys; from rllm.backends.verl.compose import compose; from rllm.trainer.config import load_config;"
+        "import sys; from rllm.backends.verl.worker_config import compose; from rllm.trainer.config import load_config;"
         f"compose(load_config(['backend=verl', 'model.path={model_folder}'])); print('verl' in sys.modules, 'ray' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)

@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al. 2021), by peft: small matrices beside frozen weights, and which weights they cover.
 
-The adapter is never merged into the weights: adding and subtracting it would leave rounding errors behind, and the weights
-without it are the reference.
+The adapter is never merged into the weights: adding and subtracting it would leave rounding errors behind, and the
+weights without it are the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class LoraSettings:
         model = config.model
         if model.lora_rank and is_adapter(model.path):
             raise ConfigError(
-                f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter itself, and a new one names "
+                f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter itself, and a new "
+                "one names "
                 "the model below both, so the first would be lost on loading: merge it with "
                 "`rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
             )
@@ -88,7 +89,8 @@ class Adapter:
         self._inside.peft_config["default"].base_model_name_or_path = _from_anywhere(model.name_or_path)
         if hasattr(model.get_input_embeddings(), "base_layer"):
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: the embeddings are not a linear layer: leave them out, or use "
+                f"model.lora_targets={settings.targets!r}: the embeddings are not a linear layer: leave them out, or "
+                "use "
                 f"{ALL_LINEAR}"
             )
         _keep_buffers(self._inside)
@@ -97,7 +99,8 @@ class Adapter:
                 model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
         except Exception as error:  # layers that are not used as linear ones, such as some routers, may raise anything
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on all of these: "
+                f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on "
+                "all of these: "
                 f"use those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
             ) from error
         logger.warning("%s", self.coverage)
@@ -110,7 +113,7 @@ class Adapter:
 
     @contextmanager
     def with_effect(self) -> Iterator[None]:
-        """Give a new adapter an effect inside the block, so that trials of the model show whether it uses the adapter."""
+        """Give a new adapter an effect inside the block, so that trials show whether the model uses it."""
         started = [weight for name, weight in self._inside.named_parameters() if ".lora_B." in name]
         with torch.no_grad():
             for weight in started:
@@ -192,8 +195,8 @@ class _Targets:
 def _targets(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
     """Find out, on a copy without weights, how to ask peft for an adapter on each target.
 
-    In models whose experts are stacked weights, peft takes `gate_proj` and the like for the experts alone, although shared
-    experts and dense layers have linear layers of that name: these are passed to peft as weights.
+    In models whose experts are stacked weights, peft takes `gate_proj` and the like for the experts alone, although
+    shared experts and dense layers have linear layers of that name: these are passed to peft as weights.
 
     Raises:
         ConfigError: if a target does not exist, or cannot have an adapter.
@@ -232,7 +235,8 @@ def _by_name(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
     for name, module in model.named_modules():
         if module in ends and not _ends_of(name).isdisjoint(modules):
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; list all layers to adapt it, too"
+                f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; list all layers to adapt "
+                "it, too"
             )
     return _Targets(modules=ALL_LINEAR, parameters=sorted(parameters))
 

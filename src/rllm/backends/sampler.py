@@ -49,8 +49,8 @@ class Sampler(Protocol):
 class EmbeddedSampler:
     """Sampler in this process.
 
-    It shares the trainer's tensors, so it is paused while they change; with `overlap` it has a copy of the trained ones and
-    keeps sampling.
+    It shares the trainer's tensors, so it is paused while they change; with `overlap` it has a copy of the trained
+    ones and keeps sampling.
     """
 
     def __init__(self, loaded: LoadedModel, *, overlap: bool = False, **options: Any) -> None:

@@ -61,8 +61,8 @@ def engine_on(
 class ServerSampler:
     """vLLM server as the sampler of a trainer in this process.
 
-    The weights go through files in `scratch`, which the server reads. Answers in progress are frozen meanwhile and continue
-    under the new weights, their cached states computed again.
+    The weights go through files in `scratch`, which the server reads. Answers in progress are frozen meanwhile and
+    continue under the new weights, their cached states computed again.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class ServerSampler:
                     with suppress(InferenceError):
                         self.server.control.resume()
                     raise WeightSyncError(
-                        f"weights of version {version} did not reach the sampler at {self.server.url} in two tries: {error}"
+                        f"weights of version {version} did not reach the sampler at {self.server.url} in two tries: "
+                        f"{error}"
                     ) from error
                 logger.warning("weights of version %d are sent again: %s", version, error)
         if before is None:
@@ -211,7 +212,8 @@ class ServerSampler:
                 save_model(self._model, folder, max_shard_size="1000TB")
         except (OSError, SafetensorError) as error:
             raise WeightSyncError(
-                f"weights of version {version} cannot be written to {str(self._scratch)!r}, where the sampler reads them ({error}): "
+                f"weights of version {version} cannot be written to {str(self._scratch)!r}, where the sampler reads "
+                f"them ({error}): "
                 "make room for two sets of them there, or choose another folder with vllm.sync_dir"
             ) from error
         return folder
@@ -219,7 +221,7 @@ class ServerSampler:
 
 @contextmanager
 def _paused(server: VLLMServer) -> Iterator[None]:
-    """Pause the server inside the block, and keep it paused after an error, when its weights may be a mix of versions."""
+    """Pause the server inside the block; after an error it stays so, since its weights may be mixed."""
     server.control.pause()
     yield
     server.control.resume()

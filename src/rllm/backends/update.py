@@ -91,13 +91,14 @@ def check_batch(batch: Batch, algorithm: Algorithm) -> None:
 def minibatches(
     batch: Batch, aggregation: Aggregation, *, num_minibatches: int, num_epochs: int
 ) -> Iterator[tuple[Batch, float]]:
-    """Yield the part of each optimizer step and the scale of its loss; neighbours, which share prefixes, stay together."""
+    """Yield each optimizer step's part and the scale of its loss; neighbours, which share prefixes, stay together."""
     count = min(num_minibatches, len(batch))
     bounds = [len(batch) * part // count for part in range(count + 1)]
     for _ in range(num_epochs):
         for start, stop in itertools.pairwise(bounds):
             part = batch.select(range(start, stop))
-            # Weights are fractions of the whole batch: scaled up, each minibatch is a mean of its own tokens or sequences.
+            # Weights are fractions of the whole batch: scaled up, each minibatch is a mean of its own tokens or
+            # sequences.
             yield part, batch.num_tokens / part.num_tokens if aggregation == "token-mean" else len(batch) / len(part)
 
 

@@ -74,7 +74,8 @@ class Probe:
         gap = rms(torch.tensor(sampled.logprobs) - trainer[len(served) :])
         if not gap <= self.largest_gap:
             raise WeightSyncError(
-                "the sampler has the new weights, but still uses cached states of the old ones: after a prompt that it had "
+                "the sampler has the new weights, but still uses cached states of the old ones: after a prompt that "
+                "it had "
                 f"cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
             )
         return found
@@ -91,7 +92,8 @@ class Probe:
         if not found.gap <= self.largest_gap:
             raise WeightSyncError(
                 f"the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
-                f"{found.gap:.2g} (root mean square over {len(found.trainer)} tokens; up to {self.largest_gap:g} counts "
+                f"{found.gap:.2g} (root mean square over {len(found.trainer)} tokens; up to {self.largest_gap:g} "
+                "counts "
                 "as rounding, see vllm.largest_gap)"
             )
         return found
@@ -99,8 +101,8 @@ class Probe:
     def check_bits(self, control: VLLMControl) -> int:
         """Compare the weights bit by bit, so that kernels that round cannot hide a difference.
 
-        Only tensors that the server keeps as they were sent can be compared: vLLM joins some, and splits others among its
-        workers.
+        Only tensors that the server keeps as they were sent can be compared: vLLM joins some, and splits others among
+        its workers.
 
         Returns:
             The number of weights compared.
@@ -141,7 +143,8 @@ def check_moved(before: ProbeLogprobs, after: ProbeLogprobs) -> None:
         return
     if rms(after.sampler - before.trainer) <= after.gap:
         raise WeightSyncError(
-            f"the weights did not arrive: the update moved the trainer's log-probabilities of a probe by {moved:.2g}, and "
+            "the weights did not arrive: the update moved the trainer's log-probabilities of a probe by "
+            f"{moved:.2g}, and "
             f"the sampler's by {rms(after.sampler - before.sampler):.2g} (root mean square)"
         )
 

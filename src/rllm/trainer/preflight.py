@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rllm._runtime.network import is_loopback
-from rllm.backends.verl.cluster import lacking
-from rllm.backends.verl.configure import demand_of
+from rllm.backends.verl.cluster import shortage
 from rllm.backends.verl.settings import on_cpu
+from rllm.backends.verl.worker_config import demand_of
 from rllm.config.schema import TrainConfig
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError, counted
@@ -164,7 +164,7 @@ def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
     if fit < demand.num_nodes:
         found = "; ".join(f"node {address} has {counted(number, demand.resource)}" for address, number in has)
         raise ConfigError(
-            f"{lacking(demand, fit)} ({found}): lower verl.workers_per_node or verl.num_nodes, or add nodes"
+            f"{shortage(demand, fit)} ({found}): lower verl.workers_per_node or verl.num_nodes, or add nodes"
         )
 
 

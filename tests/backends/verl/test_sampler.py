@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.backends.verl.sampler import PublishedPolicy
+from rllm.backends.verl.backend import PublishedPolicy
 from rllm.inference.local.packed import multiplies_bfloat16
 from rllm.trainer.config import load_config
 

@@ -10,8 +10,8 @@ import pytest
 
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.verl.configure import check_settings, demand_of, environment_of
 from rllm.backends.verl.settings import needs_reference, user_keys, verl_keys, weights_dtype
+from rllm.backends.verl.worker_config import check_settings, demand_of, environment_of
 from rllm.errors import ConfigError
 from rllm.trainer.config import TrainConfig, load_config
 
@@ -133,14 +133,14 @@ def test_megatron_reads_a_section_for_adapters_of_its_own() -> None:
         (f"verl.overrides.{ACTOR}.optim.lr_scheduler_type=cosine", "would have no effect: set optim.schedule"),
         ("verl.overrides.actor_rollout_ref.ref.log_prob_micro_batch_size=1", "set optim.micro_batch_tokens"),
         ("verl.overrides.critic.cliprange_value=0.1", "would have no effect: set algorithm.value_clip"),
-        ("verl.overrides.critic.ulysses_sequence_parallel_size=2", "verl reads that of the section fsdp"),
+        ("verl.overrides.critic.ulysses_sequence_parallel_size=2", "section fsdp"),
         (f"verl.overrides.{MODEL}.custom_chat_template=x", "by the tokenizer in model.path: change it there"),
         (f"verl.overrides.{MODEL}.lora.rank=8", "only Megatron reads it: set model.lora_rank, model.lora_alpha"),
-        (f"verl.overrides.{MODEL}.lora_adapter_path=x", "the policy begins as model.path is"),
+        (f"verl.overrides.{MODEL}.lora_adapter_path=x", "merge_and_unload"),
         (f"verl.overrides.{ACTOR}.use_remove_padding=false", f"set {MODEL}.use_remove_padding"),
         (f"verl.overrides.{ACTOR}.freeze_vision_tower=true", "no engine of verl's reads it"),
-        ("verl.overrides.ray_kwargs.ray_init.num_cpus=2", "of verl only the workers take part"),
-        ("model.device=cuda:1", "verl's workers have a GPU each, whichever Ray gives them"),
+        ("verl.overrides.ray_kwargs.ray_init.num_cpus=2", "see model_engine"),
+        ("model.device=cuda:1", "use auto, or cpu"),
         ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank"),
         ("critic.lr=0.1", "would have no effect because grpo has no critic"),
         ("model.tool_parser=hermse", "did you mean 'hermes'"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm.backends.verl.versions import SUPPORTED, TESTED, check_version, check_versions, is_before
+from rllm.backends.verl.cluster import SUPPORTED, TESTED, check_version, check_versions, is_before
 from rllm.errors import ConfigError, MissingDependencyError
 
 ROOT = Path(__file__).parents[3]

@@ -190,7 +190,8 @@ class LocalBackend:
         """
         if self.reference is None:
             raise ConfigError(
-                "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use kl_coef=0"
+                "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use "
+                "kl_coef=0"
             )
         with self._sampler.paused(), self.reference() as reference:
             return reference.score(batch, self.settings.micro_batch_tokens)
@@ -262,7 +263,7 @@ class LocalBackend:
         return self.weight_version
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder (with LoRA one of peft), the critic, and the optimizer's state in `recovery.pt`."""
+        """Write a Hugging Face folder (with LoRA one of peft), the critic, and the optimizer's state."""
         if self.adapter is None:
             save_model(self.model, folder)
         else:
@@ -312,7 +313,7 @@ class LocalBackend:
 
 
 def _freeze_beside_text(model: PreTrainedModel) -> None:
-    """Freeze layers that text does not pass, such as those for images: without gradients, they need no float32 copies."""
+    """Freeze layers that text does not pass, such as those for images, so that they need no float32 copies."""
     if (parts := text_parts(model)) is not None:
         trained = {id(weight) for part in parts for weight in part.parameters()}
         for weight in model.parameters():

@@ -2,10 +2,12 @@
 
 There are three ways, and `choose_forward` tries out which of them gives what the model itself gives:
 
-- `hidden_states`: the tree is cut into rows (`tree_rows.py`), and each pass of the model runs many of them. A row's tokens
-  attend to the keys and values of the tokens above it, which earlier passes have computed: copied in front of its own, or
-  read in place as a shared prefix (`shared_prefix.py`). So each token is computed once, any Hugging Face model with
-  ordinary attention can be used as it is, and gradients flow through the shared prefixes to all that share them.
+- `hidden_states`: the tree is cut into rows (`tree_rows.py`), and each pass of the model runs many of them. A row's
+  tokens
+  attend to the keys and values of the tokens above it, which earlier passes have computed: copied in front of its
+  own, or read in place as a shared prefix (`shared_prefix.py`). So each token is computed once, any Hugging Face
+  model with ordinary attention can be used as it is, and gradients flow through the shared prefixes to all that share
+  them.
 - `whole_tree_states`: where FlexAttention is fast, on CUDA, the whole tree is one sequence in one pass.
 - `separate_hidden_states`: one sequence at a time, for other models.
 
@@ -67,7 +69,8 @@ def choose_forward(model: PreTrainedModel) -> HiddenStates:
             if agree(model, whole_tree_states, gradients=True):
                 return whole_tree_states
             logger.warning(
-                "FlexAttention fails with %s (the log has its error at level DEBUG) or gives other results, so token trees "
+                "FlexAttention fails with %s (the log has its error at level DEBUG) or gives other results, so token "
+                "trees "
                 "are run in rows: exact, but slower",
                 type(model).__name__,
             )
@@ -90,8 +93,8 @@ def _in_few_and_many_rows(shared_saved: int | None) -> list[HiddenStates]:
 
 
 _ALLOWED, _ALLOWED_IN_HALF = (1e-4, 1e-3), (0.1, 0.3)
-"""Relative error allowed for states and gradients. Formats of two bytes need the second pair: tens of layers that round in
-another order make a tenth. Where sequences see each other, states are a fifth off, or more."""
+"""Relative error allowed for states and gradients. Formats of two bytes need the second pair: tens of layers that
+round in another order make a tenth. Where sequences see each other, states are a fifth off, or more."""
 _TRIED = ([7, 3, 11, 13, 1, 17, 8, 6], [7, 3, 4, 6, 8, 9, 10, 12, 14, 15], [7])
 """Two sequences that diverge early and are long, and one that is a prefix of both."""
 
@@ -185,8 +188,8 @@ def whole_tree_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
     """Run the tree as one sequence with FlexAttention (Dong et al. 2024); see `HiddenStates`.
 
     A token attends to those before it whose subtree has not ended, as within a row. As a block mask, this lets
-    FlexAttention skip blocks of pairs without attention and never write the scores down, so that nothing is copied and no
-    row has to be short. For models whose attention takes `above`.
+    FlexAttention skip blocks of pairs without attention and never write the scores down, so that nothing is copied
+    and no row has to be short. For models whose attention takes `above`.
     """
     device = next(model.parameters()).device
     depths, stops = depths_and_stops(tree)

@@ -1,7 +1,7 @@
 """Hidden states to log-probabilities of tokens, in memory that does not grow with tokens times vocabulary.
 
-Tokens that follow the same tokens are drawn from one distribution, as the first tokens of all answers to a prompt: it is
-computed once.
+Tokens that follow the same tokens are drawn from one distribution, as the first tokens of all answers to a prompt: it
+is computed once.
 
 Shapes: N tokens, drawn from U distributions over a vocabulary of V; n tokens and u distributions of one chunk, m of one
 block.
@@ -70,7 +70,8 @@ class Head:
         body = body_of(model)
         if body is model:
             raise ConfigError(
-                f"{type(model).__name__} has no body apart from its head, whose states are needed here: use backend=verl, "
+                f"{type(model).__name__} has no body apart from its head, whose states are needed here: use "
+                "backend=verl, "
                 "whose workers run the model as a whole"
             )
         ids = torch.tensor(
@@ -88,7 +89,8 @@ class Head:
                 if error <= tolerance * expected.abs().max():
                     return head
         raise ConfigError(
-            f"{type(model).__name__} changes its logits in an unknown way, so it would be trained on other probabilities than "
+            f"{type(model).__name__} changes its logits in an unknown way, so it would be trained on other "
+            "probabilities than "
             "it is sampled from: use backend=verl, whose workers run the model's own forward pass"
         )
 
@@ -123,7 +125,7 @@ def logprobs_and_entropy(
     entropy: bool = True,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities [N] of `targets` [N] under softmax(head(hidden) / temperature), and entropies [N] in nats.
+    """Return log-probabilities [N] of targets under softmax(head(hidden) / temperature), and entropies [N] in nats.
 
     At most `CHUNK_ELEMENTS` logits exist at a time; where there are more, they are computed again in the backward pass.
 
@@ -161,12 +163,12 @@ def logprobs_and_entropy(
 class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
     """Log-probabilities [n] of targets and entropies [u] of rows of logits.
 
-    Arguments are the logits [u, V], the row [n] of each target, rising, the targets [n], the temperature, and whether the
-    entropy is wanted.
+    Arguments are the logits [u, V], the row [n] of each target, rising, the targets [n], the temperature, and whether
+    the entropy is wanted.
 
-    The arithmetic is in float32 at least, whatever the format of the logits. Only the logits are kept for the gradients,
-    for which the probabilities p are computed again. With H the entropy and x the logits over the temperature,
-    d log p_t / dx_i = [i = t] - p_i, and dH / dx_i = -p_i (log p_i + H).
+    The arithmetic is in float32 at least, whatever the format of the logits. Only the logits are kept for the
+    gradients, for which the probabilities p are computed again. With H the entropy and x the logits over the
+    temperature, d log p_t / dx_i = [i = t] - p_i, and dH / dx_i = -p_i (log p_i + H).
     """
 
     @staticmethod
@@ -178,7 +180,8 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
         for block, tokens in _blocks(logits, rows):
             scores = _scores(logits[block], temperature)
             probabilities = scores.softmax(-1)
-            # The greatest probability is at least 1 / V, so its logarithm is exact where that of the target's would not be.
+            # The greatest probability is at least 1 / V, so its logarithm is exact where that of the target's would
+            # not be.
             log_total = scores.amax(-1) - probabilities.amax(-1).log()
             row = rows[tokens] - block.start
             logprobs[tokens] = scores[row, targets[tokens]] - log_total[row]
@@ -228,7 +231,7 @@ def _blocks(logits: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _runs(rows: Tensor, num_rows: int, size: int) -> tuple[range, list[slice]]:
-    """Divide `num_rows` rows into runs of `size`, and return their starts and tokens; `rows` [n], rising, are the tokens'."""
+    """Divide rows into runs of `size` and return their starts and tokens; `rows` [n], rising, are those of tokens."""
     starts = range(0, num_rows, size)
     if len(starts) < 2:
         return starts, [slice(None)] * len(starts)

@@ -235,8 +235,8 @@ def recomputable_layers(model: Module) -> list[Module]:
 def recomputing(layers: Sequence[Module]) -> Iterator[None]:
     """Keep only these layers' inputs in forward passes inside the block, and run the layers again backwards.
 
-    There is no dropout here, so the second run gives what the first gave. The checkpointing of `transformers` would take
-    the cache away from the layers; here the cache carries the prefix tree.
+    There is no dropout here, so the second run gives what the first gave. The checkpointing of `transformers` would
+    take the cache away from the layers; here the cache carries the prefix tree.
     """
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -251,7 +251,8 @@ def check_recomputing(model: Module) -> None:
     """Try gradient checkpointing on three tokens.
 
     Raises:
-        ConfigError: if the model has no such layers, or one whose first run changes the second, as in DeepSeek V4, whose
+        ConfigError: if the model has no such layers, or one whose first run changes the second, as in DeepSeek V4,
+        whose
             layers always have a cache.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]

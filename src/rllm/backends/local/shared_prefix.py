@@ -1,10 +1,10 @@
 """Keys and values over a token tree, and attention to prefixes that several rows share, with gradients.
 
-Copied in front of each row, the keys of a group's long prompt would take more memory than anything else, and be kept for
-the backward pass. So rows attend to their own keys and to those of their *shared prefix* separately, and the two results
-are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen). In the backward pass each part is independent: its
-probabilities are the exponentials of its scores less the sum over all keys, and the only other joint quantity needed is
-the output (Dao et al. 2022, FlashAttention).
+Copied in front of each row, the keys of a group's long prompt would take more memory than anything else, and be kept
+for the backward pass. So rows attend to their own keys and to those of their *shared prefix* separately, and the two
+results are joined by their log-sum-exp (Juravsky et al. 2024, Hydragen). In the backward pass each part is
+independent: its probabilities are the exponentials of its scores less the sum over all keys, and the only other joint
+quantity needed is the output (Dao et al. 2022, FlashAttention).
 
 Shapes: b rows of one pass, L tokens of its longest row, A tokens above it or in a shared prefix, n real tokens of the
 pass, H query heads, G key heads, D head size.
@@ -36,7 +36,8 @@ class TreeKeys:
         """Return the past of the next pass.
 
         Args:
-            ancestors: [b, A] positions among the tokens so far of those above each row; `None` above roots and if shared.
+            ancestors: [b, A] positions among the tokens so far of those above each row; `None` above roots and if
+            shared.
             shared: prefixes of all rows or of none, with positions among the tokens so far.
             kept: [n] indices of the real tokens among the pass's b * L.
         """

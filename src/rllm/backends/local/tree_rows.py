@@ -1,13 +1,13 @@
 """A token tree cut into rows, the runs of its tokens that a model computes side by side.
 
 A row holds whole subtrees below one node, its *parent*, and sees the tokens down to that node as its past. Within the
-row, a token sees those before it whose subtree has not ended: itself and its ancestors, but not its siblings. That is the
-mask of tree attention (Miao et al. 2024, SpecInfer; Yao et al. 2024, DeFT), which here carries gradients too.
+row, a token sees those before it whose subtree has not ended: itself and its ancestors, but not its siblings. That is
+the mask of tree attention (Miao et al. 2024, SpecInfer; Yao et al. 2024, DeFT), which here carries gradients too.
 
-A tree that fits into a row is run in one pass. A longer one is cut where it forks, so that neither masked pairs of tokens
-nor copies of prefixes cost much beside the model's matrix products. Where those copies would be long, rows with the same
-parent read them as a *shared prefix*. Where they are very short, as of a system message, each row *repeats* them, and
-computes these tokens again for itself: that costs less than a pass.
+A tree that fits into a row is run in one pass. A longer one is cut where it forks, so that neither masked pairs of
+tokens nor copies of prefixes cost much beside the model's matrix products. Where those copies would be long, rows
+with the same parent read them as a *shared prefix*. Where they are very short, as of a system message, each row
+*repeats* them, and computes these tokens again for itself: that costs less than a pass.
 
 Shapes: b rows of one pass, L tokens of its longest row, A tokens above.
 """
@@ -28,10 +28,11 @@ PASS_TOKENS = 8192
 PASS_PADDING = 64
 """Padding tokens that always cost less than another pass; above it, an eighth of the tokens may be padding."""
 SHARED_SAVED = 1024
-"""Tokens' keys that reading a shared prefix in place must save from being copied, to be worth an attention of its own."""
+"""Tokens' keys that reading a shared prefix in place must save from being copied, to be worth an attention of its
+own."""
 REPEATED_TOKENS = 64
-"""Tokens that may be computed again to save a pass. A pass costs about as much, whatever the size of the model, since it
-reads and writes the gradients of all weights."""
+"""Tokens that may be computed again to save a pass. A pass costs about as much, whatever the size of the model, since
+it reads and writes the gradients of all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Row:
 def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS, repeated_tokens: int = REPEATED_TOKENS) -> list[Row]:
     """Return the tree's tokens as rows, in order: each node with its whole subtree where that fits, else alone.
 
-    A node that would be a row by itself is repeated by those below it instead, if it and its further copies have at most
+    A node that would be a row by itself is repeated by those below it instead, if it and its further copies have at
+    most
     `repeated_tokens` tokens.
     """
     rows, row_of = _cut(tree, row_tokens)
@@ -180,7 +182,7 @@ def depths_and_stops(tree: TokenTree) -> tuple[Tensor, Tensor]:
 
 
 def _mask(tokens: Tensor, stops: Tensor, seen: Tensor) -> Tensor:
-    """Return [b, 1, L, A + L] from the tokens [b, L], the ends of their subtrees [b, L], and what they see above [b, 1, A].
+    """Return [b, 1, L, A + L] from tokens [b, L], ends of subtrees [b, L], and tokens seen above [b, 1, A].
 
     Padding follows the real tokens of its row, and sees at least the first of them.
     """
@@ -215,8 +217,8 @@ def _above(tree: TokenTree, rows: list[Row]) -> tuple[Tensor | None, Tensor]:
 def _batches(rows: list[Row]) -> Iterator[list[Row]]:
     """Yield the rows level by level, at most `PASS_TOKENS` padded tokens at a time.
 
-    Rows of similar length go together, so that padding costs less than another pass would. Within a batch they are in the
-    order of their parents.
+    Rows of similar length go together, so that padding costs less than another pass would. Within a batch they are in
+    the order of their parents.
     """
     for level in range(1 + max(row.level for row in rows)):
         batch: list[Row] = []

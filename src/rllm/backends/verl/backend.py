@@ -7,11 +7,11 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -20,30 +20,42 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint, non_finite_weight
 from rllm.backends.lora import planned_coverage
+from rllm.backends.sampler import EmbeddedSampler, Sampler
+from rllm.backends.server_launch import open_server
 from rllm.backends.update import Schedule
 from rllm.backends.verl.cluster import Cluster
-from rllm.backends.verl.compose import worker_configs
-from rllm.backends.verl.configure import check, demand_of, environment_of
 from rllm.backends.verl.group import WorkerGroup
 from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
 from rllm.backends.verl.rows import LONGEST, MASK, Rows, at_tokens, numbers
-from rllm.backends.verl.sampler import PublishedPolicy
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
-from rllm.errors import ConfigError, WorkerError
+from rllm.backends.verl.worker_config import check, demand_of, environment_of, without_adapter, worker_configs
+from rllm.config.schema import TrainConfig
+from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.local.loading import check_tokenizer_in, is_finite, load_tokenizer, save_tokenizer
+from rllm.inference.local.loading import (
+    check_tokenizer_in,
+    is_finite,
+    load_model,
+    load_tokenizer,
+    save_model,
+    save_tokenizer,
+)
 from rllm.parser.tool_prompt import TemplateChoice
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
 RECOVERY_FILE = "recovery.json"
 BUCKET_BYTES = 2**29
-"""Weights on their way to the sampler at a time."""
+"""Bytes of weights sent to the sampler at a time."""
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """What a resumed run goes on counting from."""
+    """Counters that a resumed run continues from."""
 
     weight_version: int = 0
     updates: dict[str, int] = field(default_factory=lambda: {"policy": 0, "critic": 0})
@@ -51,22 +63,28 @@ class Counts:
 
 
 class VerlBackend:
-    """The driver of a group of workers, and the sampler that they publish to."""
+    """Driver of a group of workers, and the sampler that they publish to."""
 
     def __init__(
-        self, config: Any, cluster: Cluster, group: WorkerGroup, published: PublishedPolicy, tokenizer: Any
+        self,
+        config: TrainConfig,
+        cluster: Cluster,
+        group: WorkerGroup,
+        published: PublishedPolicy,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self._config = config
         self._cluster, self._group, self._published, self._tokenizer = cluster, group, published, tokenizer
         self._dtype = weights_dtype(config)
         self._counts = Counts()
         self._algorithm: Algorithm | None = None
-        self._shares: dict[str, int] = {}
+        self._num_shards: dict[str, int] = {}
         self._schedules = {"policy": Schedule.of_policy(config), "critic": Schedule(lr=config.critic.lr)}
 
     @classmethod
-    def check(cls, config: Any) -> None:
-        """
+    def check(cls, config: TrainConfig) -> None:
+        """Check the settings before a cluster is joined.
+
         Raises:
             ConfigError: if a setting cannot be used, or would have no effect.
             MissingDependencyError: if verl or Ray is not installed.
@@ -74,12 +92,12 @@ class VerlBackend:
         check(config)
 
     @classmethod
-    def from_config(cls, config: Any) -> Self:
-        """The backend of a `TrainConfig`: a cluster with room, workers with their models, and a sampler.
+    def from_config(cls, config: TrainConfig) -> Self:
+        """Join or start a cluster, start the workers with their models, and a sampler.
 
         Raises:
-            ConfigError: if a setting cannot be used, or if the cluster has not what it asks for.
-            WorkerError: if a worker does not get ready.
+            ConfigError: if a setting cannot be used, or if the cluster has too few resources.
+            WorkerError: if a worker does not start.
         """
         check(config)
         if (found := planned_coverage(config)) is not None:
@@ -119,50 +137,50 @@ class VerlBackend:
         return self._counts.weight_version
 
     def score(self, batch: Batch) -> Tensor:
-        """[N] log-probabilities under the current weights, without gradient."""
-        return self._told("policy", batch, "log_probs")
+        """Return [N] log-probabilities under the current weights, without gradient."""
+        return self._output("policy", batch, "log_probs")
 
     def score_reference(self, batch: Batch) -> Tensor:
-        """[N] log-probabilities under the weights that the run began with.
+        """Return [N] log-probabilities under the weights that the run began with.
 
         Raises:
-            ConfigError: if no divergence from them was asked for.
+            ConfigError: if the workers were started without a reference.
         """
         if self._config.model.lora_rank:
-            return self._told("policy", batch, "log_probs", no_lora_adapter=True)
+            return self._output("policy", batch, "log_probs", no_lora_adapter=True)
         if not needs_reference(self._config):
             raise ConfigError(
                 "algorithm.kl_coef: the workers have no reference, because it was 0 when they were started"
             )
-        return self._told("reference", batch, "log_probs")
+        return self._output("reference", batch, "log_probs")
 
     def values(self, batch: Batch) -> Tensor:
-        """[N] the critic's estimates.
+        """Return [N] the critic's estimates.
 
         Raises:
             ConfigError: if the algorithm that the workers were started for has no critic.
         """
         if not needs_critic(self._config):
             raise ConfigError("algorithm.name: the workers have no critic; use ppo")
-        return self._told("critic", batch, "values")
+        return self._output("critic", batch, "values")
 
-    def _told(self, role: str, batch: Batch, name: str, **settings: Any) -> Tensor:
-        """[N] what a model says of the batch's tokens."""
+    def _output(self, role: str, batch: Batch, name: str, **settings: Any) -> Tensor:
+        """Return [N] a model's output at the batch's tokens."""
         if not len(batch):
             return torch.zeros(0)
         self._published.rest()
-        rows = Rows.dealt(_without_numbers(batch), self._num_shares(role))
+        rows = Rows.dealt(_tokens_only(batch), self._shards(role))
         output = self._group.ask(f"{role}_outputs", self._data(rows, compute_loss=False, **settings))
         columns = rows.columns()
         return rows.back(at_tokens(output[name], columns[MASK]).float())
 
-    def _num_shares(self, role: str) -> int:
-        if role not in self._shares:
-            self._shares[role] = self._group.num_shares(role)
-        return self._shares[role]
+    def _shards(self, role: str) -> int:
+        if role not in self._num_shards:
+            self._num_shards[role] = self._group.num_shards(role)
+        return self._num_shards[role]
 
-    def _data(self, rows: Rows, **settings: Any) -> Any:
-        """The TensorDict of some rows, and what verl is told beside."""
+    def _data(self, rows: Rows, **settings: Any) -> TensorDict:
+        """Return the rows as verl takes them, with its settings."""
         from verl.utils import tensordict_utils
 
         num_rows = len(rows.order)
@@ -203,7 +221,7 @@ class VerlBackend:
             self._algorithm = algorithm
         part = replace(part, weights=part.weights * scale)
         self._counts.updates[role] += 1
-        rows = Rows.dealt(part, self._num_shares(role))
+        rows = Rows.dealt(part, self._shards(role))
         data = self._data(
             rows,
             calculate_entropy=role == "policy",
@@ -227,10 +245,10 @@ class VerlBackend:
         return StepResult(sums=Counter({**sums, "loss": sum(found[LOSS])}), grad_norm=norm, logprobs=logprobs)
 
     def publish(self) -> int:
-        """Hand all weights to the sampler, which goes on with them.
+        """Send all weights to the sampler.
 
         Raises:
-            WeightSyncError: if they are not numbers, or did not arrive.
+            WeightSyncError: if they are not finite, or did not arrive.
             WorkerError: if a worker fails.
         """
         self._published.publish(self._weights(), self.weight_version + 1)
@@ -238,7 +256,7 @@ class VerlBackend:
         return self.weight_version
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights by name, from the workers, as many at a time as make up a bucket."""
+        """Yield the policy's weights by name, from the workers, bucket by bucket."""
         is_last = False
         while not is_last:
             answers = self._group.ask("next_weights", BUCKET_BYTES, self._dtype)
@@ -249,8 +267,10 @@ class VerlBackend:
                 yield name, weight
 
     def save(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder (with LoRA: of peft); in `verl/` the pieces of each worker, which go on exactly from
-        them, and in `recovery.json` the counts. All workers must see the folder."""
+        """Write a Hugging Face folder (with LoRA one of peft), the workers' shards in `verl/`, and the counters.
+
+        All workers must see the folder.
+        """
         self._group.ask("save", str(folder.absolute()), self._dtype)
         if not self._config.model.lora_rank:
             self._published.save(self._weights(), folder)
@@ -258,10 +278,10 @@ class VerlBackend:
         (folder / RECOVERY_FILE).write_text(json.dumps(asdict(self._counts)))
 
     def load(self, folder: Path) -> None:
-        """Take up weights, optimisers and counts from a folder that `save` wrote.
+        """Load weights, optimizers and counters from a folder that `save` wrote.
 
         Raises:
-            ConfigError: if the folder is of another model, or incomplete.
+            ConfigError: if the folder is incomplete or holds another model.
         """
         with loading_checkpoint(folder, OSError, ValueError, TypeError, WorkerError):
             counts = Counts(**json.loads((folder / RECOVERY_FILE).read_text()))
@@ -271,24 +291,112 @@ class VerlBackend:
         self._published.publish(self._weights(), counts.weight_version)
 
     def close(self) -> None:
-        """End the workers, and the cluster if it was started here."""
+        """Stop the workers, and the cluster if it was started here."""
         with ExitStack() as stack:  # the others, too, if one of them fails
             stack.callback(self._cluster.close)
             stack.callback(self._group.close)
             stack.callback(self._published.close)
 
 
-def _without_numbers(batch: Batch) -> Batch:
-    """Only the tokens of a batch, for models that are asked about them."""
+def _tokens_only(batch: Batch) -> Batch:
+    """Return a batch without the numbers that are only for losses."""
     nothing: dict[str, Any] = dict.fromkeys(numbers(batch))
     return replace(batch, **nothing)
 
 
 def _in_order(micro_batches: Sequence[Tensor], logprobs: Sequence[Tensor], rows: Rows) -> Tensor:
-    """What micro-batches told of their sampled tokens, row after row."""
+    """Return log-probabilities of micro-batches in the order of the rows."""
     sizes = rows.num_sampled()
     of_row: dict[int, Tensor] = {}
     for indices, values in zip(micro_batches, logprobs, strict=True):
         pieces = values.split([sizes[index] for index in indices.tolist()])
         of_row.update(zip(indices.tolist(), pieces, strict=True))
     return torch.cat([of_row[row] for row in range(len(rows.order))]).float()
+
+
+class PublishedPolicy:
+    """Policy of the last publish, as a model in this process that takes weights by name, and its sampler.
+
+    An embedded engine decodes with this very model; a vLLM server is sent its weights and checked as on the local
+    backend.
+    """
+
+    def __init__(self, config: TrainConfig, *, dtype: str, device: str) -> None:
+        """Load the model on a torch device, or on `auto`, and start its sampler.
+
+        Raises:
+            ConfigError: if it cannot be loaded, or sampled from.
+            InferenceError: if a server does not start.
+        """
+        with ExitStack() as stack:
+            served = open_server(without_adapter(config)) if config.model.engine == "vllm" else None
+            if served is not None:
+                stack.callback(served.close)
+            loaded = load_model(config.model.path, dtype=dtype, device=device, template=TemplateChoice.of(config.model))
+            self._model = loaded.model.requires_grad_(False)
+            if served is not None:
+                self._sampler: Sampler = served.sampler(loaded, None)
+            else:
+                self._sampler = EmbeddedSampler(
+                    loaded,
+                    max_concurrent=config.rollout.max_concurrent,
+                    max_length=config.model.max_length,
+                    tool_parser=config.model.tool_parser,
+                    seed=config.seed,
+                    autocast=config.optim.autocast,
+                )
+            stack.callback(self._sampler.close)
+            self._sampler.sync_weights(0)
+            stack.pop_all()
+
+    @property
+    def engine(self) -> InferenceEngine:
+        """Sampler of the published weights."""
+        return self._sampler.inference
+
+    def rest(self) -> None:
+        """Leave the memory of a shared device to the workers until the next publish."""
+        with self._sampler.paused():
+            pass
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample from these weights from now on.
+
+        Args:
+            weights: all of them, by their Hugging Face names.
+            version: version that traces record.
+
+        Raises:
+            WeightSyncError: if some of them did not arrive.
+        """
+        with self._sampler.paused():
+            self._copy(weights)
+            self._sampler.sync_weights(version)
+
+    def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        own = self._model.state_dict()
+        missing = set(own) - _tied(self._model)
+        with torch.no_grad():
+            for name, weight in weights:
+                if name not in own or own[name].shape != weight.shape:
+                    raise WeightSyncError(
+                        f"verl's workers sent {name} {tuple(weight.shape)}, and the policy has no such weight"
+                    )
+                own[name].copy_(weight)
+                missing.discard(name)
+        if missing:
+            raise WeightSyncError(f"verl's workers did not send {min(missing)}, so the sampler has some old weights")
+
+    def save(self, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+        """Write these weights as a Hugging Face folder without a tokenizer."""
+        state = {name: weight for name, weight in weights if name not in _tied(self._model)}
+        save_model(self._model, folder, state_dict=state)
+
+    def close(self) -> None:
+        """Stop sampling. Repeatable."""
+        self._sampler.close()
+
+
+def _tied(model: PreTrainedModel) -> set[str]:
+    """Return names of weights that are others under a second name."""
+    return set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()

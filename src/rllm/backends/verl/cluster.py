@@ -1,71 +1,78 @@
-"""Ray: the cluster that is joined or started, and whether it has what a run needs, before any of it is taken."""
+"""Ray cluster of a run: join or start it, and check its resources and versions before any of it is used."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from rllm.backends.verl.versions import SUPPORTED, check_version
 from rllm.engine.ray_cluster import sigterm_kept
-from rllm.errors import ConfigError, counted, first_line
+from rllm.errors import ConfigError, MissingDependencyError, counted, first_line
 
 logger = logging.getLogger(__name__)
 
+SUPPORTED: dict[str, tuple[str, str]] = {"verl": ("0.9.0", "0.10"), "ray": ("2.50", "3")}
+"""Versions from the first up to, but without, the second."""
+TESTED = "verl 0.9.0 and 0.9.1 with Ray 2.60"
+
 FREE_S = 60.0
-"""How long to wait for resources that a run which has just ended still holds."""
+"""Seconds to wait for resources that a run which has just ended still holds."""
 ASK_S = 300.0
-"""How long a node may take to tell its versions: a new process, and a few imports."""
+"""Seconds a node may take to report its versions: a new process, and a few imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a run needs of a cluster."""
+    """Resources that a run needs of a cluster."""
 
     num_nodes: int
     workers_per_node: int
     resource: str
-    """What each worker has one of: GPU, or CPU."""
+    """Resource that each worker has one of: GPU, or CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine of the cluster."""
+    """Machine of the cluster."""
 
     id: str
     name: str
     total: float
-    """How many of the resource it has."""
+    """Amount of the resource that it has."""
     free: float
 
 
-def lacking(demand: Demand, num_fit: int) -> str:
-    """That fewer nodes have what is needed than are asked for, in words."""
+def shortage(demand: Demand, num_fit: int) -> str:
+    """Return in words that too few nodes have what is needed."""
     where = "a node" if demand.num_nodes == 1 else f"each of {demand.num_nodes} nodes"
     fit = {0: "no node has", 1: "1 node has"}.get(num_fit, f"{num_fit} nodes have")
     return (
         f"verl.num_nodes={demand.num_nodes} and verl.workers_per_node={demand.workers_per_node} need "
-        f"{counted(demand.workers_per_node, demand.resource)} on {where}, and {fit} {'it' if demand.workers_per_node == 1 else 'them'}"
+        f"{counted(demand.workers_per_node, demand.resource)} on {where}, and {fit} "
+        f"{'it' if demand.workers_per_node == 1 else 'them'}"
     )
 
 
 class Cluster:
-    """A connection to Ray. One that was there before is left as it was."""
+    """Connection to Ray; a cluster that was running before keeps running."""
 
     def __init__(self, address: str | None, demand: Demand, environment: Mapping[str, str]) -> None:
-        """
+        """Join or start the cluster and check that it has enough resources.
+
         Args:
-            address: of a cluster, `auto`, or `None`: the one that RAY_ADDRESS names, else one on this machine alone.
-            demand: what is needed of it.
-            environment: variables of all processes that Ray starts for us.
+            address: a cluster, `auto`, or `None` for the one that RAY_ADDRESS names, else one on this machine alone.
+            demand: resources that are needed.
+            environment: variables of all processes that Ray starts for the run.
 
         Raises:
-            ConfigError: if there is no such cluster, or if it has not enough.
+            ConfigError: if there is no such cluster, or if it has too little.
         """
         import ray
 
@@ -75,7 +82,8 @@ class Cluster:
             self._join(address or os.environ.get("RAY_ADDRESS"), dict(environment))
         elif address not in (None, "auto", "local") and _full(address) != ray.get_runtime_context().gcs_address:
             raise ConfigError(
-                f"verl.ray_address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} already: "
+                f"verl.ray_address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} "
+                "already: "
                 "leave it out, or call ray.shutdown() first"
             )
         try:
@@ -105,13 +113,15 @@ class Cluster:
                 )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(
-                f"verl.ray_address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one with "
-                "`ray start --head` and name its address, or leave verl.ray_address and RAY_ADDRESS out for one on this "
+                f"verl.ray_address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one "
+                "with "
+                "`ray start --head` and name its address, or leave verl.ray_address and RAY_ADDRESS out for one on "
+                "this "
                 "machine alone"
             ) from error
 
     def _check(self) -> None:
-        """Whether enough nodes have enough, free."""
+        """Wait for enough free resources, if the cluster could have them."""
         deadline = time.monotonic() + FREE_S
         while len(fit := self._fitting()) < self._demand.num_nodes:
             if time.monotonic() > deadline or not self._might_fit():
@@ -123,7 +133,7 @@ class Cluster:
         return [node for node in nodes_of(self._demand.resource) if node.free >= self._demand.workers_per_node]
 
     def _might_fit(self) -> bool:
-        """Whether it would do if nobody else used the cluster."""
+        """Return whether the cluster is large enough if nothing else uses it."""
         able = [node for node in nodes_of(self._demand.resource) if node.total >= self._demand.workers_per_node]
         return len(able) >= self._demand.num_nodes
 
@@ -136,35 +146,36 @@ class Cluster:
         remedy = "lower verl.workers_per_node or verl.num_nodes, or add nodes"
         if demand.resource == "GPU":
             remedy += "; model.device=cpu trains without GPUs"
-        return f"{lacking(demand, num_fit)} ({found or 'no node is alive'}): {remedy}"
+        return f"{shortage(demand, num_fit)} ({found or 'no node is alive'}): {remedy}"
 
     def check_nodes(self, model: str, run_dir: Path | None) -> None:
-        """Ask the nodes that have room what they have installed, and whether they see the model and the run's folder.
+        """Check versions on the nodes with room, and that they see the model and the run's folder.
 
         Raises:
-            ConfigError: naming the node, what it lacks, and the remedy.
+            ConfigError: naming the node, the problem, and the remedy.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         paths = [Path(path).expanduser().absolute() for path in (model, run_dir) if path is not None]
         folders = [str(path) for path in paths if path.exists()]
-        inspect = ray.remote(num_cpus=0, max_retries=0)(inspected)
-        asked = {
+        inspect = ray.remote(num_cpus=0, max_retries=0)(inspect_node)
+        pending = {
             node.name: inspect.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
             ).remote(folders)
             for node in self.nodes
         }
-        for name, answer in asked.items():
+        for name, answer in pending.items():
             try:
                 found = ray.get(answer, timeout=ASK_S)
             except ray.exceptions.GetTimeoutError as error:
                 raise ConfigError(
-                    f"node {name} has not answered within {ASK_S:g} s: see `ray status` and the logs in its Ray folder; a node that "
-                    "is overloaded looks like that"
+                    f"node {name} has not answered within {ASK_S:g} s: see `ray status` and the logs in its Ray "
+                    "folder; it may "
+                    "be overloaded"
                 ) from error
-            except Exception as error:  # whatever Ray raises: the node cannot run our code
+            except Exception as error:  # Ray raises many types: the node cannot run our code
                 raise ConfigError(
                     f"node {name} cannot be used ({first_line(error)}): install there what is installed here, with "
                     "pip install 'rllm[verl]' in the environment that its `ray start` ran in"
@@ -172,7 +183,7 @@ class Cluster:
             check_node(name, found)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends. Repeatable."""
+        """Leave the cluster, and stop it if it was started here. Repeatable."""
         import ray
 
         if self._ours and ray.is_initialized():
@@ -180,14 +191,14 @@ class Cluster:
 
 
 def _full(address: str) -> str:
-    """An address as Ray itself writes it: `localhost:6379` with this machine's address in its network."""
+    """Return an address as Ray writes it, with this machine's network address in place of `localhost`."""
     from ray._private.services import canonicalize_bootstrap_address
 
     return str(canonicalize_bootstrap_address(address))
 
 
 def nodes_of(resource: str) -> list[Node]:
-    """The nodes that are alive, and how much of a resource each has."""
+    """Return the nodes that are alive, with the amount of a resource that each has."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -204,27 +215,79 @@ def nodes_of(resource: str) -> list[Node]:
     ]
 
 
-def inspected(folders: Sequence[str]) -> dict[str, Any]:
-    """Runs on a node: its versions, and which of the folders it does not see."""
+class NodeReport(TypedDict):
+    """Findings of `inspect_node`."""
+
+    versions: dict[str, str]
+    missing: list[str]
+
+
+def inspect_node(folders: Sequence[str]) -> NodeReport:
+    """Return, on a node, its versions and those of the folders that it does not see."""
     return {
         "versions": {package: version(package) for package in SUPPORTED},
         "missing": [folder for folder in folders if not Path(folder).exists()],
     }
 
 
-def check_node(name: str, found: Mapping[str, Any]) -> None:
-    """
+def check_node(name: str, found: NodeReport) -> None:
+    """Check a node's report.
+
     Raises:
-        ConfigError: if what a node told of itself (`inspected`) will not do.
+        ConfigError: naming the node and the problem.
     """
     for package, installed in found["versions"].items():
         check_version(package, installed, f"on node {name}")
         if installed != version(package):
             raise ConfigError(
-                f"node {name} has {package} {installed}, and here it is {version(package)}: install the same version on all "
-                "nodes"
+                f"node {name} has {package} {installed}, and this machine has {version(package)}: install the same "
+                "version "
+                "on all nodes"
             )
     for folder in found["missing"]:
         raise ConfigError(
-            f"node {name} does not see {folder!r}: put it on a file system that all nodes share, or at the same path on each"
+            f"node {name} does not see {folder!r}: put it on a file system that all nodes share, or at the same path "
+            "on each"
         )
+
+
+def check_versions() -> None:
+    """Check the installed versions of verl and Ray.
+
+    Raises:
+        MissingDependencyError: if verl or Ray is not installed.
+        ConfigError: if one of them is too old or too new.
+    """
+    for package in SUPPORTED:
+        if find_spec(package) is None:
+            raise MissingDependencyError.of(package, "verl", "backend=verl")
+        try:
+            installed = version(package)
+        except PackageNotFoundError as error:
+            raise MissingDependencyError.of(package, "verl", "backend=verl") from error
+        check_version(package, installed)
+
+
+def check_version(package: str, installed: str, where: str = "here") -> None:
+    """Check that a version is supported.
+
+    Raises:
+        ConfigError: if it is not, naming `where` it is installed.
+    """
+    low, high = SUPPORTED[package]
+    if not _numbers(low) <= _numbers(installed) < _numbers(high):
+        raise ConfigError(
+            f"backend=verl: {package} {installed} is installed {where}, and this version of rllm works with {package} "
+            f">={low},<{high} (tested: {TESTED}): pip install '{package}>={low},<{high}'"
+        )
+
+
+def is_before(package: str, first: str) -> bool:
+    """Return whether the installed version is older than this one."""
+    return _numbers(version(package)) < _numbers(first)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return a release as numbers; a suffix, as in 0.10.0.dev1, is ignored."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else (0,)

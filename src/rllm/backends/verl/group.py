@@ -1,4 +1,4 @@
-"""The workers as one: what they are asked, within a deadline, and what their failures mean."""
+"""Group of verl's workers: calls to all of them with a deadline, and errors that explain their failures."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rllm.errors import RLLMError, WorkerError
 WORK = {
     "policy_outputs": "score a batch",
     "reference_outputs": "score a batch with the reference",
-    "critic_outputs": "judge a batch",
+    "critic_outputs": "estimate the values of a batch",
     "update_policy": "update the policy",
     "update_critic": "update the critic",
     "next_weights": "gather the weights",
     "save": "write a checkpoint",
     "load": "read a checkpoint",
 }
-"""What a method of the workers does, in words."""
+"""Description of each of the workers' methods, for messages."""
 NOTICE_S = 30.0
-"""How long Ray may take to notice that a process is gone."""
+"""Seconds that Ray may take to notice that a process is gone."""
 _NODE = re.compile(r"\bip[=:]\s*([0-9a-fA-F.:]+[0-9a-fA-F])")
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory")
 _KILLED_FOR_MEMORY = ("running low on memory", "NODE_OUT_OF_MEMORY")
-"""What is said by those that ran out of memory themselves, and by Ray, of those that it ended for it."""
+"""Texts in the errors of workers that ran out of memory, and of Ray when it killed them for it."""
 _SMALLER = "lower optim.micro_batch_tokens, set model.gradient_checkpointing or optim.offload, or use more workers"
 
 
 class WorkerGroup:
-    """One process of verl's for each device, which hold a model in pieces."""
+    """One process of verl's for each device, which together hold a sharded model."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class WorkerGroup:
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """Start the processes and let them load their models.
+        """Start the processes and load their models.
 
         Raises:
-            WorkerError: if one of them dies, or does not get ready in time.
+            WorkerError: if one of them dies, or does not start in time.
         """
         import ray
         from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -74,15 +74,15 @@ class WorkerGroup:
             raise
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of all workers, and wait.
+        """Call a method of all workers and return their answer.
 
         Raises:
             WorkerError: if one of them raises, dies, or takes longer than `verl.timeout_s`.
         """
         return self._in_time(WORK.get(method, "get ready"), lambda: getattr(self._group, method)(*arguments))
 
-    def num_shares(self, role: str) -> int:
-        """Among how many workers the rows for a role are divided: with tensor or sequence parallelism fewer than there are."""
+    def num_shards(self, role: str) -> int:
+        """Return a role's number of data-parallel parts; tensor or sequence parallelism makes it smaller."""
         ranks = self.ask("_query_dispatch_info", role)
         return int(max(ranks)) + 1
 
@@ -92,7 +92,7 @@ class WorkerGroup:
         def run() -> None:
             try:
                 outcome.set_result(work())
-            except BaseException as error:  # handed to whoever waits
+            except BaseException as error:  # raised by result() below
                 outcome.set_exception(error)
 
         threading.Thread(target=run, name=f"rllm verl: {what}", daemon=True).start()
@@ -100,7 +100,8 @@ class WorkerGroup:
             return outcome.result(self._timeout_s)
         except TimeoutError as error:
             raise WorkerError(
-                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if that is what it "
+                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if that is "
+                "what it "
                 "takes; `ray stack` on their nodes shows what they wait for"
             ) from error
         except RLLMError:
@@ -109,7 +110,7 @@ class WorkerGroup:
             raise WorkerError(_explained(what, self._death() or error)) from error
 
     def _death(self) -> Exception | None:
-        """What Ray says of a worker that is gone; those that waited for it only say that they were left alone."""
+        """Return Ray's error for a worker that died; those that waited for it only report a lost peer."""
         import ray
 
         workers = [] if self._group is None else self._group.workers
@@ -124,7 +125,7 @@ class WorkerGroup:
         return None
 
     def close(self) -> None:
-        """End the processes and give their devices back. Repeatable."""
+        """Stop the processes and release their devices. Repeatable."""
         import ray
         from ray.util import remove_placement_group
 
@@ -138,29 +139,31 @@ class WorkerGroup:
 
 
 def _explained(what: str, error: Exception) -> str:
-    """Which worker failed, where, and what helps."""
+    """Return the worker's failure in words, with the node and the remedy."""
     import ray.exceptions
 
-    told, where = str(error), _node_of(error)
+    text, where = str(error), _node_of(error)
     is_dead = isinstance(error, ray.exceptions.RayActorError)
-    if any(sign in told for sign in (_KILLED_FOR_MEMORY if is_dead else _OUT_OF_MEMORY)):
-        return f"a worker of verl{where} ran out of memory when it was to {what}: {_SMALLER} ({_told(told)})"
+    if any(sign in text for sign in (_KILLED_FOR_MEMORY if is_dead else _OUT_OF_MEMORY)):
+        return f"a worker of verl{where} ran out of memory as it should {what}: {_SMALLER} ({_last_line(text)})"
     if is_dead:
         return (
-            f"a worker of verl{where} died when it was to {what}: see its log in Ray's folder (worker-*.err), and resume from "
-            f"the last checkpoint; if the log gives no reason, the system may have killed it for its memory: {_SMALLER} "
-            f"({_told(told)})"
+            f"a worker of verl{where} died as it should {what}: see its log in Ray's folder (worker-*.err), and "
+            "resume from "
+            "the last checkpoint; if the log gives no reason, the system may have killed it for its memory: "
+            f"{_SMALLER} "
+            f"({_last_line(text)})"
         )
-    return f"a worker of verl{where} failed to {what}: {_told(told)}"
+    return f"a worker of verl{where} failed to {what}: {_last_line(text)}"
 
 
 def _node_of(error: Exception) -> str:
-    """The node, as far as Ray says."""
+    """Return the node that the error names, if any."""
     found = _NODE.search(str(error))
     return f" on node {found.group(1)}" if found else ""
 
 
-def _told(text: str) -> str:
-    """The line of a traceback that says what was wrong: its last one that is not empty."""
+def _last_line(text: str) -> str:
+    """Return the last line of a traceback that is not empty, which has the error."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return lines[-1][:500] if lines else "no reason given"

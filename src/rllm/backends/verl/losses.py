@@ -1,9 +1,9 @@
-"""What verl's workers minimise: our algorithms' losses, or a policy loss of verl's own. Runs in the workers."""
+"""Losses of verl's workers: those of our algorithms, or a policy loss of verl's own. Runs in the workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,8 +13,12 @@ from rllm.algorithms.batch import Aggregation, Batch
 from rllm.backends.update import aligned
 from rllm.backends.verl.rows import MASK, at_tokens, batch_of
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from verl.workers.config import ActorConfig
+
 LOSS, LOGPROBS, ROWS = "rllm/loss", "rllm/logprobs", "rllm/rows"
-"""Metrics of a micro-batch: its loss, the log-probabilities before the update, and the rows that they are of."""
+"""Metrics of a micro-batch: its loss, its log-probabilities before the update, and its rows."""
 
 AGGREGATIONS: dict[Aggregation, str] = {
     "token-mean": "token-mean",
@@ -22,67 +26,70 @@ AGGREGATIONS: dict[Aggregation, str] = {
     "seq-mean-token-sum": "seq-mean-token-sum",
     "fixed-length": "seq-mean-token-sum-norm",
 }
-"""Our names of means, and verl's."""
+"""Our names of aggregations, and verl's."""
 
 MEAN_OF_SEQUENCES: dict[str, str | None] = {"geo_mean": None, "gspo": "0.9.1", "sapo": None}
-"""verl's losses that are a mean over sequences of means over their tokens, whichever mean it is asked for; and from which version
-of verl on one is not."""
+"""verl's losses that ignore the aggregation and average over sequences, and the version of verl that mends each."""
 OF_MICRO_BATCH = {"geo_mean"}
-"""Those of them whose mean is over the sequences of a micro-batch, and not over those of the whole."""
+"""Those of them that average over the sequences of a micro-batch instead of the whole batch."""
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss of a policy, as verl calls it: once for each micro-batch.
+    """Loss of a policy, which verl calls once for each micro-batch.
 
     verl averages gradients over its data-parallel workers, and sums them over micro-batches. The weights of a batch are
-    shares of the whole, so what is given back is the sum times the number of workers.
+    fractions of the whole, so the result is the sum times the number of workers.
     """
 
     algorithm: Algorithm
-    verl_config: Any = None
-    """verl's configuration of an actor, if its own `policy_loss.loss_mode` is to be minimised."""
+    verl_config: ActorConfig | None = None
+    """verl's configuration of an actor, to use its own `policy_loss.loss_mode`."""
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(
+        self, model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None
+    ) -> tuple[Tensor, dict[str, object]]:
         logprobs, entropy = (at_tokens(model_output[name], data[MASK]) for name in ("log_probs", "entropy"))
         batch = aligned(batch_of(data), logprobs)
         loss, sums = self.loss(logprobs, batch, entropy)
         sums = {**sums, "policy/entropy": entropy.detach().sum()}
-        told = {LOGPROBS: logprobs.detach().cpu(), ROWS: data["row"].cpu()}
-        return loss * data["dp_size"], {**reported(loss, sums), **told}
+        found = {LOGPROBS: logprobs.detach().cpu(), ROWS: data["row"].cpu()}
+        return loss * data["dp_size"], {**metrics_of(loss, sums), **found}
 
     def loss(self, logprobs: Tensor, batch: Batch, entropy: Tensor) -> tuple[Tensor, Sums]:
-        """The loss of (a part of) a batch, and sums over its tokens."""
+        """Return the loss of (part of) a batch, and sums over its tokens."""
         if self.verl_config is None:
             return self.algorithm.loss(logprobs, batch, entropy)
-        # Without advantages, what is left of our loss is what holds the policy: its divergence and its entropy.
+        # Without advantages, our loss is reduced to the terms of divergence and entropy.
         rest, sums = self.algorithm.loss(logprobs, replace(batch, advantages=torch.zeros_like(logprobs)), entropy)
-        surrogate, told = surrogate_of_verl(logprobs, batch, self.algorithm, self.verl_config)
+        surrogate, found = surrogate_of_verl(logprobs, batch, self.algorithm, self.verl_config)
         kept = {name: value for name, value in sums.items() if name not in ("policy/clip_fraction", "policy/ratio")}
-        return surrogate + rest, {**kept, **told}
+        return surrogate + rest, {**kept, **found}
 
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """The loss of a critic, likewise."""
+    """Loss of a critic, which verl calls once for each micro-batch."""
 
     algorithm: Algorithm
 
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(
+        self, model_output: dict[str, Tensor], data: TensorDict, dp_group: object = None
+    ) -> tuple[Tensor, dict[str, object]]:
         values = at_tokens(model_output["values"], data[MASK])
         loss, sums = self.algorithm.value_loss(values, aligned(batch_of(data), values))
-        return loss * data["dp_size"], reported(loss, sums)
+        return loss * data["dp_size"], metrics_of(loss, sums)
 
 
-def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, config: Any) -> tuple[Tensor, Sums]:
-    """The policy loss of verl that `config.policy_loss.loss_mode` names, as the mean that the batch's weights are of."""
+def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, config: ActorConfig) -> tuple[Tensor, Sums]:
+    """Return verl's policy loss `config.policy_loss.loss_mode`, averaged as the batch's weights are."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     mode, sizes = config.policy_loss.loss_mode, sizes_of_whole(batch, algorithm)
     config.global_batch_info.update(sizes, dp_size=1)
     correction = None if algorithm.correction == "none" else algorithm.correction_weights(old, batch)
-    loss, told = get_policy_loss_fn(mode)(
+    loss, found = get_policy_loss_fn(mode)(
         old_log_prob=padded(old, batch),
         log_prob=padded(logprobs, batch),
         advantages=padded(batch.advantages, batch),
@@ -93,12 +100,14 @@ def surrogate_of_verl(logprobs: Tensor, batch: Batch, algorithm: Algorithm, conf
     )
     if mode in OF_MICRO_BATCH:
         loss = loss * len(batch) / sizes["global_batch_size"]
-    share = len(logprobs)  # verl tells means of its micro-batch, and here sums are told
-    return loss, {name.replace("actor/", "policy/"): torch.tensor(float(value)) * share for name, value in told.items()}
+    count = len(logprobs)  # verl reports means over its micro-batch; these are sums
+    return loss, {
+        name.replace("actor/", "policy/"): torch.tensor(float(value)) * count for name, value in found.items()
+    }
 
 
-def sizes_of_whole(batch: Batch, algorithm: Algorithm) -> dict[str, Any]:
-    """How many tokens and sequences the loss is a mean over, told from the weights, which are shares of it."""
+def sizes_of_whole(batch: Batch, algorithm: Algorithm) -> dict[str, float | int | None]:
+    """Return the numbers of tokens and sequences that the loss averages over, derived from the batch's weights."""
     length = algorithm.fixed_length
     if not batch.num_tokens:
         return {"batch_num_tokens": 1.0, "global_batch_size": 1.0, "loss_scale_factor": length}
@@ -109,12 +118,12 @@ def sizes_of_whole(batch: Batch, algorithm: Algorithm) -> dict[str, Any]:
 
 
 def padded(values: Tensor, batch: Batch) -> Tensor:
-    """[sequences, longest answer] of values [N], with zeros behind the end of shorter ones."""
+    """Return [sequences, longest answer] of values [N], with zeros after the end of shorter ones."""
     counts = torch.bincount(batch.sequence_of, minlength=len(batch)).tolist()
     rows: Tensor = torch.nn.utils.rnn.pad_sequence(values.split(counts), batch_first=True)
     return rows
 
 
-def reported(loss: Tensor, sums: Sums) -> dict[str, Any]:
-    """What is told of a micro-batch: sums, which the driver adds up."""
+def metrics_of(loss: Tensor, sums: Sums) -> dict[str, object]:
+    """Return the metrics of a micro-batch: sums, which the driver adds up."""
     return {LOSS: float(loss.detach()), **{name: float(value) for name, value in sums.items()}}

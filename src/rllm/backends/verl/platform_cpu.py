@@ -1,4 +1,4 @@
-"""CPUs as a platform of verl's, so that a machine without GPUs trains too, over gloo.
+"""CPUs as a platform of verl's, so that a machine without GPUs can train, over gloo.
 
 verl imports this module in every process that has `VERL_USE_EXTERNAL_MODULES=rllm.backends.verl.platform_cpu`.
 """
@@ -19,7 +19,7 @@ NAME = "cpu"
 
 
 def _device_module() -> types.ModuleType:
-    """`torch.cpu`, and what verl expects of such a module beside: memory is that of the process, and nothing is cached."""
+    """Return `torch.cpu` with the functions that verl expects in addition; memory is that of the process."""
     module = types.ModuleType("rllm_verl_cpu")
     vars(module).update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
     nothing = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_device")
@@ -36,11 +36,11 @@ def _device_module() -> types.ModuleType:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """For a device that keeps no cache and has no index."""
+    """Do nothing, for a device without a cache or an index."""
 
 
 def _memory_used(*_: Any) -> int:
-    """At most, so far."""
+    """Return the peak memory of the process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -50,7 +50,7 @@ def _memory(pages: str) -> int:
 
 @PlatformRegistry.register(platform=NAME)
 class PlatformCPU(PlatformBase):  # type: ignore[misc]
-    """One device without an index, that needs no synchronising, and no resource of Ray's beside CPUs."""
+    """One device without an index and without synchronisation, whose resource in Ray is the CPU."""
 
     device_name = NAME
     vendor_name = NAME
@@ -60,17 +60,17 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return True
 
     def current_device(self) -> Any:
-        """A device: verl takes it for the argument of `Tensor.to`."""
+        """Return a device, since verl passes it to `Tensor.to`."""
         return torch.device(NAME)
 
     def device_count(self) -> int:
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is but one."""
+        """Do nothing: there is only one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs on its own."""
+        """Do nothing: operations are synchronous."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -79,10 +79,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """The system's allocator has none."""
+        """Do nothing: the system's allocator has no settings."""
 
     def empty_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is none on a CPU."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return (None, None)
@@ -98,10 +98,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         yield
 
     def profiler_start(self) -> None:
-        """There is none."""
+        """Do nothing: there is none on a CPU."""
 
     def profiler_stop(self) -> None:
-        """There is none."""
+        """Do nothing: there is none on a CPU."""
 
     def ray_resource_name(self) -> str:
         return "CPU"

@@ -1,7 +1,7 @@
-"""A `Batch` as verl's workers take it: one row a sequence, without padding inside, dealt out evenly; and their answers back.
+"""A `Batch` as verl's workers take it: one unpadded row for each sequence, divided evenly; and their answers back.
 
-Shapes: N sampled tokens of the batch, L tokens of all rows together. A *flat* tensor [L] has one entry for each token of
-each row, row after row; what is known of sampled tokens lies at their places in it, and zeros between.
+Shapes: N sampled tokens of the batch, L tokens of all rows together. A *flat* tensor [L] has one entry for each token
+of each row, row after row; what is known of sampled tokens lies at their places in it, and zeros between.
 """
 
 from __future__ import annotations
@@ -9,33 +9,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
 MASK, NUMBERS = "loss_mask", "of_"
-"""The name of the mask of sampled tokens, which verl counts, and what begins the names of our own tensors."""
+"""Name of the mask of sampled tokens, which verl counts, and prefix of our own tensors' names."""
 LONGEST = "longest"
-"""How many tokens the longest row has, which all workers are told."""
+"""Name of the length of the longest row, which all workers need."""
 _NOT_NUMBERS = {"ids", "sequence_of"}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """In which order the sequences of a batch go to the workers."""
+    """Sequences of a batch in the order in which they go to the workers."""
 
     batch: Batch
     order: list[int]
-    """The sequence of each row. Worker k of n gets the k-th n-th of the rows."""
+    """Sequence of each row. Worker k of n gets the k-th of n equal parts of the rows."""
     is_real: list[bool]
-    """False for rows that only make the workers' shares equal: of these no token is trained on, or told."""
+    """False for rows that only make the workers' parts equal: none of their tokens is trained on or reported."""
 
     @classmethod
     def dealt(cls, batch: Batch, num_workers: int) -> Rows:
-        """Rows for as many workers, of about equally many tokens each: long sequences are dealt out first, there and back."""
+        """Divide the batch into parts of about equally many tokens: the longest sequences first, back and forth."""
         lengths = [len(sequence.ids) for sequence in batch.sequences]
         longest_first = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
         fillers = [longest_first[-1]] * (-len(lengths) % num_workers)
@@ -50,13 +53,13 @@ class Rows:
 
     @cached_property
     def offsets(self) -> Tensor:
-        """[rows + 1] where each row begins in a flat tensor."""
+        """[rows + 1] start of each row in a flat tensor."""
         lengths = [len(self.batch.sequences[index].ids) for index in self.order]
         return torch.tensor([0, *lengths]).cumsum(0)
 
     @cached_property
     def tokens(self) -> Tensor:
-        """[N] which sampled token of the batch each sampled token of the rows is."""
+        """[N] index in the batch of each sampled token of the rows."""
         counts = torch.bincount(self.batch.sequence_of, minlength=len(self.batch))
         starts = (counts.cumsum(0) - counts).tolist()
         runs = [torch.arange(starts[index], starts[index] + int(counts[index])) for index in self._real()]
@@ -64,7 +67,7 @@ class Rows:
 
     @cached_property
     def mask(self) -> Tensor:
-        """[L] where sampled tokens lie."""
+        """[L] True at sampled tokens."""
         mask = torch.zeros(int(self.offsets[-1]), dtype=torch.bool)
         for start, index, real in zip(self.offsets.tolist(), self.order, self.is_real, strict=False):
             if real:
@@ -72,7 +75,7 @@ class Rows:
         return mask
 
     def columns(self) -> dict[str, Tensor]:
-        """The nested tensors of a TensorDict, each [rows, tokens of the row]: verl's inputs, and all that is known of tokens."""
+        """Return the nested tensors of a TensorDict, each [rows, tokens]: verl's inputs, and the batch's numbers."""
         ids = torch.tensor([token for index in self.order for token in self.batch.sequences[index].ids])
         positions = torch.cat([torch.arange(int(size)) for size in self.offsets.diff()])
         flat = {"input_ids": ids, "position_ids": positions, MASK: self.mask.long()}
@@ -83,12 +86,12 @@ class Rows:
         return {name: torch.nested.nested_tensor_from_jagged(values, self.offsets) for name, values in flat.items()}
 
     def num_sampled(self) -> list[int]:
-        """How many tokens of each row are trained on, or told."""
+        """Return the number of trained tokens of each row."""
         pairs = zip(self.order, self.is_real, strict=True)
         return [self.batch.sequences[index].num_sampled if real else 0 for index, real in pairs]
 
     def back(self, values: Tensor) -> Tensor:
-        """[N] in the batch's order, of what `at_tokens` made of the answers for all rows."""
+        """Return [N] values of all rows, as from `at_tokens`, in the batch's order."""
         result = torch.empty(self.batch.num_tokens, dtype=values.dtype)
         result[self.tokens] = values
         return result
@@ -98,24 +101,24 @@ class Rows:
 
 
 def numbers(batch: Batch) -> dict[str, Tensor]:
-    """All that a batch says of its tokens beside what they are, by name."""
+    """Return the batch's tensors of numbers for each token, by name."""
     named = ((item.name, getattr(batch, item.name)) for item in fields(batch) if item.name not in _NOT_NUMBERS)
     return {name: value for name, value in named if isinstance(value, Tensor)}
 
 
 def at_tokens(outputs: Tensor, mask: Tensor) -> Tensor:
-    """[N] what a model says of the sampled tokens.
+    """Return [N] a model's outputs for the sampled tokens.
 
     Args:
         outputs: nested [rows, tokens], as verl's engines give them: entry i is about token i + 1.
-        mask: nested [rows, tokens] where sampled tokens lie; never at the first of a row.
+        mask: nested [rows, tokens], 1 at sampled tokens; never at the first of a row.
     """
     predicted: Tensor = outputs.values().roll(1)
     return predicted[mask.values().bool()]
 
 
-def batch_of(data: Any) -> Batch:
-    """(A part of) a batch again, in a worker: `data` holds some of the rows that `Rows.columns` gave, and `temperature`."""
+def batch_of(data: TensorDict) -> Batch:
+    """Return, in a worker, part of a batch from some of the rows of `Rows.columns`, and `temperature`."""
     ids, mask = data["input_ids"], data[MASK].values().bool()
     sequences = [_sequence(row, sampled) for row, sampled in zip(*_lists(ids, mask), strict=True)]
     counts = torch.tensor([sequence.num_sampled for sequence in sequences], device=mask.device)
@@ -136,7 +139,7 @@ def _lists(ids: Tensor, mask: Tensor) -> tuple[list[list[int]], list[list[bool]]
 
 
 def _sequence(ids: list[int], sampled: Sequence[bool]) -> TokenSequence:
-    """The sequence of a row; its spans are the runs of sampled tokens, whichever steps these were."""
+    """Return the sequence of a row; each run of sampled tokens is a span."""
     edges = [place for place in range(1, len(ids) + 1) if sampled[place - 1] != (place < len(ids) and sampled[place])]
     bounds = iter(edges)
     spans = [StepSpan(step_id="", start=start, stop=stop) for start, stop in zip(bounds, bounds, strict=True)]

@@ -1,6 +1,6 @@
-"""A `TrainConfig` in verl's words: which keys of verl's our settings decide, and which a user may set beside them.
+"""Settings of a run as verl's keys: those that our settings decide, and those that a user may set beside them.
 
-The one place that says how the two vocabularies correspond. Imports neither verl nor Ray.
+The only place where the two vocabularies correspond. Imports neither verl nor Ray.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from rllm.algorithms.from_config import algorithm_of, kind_of
 from rllm.backends.verl.losses import AGGREGATIONS
+from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 
 ACTOR, REFERENCE, MODEL, CRITIC = (
@@ -21,19 +22,20 @@ ACTOR, REFERENCE, MODEL, CRITIC = (
     "critic",
 )
 ENGINE = "model_engine"
-"""verl's key for what runs the models: `dp` is FSDP; the others, such as `megatron`, are handed on as they are."""
+"""verl's key for the engine that runs the models: `dp` is FSDP; others, such as `megatron`, are passed on unchanged."""
 
 UNBOUNDED = 1e9
-"""A dual clip that no ratio reaches, for verl's losses, which always have one."""
+"""Dual clip that no ratio reaches, for verl's losses, which always have one."""
 
 ELSEWHERE = {
     "algorithm": "advantages are estimated by rllm: set algorithm.name and its settings",
     "data": "tasks come from the datasets that AgentTrainer is given",
-    "trainer": "the training loop is rllm's: see num_steps, save_every, eval.every, verl.num_nodes and verl.workers_per_node",
+    "trainer": "the training loop is rllm's: see num_steps, save_every, eval.every, verl.num_nodes and "
+    "verl.workers_per_node",
     "reward": "rewards come from the agent",
     "actor_rollout_ref.rollout": "rollouts are made by rllm's runner: see the sections rollout and eval",
 }
-"""Sections of verl's that drive parts of it which are not used here, and what decides instead."""
+"""Sections of verl's that configure parts not used here, and the setting to use instead."""
 
 _MICRO = "set optim.micro_batch_tokens"
 _SCHEDULE = "set optim.schedule and optim.warmup_steps"
@@ -49,12 +51,12 @@ _OF_LOSSES = {
     "tau_pos": "set verl.policy_loss=sapo, which reads it",
     "tau_neg": "set verl.policy_loss=sapo, which reads it",
 }
-"""Keys of an actor that verl's own losses read, if one is to be minimised (`verl.policy_loss`)."""
+"""Keys of an actor that only verl's own losses read (`verl.policy_loss`)."""
 INSTEAD = {
     "loss_scale_factor": "set algorithm.fixed_length",
     "cliprange_value": "set algorithm.value_clip",
     "entropy_coeff": "set algorithm.entropy_coef",
-    "calculate_entropy": "the entropy is always told",
+    "calculate_entropy": "the entropy is always reported",
     "use_kl_loss": _KL,
     "kl_loss_coef": _KL,
     "kl_loss_type": _KL,
@@ -73,8 +75,8 @@ INSTEAD = {
     "optim.warmup_style": _SCHEDULE,
     "optim.min_lr_ratio": _SCHEDULE,
     "optim.num_cycles": _SCHEDULE,
-    "shuffle": "a batch is gone through in its own order",
-    "data_loader_seed": "a batch is gone through in its own order",
+    "shuffle": "a batch is trained in its own order",
+    "data_loader_seed": "a batch is trained in its own order",
     "rollout_n": "set rollout.group_size",
     "enable": "algorithm.name decides whether there is a critic",
     "profiler": "workers are not profiled",
@@ -86,7 +88,7 @@ INSTEAD = {
     "calculate_sum_pi_squared": "no estimator here reads it",
     "freeze_vision_tower": "no engine of verl's reads it",
 }
-"""Keys of an actor, a reference and a critic that only verl's trainer reads, which takes no part, and what decides instead."""
+"""Keys of an actor, a reference and a critic that only verl's trainer reads, and the setting to use instead."""
 
 _TOKENIZER = (
     "prompts are rendered and tokens read by the tokenizer in model.path: change it there, or set model.chat_template"
@@ -94,26 +96,27 @@ _TOKENIZER = (
 OF_A_MODEL = {
     "custom_chat_template": _TOKENIZER,
     "tokenizer_path": _TOKENIZER,
-    "lora_adapter_path": "the policy begins as model.path is: make one model of that and the adapter, with peft's merge_and_unload()",
+    "lora_adapter_path": "the policy starts as model.path is: merge the adapter into it, with peft's "
+    "merge_and_unload()",
 }
-"""Likewise of a model's section."""
+"""Keys of a model's section that have no effect here, and the setting to use instead."""
 _OF_MEGATRON = {"lora": "only Megatron reads it: set model.lora_rank, model.lora_alpha and model.lora_targets"}
 
 
 @dataclass(frozen=True)
 class Ours:
-    """A key of verl's whose value a setting of ours decides."""
+    """Value of one of verl's keys that a setting of ours decides."""
 
     setting: str
-    """Of ours."""
-    value: Any
+    """Name of our setting."""
+    value: object
 
 
-def verl_keys(config: Any) -> dict[str, Ours]:
-    """What our settings make of verl's keys, by key.
+def verl_keys(config: TrainConfig) -> dict[str, Ours]:
+    """Return the keys of verl's that our settings decide.
 
     Raises:
-        ConfigError: if a setting of ours cannot be said in verl's words.
+        ConfigError: if verl has no equivalent of a setting.
     """
     engine = _given(config).get(ENGINE, "dp")
     keys = {**_model(config), **_policy(config), **_critic(config)}
@@ -124,8 +127,8 @@ def verl_keys(config: Any) -> dict[str, Ours]:
     return keys
 
 
-def user_keys(config: Any) -> dict[str, Any]:
-    """The keys of verl's own that the user sets under `verl.overrides`, with dots.
+def user_keys(config: TrainConfig) -> dict[str, object]:
+    """Return the keys that the user sets under `verl.overrides`, dotted.
 
     Raises:
         ConfigError: naming the key, if a setting of ours decides it otherwise, or if it would have no effect here.
@@ -146,8 +149,8 @@ def user_keys(config: Any) -> dict[str, Any]:
     return given
 
 
-def _instead_of(key: str, config: Any) -> str | None:
-    """What decides in the place of a key that nobody reads here; `None` for one that somebody does."""
+def _instead_of(key: str, config: TrainConfig) -> str | None:
+    """Return the setting to use instead of a key that has no effect here, or `None` if it has one."""
     if key == ENGINE:
         return None
     for section in (MODEL, f"{CRITIC}.model"):
@@ -156,11 +159,11 @@ def _instead_of(key: str, config: Any) -> str | None:
             return _why(key.removeprefix(f"{section}."), unread)
     part = next((name for name in (ACTOR, REFERENCE, CRITIC) if _lies_in(key, name)), None)
     if part is None:
-        others = f"of verl only the workers take part: see {ENGINE}, {MODEL}, {ACTOR}, {REFERENCE} and {CRITIC}"
+        others = f"only verl's workers are used: see {ENGINE}, {MODEL}, {ACTOR}, {REFERENCE} and {CRITIC}"
         return next((why for section, why in ELSEWHERE.items() if _lies_in(key, section)), others)
     name = key.removeprefix(f"{part}.")
     if part == CRITIC and name == "ulysses_sequence_parallel_size":
-        return "verl reads that of the section fsdp"
+        return "verl reads the key of the section fsdp"
     known = {**INSTEAD, **({} if config.verl.policy_loss is not None and part == ACTOR else _OF_LOSSES)}
     return _why(name, known)
 
@@ -173,39 +176,39 @@ def _lies_in(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def on_cpu(config: Any) -> bool:
-    """Whether the workers are to use CPUs; a GPU each is the default.
+def on_cpu(config: TrainConfig) -> bool:
+    """Return whether the workers use CPUs; by default each has a GPU.
 
     Raises:
-        ConfigError: if another device is named.
+        ConfigError: if another device is set.
     """
     device = config.model.device
     if device not in ("auto", "cuda", "cpu"):
         raise ConfigError(
-            f"model.device={device!r}: verl's workers have a GPU each, whichever Ray gives them: use auto, or cpu for none"
+            f"model.device={device!r}: Ray gives each of verl's workers a GPU: use auto, or cpu for no GPUs"
         )
     return bool(device == "cpu")
 
 
-def weights_dtype(config: Any) -> str:
-    """The number format of the model that is sampled from and saved; what is trained is kept in float32."""
+def weights_dtype(config: TrainConfig) -> str:
+    """Return the number format of the sampled and saved model; the trained weights are in float32."""
     dtype: str = config.model.dtype
     if dtype == "auto":
         return "float32" if on_cpu(config) else "bfloat16"
     return dtype
 
 
-def needs_critic(config: Any) -> bool:
-    """Whether the algorithm judges tokens."""
+def needs_critic(config: TrainConfig) -> bool:
+    """Return whether the algorithm has a critic."""
     return kind_of(config.algorithm).needs_values
 
 
-def needs_reference(config: Any) -> bool:
-    """Whether a second model is needed; with LoRA the policy without its adapter is the reference."""
+def needs_reference(config: TrainConfig) -> bool:
+    """Return whether a reference model is needed; with LoRA the policy without its adapter is the reference."""
     return algorithm_of(config).needs_reference and not config.model.lora_rank
 
 
-def _given(config: Any) -> dict[str, Any]:
+def _given(config: TrainConfig) -> dict[str, object]:
     return dict(_leaves(config.verl.overrides))
 
 
@@ -217,7 +220,7 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _model(config: Any) -> dict[str, Ours]:
+def _model(config: TrainConfig) -> dict[str, Ours]:
     model = config.model
     alpha = model.lora_alpha
     if model.lora_rank and alpha != int(alpha):
@@ -236,7 +239,7 @@ def _model(config: Any) -> dict[str, Ours]:
     return policy | {f"{CRITIC}.model.{name}": ours for name, ours in {**keys, **lora}.items()}
 
 
-def _policy(config: Any) -> dict[str, Ours]:
+def _policy(config: TrainConfig) -> dict[str, Ours]:
     optim = config.optim
     tokens = Ours("optim.micro_batch_tokens", optim.micro_batch_tokens)
     return {
@@ -250,7 +253,7 @@ def _policy(config: Any) -> dict[str, Ours]:
     }
 
 
-def _critic(config: Any) -> dict[str, Ours]:
+def _critic(config: TrainConfig) -> dict[str, Ours]:
     tokens = Ours("optim.micro_batch_tokens", config.optim.micro_batch_tokens)
     return {
         **_optimizer(CRITIC, config, lr=Ours("critic.lr", config.critic.lr)),
@@ -261,8 +264,8 @@ def _critic(config: Any) -> dict[str, Ours]:
     }
 
 
-def _optimizer(part: str, config: Any, *, lr: Ours) -> dict[str, Ours]:
-    """verl's schedule stays a constant: the learning rate of each update is told to the workers (`Schedule`)."""
+def _optimizer(part: str, config: TrainConfig, *, lr: Ours) -> dict[str, Ours]:
+    """Return a constant schedule: the learning rate of each step is sent to the workers (`update.Schedule`)."""
     optim = config.optim
     return {
         f"{part}.optim.lr": lr,
@@ -274,8 +277,8 @@ def _optimizer(part: str, config: Any, *, lr: Ours) -> dict[str, Ours]:
     }
 
 
-def _loss(config: Any) -> dict[str, Ours]:
-    """What verl's own policy losses read; ours read the algorithm itself."""
+def _loss(config: TrainConfig) -> dict[str, Ours]:
+    """Return keys that verl's own policy losses read; ours read the algorithm itself."""
     algorithm = algorithm_of(config)
     low, high, dual = algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
     return {
@@ -288,8 +291,8 @@ def _loss(config: Any) -> dict[str, Ours]:
     }
 
 
-def _fsdp(config: Any) -> dict[str, Ours]:
-    """FSDP's second version, in the formats that the model's settings name."""
+def _fsdp(config: TrainConfig) -> dict[str, Ours]:
+    """Return keys of FSDP's second version, with the number formats of the model's settings."""
     computed = "bf16" if weights_dtype(config) == "bfloat16" or config.optim.autocast else "fp32"
     formats = {"param_dtype": computed, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     engines = {f"{ACTOR}.fsdp_config": ACTOR, f"{REFERENCE}.fsdp_config": REFERENCE, f"{CRITIC}.fsdp": CRITIC}

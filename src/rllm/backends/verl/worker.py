@@ -1,6 +1,6 @@
-"""One process of the training: policy, reference and critic on one device, each a `TrainingWorker` of verl's.
+"""Training process with policy, reference and critic on one device, each a `TrainingWorker` of verl's.
 
-Everything here runs in Ray actors. The driver calls a method of all of them at once (`group.py`).
+The code here runs in Ray actors. The driver calls a method of all of them at once (`group.py`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 import verl.utils.model
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils
@@ -29,6 +29,10 @@ from rllm.backends.verl.losses import PolicyLoss, ValueLoss
 from rllm.backends.verl.rows import LONGEST
 from rllm.inference.local.loading import attention_of
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from verl.workers.engine import BaseEngine
+
 Role: TypeAlias = Literal["policy", "reference", "critic"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,37 +40,37 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
-    """Leaves a method with its types."""
+    """Decorator that keeps a method's type."""
 
     def __call__(self, method: Method) -> Method: ...
 
 
 on_all: Decorator = register(dispatch_mode=Dispatch.ONE_TO_ALL)
-"""Called in all processes alike; the answers make a list."""
+"""Call the method in all processes; the answers are a list."""
 
 
 def in_shares(role: Role) -> Decorator:
-    """Each data-parallel worker of the role gets its share of the rows, and the answers are put together again."""
+    """Divide the rows among the role's data-parallel workers, and concatenate the answers."""
     decorate: Decorator = register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=role))
     return decorate
 
 
 class TrainingProcess(Worker):  # type: ignore[misc]
-    """What a Ray actor holds."""
+    """Models of one Ray actor."""
 
     def __init__(self, configs: Mapping[Role, DictConfig], device: str) -> None:
-        """`configs` has what verl says of each role: `model`, and `part`, its section for an actor or a critic."""
+        """Keep the settings; `configs` has verl's sections `model` and `part` (actor or critic) of each role."""
         super().__init__()
         self._configs = configs
         self._device = device
-        self._parts: dict[str, Any] = {}
+        self._parts: dict[str, TrainingWorker] = {}
         self._export: Iterator[tuple[str, Tensor]] | None = None
 
     @on_all
     def build(self) -> None:
         """Load the models."""
         if self._device == "cpu" and not torch.distributed.is_initialized():
-            # verl would ask for two backends of one device, which torch refuses.
+            # verl would request two backends for one device, which torch refuses.
             torch.distributed.init_process_group("gloo")
         verl.utils.model.load_valuehead_model = _load_value_model
         for role, config in self._configs.items():
@@ -79,36 +83,36 @@ class TrainingProcess(Worker):  # type: ignore[misc]
             _zero_head(self._parts["critic"].engine.module)
 
     @in_shares("policy")
-    def policy_outputs(self, data: Any) -> Any:
-        """Log-probabilities of all tokens under the policy, and with its adapter off under the model without."""
+    def policy_outputs(self, data: TensorDict) -> TensorDict:
+        """Return log-probabilities of all tokens under the policy, or without its adapter."""
         return self._outputs("policy", data)
 
     @in_shares("reference")
-    def reference_outputs(self, data: Any) -> Any:
-        """The same under the reference."""
+    def reference_outputs(self, data: TensorDict) -> TensorDict:
+        """Return log-probabilities of all tokens under the reference."""
         return self._outputs("reference", data)
 
     @in_shares("critic")
-    def critic_outputs(self, data: Any) -> Any:
-        """The critic's estimates at all tokens."""
+    def critic_outputs(self, data: TensorDict) -> TensorDict:
+        """Return the critic's estimates at all tokens."""
         return self._outputs("critic", data)
 
-    def _outputs(self, role: Role, data: Any) -> Any:
+    def _outputs(self, role: Role, data: TensorDict) -> TensorDict:
         part = self._parts[role]
         _make_room(part, data)
         return part.infer_batch(data)
 
     @in_shares("policy")
-    def update_policy(self, data: Any) -> Any:
-        """One optimiser step on all rows, at the learning rate that comes with them."""
+    def update_policy(self, data: TensorDict) -> TensorDict:
+        """Take one optimizer step on all rows, at the learning rate that comes with them."""
         return self._update("policy", data)
 
     @in_shares("critic")
-    def update_critic(self, data: Any) -> Any:
-        """Likewise."""
+    def update_critic(self, data: TensorDict) -> TensorDict:
+        """Take one optimizer step of the critic on all rows."""
         return self._update("critic", data)
 
-    def _update(self, role: Role, data: Any) -> Any:
+    def _update(self, role: Role, data: TensorDict) -> TensorDict:
         part, lr = self._parts[role], tensordict_utils.pop(data, "lr")
         for group in part.engine.optimizer.param_groups:
             group["lr"] = lr
@@ -117,7 +121,7 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     @on_all
     def learn_with(self, algorithm: Algorithm, verls_loss: bool) -> None:
-        """What the next updates minimise; with `verls_loss` the policy loss that verl's configuration names."""
+        """Set the loss of the next updates; with `verls_loss` the policy loss that verl's configuration names."""
         config = self._configs["policy"].part if verls_loss else None
         config = omega_conf_to_dataclass(config) if config is not None else None
         self._parts["policy"].set_loss_fn(PolicyLoss(algorithm, config))
@@ -126,10 +130,10 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     @on_all
     def next_weights(self, max_bytes: int, dtype: str) -> tuple[dict[str, Tensor], bool]:
-        """From the first process the next of the policy's weights, by their Hugging Face names, at least `max_bytes` of them
-        while there are; and whether these were the last. From the others no weights.
+        """Return the policy's next weights by Hugging Face name, about `max_bytes`, and whether they were the last.
 
-        All processes take part: a weight is gathered from all that hold a piece of it.
+        Only the first process returns weights, but all take part: a weight is gathered from all that hold a shard of
+        it.
         """
         if self._export is None:
             self._export = self._weights()
@@ -153,7 +157,7 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     @on_all
     def save(self, folder: str, dtype: str) -> None:
-        """Write what `load` needs below a checkpoint's folder, and the policy's adapter, if it has one, into it."""
+        """Write the state that `load` needs below a checkpoint's folder, and the policy's adapter into it."""
         for role, part in self._parts.items():
             if role != "reference":
                 part.save_checkpoint(str(state_folder(Path(folder), role)))
@@ -166,19 +170,19 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     @on_all
     def load(self, folder: str) -> None:
-        """Go on from what `save` wrote: weights, optimisers, random states."""
+        """Load weights, optimizers and random states from what `save` wrote."""
         for role, part in self._parts.items():
             if role != "reference":
                 part.load_checkpoint(str(state_folder(Path(folder), role)))
 
 
 def state_folder(folder: Path, role: str) -> Path:
-    """Where a checkpoint keeps the pieces of a role that only verl reads."""
+    """Return the folder of a role's shards, which only verl reads, in a checkpoint."""
     return folder / "verl" / role
 
 
-def _worker_config(role: Role, config: DictConfig) -> Any:
-    """verl's dataclasses for a role; what they read from disk is that of this node."""
+def _worker_config(role: Role, config: DictConfig) -> TrainingWorkerConfig:
+    """Return verl's dataclasses for a role, made on this node, since they read its disk."""
     _choose_attention(config.model)
     model, part = omega_conf_to_dataclass(config.model), omega_conf_to_dataclass(config.part)
     engine = part.engine
@@ -193,17 +197,19 @@ def _worker_config(role: Role, config: DictConfig) -> Any:
     )
 
 
-def _make_room(part: Any, data: Any) -> None:
-    """Let a row that is longer than a pass may be go by itself, as on the local backend; verl would refuse it. All workers are
-    told of the same row, because they must divide theirs alike."""
+def _make_room(part: TrainingWorker, data: TensorDict) -> None:
+    """Raise the bound on a pass to the longest row, which runs by itself; verl would refuse it.
+
+    All workers use the longest row of all, because they must divide theirs alike.
+    """
     split = getattr(part.engine, "ulysses_sequence_parallel_size", 1)
-    share = math.ceil(tensordict_utils.pop(data, LONGEST) / split)
-    most = max(part.engine_config.max_token_len_per_gpu, share)
+    length = math.ceil(tensordict_utils.pop(data, LONGEST) / split)
+    most = max(part.engine_config.max_token_len_per_gpu, length)
     tensordict_utils.assign_non_tensor(data, max_token_len_per_gpu=most)
 
 
 def _choose_attention(model: DictConfig) -> None:
-    """flash-attn where this node has it, which takes sequences without padding; else what the local backend would take."""
+    """Choose flash-attn if this node has it, which needs no padding, else the local backend's choice."""
     chosen = model.override_config.get("attn_implementation")
     if chosen is None:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
@@ -214,8 +220,10 @@ def _choose_attention(model: DictConfig) -> None:
         model.use_remove_padding = False
 
 
-def _load_value_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-    """In verl's place, which asks for flash-attn whatever the configuration says."""
+def _load_value_model(
+    local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Load a value model in place of verl's function, which always uses flash-attn."""
     from transformers import AutoModelForTokenClassification
 
     return AutoModelForTokenClassification.from_pretrained(
@@ -227,9 +235,8 @@ def _load_value_model(local_path: str, torch_dtype: Any, model_config: Any, trus
     )
 
 
-def _drop_nothing(module: Any) -> None:
-    """Compute in training what is computed in sampling, as on the local backend: a ratio of the two would be of other tokens
-    left out by chance."""
+def _drop_nothing(module: torch.nn.Module) -> None:
+    """Turn dropout off, as on the local backend: otherwise the ratio to the sampler's probabilities would be random."""
     for part in module.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
@@ -238,25 +245,25 @@ def _drop_nothing(module: Any) -> None:
                 setattr(part, name, 0.0)
 
 
-def _zero_head(module: Any) -> None:
-    """Let a new critic estimate 0 for everything."""
+def _zero_head(module: torch.nn.Module) -> None:
+    """Set a new critic's head to zero, so that it estimates 0 for everything."""
     with torch.no_grad():
         for weight in module.score.parameters():
             weight.zero_()
 
 
-def _has_adapter(module: Any) -> bool:
+def _has_adapter(module: torch.nn.Module) -> bool:
     return hasattr(module, "peft_config")
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """A weight put together from the pieces of all processes."""
+    """Return a weight gathered from the shards of all processes."""
     whole: Tensor = weight.full_tensor() if isinstance(weight, DTensor) else weight
     return whole
 
 
-def _merged_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model with its adapter added to them, in the precision that they are trained in."""
+def _merged_weights(engine: BaseEngine) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a model with its adapter merged, in the precision that they are trained in."""
     from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 
     with merged_lora_context(engine.module, backup_adapters=True):
@@ -264,8 +271,8 @@ def _merged_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, _whole(weight)
 
 
-def _adapter_weights(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """An adapter's own weights, by the names that the model has for them."""
+def _adapter_weights(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield an adapter's own weights by the model's names."""
     for name, weight in module.state_dict().items():
         if "lora_" in name:
             yield name, _whole(weight)
