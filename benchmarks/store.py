@@ -1,15 +1,17 @@
-"""How fast the trace store writes and reads, and how much room a trace takes: python benchmarks/store.py [--json]
+"""Speed of the trace store, and size of its traces: python benchmarks/store.py [--json]
 
 A trace is one call of 1,000 prompt ids and 200 response ids with log-probabilities, and its messages (about 5 kB of
-text). Every write waits until it is on disk, with 64 callers at once, as the gateway does. Three kinds of sessions:
+text). Every write waits until it is on disk, with 64 callers at once, as in the gateway. Three kinds of sessions:
 
-    apart         20 calls that have nothing in common; ids as a tokenizer gives them, frequent words having small ones
-    uniform       the same with ids drawn evenly from the vocabulary: the worst case, which no text gives
+    apart         20 calls with nothing in common; ids as from a tokenizer, which gives frequent words small ones
+    uniform       the same with ids drawn evenly from the vocabulary: the worst case, which no text causes
     conversation  20 turns, each of whose prompts extends the one before, from 1,000 ids to 5,750
 
-The baseline is the obvious store, writing `apart`: JSON arrays in one row, one commit for each trace, the same durability.
-`--growth 1000000` writes a million traces and says what a write costs on the way, and what reading a session costs at the
-end. `--store postgresql://...` measures another store.
+The baseline is the simplest store, writing `apart`: JSON arrays in one row, one commit for each trace, the same
+durability. `--growth 1000000` writes a million traces and prints the cost of writes as the store grows, and of reading
+a session at the end. `--store postgresql://...` measures another store.
+
+Budget: at least 3,000 durable traces/s, and at most 7 kB each.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ CALLERS = 64
 VOCABULARY = 152_000
 NUM_WORDS = 5_000
 NUM_BODIES = 1_000
-"""Drawing text takes longer than storing it, so these are shared out."""
+"""Distinct bodies: drawing text takes longer than storing it, so traces reuse them."""
 BASELINE_S = 2.0
 WINDOW = 5_000
-"""Traces over which the cost of a write is taken while the store grows."""
+"""Number of traces over which the cost of a write is measured while the store grows."""
 
 
 class Language:
-    """Words, how frequent they are, and the one or two ids of each."""
+    """Words with their frequencies, and the one or two ids of each."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -54,19 +56,19 @@ class Language:
         self._ids = [self._ids_of(rank) for rank in range(1, NUM_WORDS + 1)]
 
     def draw(self, num_ids: int) -> tuple[str, list[int]]:
-        """Text of so many ids."""
+        """Return text of so many ids."""
         drawn = self._rng.choices(range(NUM_WORDS), self._frequencies, k=num_ids)
         ids = [token for word in drawn for token in self._ids[word]][:num_ids]
         return " ".join(self._words[word] for word in drawn[: round(num_ids / 1.4)]), ids
 
     def _ids_of(self, rank: int) -> list[int]:
-        # A tokenizer's ids are in the order of frequency, more or less.
+        # A tokenizer's ids are approximately in the order of frequency.
         count = 1 if self._rng.random() < 0.6 else 2
         return [min(VOCABULARY - 1, int(math.exp(self._rng.gauss(math.log(20 * rank), 1.2)))) for _ in range(count)]
 
 
 def apart(language: Language, rng: random.Random, *, uniform: bool = False) -> list[dict]:
-    """The parts of a trace that are drawn; those of one session have nothing in common."""
+    """Return the random parts of traces; those of one session have nothing in common."""
     bodies = []
     for _ in range(NUM_BODIES):
         (system, first), (user, second), (answer, response_ids) = map(language.draw, (180, 820, 200))
@@ -84,7 +86,7 @@ def apart(language: Language, rng: random.Random, *, uniform: bool = False) -> l
 
 
 def conversations(language: Language, rng: random.Random) -> list[dict]:
-    """Those of sessions in which every turn continues the one before."""
+    """Return the random parts of traces of sessions in which every turn continues the one before."""
     bodies = []
     for _ in range(NUM_BODIES // TRACES_PER_SESSION):
         messages, ids = [], []
@@ -106,12 +108,12 @@ def conversations(language: Language, rng: random.Random) -> list[dict]:
 
 
 def logprobs(rng: random.Random, count: int) -> list[float]:
-    """As servers give them: computed in 32 bits, and printed in full."""
+    """Return log-probabilities as servers do: computed in 32 bits, and printed in full."""
     return array("f", [-rng.expovariate(1.0) for _ in range(count)]).tolist()
 
 
 def traces_of(bodies: list[dict], rng: random.Random) -> Iterator[Trace]:
-    """Traces without end."""
+    """Yield an endless stream of traces."""
     k, parent_id = 0, None
     while True:
         trace = Trace(
@@ -135,7 +137,7 @@ def traces_of(bodies: list[dict], rng: random.Random) -> Iterator[Trace]:
 
 
 def by_turns(traces: list[Trace]) -> list[Trace]:
-    """The order in which 64 sessions at once make their calls."""
+    """Return traces in the order in which 64 concurrent sessions make their calls."""
     size = CALLERS * TRACES_PER_SESSION
     blocks = [traces[start : start + size] for start in range(0, len(traces), size)]
     return [
@@ -144,7 +146,7 @@ def by_turns(traces: list[Trace]) -> list[Trace]:
 
 
 async def write_durably(store: TraceStore, traces: Iterable[Trace]) -> None:
-    """64 callers, each of which adds its next trace once its last one is on disk."""
+    """Run 64 callers, each of which adds its next trace once its last one is on disk."""
     remaining = iter(traces)
     writes = DurableWrites()
 
@@ -163,7 +165,7 @@ def write_cost(store: TraceStore, traces: list[Trace]) -> dict[str, float]:
 
 
 def read_cost(store: TraceStore, num_traces: int) -> dict[str, float]:
-    """What reading any one session costs."""
+    """Measure the time of reading random sessions."""
     reads = []
     for _ in range(200):
         session_id = f"session-{random.randrange(num_traces // TRACES_PER_SESSION)}"
@@ -186,7 +188,7 @@ def num_bytes(store: TraceStore) -> float:
 
 
 def grow(url: str, num_traces: int, bodies: list[dict], rng: random.Random) -> list[dict[str, float]]:
-    """What a write costs on the way to so many traces, and what reading costs at the end."""
+    """Measure writes while the store grows to so many traces, and reads at each mark."""
     marks = [size for size in (1_000, 10_000, 100_000, 300_000, 1_000_000, 3_000_000) if size <= num_traces]
     source, found, written, last = traces_of(bodies, rng), [], 0, {}
     with open_store(url) as store:
@@ -242,7 +244,9 @@ def timed(action: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--traces", type=int, default=10_000, help="how many to write of each kind (default 10000)")
-    parser.add_argument("--growth", type=int, default=0, help="write so many instead, and say what it costs on the way")
+    parser.add_argument(
+        "--growth", type=int, default=0, help="write so many instead, and print the cost as the store grows"
+    )
     parser.add_argument("--store", help="URL of the store to measure (default: a SQLite file in a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()

@@ -35,7 +35,7 @@ from rllm.store import open_store
 from rllm.store.base import TraceStore
 from rllm.tracking.jsonl import JSONLTracker
 from rllm.trainer.batch_log import BatchLog
-from rllm.trainer.outcomes import keep_outcomes
+from rllm.trainer.episode_records import keep_outcomes
 from rllm.types import Episode, Step, StepCredit, Trace, Trajectory
 
 PER_STEP, GROUP = 100, 4

@@ -104,7 +104,7 @@ def test_a_boundary_names_the_line_of_the_users_code(raises: Callable[[], None],
     ("file", "place"),
     [("/opt/site-packages/their_agent.py", " (at /opt/site-packages/their_agent.py:2)"), ("<string>", "")],
 )
-def test_a_boundary_names_installed_agents_and_no_line_of_code_without_a_file(file: str, place: str) -> None:
+def test_a_boundary_names_installed_agents(file: str, place: str) -> None:
     names: dict[str, Any] = {"boundary": boundary, "AgentError": AgentError}
     exec(compile("def agent():\n    raise KeyError('city')\n", file, "exec"), names)
     with pytest.raises(AgentError) as caught:

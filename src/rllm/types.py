@@ -85,7 +85,7 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinkin
 """Types of the parts of a message's content that are text."""
 
 OUTCOME_KEY = "rllm.outcome"
-"""Metadata key of a session: the outcome of its rollout; see `rllm.trainer.outcomes`."""
+"""Metadata key of a session: the outcome of its rollout; see `rllm.trainer.episode_records`."""
 
 
 _COLUMN = {"store": "column"}

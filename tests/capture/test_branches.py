@@ -100,7 +100,7 @@ def test_of_several_that_may_be_meant_none_is_gone_on_from() -> None:
     assert gone_on_from(branches, called("{}"), RESULT) is None
 
 
-def test_of_those_that_are_the_same_as_json_the_latest_is_gone_on_from() -> None:
+def test_the_latest_of_answers_equal_as_json_is_continued() -> None:
     cats = [called('{"q": "cats"}'), called('{"q":"cats"}'), called('{"q": "cats"}')]
     assert gone_on_from(branches_of(*cats), called('{ "q": "cats" }'), RESULT) == "t2"
     assert gone_on_from(branches_of(*cats), called({"q": "cats"}), RESULT) == "t2"

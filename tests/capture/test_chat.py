@@ -51,7 +51,7 @@ def capture(response: dict[str, Any], **changes: Any) -> list[Trace]:
     return traces_from_chat(REQUEST, response, **(defaults | changes))
 
 
-def test_a_completion_becomes_a_trace_with_everything_that_cannot_be_recovered_later():
+def test_a_completion_becomes_a_complete_trace():
     [trace] = capture(
         response_of(),
         metadata={"task": 3},

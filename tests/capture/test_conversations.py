@@ -65,7 +65,7 @@ def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
     assert known.prior_answer(asked) is None
 
 
-def test_what_was_kept_while_a_trace_was_looked_for_is_not_given_its_tokens() -> None:
+def test_an_answer_added_meanwhile_gets_no_other_tokens() -> None:
     known = Conversations()
     first, later = (trace_of([USER], ANSWER, prompt_ids, name) for prompt_ids, name in (([1], "t1"), ([2], "t2")))
     asked = MessageDigests.of([USER, ANSWER, RESULT], None)
@@ -131,7 +131,7 @@ def test_other_tools_are_another_conversation() -> None:
     assert after_one_answer().prior_answer(MessageDigests.of([USER, ANSWER], [{"type": "function"}])) is None
 
 
-def test_another_picture_is_another_conversation_and_the_marks_of_a_cache_are_nothing() -> None:
+def test_pictures_distinguish_conversations_and_cache_marks_do_not() -> None:
     def shown(name: str, **marks: Any) -> Message:
         return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:{name}"}, **marks}]}
 
@@ -159,12 +159,12 @@ def test_a_remark_that_litellm_makes_of_no_content_is_none() -> None:
     assert prior_after(known, [USER, {**ANSWER, "content": "I would rather add."}, RESULT]) is None
 
 
-def test_content_of_an_answer_without_tool_calls_is_all_there_is_of_it() -> None:
+def test_an_answer_without_tool_calls_needs_its_content() -> None:
     known = after_one_answer({"role": "assistant", "content": "42"})
     assert prior_after(known, [USER, {"role": "assistant", "content": None}, USER]) is None
 
 
-def test_the_longest_known_history_counts_and_tokens_are_kept_once() -> None:
+def test_the_longest_history_counts_and_tokens_are_kept_once() -> None:
     known = after_one_answer()
     second = [USER, ANSWER, RESULT]
     remember(
@@ -243,7 +243,7 @@ def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Mess
 @pytest.mark.parametrize(
     "changes", [{}, called('{"b": 7.0, "a": 6}'), {"content": None}], ids=["exact", "json", "bare"]
 )
-def test_a_history_is_edited_however_the_answers_in_it_are_written(changes: Message) -> None:
+def test_edits_are_found_however_answers_are_written(changes: Message) -> None:
     known = after_one_answer()
     again: Message = {"role": "user", "content": "What is 6 x 7? Be brief."}
     assert known.drift_of(MessageDigests.of([again, ANSWER | changes, RESULT], None, known), [8]) is None
@@ -251,7 +251,7 @@ def test_a_history_is_edited_however_the_answers_in_it_are_written(changes: Mess
     assert known.drift_of(MessageDigests.of([system, USER, ANSWER | changes, RESULT], None, known), [8]) == "edited"
 
 
-def test_a_history_is_edited_whatever_it_is_that_was_taken_out_between_its_answers() -> None:
+def test_edits_between_answers_are_found() -> None:
     known = Conversations()
     reminder: Message = {"role": "system", "content": "Be brief."}
     other: Message = {"role": "assistant", "content": "49"}
@@ -305,7 +305,7 @@ def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
 @pytest.mark.parametrize(
     ("thought", "from_trace"), [("By adding.", "t1"), (" By guessing.\n", "t2"), ("", "t2"), ("Otherwise.", "t2")]
 )
-def test_of_answers_that_said_the_same_the_one_that_thought_it_is_gone_on_from(thought: str, from_trace: str) -> None:
+def test_reasoning_distinguishes_equal_answers(thought: str, from_trace: str) -> None:
     known = Conversations()
     answers = {"t1": {"reasoning": "By adding."}, "t2": {"reasoning_content": "By guessing."}}
     traces = {

@@ -55,7 +55,7 @@ def test_a_list_that_was_obeyed_as_a_tuple_was_obeyed() -> None:
     assert (kept.sampling, kept.requested_sampling) == ({"stop": ["a", "b"]}, {})
 
 
-def test_what_the_agent_does_with_its_answer_does_not_reach_the_trace() -> None:
+def test_changes_to_an_answer_do_not_reach_its_trace() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     answer = output(tool_calls=[call])
     messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]

@@ -51,7 +51,7 @@ def index_of(traces: list[Trace]) -> ParentIndex:
         ([1, 2, 4, 4, 5], None),
     ],
 )
-def test_the_parent_is_the_longest_call_and_the_latest_of_equal_ones(prompt_ids, parent):
+def test_the_parent_is_the_longest_and_latest_call(prompt_ids, parent):
     assert parent_of(prompt_ids, CALLS) == parent
     assert index_of(CALLS).parent_of(prompt_ids) == parent
 

@@ -48,7 +48,7 @@ def test_a_prompt_of_bare_ids_is_taken_for_a_turn_of_the_task():
     assert set(side_calls([trace("ids", [], "ok"), trace("main", ASKED, "I will", tools=TOOLS)])) == set()
 
 
-def test_a_title_that_was_asked_for_first_is_told_by_what_follows():
+def test_a_title_requested_first_is_found_by_later_calls():
     traces = [trace("title", ASKED, "Fixing"), trace("main", ASKED, "I will", tools=TOOLS)]
     assert set(side_calls(traces)) == {"title"}
 
@@ -65,19 +65,19 @@ def test_a_plan_comes_back_without_the_white_space_around_it():
     assert set(side_calls(traces)) == set()
 
 
-def test_an_answer_without_a_text_belongs_to_the_task_if_its_tokens_are_gone_on_from():
+def test_a_continued_answer_without_text_belongs_to_the_task():
     on = [*ASKED, {"role": "assistant", "content": ""}, {"role": "user", "content": "And what do you say?"}]
     traces = [trace("thought", ASKED), trace("main", on, "ok", tools=TOOLS, parent_id="thought")]
     assert set(side_calls(traces)) == set()
 
 
-def test_a_title_that_was_cut_off_before_it_said_anything_is_no_answer_of_the_task():
+def test_an_empty_title_is_not_an_answer_of_the_task():
     called = [*ASKED, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "1"}]
     traces = [trace("title", ASKED), trace("main", ASKED, tools=TOOLS), trace("next", called, "done", tools=TOOLS)]
     assert set(side_calls(traces)) == {"title"}
 
 
-def test_a_title_that_was_asked_for_as_such_belongs_to_the_task_only_if_it_comes_back():
+def test_a_title_belongs_to_the_task_only_if_it_is_quoted():
     titled = trace("title", ASKED, '{"title": "Fixing the old parser"}', metadata={SIDE_CALL_KEY: "title"})
     assert side_calls([titled, trace("main", ASKED, "ok", tools=TOOLS)]) == {"title": "title"}
     headed = [{"role": "user", "content": 'Write the text for "Fixing the old parser".'}]
@@ -158,7 +158,7 @@ def tool(content: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_an_answer_that_comes_back_in_a_later_message_belongs_to_the_task(answer, message):
+def test_a_quoted_answer_belongs_to_the_task(answer, message):
     before = trace("before", ASKED, "I will", tools=TOOLS)
     compacted = trace("compacted", [user(TRANSCRIPT)], answer)
     title = trace("title", ASKED, "Fix the bug of the reader")
@@ -194,7 +194,7 @@ def test_an_answer_that_comes_back_nowhere_is_beside_the_task(prompt, answer, la
     assert side_calls(traces) == {"beside": "without tools"}
 
 
-def test_a_message_that_an_earlier_call_had_is_no_answer_that_comes_back():
+def test_a_message_of_an_earlier_call_is_not_a_quotation():
     shown = [user(f"Known: {PLAN}")]
     traces = [
         trace("main", shown, "ok", tools=TOOLS),
@@ -222,7 +222,7 @@ def test_what_comes_back_in_side_calls_alone_is_one():
     assert side_calls([main, *chunks, both, after]) == {}
 
 
-def test_of_several_answers_to_one_prompt_those_belong_to_the_task_that_come_back():
+def test_only_quoted_answers_of_one_prompt_belong_to_the_task():
     answers = [
         "Use a regular expression for the fields.",
         "Write the reader by hand, field by field.",
@@ -268,7 +268,7 @@ def test_calls_are_compared_in_the_order_in_which_they_began():
     assert side_calls([after, summary]) == {}
 
 
-def test_each_message_of_a_long_session_is_looked_at_a_few_times_only():
+def test_messages_of_long_sessions_are_read_few_times():
     num_reads = 0
 
     class Message(dict):
@@ -292,7 +292,7 @@ def test_where_all_calls_are_alike_none_is_beside_the_others():
     assert set(side_calls(titles)) == set(), "titles are the task"
 
 
-def test_a_program_that_the_authors_code_started_is_not_the_authors():
+def test_a_program_started_by_the_author_is_not_the_authors():
     told = {"session_uids": ["ctx_1"], "of_program": True}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=told), trace("title", ASKED, metadata=told)]
     assert set(side_calls(traces)) == {"title"}

@@ -118,7 +118,7 @@ def exchanges(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @given(exchanges())
-def test_a_streamed_answer_gives_the_response_and_traces_of_the_unstreamed_one(exchange):
+def test_streamed_and_unstreamed_answers_give_equal_traces(exchange):
     response, chunks = exchange
     before = copy.deepcopy(chunks)
     stream = assemble(chunks)
@@ -143,7 +143,7 @@ def test_a_stream_that_is_cut_off_keeps_what_arrived(exchange, data):
     assert stream.finished == all(trace.finish_reason != "abort" for trace in capture(stream.response()))
 
 
-def test_a_stream_cut_off_before_any_token_is_a_trace_that_says_so():
+def test_a_stream_cut_off_before_any_token_has_an_error():
     first = {
         "id": "c",
         "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
@@ -222,7 +222,7 @@ def test_events_survive_arriving_byte_by_byte():
 
 
 @pytest.mark.parametrize("cut", range(8))
-def test_the_mark_with_which_a_text_may_begin_is_none_of_its_first_event(cut: int):
+def test_a_byte_order_mark_is_not_part_of_the_first_event(cut: int):
     events, decoder = b"\xef\xbb\xbfdata: a\n\ndata: b\n\n", SSEDecoder()
     assert decoder.feed(events[:cut]) + decoder.feed(events[cut:]) == [b"a", b"b"]
 

@@ -18,7 +18,7 @@ def stripped(**asked: Any) -> dict[str, Any]:
     return answer
 
 
-def test_an_agent_that_asked_for_no_tokens_sees_a_standard_response():
+def test_an_agent_without_token_fields_sees_a_standard_response():
     assert stripped(logprobs=False) == {
         "id": "c",
         "choices": [{"index": 0, "message": {"content": "4"}, "logprobs": None}],

@@ -24,7 +24,7 @@ from rllm import cli
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 sys.argv = ["rllm", "export", "run", "--episodes", "episodes.jsonl"]
-import rllm.trainer.export, rllm.trainer.history
+import rllm.trainer.export, rllm.trainer.episode_records
 kept = []
 try:
     while True:

@@ -46,7 +46,7 @@ def more(num_drawn: int, *, num_tasks: int, count: int, seed: int = 0) -> list[i
     return more_tasks_of_step(3, num_tasks=num_tasks, per_step=4, num_drawn=num_drawn, count=count, seed=seed)
 
 
-def test_more_tasks_are_others_than_those_of_the_step_while_there_are_any() -> None:
+def test_more_tasks_differ_from_those_of_the_step() -> None:
     own = tasks_of_step(3, num_tasks=20, per_step=4, seed=0)
     assert sorted(own + more(0, num_tasks=20, count=16)) == list(range(20))
     assert set(more(0, num_tasks=5, count=9)) == set(range(5)) - set(tasks_of_step(3, num_tasks=5, per_step=4, seed=0))

@@ -216,7 +216,7 @@ async def test_a_store_that_fails_is_not_hidden(store: TraceStore) -> None:
     assert around.llm_calls == []
 
 
-async def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: TraceStore) -> None:
+async def test_nothing_is_added_to_a_deleted_session(store: TraceStore) -> None:
     engine = RecordingEngine(ScriptedEngine(shout), store=store)
     with Session(name="s") as around:
         await engine.get_model_response(ask("fig"))

@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.gateway.baggage import session_of_baggage
+from rllm.gateway.identity import session_of_baggage
 
 
 @pytest.mark.parametrize(

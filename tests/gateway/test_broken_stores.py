@@ -74,7 +74,7 @@ def test_calls_wait_for_a_slow_disk_while_the_gateway_goes_on(serve, tmp_path, m
         assert len(store.by_session("s")) == 16
 
 
-def test_a_request_is_refused_for_what_it_asks_while_nothing_can_be_kept(serve, tmp_path, caplog):
+def test_bad_requests_are_refused_while_nothing_can_be_stored(serve, tmp_path, caplog):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         served = serve(["one"], store=store)
         with locked(store.path):
@@ -84,7 +84,7 @@ def test_a_request_is_refused_for_what_it_asks_while_nothing_can_be_kept(serve, 
     assert "its trace was not stored" in caplog.text
 
 
-def test_a_request_is_refused_for_what_it_asks_while_no_session_can_be_looked_up(serve, tmp_path):
+def test_bad_requests_are_refused_while_sessions_cannot_be_read(serve, tmp_path):
     store = SqliteTraceStore(tmp_path / "traces.db")
     served = serve(["one"], store=store)
     store.close()
@@ -140,7 +140,7 @@ def test_a_full_disk_fails_calls_with_its_cause_until_there_is_room(tmp_path):
     assert "traces.db" in seen["cause"]["message"]
 
 
-def test_a_disk_that_is_gone_fails_calls_with_its_cause_until_it_is_back(serve, tmp_path):
+def test_a_missing_disk_fails_calls_until_it_is_back(serve, tmp_path):
     with SqliteTraceStore(tmp_path / "disk" / "traces.db") as store:
         served = serve(["one", "two", "three"], store=store)
         assert ask(served).status_code == 200
@@ -154,7 +154,7 @@ def test_a_disk_that_is_gone_fails_calls_with_its_cause_until_it_is_back(serve, 
         assert {"one", "three"} <= set(kept), "all that was acknowledged"
 
 
-def test_a_disk_that_nobody_can_write_to_keeps_the_gateway_from_starting():
+def test_a_read_only_disk_keeps_the_gateway_from_starting():
     command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--port", "0"]
     ended = subprocess.run(
         [*command, "--store", "sqlite:////proc/traces.db"], capture_output=True, text=True, timeout=60, check=False

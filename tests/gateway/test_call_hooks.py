@@ -101,7 +101,7 @@ class Listening(EngineUpstream):
         return await super().complete(call)
 
 
-async def test_the_upstream_hears_of_the_trace_that_the_request_is_a_part_of():
+async def test_the_upstream_gets_the_w3c_trace_of_the_request():
     upstream = Listening()
     app = create_app(MemoryTraceStore(), upstream)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -209,7 +209,7 @@ def test_nobody_is_told_of_traces_that_are_not_durable(serve, lines, leaves):
         agent.join(60)
 
 
-def test_a_call_whose_client_leaves_while_its_trace_is_written_is_told_of_once_it_is_durable(serve, lines):
+def test_hooks_run_after_a_background_write_is_durable(serve, lines):
     store = HeldStore()
     served = serve(["abcd"], config=GatewayConfig(log_calls=True, shutdown_timeout_s=1.0), store=store)
     served.ask_and_leave()

@@ -26,7 +26,7 @@ async def test_a_thousand_writes_finished_in_another_thread_wake_everyone():
     assert writes.pending == 0
 
 
-async def test_a_failed_write_raises_where_it_is_waited_for_and_a_cancelled_wait_harms_nobody():
+async def test_failed_and_cancelled_waits_affect_only_themselves():
     writes = DurableWrites()
     failing, fine, left = Future(), Future(), Future()
     leaver = asyncio.create_task(writes.wait(left))
@@ -41,7 +41,7 @@ async def test_a_failed_write_raises_where_it_is_waited_for_and_a_cancelled_wait
     await others[1]
 
 
-def test_a_write_that_ends_after_its_event_loop_keeps_no_later_one_waiting():
+def test_a_write_after_the_end_of_its_loop_blocks_none():
     writes, left = DurableWrites(), Future()
 
     async def leave():

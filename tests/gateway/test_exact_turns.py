@@ -182,7 +182,7 @@ def test_line_9_earlier_answers_are_spliced_in_as_their_tokens(
         assert DRIFT_KEY not in other.metadata
 
 
-def test_without_it_rendering_anew_gives_other_tokens_and_the_trace_says_why(served: Any) -> None:
+def test_rendering_again_may_drift_and_the_trace_has_the_reason(served: Any) -> None:
     server, store = served(exact_turns=False)
     for seed in range(0, 50, 10):
         chat(server, 2, seed=seed)
@@ -266,7 +266,7 @@ def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngi
     assert last["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x":  1}'}
 
 
-def test_calls_are_read_in_the_format_that_is_named_whatever_the_template_prints(engine: LocalEngine) -> None:
+def test_tool_calls_are_parsed_in_the_named_format(engine: LocalEngine) -> None:
     tokens = TokenPrompts(engine.tokenizer, "mistral")
     ids = engine.tokenizer.encode("[TOOL_CALLS]f[ARGS]{}<|im_end|>", add_special_tokens=False)
     completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
@@ -293,7 +293,7 @@ def test_what_a_completion_cannot_do_is_left_to_the_server(engine: LocalEngine, 
     assert tokens.continued({"messages": messages, **asked}, prior) is None
 
 
-def test_turns_with_tools_are_left_to_the_server_where_their_format_is_not_known(
+def test_tool_turns_of_unknown_format_are_left_to_the_server(
     engine: LocalEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = deepcopy(engine.tokenizer)
@@ -318,7 +318,7 @@ def test_answers_in_channels_are_read_where_no_tools_are_offered_too(engine: Loc
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("Four.", "Hm.")
 
 
-def test_log_probabilities_of_a_completion_line_up_and_keep_their_texts(engine: LocalEngine) -> None:
+def test_logprobs_of_a_completion_line_up_with_its_text(engine: LocalEngine) -> None:
     def read(**logprobs: Any) -> Any:
         choice = {"index": 0, "token_ids": [5, 6], "logprobs": logprobs, "finish_reason": "length"}
         chunks = TokenPrompts(engine.tokenizer).chat_chunks({}, [1, 2])
@@ -355,7 +355,7 @@ def one_length(trace: Any) -> int:
 
 
 @pytest.mark.parametrize("content", ["m.content", "m.content[0].text"])
-def test_a_model_without_tools_in_its_template_is_a_tool_user_in_one_sequence(content: str) -> None:
+def test_a_template_without_tools_still_gives_one_sequence(content: str) -> None:
     engine = ForcedEngine(_adds, template=with_tools_prompted(TURNS.replace("CONTENT", content)))
     tools = [
         {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"a": {}, "b": {}}}}
@@ -403,7 +403,7 @@ def _adds(prompt: str) -> str:
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_what_the_prompt_lacks_is_noted_with_the_call_and_the_episode(is_lost: bool) -> None:
+def test_content_lost_from_the_prompt_is_recorded(is_lost: bool) -> None:
     template = TURNS.replace("CONTENT", "m.content")
     engine = ForcedEngine(lambda prompt: "Hm.", template=template if is_lost else with_tools_prompted(template))
     headers: list[Any] = []

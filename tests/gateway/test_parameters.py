@@ -606,7 +606,7 @@ def clients(gateway: GatewayServer) -> Iterator[tuple[OpenAI, Anthropic]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_real_clients_read_the_header_of_whole_and_of_streamed_answers(clients: Any, stream: bool) -> None:
+def test_real_clients_read_the_header_of_all_answers(clients: Any, stream: bool) -> None:
     openai, anthropic = clients
     model: Any = {"model": "m", "stream": stream}
     calls = {
@@ -647,7 +647,7 @@ def test_nothing_is_named_where_all_is_done(clients: Any, http: httpx.Client) ->
     assert (counted.status_code, HEADER in counted.headers) == (200, False)
 
 
-def test_each_name_is_logged_once_and_no_name_can_break_a_header_or_a_line(
+def test_names_are_logged_once_and_break_no_header_or_line(
     http: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parameters, "_logged", set())
@@ -661,7 +661,7 @@ def test_each_name_is_logged_once_and_no_name_can_break_a_header_or_a_line(
 
 
 @pytest.mark.parametrize("call", ["parse", "responses", "messages"])
-def test_structured_output_is_refused_before_a_client_fails_to_parse_it(clients: Any, call: str) -> None:
+def test_structured_output_is_refused_by_the_embedded_engine(clients: Any, call: str) -> None:
     class Answer(BaseModel):
         total: int
 
@@ -737,7 +737,7 @@ def test_only_the_allowed_tools_are_shown(engine: LocalEngine) -> None:
     assert (chat["tools"], chat["tool_choice"]) == ([other], "required")
 
 
-def test_a_server_gets_what_it_may_know_and_its_own_header_is_passed_on(gateway: GatewayServer) -> None:
+def test_a_servers_own_header_is_passed_on(gateway: GatewayServer) -> None:
     body = {**BODIES["messages"], "thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}
     upstream = HTTPUpstream(f"{gateway.url}/v1")
     with (

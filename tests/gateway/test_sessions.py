@@ -213,7 +213,7 @@ def test_fixed_sampling_and_parents_survive_a_restart_of_the_gateway(serve):
     assert trace.parent_id == first["id"]
 
 
-async def test_the_prompt_that_is_counted_is_the_one_that_the_session_makes_of_it():
+async def test_the_counted_prompt_has_the_sessions_sampling():
     answer = {"choices": [{"index": 0, "message": {"content": ""}}], "usage": {"prompt_tokens": 3}}
     sampling = {"chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 5, "max_completion_tokens": 9, "n": 2}
     async with RawServer(http_answer(200, answer)) as server:
@@ -229,7 +229,7 @@ async def test_the_prompt_that_is_counted_is_the_one_that_the_session_makes_of_i
     assert not {"min_tokens", "max_completion_tokens", "n"} & sent.keys()
 
 
-async def test_an_answer_that_broke_off_is_not_gone_on_from_after_a_restart_either():
+async def test_a_broken_off_answer_is_not_continued_after_a_restart():
     store, user = MemoryTraceStore(), {"role": "user", "content": "hi"}
     answer = {"role": "assistant", "content": "The answ"}
     tokens = {"prompt_ids": [1], "response_ids": [2, 3], "logprobs": [-0.1, -0.2]}
@@ -256,7 +256,7 @@ def seeds_of(served, session_id):
     return [trace.sampling["seed"] for trace in served.store.by_session(session_id)]
 
 
-def test_a_sessions_seed_gives_each_call_one_of_its_own_whatever_their_order(serve, upstream):
+def test_a_sessions_seed_gives_each_call_its_own(serve, upstream):
     served = serve(upstream=upstream)
     other = {"model": "m", "messages": [{"role": "user", "content": "ho"}]}
     for session_id, calls in {"a": [HI, HI, other], "b": [other, HI, HI]}.items():
@@ -309,7 +309,7 @@ def test_a_page_that_is_no_whole_number_is_refused(refusing, given):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_whose_session_is_deleted_meanwhile_leaves_nothing_to_a_later_session_of_its_name(serve, stream):
+def test_a_call_of_a_deleted_session_leaves_its_successor_nothing(serve, stream):
     engine = HeldEngine(["abcdefgh"])
     served = serve(engine)
     served.server.open_session("a", metadata={"of": "the first"})
@@ -349,7 +349,7 @@ class SlowlyDeleted(MemoryTraceStore):
         return num_traces
 
 
-async def test_a_session_that_begins_between_two_deletions_of_its_name_stays_known():
+async def test_a_session_between_two_deletions_stays_known():
     store = SlowlyDeleted()
     sessions = Sessions(store)
     sessions.open("a", metadata=None, sampling=None).result(60)
@@ -398,7 +398,7 @@ def test_a_session_that_the_store_does_not_delete_goes_on(serve, stream):
     assert [trace.sampling["temperature"] for trace in store.by_session("a")] == [0.5, 0.5]
 
 
-async def test_what_nobody_had_read_of_a_session_is_read_once_it_could_not_be_deleted():
+async def test_a_session_is_read_after_a_failed_deletion():
     store = Undeletable()
     Sessions(store).open("a", metadata=None, sampling={"temperature": 0.5}).result(60)
     store.go.set()
@@ -424,7 +424,7 @@ class SlowToRead(MemoryTraceStore):
 
 
 @pytest.mark.parametrize(("deleted", "num_reads"), [("other", 1), ("a", 2)])
-async def test_a_session_is_read_again_only_if_it_was_itself_deleted_meanwhile(deleted, num_reads):
+async def test_a_session_is_read_again_only_if_itself_was_deleted(deleted, num_reads):
     store = SlowToRead()
     for name in ("a", "other"):
         store.open_session(name, {"of": name}).result(60)
@@ -438,7 +438,7 @@ async def test_a_session_is_read_again_only_if_it_was_itself_deleted_meanwhile(d
     assert store.num_reads == 1 or deleted == "a"
 
 
-async def test_a_session_that_memory_has_dropped_is_known_while_a_call_of_it_is_under_way(monkeypatch):
+async def test_a_dropped_session_is_known_during_its_call(monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
     sessions = Sessions(MemoryTraceStore())
     under_way = await sessions.get("a")
@@ -456,7 +456,7 @@ def said_in(session_id, number, num_tokens):
     return Trace(id=f"{session_id}{number}", call_id=f"{session_id}{number}", **shared, **tokens)
 
 
-async def test_sessions_that_hold_much_are_let_go_of_those_used_longest_ago_first():
+async def test_large_sessions_are_dropped_least_recently_used_first():
     store = MemoryTraceStore()
     sessions = Sessions(store, memory_gb=1e-4)
 
@@ -504,7 +504,7 @@ def test_no_memory_for_sessions_is_refused(memory_gb):
         GatewayConfig(session_memory_gb=memory_gb)
 
 
-async def test_a_session_that_is_opened_anew_has_nothing_of_a_deleted_one_that_a_call_still_holds(monkeypatch):
+async def test_a_recreated_session_has_nothing_of_a_held_deleted_one(monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
     store = MemoryTraceStore()
     sessions = Sessions(store)

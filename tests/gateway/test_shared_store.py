@@ -104,7 +104,7 @@ def prune_away(one):
 
 @pytest.mark.usefixtures("doubts")
 @pytest.mark.parametrize("delete", [delete_through_another, prune_away])
-def test_a_session_that_another_gateway_begins_anew_has_nothing_of_the_one_before(serve, open_shared, delete):
+def test_a_session_recreated_elsewhere_has_nothing_of_the_old_one(serve, open_shared, delete):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     one.http.post("/sessions", json={"id": "s", "metadata": {"of": "the first"}, "sampling": {"temperature": 0.7}})
     first = other.post()
@@ -116,7 +116,7 @@ def test_a_session_that_another_gateway_begins_anew_has_nothing_of_the_one_befor
     assert other.http.get("/sessions/s").json()["metadata"] == {}
 
 
-def test_opening_a_session_anew_that_another_gateway_deleted_keeps_nothing_of_it(serve, open_shared):
+def test_reopening_a_session_deleted_elsewhere_keeps_nothing(serve, open_shared):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     other.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.7}})
     first = other.post()
@@ -156,7 +156,7 @@ def test_the_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_sha
 
 
 @pytest.mark.usefixtures("doubts")
-def test_the_name_of_a_session_that_another_gateway_deleted_admits_nobody(serve, open_shared):
+def test_the_id_of_a_session_deleted_elsewhere_admits_no_call(serve, open_shared):
     config = GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0)
     one, other = (serve(store=open_shared(), config=config) for _ in range(2))
     key = {"authorization": "Bearer secret"}
@@ -182,7 +182,7 @@ def test_looking_for_a_session_that_is_there_changes_nothing(serve, open_shared)
     assert later.sampling["temperature"] == 0.7
 
 
-def test_a_gateway_that_let_go_of_a_session_knows_what_another_one_answered_then(serve, open_shared, monkeypatch):
+def test_a_dropped_session_is_read_with_another_gateways_answers(serve, open_shared, monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._ALWAYS_IN_MEMORY", 0)
     config = GatewayConfig(session_memory_gb=1e-9, shutdown_timeout_s=1.0)
     one, other = (serve(ScriptedEngine(["one", "two", "three"]), store=open_shared(), config=config) for _ in range(2))

@@ -90,7 +90,7 @@ def test_it_is_not_streamed_again(served):
     assert client.responses.retrieve(given.id, stream=False).output_text == "four"
 
 
-def test_what_nobody_was_given_cannot_be_continued_without_a_session_either(served):
+def test_unknown_answers_cannot_be_continued(served):
     with pytest.raises(openai.BadRequestError, match="Previous response"):
         say(served.client(base_url=f"{served.server.url}/v1"), "and twice that?", previous_response_id="resp_unknown")
 
@@ -108,7 +108,7 @@ def test_a_deleted_response_is_gone_for_clients_and_its_trace_stays(served):
     assert "Previous response" in refused.error
 
 
-def test_deleting_a_response_of_a_session_that_goes_meanwhile_leaves_nothing(serve):
+def test_deleting_a_response_of_a_vanishing_session(serve):
     class Vanishing(MemoryTraceStore):
         def trace(self, session_id, trace_id):
             found = super().trace(session_id, trace_id)
@@ -169,7 +169,7 @@ def test_a_response_that_its_upstream_broke_off_is_shown_as_failed(serve):
     assert "broke of" in shown.error.message
 
 
-def test_a_response_that_cannot_be_trained_on_is_a_whole_one_all_the_same(serve):
+def test_an_untrainable_response_is_still_whole(serve):
     served = serve(["four"], upstream="http")
     served.upstream.fault = "no_tokens"
     client = served.client("s")
@@ -195,7 +195,7 @@ def test_no_client_can_say_of_its_call_what_only_the_gateway_may(serve):
     assert served.engine.num_calls == 0
 
 
-def test_where_ids_admit_they_admit_to_responses_and_models_and_to_nothing_of_the_operators(serve):
+def test_session_ids_admit_to_responses_and_models_only(serve):
     served = serve(["four"], config=GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0))
     name = "5" * 32
     served.server.open_session(name)

@@ -86,7 +86,7 @@ async def test_what_is_no_vllm_passes_by_and_is_named_once(caplog):
 
 async def test_an_address_that_is_none_is_an_error():
     detours = bridge.Detours(MemoryTraceStore())
-    with pytest.raises(ConfigError, match="'nowhere' is no address of a server"):
+    with pytest.raises(ConfigError, match="'nowhere'"):
         await detours.redirect(proxied(model="openai/m", api_base="nowhere", model_info={"rllm": True}))
 
 

@@ -21,8 +21,8 @@ from rllm.tracking.about import run_id_of
 from rllm.tracking.own_runs import check_contained, is_own, seal, store_of_run
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.config import load_config
+from rllm.trainer.episode_records import stored_episodes
 from rllm.trainer.export import chosen_checkpoint, export_model
-from rllm.trainer.history import stored_episodes
 from rllm.viewer.runs import Runs
 
 OUTSIDE = ["postgresql://attacker.example/db", "sqlite:////srv/other.db", "../other.db", "/srv/other.db"]
@@ -45,7 +45,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         tried.append(url)
         raise StoreError("opened")
 
-    for module in ("rllm.viewer.runs", "rllm.trainer.history", "rllm.trainer.agent_sft_trainer", "rllm.store"):
+    for module in ("rllm.viewer.runs", "rllm.trainer.episode_records", "rllm.trainer.agent_sft_trainer", "rllm.store"):
         monkeypatch.setattr(f"{module}.open_store", refuse)
     return tried
 

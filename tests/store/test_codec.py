@@ -108,7 +108,7 @@ class Hostile:
         ([float("nan"), float("-inf"), 2**70], [None, None, 2**70]),
     ],
 )
-def test_values_that_json_cannot_hold_are_kept_as_the_nearest_that_it_can(value: Any, kept: Any):
+def test_values_without_a_json_form_become_the_nearest_one(value: Any, kept: Any):
     assert unpack_document(pack_document({"v": value})) == {"v": kept}
 
 

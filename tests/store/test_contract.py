@@ -103,7 +103,7 @@ def test_a_retried_id_is_replaced_in_place(store: TraceStore):
     assert info.num_traces == 3
 
 
-def test_a_server_that_repeats_its_ids_does_not_overwrite_another_session(store: TraceStore):
+def test_repeated_ids_do_not_overwrite_another_session(store: TraceStore):
     store.add([trace_of("same", "s"), trace_of("same", "t", response_ids=[8, 8])]).result()
     assert store.by_session("s") == [trace_of("same", "s")]
     assert store.by_session("t") == [trace_of("same", "t", response_ids=[8, 8])]
@@ -117,7 +117,7 @@ def test_metadata_is_merged_over_several_openings(store: TraceStore):
     assert (info.id, info.num_traces, info.metadata) == ("s", 0, {"task": 1, "split": "val", "n": None})
 
 
-def test_a_session_that_traces_created_has_no_metadata_until_it_gets_some(store: TraceStore):
+def test_a_session_created_by_traces_has_no_metadata(store: TraceStore):
     store.add([trace_of()]).result()
     [info] = store.sessions()
     assert (info.num_traces, info.metadata) == (1, {})
@@ -151,7 +151,7 @@ def test_an_unknown_session_is_empty_and_no_error(store: TraceStore):
     assert store.delete("nope") == 0
 
 
-def test_credits_come_back_in_call_order_and_the_last_word_stands(store: TraceStore):
+def test_credits_are_in_call_order_and_the_latest_counts(store: TraceStore):
     store.add([trace_of("b"), trace_of("a")]).result()
     dropped = credit_of("b", 2, reward=None, dropped="no siblings")
     store.annotate([credit_of("unknown"), credit_of("a"), dropped, credit_of("b", 1)])
@@ -168,7 +168,7 @@ def test_a_step_has_a_credit_in_each_trajectory_that_shares_it(store: TraceStore
     assert store.credits("s") == [credit_of("a", reward=0.25), critic]
 
 
-def test_deleting_a_session_takes_its_traces_and_credits_and_nothing_else(store: TraceStore):
+def test_deleting_a_session_deletes_its_traces_and_credits_only(store: TraceStore):
     store.add([trace_of("a"), trace_of("b"), trace_of("a", "t")])
     store.annotate([credit_of("a"), credit_of("a", session_id="t")])
     assert store.delete("s") == 2
@@ -184,7 +184,7 @@ def test_a_deleted_session_may_begin_again(store: TraceStore):
     assert [trace.id for trace in store.by_session("s")] == ["c"]
 
 
-def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: TraceStore):
+def test_nothing_is_added_to_a_deleted_session(store: TraceStore):
     session = SessionRef()
     store.open_session("s", {}, session=session).result()
     store.add([trace_of("a")], session=session).result()
@@ -198,7 +198,7 @@ def test_nothing_is_added_to_a_session_that_was_deleted_meanwhile(store: TraceSt
     assert [trace.id for trace in store.by_session("s")] == ["b"]
 
 
-def test_what_is_refused_begins_no_session_and_harms_nothing_that_is_written_with_it(store: TraceStore):
+def test_a_refused_write_creates_nothing_and_fails_alone(store: TraceStore):
     gone = SessionRef()
     store.add([trace_of("a")], session=gone).result()
     store.delete("s")
@@ -212,7 +212,7 @@ def test_what_is_refused_begins_no_session_and_harms_nothing_that_is_written_wit
     assert [trace.id for trace in store.by_session("t")] == ["0", "1", "2"]
 
 
-def test_what_a_trainer_says_of_a_session_that_was_deleted_is_passed_over(store: TraceStore):
+def test_credits_of_a_deleted_session_are_ignored(store: TraceStore):
     store.add([trace_of("a"), trace_of("a", "t")]).result()
     store.delete("s")
     store.annotate([credit_of("a"), credit_of("a", session_id="t")]).result()
@@ -220,7 +220,7 @@ def test_what_a_trainer_says_of_a_session_that_was_deleted_is_passed_over(store:
     assert store.credits("t") == [credit_of("a", session_id="t")]
 
 
-def test_a_reference_learns_its_session_from_the_first_write_or_by_looking(store: TraceStore):
+def test_a_reference_learns_its_session_from_the_first_write(store: TraceStore):
     first, found = SessionRef(), store.session("s")
     assert found is None
     store.add([trace_of("a")], session=first).result()
@@ -251,14 +251,14 @@ FORKS = {
 
 
 @pytest.mark.parametrize("changes", FORKS.values(), ids=FORKS)
-def test_a_turn_that_does_not_continue_the_one_before_comes_back_as_it_went_in(store: TraceStore, changes: Any):
+def test_a_turn_with_an_edited_history_is_read_unchanged(store: TraceStore, changes: Any):
     turns = [turn_of(0), turn_of(1), turn_of(2, **changes), turn_of(3)]
     for turn in turns:
         store.add([turn]).result()
     assert store.by_session("s") == turns
 
 
-def test_replacing_a_turn_leaves_those_that_continue_it_as_they_were(store: TraceStore):
+def test_replacing_a_turn_leaves_its_continuations_unchanged(store: TraceStore):
     for number in range(4):
         store.add([turn_of(number)]).result()
     changed = turn_of(1, response_ids=[7], logprobs=[-1.0], messages=[{"role": "user", "content": "new"}])
@@ -276,7 +276,7 @@ def test_a_conversation_goes_on_after_its_session_was_deleted(store: TraceStore)
     assert store.by_session("s") == [turn_of(2)]
 
 
-def test_one_trace_is_read_with_what_it_goes_on_from_and_without_the_others(store: TraceStore):
+def test_one_trace_is_read_with_its_bases_only(store: TraceStore):
     turns = [turn_of(k) for k in range(5)]
     for trace in (*turns, trace_of("alone", "t")):
         store.add([trace]).result()
@@ -331,7 +331,7 @@ def test_adding_nothing_is_allowed(store: TraceStore):
     assert store.sessions() == []
 
 
-async def test_writes_can_be_awaited_and_a_cancelled_wait_loses_nothing(store: TraceStore):
+async def test_a_cancelled_wait_for_a_write_loses_nothing(store: TraceStore):
     await asyncio.wrap_future(store.add([trace_of("a")]))
     waiting = asyncio.wrap_future(store.add([trace_of("b")]))
     waiting.cancel()

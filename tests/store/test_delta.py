@@ -77,13 +77,13 @@ def test_the_digest_covers_all_that_a_later_turn_may_leave_out(change: dict[str,
     assert EncodedTrace.of(turn_of(1, **change)).fingerprint.digest != EncodedTrace.of(turn_of(1)).fingerprint.digest
 
 
-def test_the_digest_differs_where_the_same_ids_are_split_elsewhere():
+def test_the_digest_depends_on_where_the_answer_begins():
     one = trace_of(prompt_ids=[1, 2], response_ids=[3])
     two = dataclasses.replace(one, prompt_ids=[1], response_ids=[2, 3])
     assert EncodedTrace.of(one).fingerprint.digest != EncodedTrace.of(two).fingerprint.digest
 
 
-def test_the_base_is_the_parent_or_the_latest_of_the_same_session():
+def test_the_base_is_the_parent_or_the_latest_of_its_session():
     known = recent(turn_of(0), turn_of(1), turn_of(0, "other"))
     bases = [known.delta_of(EncodedTrace.of(turn_of(number))).base.id for number in (1, 2, 3)]
     assert bases == ["turn 0", "turn 1", "turn 1"]

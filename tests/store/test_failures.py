@@ -102,7 +102,7 @@ store.close()
 """
 
 
-def test_a_full_disk_refuses_writes_and_the_store_goes_on_when_there_is_room_again(tmp_path: Path):
+def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path):
     output = subprocess.check_output([sys.executable, "-c", FULL_DISK, str(tmp_path / "traces.db")], text=True)
     refused, kept = output.splitlines()
     assert "traces.db" in refused
@@ -117,7 +117,7 @@ def lock(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def test_a_file_locked_for_too_long_fails_the_write_and_not_the_store(tmp_path: Path):
+def test_a_file_locked_for_too_long_fails_the_write_only(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         other = lock(store.path)
         with pytest.raises(StoreError, match=r"traces\.db.*locked"):
@@ -192,7 +192,7 @@ def test_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[Path], None]):
         store.by_session("s")
 
 
-def test_metadata_and_credits_that_were_changed_by_hand_are_named(tmp_path: Path):
+def test_damaged_metadata_and_credits_are_named(tmp_path: Path):
     credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": 1.0, "trainer_logprobs": [-0.5]}
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         store.open_session("s", {"of": "me"}).result()

@@ -24,7 +24,7 @@ def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
     return Trace(id=id, call_id=id, session_id=session_id, **(values | changes))
 
 
-def test_a_file_is_created_with_its_folders_and_outlives_the_store(tmp_path: Path):
+def test_a_file_is_created_with_its_folders(tmp_path: Path):
     path = tmp_path / "new" / "folder with #? %20" / "traces.db"
     with SqliteTraceStore(path) as store:
         store.add([trace_of()])
@@ -41,7 +41,7 @@ def test_closing_flushes_what_nobody_waited_for(tmp_path: Path):
         assert [trace.id for trace in again.by_session("s")] == [str(k) for k in range(300)]
 
 
-def test_the_turns_of_a_conversation_take_room_for_what_each_adds(tmp_path: Path):
+def test_turns_take_space_for_what_each_adds(tmp_path: Path):
     ids = random.Random(0).choices(range(150_000), k=20_000)  # 17.2 bits of entropy each
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         empty, prompt_ids = store.num_bytes(), []
@@ -111,9 +111,7 @@ def make_newer(path: Path) -> None:
         (make_newer, f"schema 99.* {SCHEMA} "),
     ],
 )
-def test_what_is_no_store_of_this_version_is_refused_and_left_as_it_is(
-    tmp_path: Path, make: Any, complaint: str, read_only: bool
-):
+def test_other_files_and_schemas_are_refused_unchanged(tmp_path: Path, make: Any, complaint: str, read_only: bool):
     path = tmp_path / "traces.db"
     make(path)
     before = path.read_bytes() if path.is_file() else None
@@ -145,7 +143,7 @@ def as_ordinary_user() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def test_a_file_that_may_not_be_written_is_refused_with_the_remedy():
+def test_a_file_without_write_permission_is_refused():
     with as_ordinary_user() as folder:
         path = folder / "traces.db"
         SqliteTraceStore(path).close()
@@ -154,7 +152,7 @@ def test_a_file_that_may_not_be_written_is_refused_with_the_remedy():
             SqliteTraceStore(path)
 
 
-def test_a_folder_that_may_not_be_written_is_refused_with_the_remedy():
+def test_a_folder_without_write_permission_is_refused():
     with as_ordinary_user() as folder:
         folder.chmod(0o555)
         with pytest.raises(StoreError, match="choose a path"):
@@ -249,7 +247,7 @@ def test_a_file_is_marked_as_ours_and_with_its_version(tmp_path: Path):
     assert found == [APPLICATION_ID, SCHEMA]
 
 
-def test_a_file_that_was_begun_and_never_written_is_not_opened_for_reading_only(tmp_path: Path):
+def test_an_unfinished_file_is_not_opened_for_reading_only(tmp_path: Path):
     path = tmp_path / "traces.db"
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

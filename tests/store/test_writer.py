@@ -106,7 +106,7 @@ def test_a_job_that_fails_takes_back_its_own_changes_only(writer: GroupCommitWri
     assert do(writer, values).result(60) == [1, 2]
 
 
-def test_a_job_that_is_refused_fails_alone_and_nothing_is_done_again(writer: GroupCommitWriter):
+def test_a_refused_job_fails_alone_without_a_retry(writer: GroupCommitWriter):
     together = []
 
     def insert_but_seven(connection: sqlite3.Connection, payloads: list[int]) -> list[int | StoreError | None]:
@@ -131,7 +131,7 @@ def test_a_full_queue_makes_the_caller_wait_until_there_is_room(writer: GroupCom
     assert do(writer, values).result(60) == list(range(MAX_WAITING + 1))
 
 
-def test_a_queue_that_stays_full_refuses_the_caller_and_keeps_the_rest():
+def test_a_queue_that_stays_full_refuses_the_caller():
     with writer_with(timeout_s=0.05) as writer:
         pause = Pause(writer)
         futures = [do(writer, insert(value)) for value in range(MAX_WAITING)]

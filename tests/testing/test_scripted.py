@@ -96,7 +96,7 @@ answers = st.one_of(
 
 
 @given(st.lists(answers, min_size=2, max_size=4))
-def test_a_continued_conversation_extends_the_tokens_of_the_turn_before(script):
+def test_a_continued_conversation_extends_earlier_tokens(script):
     engine = ScriptedEngine(script)
     messages = list(HI)
     earlier = []

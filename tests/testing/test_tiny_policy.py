@@ -169,9 +169,7 @@ TURNS = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(TURNS, min_size=1, max_size=5), st.booleans())
-def test_what_was_said_stays_as_it_was_when_the_conversation_goes_on(
-    template: ChatTemplate, messages: list[Message], with_tools: bool
-) -> None:
+def test_earlier_messages_keep_their_tokens(template: ChatTemplate, messages: list[Message], with_tools: bool) -> None:
     tools = TOOLS if with_tools else None
     whole = template.render_text(messages, tools)
     for end in range(1, len(messages)):

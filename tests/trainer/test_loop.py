@@ -30,7 +30,7 @@ from rllm.tracking.about import run_id_of
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.checkpoint import damage_of, read_state
 from rllm.trainer.config import TrainConfig
-from rllm.trainer.history import stored_episodes
+from rllm.trainer.episode_records import stored_episodes
 from rllm.types import Episode
 
 from .conftest import BACKEND, TASKS, RunTrainer, ScriptedBackend, ask
@@ -610,7 +610,7 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
         ({"run_dir": "project"}, "run_dir='{here}/project' has config.yaml, which no run has written"),
         ({"run_dir": "evaluated"}, "run_dir='{here}/evaluated' has traces.db, which no run has written"),
         ({"store": "folder"}, "store='folder' is a folder: name a file in it, such as 'folder/traces.db'"),
-        ({"store": "redis://there"}, "store='redis://there': there is no 'redis' trace store in this version"),
+        ({"store": "redis://there"}, "store='redis://there': 'redis'"),
     ],
 )
 def test_places_that_cannot_be_written_are_refused_before_anything_begins(

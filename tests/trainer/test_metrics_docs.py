@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rllm.trainer.metrics.signals import signals
+from rllm.trainer.run_health import signals
 
 from .conftest import RunTrainer
 

@@ -6,7 +6,7 @@ import pytest
 
 from rllm.errors import RolloutError
 from rllm.store import open_store
-from rllm.trainer.outcomes import outcome_of
+from rllm.trainer.episode_records import outcome_of
 from rllm.types import OUTCOME_KEY, Episode, Step, Trajectory
 
 from .conftest import RunTrainer, ask

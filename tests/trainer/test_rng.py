@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from rllm.trainer.rng import restore, seed_all, states
+from rllm.trainer.checkpoint import generator_states, restore_generators, seed_generators
 
 
 def draws() -> list[float]:
@@ -14,19 +14,19 @@ def draws() -> list[float]:
 
 
 def test_numbers_go_on_where_they_were() -> None:
-    seed_all(3)
+    seed_generators(3)
     draws()  # leaves half of a pair of normal numbers behind in two generators
-    kept = json.loads(json.dumps(states()))
+    kept = json.loads(json.dumps(generator_states()))
     expected = draws()
     draws()
-    restore(kept)
+    restore_generators(kept)
     assert draws() == expected
 
 
 def test_a_seed_decides_all_numbers() -> None:
-    seed_all(-1)
+    seed_generators(-1)
     first = draws()
-    seed_all(-1)
+    seed_generators(-1)
     assert draws() == first
-    seed_all(0)
+    seed_generators(0)
     assert not set(draws()) & set(first)

@@ -26,7 +26,11 @@ def episode(index: int, **rewards: float) -> Episode:
     )
 
 
-EPISODES = [episode(0, solver=1.0, judge=1.0), episode(1, solver=0.0, judge=0.0), episode(2, solver=0.5, judge=0.5)]
+EPISODES = [
+    episode(0, solver=1.0, judge=1.0),
+    episode(1, solver=0.0, judge=0.0),
+    episode(2, solver=0.5, judge=0.5),
+]
 
 
 def assembled(roles: dict[str, RoleConfig]) -> Assembled:

@@ -19,9 +19,9 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import ScriptedEngine
+from rllm.trainer.agent_sft_trainer import DemonstrationRollouts
 from rllm.trainer.config import load_config
-from rllm.trainer.demonstrations.door import DemonstrationDoor
-from rllm.trainer.doors import FunctionDoor
+from rllm.trainer.rollout_sources import FunctionSource
 from rllm.trainer.rollouts import check_rollouts, gateway_config, remote_gateway, spread_of, uses_a_cluster
 
 from ..ports import free_port
@@ -31,7 +31,7 @@ def agent(question: str) -> float:
     return 1.0
 
 
-DOOR = FunctionDoor(agent_run_func=agent)
+DOOR = FunctionSource(agent_run_func=agent)
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_nobody_at_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_go_with_ray_is_refused() -> None:
     with pytest.raises(ConfigError, match="demonstrations are read, not made"):
-        check_rollouts(load_config(["rollout.runner=ray"]), DemonstrationDoor.__new__(DemonstrationDoor))
+        check_rollouts(load_config(["rollout.runner=ray"]), DemonstrationRollouts.__new__(DemonstrationRollouts))
     with pytest.raises(ConfigError, match=r"ray.working_dir='/no/such': there is no such folder"):
         check_rollouts(load_config(["rollout.runner=ray", "ray.working_dir=/no/such"]), DOOR)
 

@@ -12,9 +12,9 @@ from rllm.config.schema import FilterConfig, RoleConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.trainer.algorithm import check_fit
-from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.credit import DROPPED_KEY, assemble
+from rllm.trainer.rollouts import eval_attempts, training_attempts
 from rllm.trainer.selection import drop_filtered, drop_uniform, num_informative
 from rllm.types import REFERENCE_KEY, Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup
 

@@ -244,7 +244,7 @@ ELSEWHERE = {
     "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
-    "rollout.max_steps": "test_doors.py::test_the_number_of_turns_is_a_setting_of_agents_in_environments",
+    "rollout.max_steps": "test_rollout_sources.py::test_the_number_of_turns_is_a_setting_of_agents_in_environments",
     "sft.train_on": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
     "sft.tokenize_method": "demonstrations/test_rows.py::test_the_answers_and_nothing_else_is_learned",
     "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",

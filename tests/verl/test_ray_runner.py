@@ -22,7 +22,7 @@ from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.config import load_config
-from rllm.trainer.doors import WorkflowDoor
+from rllm.trainer.rollout_sources import WorkflowSource
 from rllm.trainer.rollouts import check_rollouts
 from rllm.types import Episode
 
@@ -189,7 +189,7 @@ def test_code_that_cannot_be_sent_is_named(two_nodes: Any) -> None:
     with pytest.raises(ConfigError, match=named):
         RayRolloutRunner(local)
     with pytest.raises(ConfigError, match=named):
-        check_rollouts(load_config(["rollout.runner=ray"]), WorkflowDoor(workflow_class=Walker))  # type: ignore[arg-type]
+        check_rollouts(load_config(["rollout.runner=ray"]), WorkflowSource(workflow_class=Walker))  # type: ignore[arg-type]
     holds_itself = SimpleNamespace(client=client)
     holds_itself.cycle = SimpleNamespace(back=holds_itself)
     with pytest.raises(ConfigError, match=r"the agent cannot be sent to another machine .*cannot pickle"):

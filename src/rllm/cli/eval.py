@@ -233,7 +233,7 @@ def _make_missing(
     from rllm.gateway.server import GatewayServer
     from rllm.sdk.variables import run_key
     from rllm.store import open_store
-    from rllm.trainer.outcomes import note_outcome
+    from rllm.trainer.episode_records import note_outcome
 
     # A call under way at the end belongs to a cancelled rollout, so nothing waits for it.
     settings = config.gateway

@@ -54,9 +54,9 @@ def explain(
     """
     from rllm.store import open_store
     from rllm.tracking.about import run_id_of
+    from rllm.trainer.episode_records import store_of
     from rllm.trainer.explain import explain as read
     from rllm.trainer.explain import latest_episodes
-    from rllm.trainer.history import store_of
     from rllm.viewer.batches import advantages_in
 
     url, run_id = (str(run), None) if run.is_file() else (store_of(run), run_id_of(run))

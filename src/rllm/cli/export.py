@@ -79,7 +79,7 @@ def export(
 
 
 def _chosen(run: Path, split: str, min_reward: float | None, rewards: Path | None) -> Iterator[Episode]:
-    from rllm.trainer.history import stored_episodes
+    from rllm.trainer.episode_records import stored_episodes
     from rllm.trainer.rescore import with_rewards
 
     found = stored_episodes(run)
@@ -133,7 +133,7 @@ def rescore(
     from rllm.cli.inputs import load_function
     from rllm.errors import ConfigError, RewardError, all_of
     from rllm.rewards.scoring import check_reward
-    from rllm.trainer.history import stored_episodes
+    from rllm.trainer.episode_records import stored_episodes
     from rllm.trainer.rescore import compare, write_rewards
     from rllm.trainer.rescore import rescore as judged
 

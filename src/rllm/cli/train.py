@@ -210,6 +210,6 @@ def sft(
 def _demonstrations(source: str, split: str | None, option: str) -> str | Dataset:
     """Return a run or an evaluation as it is, since the trainer reads it; read any other source."""
     from rllm.cli.inputs import read_tasks
-    from rllm.trainer.history import named_store
+    from rllm.trainer.episode_records import named_store
 
     return source if named_store(source) else read_tasks(source, split, option=option)

@@ -164,7 +164,7 @@ def _chat_template(trainer: AgentTrainer) -> list[str]:
     from rllm.inference.local.loading import load_tokenizer
     from rllm.parser.chat_template import ChatTemplate
     from rllm.parser.tool_prompt import TemplateChoice
-    from rllm.trainer.checkup.model import lost_finding
+    from rllm.trainer.checkup import lost_finding
 
     model = trainer.config.model
     if not model.path or not Path(model.path).expanduser().is_dir():
@@ -186,7 +186,7 @@ def _preflight(trainer: AgentTrainer) -> list[str]:
     from rllm.trainer.preflight import preflight
     from rllm.trainer.rollouts import uses_a_cluster
 
-    rate = rate_in_words(trainer.config, trainer.rate_origin, demonstrates=trainer.door.demonstrates)
+    rate = rate_in_words(trainer.config, trainer.rate_origin, demonstrates=trainer.source.demonstrates)
     return rate + ([*preflight(trainer.config), *_sizes(trainer)] if uses_a_cluster(trainer.config) else [])
 
 

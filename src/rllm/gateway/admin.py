@@ -1,4 +1,4 @@
-"""The routes beside model calls: sessions and their traces, models, health, metrics."""
+"""Routes beside model calls: sessions and their traces, models, health, metrics, upstreams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rllm.errors import RLLMError
-from rllm.gateway.admission import caller_of, key_holder
+from rllm.gateway.admission import caller_of, check_no_page_asks, key_holder
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.base import members_of
@@ -22,7 +22,6 @@ from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import authorization_of, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
-from rllm.gateway.web_pages import check_no_page_asks
 from rllm.store.base import SessionInfo
 
 _MAX_PAGE = 1000
@@ -34,7 +33,7 @@ DIALECT = "rllm.dialect"
 
 
 class Admin:
-    """The routes that operate on a gateway rather than call a model."""
+    """Routes that operate on a gateway rather than call a model."""
 
     def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
         self._gateway = gateway
@@ -62,7 +61,7 @@ class Admin:
         ]
 
     def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-        """A route for the gateway's key; a session's own key reads its session."""
+        """Return a route for the gateway's key; a session's own key reads its session."""
 
         async def authorized(request: Request) -> Response:
             caller = await key_holder(dict(request.headers.raw), self._config, self._sessions)
@@ -76,7 +75,7 @@ class Admin:
         return Route(path, authorized, methods=[method])
 
     def _models_route(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
-        """A route for whoever may make calls."""
+        """Return a route for everyone who may make calls."""
 
         async def admitted(request: Request) -> Response:
             in_path = request.path_params.get("session_id")
@@ -141,7 +140,8 @@ class Admin:
         if info is None:
             raise GatewayError(
                 404,
-                f"there is no session {session_id!r}: a session begins with its first model call or with POST /sessions",
+                f"there is no session {session_id!r}: a session begins with its first model call or with POST "
+                "/sessions",
                 code="session_not_found",
             )
         return info
@@ -158,7 +158,7 @@ class Admin:
     async def _readyz(self, request: Request) -> Response:
         """Answer whether a call would be answered and kept now, by asking the upstream and the store.
 
-        Only whoever may use the gateway reads why not, since the reasons name addresses.
+        Only an operator reads the reasons, since they name addresses.
         """
         problems = {}
         for name, check in (("upstream", self._gateway.upstream.check), ("store", self._check_store)):
@@ -220,7 +220,8 @@ class UpstreamAdmin:
         if scheme.lower() != "bearer" or not secrets.compare_digest(presented.strip().encode(), self._key.encode()):
             raise GatewayError(
                 401,
-                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin key, or with its "
+                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin "
+                "key, or with its "
                 "API key if it has no other",
                 type="authentication_error",
                 code="invalid_api_key",

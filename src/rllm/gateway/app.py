@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application."""
+"""ASGI application of the gateway."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def create_app(
     store: TraceStore, upstream: Upstream, config: GatewayConfig | None = None, *, sessions: Sessions | None = None
 ) -> ASGIApp:
-    """All routes of a gateway. It closes the upstream at shutdown; the store stays its maker's."""
+    """Return the application with all routes of a gateway. It closes the upstream at shutdown, and not the store."""
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store, memory_gb=config.session_memory_gb)
     hooks = hooks_of(config)
@@ -65,8 +65,8 @@ def create_app(
         exception_handlers={
             HTTPException: _http_exception,
             RLLMError: _our_error,
-            ClientDisconnected: _nobody_there,
-            Exception: _unforeseen,
+            ClientDisconnected: _disconnected,
+            Exception: _unexpected,
         },
     )
 
@@ -113,11 +113,11 @@ def _call_endpoints(
 
 
 _present = Response()
-"""Some clients ask with `HEAD` for any path whether anybody is there."""
+"""Answer to `HEAD` for any path, with which some clients check that the server is there."""
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods."""
+    """Answer requests for unknown paths and methods."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = error.detail.lower().replace(" ", "_")
@@ -126,7 +126,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """The methods that a path has, each of which may be a route of its own."""
+    """Return the methods of a path, each of which may be a route of its own."""
     found = (route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL)
     return ", ".join(sorted({method for route in found for method in route.methods}))
 
@@ -137,11 +137,11 @@ async def _our_error(request: Request, error: Exception) -> Response:
     return _error_response(request, to_gateway_error(error))
 
 
-async def _nobody_there(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 
-async def _unforeseen(request: Request, error: Exception) -> Response:
+async def _unexpected(request: Request, error: Exception) -> Response:
     logger.exception("%s %s failed", request.method, request.url.path, exc_info=error)
     return _error_response(request, to_gateway_error(error))
 

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.model_call import ModelCall
 from rllm.store.codec import plain_text
-from rllm.types import Trace
+from rllm.types import JSONObject, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class JsonFormatter(logging.Formatter):
     """Formatter of records as lines of JSON: `time` (UTC), `level`, `logger`, `message`, and their own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: JSONObject = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,

@@ -9,7 +9,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -32,14 +31,14 @@ from rllm.gateway.identity import (
     metadata_of,
     named_by_any_means,
     session_named,
+    trace_context_of,
 )
 from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.stored_responses import is_deleted
-from rllm.gateway.trace_context import trace_context_of
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
-from rllm.types import Trace
+from rllm.types import JSONMapping, JSONObject, Trace
 
 _CLIENT_LEFT = 499  # As nginx logs it; no client ever reads this status.
 _MAX_NAMED = 40
@@ -103,7 +102,7 @@ class CallEndpoint:
         message = str(error).replace(error.param, own, 1)
         return GatewayError(error.status, message, code=error.code, param=own.partition("[")[0])
 
-    def _ignored(self, call: ModelCall, asked: Mapping[str, Any]) -> list[str]:
+    def _ignored(self, call: ModelCall, asked: JSONMapping) -> list[str]:
         """Return the fields of a request that have no effect, as its dialect names them; each is logged once."""
         of_dialect, of_upstream = left_out(self.dialect.wire.name, asked), self.gateway.upstream.ignored(call.asked)
         if not (of_dialect or of_upstream):
@@ -136,7 +135,7 @@ class CallEndpoint:
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
-    ) -> tuple[ModelCall, dict[str, Any], RetryKey | None]:
+    ) -> tuple[ModelCall, JSONObject, RetryKey | None]:
         """Return the request as a call of a session, as it came, and its retry key.
 
         Once the caller is known, a request that is refused for its content leaves a trace, like a call that fails
@@ -152,8 +151,8 @@ class CallEndpoint:
             raise
         named = session_named(path, headers, caller)
         named = self.sessions.unattributed.attributed(named, path, headers)
-        asked: dict[str, Any] = {}
-        metadata: dict[str, Any] = {}
+        asked: JSONObject = {}
+        metadata: JSONObject = {}
         try:
             body = await read_body(scope, receive, self.config, self.budget)
             metadata = metadata_of(headers)
@@ -174,7 +173,7 @@ class CallEndpoint:
         return call, asked, retry_key(headers, call.session if named else None, body)
 
     async def _call_of(
-        self, asked: dict[str, Any], named: str | None, headers: Mapping[bytes, bytes], metadata: dict[str, Any]
+        self, asked: JSONObject, named: str | None, headers: Mapping[bytes, bytes], metadata: JSONObject
     ) -> ModelCall:
         """Return a request as a call of the named session, or of a new one.
 
@@ -204,10 +203,10 @@ class CallEndpoint:
 
     async def _refused(
         self,
-        asked: Mapping[str, Any],
+        asked: JSONMapping,
         named: str | None,
         headers: Mapping[bytes, bytes],
-        metadata: Mapping[str, Any],
+        metadata: JSONMapping,
         error: Exception,
     ) -> ModelCall:
         """Return a call that stands for a refused request, with the trace of its failure."""
@@ -230,7 +229,7 @@ class CallEndpoint:
         return {trace.id: trace for trace in found if trace is not None and not is_deleted(trace)}
 
     async def _complete(
-        self, call: ModelCall, asked: dict[str, Any], receive: Receive, answer: _Answer, retry: RetryKey | None
+        self, call: ModelCall, asked: JSONObject, receive: Receive, answer: _Answer, retry: RetryKey | None
     ) -> None:
         if earlier := self.in_flight.find(retry):
             await answer.whole(200, await self._join(earlier, retry, receive))

@@ -28,52 +28,50 @@ _ABOVE_ZERO = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayConfig:
-    """Where the gateway listens, who may use it, and what it accepts."""
+    """Gateway settings: address, keys and limits."""
 
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free port."""
     api_key: str | None = None
-    """What clients must present as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); needed on any but a loopback host."""
+    """Key of clients, as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); required on any but a loopback host."""
     admin_key: str | None = None
-    """What an operator must present to change the upstreams; the API key, where there is no other. Agents never need it."""
+    """Key of an operator, who changes the upstreams; the API key by default. Agents never need it."""
     session_ids_admit: bool = False
-    """Whether a call may present the random id of a session that was begun before, in place of a key: for gateways of
-    runs, whose agents are given a base URL, and may have clients with keys of their own. Ids that someone chose do not
-    admit, since they can be guessed."""
+    """Accept the random id of an existing session in place of a key: for gateways of runs, whose agents get a base URL
+    and may use clients with keys of their own. Chosen ids are not accepted, since they can be guessed."""
     require_tokens: bool = False
     """Answer 502 when the upstream gives an answer without ids and log-probabilities, instead of only recording so."""
     exact_turns: bool = True
-    """Whether a later turn's prompt is made of the tokens that were sampled before, where the upstream can do so; else it is
-    the template's own rendering of the messages, which may write answers otherwise or leave out their reasoning."""
+    """Build a later turn's prompt from the tokens that were sampled before, where the upstream can; otherwise the
+    template renders all messages again, which may write answers differently or leave out their reasoning."""
     session_memory_gb: float = SESSION_MEMORY_GB
-    """10^9 bytes that may be kept in memory of the sessions that went on last, one at least; the others are read from the store
-    when they go on. Those with calls under way come on top."""
+    """Memory for the sessions used last, in 10^9 bytes; others are read from the store when they continue. Sessions
+    with calls in progress come on top."""
     max_body_bytes: int = 64 * 1024 * 1024
     body_timeout_s: float = 120.0
-    """How long the body of a request may take to arrive."""
+    """Seconds for the body of a request to arrive."""
     max_header_bytes: int = 64 * 1024
     """Names and values of a request's headers together."""
     max_headers: int = 200
     header_timeout_s: float = 30.0
-    """How long the headers of a request may take to arrive."""
+    """Seconds for the headers of a request to arrive."""
     unread_timeout_s: float = 300.0
-    """How long a client may leave so much of its answer unread that nothing more can be sent; then it counts as gone."""
+    """Seconds for which a client may leave its answer unread, with all buffers full, before it is disconnected."""
     redact: Callable[[Trace], Trace] | None = None
-    """Changes the texts of each trace before it is stored; see `rllm.gateway.redaction`."""
+    """Hook that changes the texts of each trace before it is stored; see `rllm.gateway.redaction`."""
     keep_alive_s: float = 15.0
-    """After how long a silence of a streamed answer something is sent that clients ignore, so that they go on waiting."""
+    """Seconds of silence in a streamed answer before a comment is sent, so that clients continue to wait."""
     ready_timeout_s: float = 5.0
-    """How long `/readyz` waits for the upstream and for the store."""
+    """Seconds for which `/readyz` waits for the upstream and for the store."""
     shutdown_timeout_s: float = 10.0
-    """How long calls in flight may go on once the gateway is told to stop."""
+    """Seconds that calls in progress may take once the gateway stops."""
     log_calls: bool = False
-    """Whether each call is logged, by its ids, counts and times."""
+    """Log each call, with its ids, counts and times."""
     otel: bool = False
-    """Whether this process makes OpenTelemetry spans, of calls, agents and tools, and exports them to
-    OTEL_EXPORTER_OTLP_ENDPOINT; see `rllm.telemetry`."""
+    """Export OpenTelemetry spans of calls, agents and tools to OTEL_EXPORTER_OTLP_ENDPOINT; see `rllm.telemetry`."""
     otel_response_ids: bool = False
-    """Whether spans of calls hold the sampled ids, beside their number."""
+    """Put the sampled ids into spans of calls, beside their number."""
 
     @classmethod
     def of_run(cls, api_key: str, **settings: Any) -> Self:

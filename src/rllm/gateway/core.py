@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rllm.capture import ChatStream, traces_from_chat
 from rllm.config.sampling import with_fixed_sampling
@@ -28,7 +28,7 @@ from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.inference.engine import lost_in_prompt
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
-from rllm.types import LOST_KEY, Trace
+from rllm.types import LOST_KEY, JSONMapping, JSONObject, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Gateway:
         self._exact_turns = exact_turns
         self._writer = TraceWriter(store, self.writes, self.metrics, redact=redact, has_hooks=has_hooks)
 
-    async def complete(self, call: ModelCall, render: Callable[[dict[str, Any]], bytes]) -> bytes:
+    async def complete(self, call: ModelCall, render: Callable[[JSONObject], bytes]) -> bytes:
         """Return the whole answer, rendered, once its traces are durable.
 
         Raises:
@@ -160,7 +160,7 @@ class Gateway:
             raise UpstreamError("the upstream's answer has neither usage.prompt_tokens nor prompt_token_ids")
         return len(counted) if isinstance(counted, list) else int(counted)
 
-    async def _prepared(self, call: ModelCall) -> dict[str, Any]:
+    async def _prepared(self, call: ModelCall) -> JSONObject:
         """Return the request that is really sent, with the session's sampling parameters. Counts the call.
 
         Raises:
@@ -176,7 +176,7 @@ class Gateway:
             raise
         return sent
 
-    async def _upstream_call(self, call: ModelCall, sent: dict[str, Any]) -> UpstreamCall:
+    async def _upstream_call(self, call: ModelCall, sent: JSONObject) -> UpstreamCall:
         """Return the call as the upstream gets it."""
         if call.prompt_ids is None:
             call.prompt_ids = await self._continued(call, sent)
@@ -189,7 +189,7 @@ class Gateway:
             route=call.route,
         )
 
-    async def _continued(self, call: ModelCall, sent: Mapping[str, Any]) -> list[int] | None:
+    async def _continued(self, call: ModelCall, sent: JSONMapping) -> list[int] | None:
         """Return the prompt that continues exactly the tokens of an earlier answer, if there is one."""
         while missing := call.missing_trace():
             call.provide_trace(await asyncio.to_thread(self.store.trace, call.session.id, missing))
@@ -202,8 +202,8 @@ class Gateway:
     def _traces(
         self,
         call: ModelCall,
-        sent: Mapping[str, Any],
-        response: Mapping[str, Any],
+        sent: JSONMapping,
+        response: JSONMapping,
         timings: Mapping[str, float] = MappingProxyType({}),
         *,
         complete: bool = True,
@@ -237,9 +237,9 @@ class Gateway:
     def _failed(
         self,
         call: ModelCall,
-        sent: Mapping[str, Any],
+        sent: JSONMapping,
         reason: str,
-        partial: Mapping[str, Any] = MappingProxyType({}),
+        partial: JSONMapping = MappingProxyType({}),
         timings: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Trace]:
         """Return the traces of a call without a whole answer: its tokens so far, if any, and the reason."""

@@ -1,4 +1,4 @@
-"""Errors as the agent sees them: every failure becomes an OpenAI error object with the right status."""
+"""Errors as agents see them: every failure becomes an error object with the right status."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rllm.errors import (
 )
 
 STOPPED = "the gateway was stopped before the answer was complete"
-"""With what the task of a call is cancelled that is under way for too long then."""
+"""Message with which the tasks of calls are cancelled at shutdown."""
 CONTEXT_OVERFLOW = "context_length_exceeded"
-"""The code of a prompt that is too long: clients shorten the conversation when they read it."""
+"""Error code of a prompt that is too long: clients shorten the conversation when they read it."""
 
 
 class GatewayError(RLLMError):
@@ -44,13 +44,13 @@ class GatewayError(RLLMError):
         self.code = code
         self.param = param
         self.details = details
-        """What a client may act on beyond the code, in dialects that have a place for it."""
+        """Further facts for the client, in dialects that have a place for them."""
         self.retry_after_s = retry_after_s
         self.allow = allow
-        """The methods that would do, of an answer with status 405."""
+        """Methods that the path has, of an answer with status 405."""
 
     def headers(self) -> dict[str, str]:
-        """What the answer's head says of it."""
+        """Return the headers of the answer."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
         return headers if self.allow is None else {**headers, "allow": self.allow}
 
@@ -61,16 +61,17 @@ class GatewayError(RLLMError):
 
 
 class DeclinedError(GatewayError):
-    """What a client asks for first, and does without when it reads this: no failure of a call, as a trace would make it look."""
+    """A request for a feature that the client tries first and can do without; it leaves no failed trace."""
 
 
 UpstreamFault: TypeAlias = Literal["call", "refused", "unreachable", "broke_off", "lost"]
-"""Why an upstream gave no answer. `call`: another server would not give one either. `refused`: it cannot answer now.
-`unreachable`: there is no connection. `broke_off`: it had the call, and the connection was lost. `lost`: it will not come back."""
+"""Kind of a failure of an upstream. `call`: another server would fail too. `refused`: it cannot answer now.
+`unreachable`: there is no connection. `broke_off`: the connection was lost during the call. `lost`: it will not come
+back."""
 
 
 class UpstreamError(InferenceError):
-    """The inference server answered with an error; `details` is its own OpenAI error object, where it sent one."""
+    """Error answer of an inference server; `details` is its own OpenAI error object, where it sent one."""
 
     def __init__(
         self,
@@ -85,29 +86,16 @@ class UpstreamError(InferenceError):
         self.details = details or {}
         self.fault: UpstreamFault = fault
         self.retry_after_s = retry_after_s
-        """When to ask again, where the server said so."""
-
-    def hide(self, secret: str) -> None:
-        """Tell it without this text, in which the server repeats what nobody may read."""
-        self.args = (str(self).replace(secret, "***"),)
-        self.details = _without(self.details, secret)
-
-
-def _without(value: Any, secret: str) -> Any:
-    if isinstance(value, dict):
-        return {name: _without(item, secret) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_without(item, secret) for item in value]
-    return value.replace(secret, "***") if isinstance(value, str) else value
+        """Seconds after which to retry, where the server named them."""
 
 
 def was_stopped(error: BaseException | None) -> bool:
-    """Whether this ends a call because the gateway is stopped."""
+    """Return whether an error ends a call because the gateway stops."""
     return isinstance(error, asyncio.CancelledError) and error.args == (STOPPED,)
 
 
 def to_gateway_error(error: Exception) -> GatewayError:
-    """What to tell the agent about any failure of a call."""
+    """Return the error that the agent gets for any failure of a call."""
     match error:
         case GatewayError():
             return error
@@ -141,12 +129,12 @@ def to_gateway_error(error: Exception) -> GatewayError:
 
 
 def _if_is(kinds: type | tuple[type, ...], value: Any) -> Any:
-    """The value, if it is what clients expect there; servers write anything."""
+    """Return the value if it has the type that clients expect there."""
     return value if isinstance(value, kinds) else None
 
 
 def _too_long(message: str) -> GatewayError:
-    """Some clients know it by the code, and some by these words alone."""
+    """Return the error of a prompt that is too long; some clients recognise the code, and some only these words."""
     if "maximum context length" not in message:
         message = f"This model's maximum context length is exceeded: {message}"
     return GatewayError(400, message, code=CONTEXT_OVERFLOW)

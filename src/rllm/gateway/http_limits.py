@@ -1,7 +1,7 @@
 """HTTP limits of the gateway: sizes and deadlines of requests, clients that leave, and keep-alives of silent streams.
 
-`BoundedHTTP` is uvicorn's protocol with bounds on the heads of requests, on the time that requests take to arrive, and on
-the time that a client may leave its answer unread. `read_body` bounds bodies, `BodyBudget` all of them together.
+`BoundedHTTP` is uvicorn's protocol with bounds on the heads of requests, on the time that requests take to arrive, and
+on the time that a client may leave its answer unread. `read_body` bounds bodies, `BodyBudget` all of them together.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_new:
-            # Java's HttpClient offers HTTP/2 with its first request. A server may ignore the offer (RFC 9110, 7.8), but the
+            # Java's HttpClient offers HTTP/2 with its first request. A server may ignore the offer (RFC 9110, 7.8),
+            # but the
             # parser would drop the request's body.
             self._is_new = False
             if b"h2c" in data:
@@ -170,7 +171,8 @@ class BoundedHTTP(HttpToolsProtocol):
         limits = self._limits
         return GatewayError(
             431,
-            f"the request has more than {limits.max_headers} headers, or more than {limits.max_header_bytes:,} bytes of "
+            f"the request has more than {limits.max_headers} headers, or more than {limits.max_header_bytes:,} "
+            "bytes of "
             "them: send metadata with POST /sessions",
             code="headers_too_large",
         )
@@ -299,10 +301,10 @@ def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyB
 
 
 class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
-    """`async with until_disconnect(receive):` cancels its block, and raises `ClientDisconnected`, when the client leaves.
+    """`async with until_disconnect(receive):` cancels its block when the client leaves and raises `ClientDisconnected`.
 
-    A block that is cancelled because the gateway stops raises a `GatewayError`, 503. The request's body must have been read:
-    from there on an ASGI server only reports the disconnect.
+    A block that is cancelled because the gateway stops raises a `GatewayError`, 503. The request's body must have been
+    read: from there on an ASGI server only reports the disconnect.
     """
 
     def __init__(self, receive: Receive, outlives: Callable[[Callable[[], None]], bool] | None = None) -> None:
@@ -353,8 +355,8 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
 class keep_alive:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
     """`with keep_alive(send, comment, 15.0) as sent:` sends `comment` whenever `sent()` was not called for that long.
 
-    A prompt may queue for longer than a client waits for a silent stream. One timer serves a stream, and is set again only
-    when it fires: a stream that is never silent pays for two calls.
+    A prompt may queue for longer than a client waits for a silent stream. One timer serves a stream, and is set again
+    only when it fires: a stream that is never silent pays for two calls.
     """
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]], comment: bytes, interval_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Whose call this is, read from the URL path, the headers and the API key, in this order."""
+"""Identity of a caller: the session and key that a request names in its URL, headers or key."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, unquote_to_bytes
+from urllib.parse import parse_qs, unquote, unquote_to_bytes
 
 import orjson
 
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
-from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.dialects.base import check_depth
 from rllm.gateway.errors import GatewayError
 from rllm.types import RESERVED_PREFIX
@@ -24,9 +23,9 @@ METADATA_HEADER = "x-rllm-metadata"
 KEY_PREFIX = "rllm-"
 """An API key of the form `rllm-SESSION` names the session: the one channel that every client has besides the URL."""
 SESSION_KEY_PREFIX = "rllm.session."
-"""How the keys begin that are good for one session only."""
+"""Prefix of keys that are valid for one session only."""
 UNNAMED_KEY_PREFIX = "rllm.unnamed."
-"""How the key begins that is good for calls without a session."""
+"""Prefix of the key that is valid for calls without a session."""
 
 _OWN_SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-id", b"session-id")
 """Of Claude Code, opencode and Codex."""
@@ -37,17 +36,18 @@ _OWN_SESSION = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,256}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Who presents a key."""
+    """Holder of a key."""
 
     session: str | None = None
-    """The session that the key names, if it names one."""
+    """Session named by the key, if any."""
     number: int | None = None
-    """Which session of that name the key is good for, where it is a session's own; see `SessionInfo.number`."""
+    """Number of the session, where the key is a session's own; see `SessionInfo.number`."""
     is_bound: bool = False
-    """Whether the key is good for that session only; without a session, for calls that name none."""
+    """True if the key is valid for that session only; without a session, for calls that name none."""
 
     def check(self, session_id: str | None) -> None:
-        """
+        """Check that the key may be used for a session.
+
         Raises:
             GatewayError: 403, if the key is another session's.
         """
@@ -55,7 +55,8 @@ class Caller:
             raise self._wrong_session()
 
     def check_operator(self) -> None:
-        """
+        """Check that the key is the gateway's own.
+
         Raises:
             GatewayError: 403, if the key is not the gateway's own.
         """
@@ -75,8 +76,7 @@ class Caller:
 def session_key(api_key: str, session_id: str, number: int) -> str:
     """Return a key for one session, which cannot be made without the gateway's own and is not stored.
 
-    Args:
-        number: `SessionInfo.number`, so that the key ends with the session and does not open a later one of its name.
+    `number` is `SessionInfo.number`: the key ends with the session and does not open a later one of its name.
     """
     return SESSION_KEY_PREFIX + ".".join(
         (_base64(session_id.encode()), str(number), _mac(api_key, f"session\0{number}\0{session_id}"))
@@ -129,8 +129,10 @@ def refused() -> GatewayError:
     """Return the error for a request without a valid key."""
     return GatewayError(
         401,
-        "this gateway needs its API key, or that of a session which is still there: send the OPENAI_API_KEY that the agent "
-        "is given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the gateway's own key",
+        "this gateway needs its API key, or that of a session which is still there: send the OPENAI_API_KEY "
+        "that the agent "
+        "is given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the "
+        "gateway's own key",
         type="authentication_error",
         code="invalid_api_key",
     )
@@ -150,7 +152,7 @@ def authorization_of(headers: Mapping[bytes, bytes]) -> str:
 
 
 def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Caller) -> str | None:
-    """The session that a request names, or `None`: then it gets a fresh one.
+    """Return the session that a request names, or `None`: then it gets a fresh one.
 
     Raises:
         GatewayError: 403, if the key is another session's.
@@ -163,16 +165,17 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
 
 
 def named_by_any_means(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the session that the URL, a header or the key names, whoever sends it."""
+    """Return the session that the URL, a header or the key names, without checking the key."""
     key = authorization_of(headers).rpartition(" ")[2].rpartition(":")[2]
     in_key = key.removeprefix(KEY_PREFIX) if key.startswith(KEY_PREFIX) else ""
     return openly_named(path, headers) or session_of_baggage(_text(headers, "baggage")) or in_key or None
 
 
 def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
-    """
+    """Check that path and header name the same session; both overrule a key, which is often shared.
+
     Raises:
-        GatewayError: 400, if path and header name different sessions (a key is often shared, so the others overrule it).
+        GatewayError: 400, if they name different sessions.
     """
     header = _text(headers, SESSION_HEADER)
     if path and header and path != header:
@@ -184,12 +187,12 @@ def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
 
 
 def openly_named(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
-    """The session that a request names in its URL, or in our header."""
+    """Return the session that a request names in its URL, or in our header."""
     return path or _text(headers, SESSION_HEADER) or None
 
 
 def own_session(headers: Mapping[bytes, bytes]) -> str | None:
-    """What a client calls its own session, which is ours where nothing else names one."""
+    """Return the client's name of its own session, which is ours where nothing else names one."""
     for header in _OWN_SESSION_HEADERS:
         named = headers.get(header, b"").decode("latin-1")
         if _OWN_SESSION.fullmatch(named):
@@ -198,7 +201,7 @@ def own_session(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The call's metadata: a header's value, a percent-encoded JSON object.
+    """Return the call's metadata: a header's value, a percent-encoded JSON object.
 
     Raises:
         GatewayError: 400, if it is anything else, is nested too deep, or uses a name that is ours.
@@ -220,7 +223,8 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
         if name.startswith(RESERVED_PREFIX):
             raise GatewayError(
                 400,
-                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, as only names of the gateway's own may: "
+                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, as only names of the "
+                "gateway's own may: "
                 "choose another name",
                 code="invalid_metadata",
             )
@@ -237,12 +241,12 @@ def with_key_header(scope: Mapping[str, Any], wire: WireFormat) -> list[tuple[by
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
-    """The headers of an ASGI request; of repeated ones, the last."""
+    """Return the headers of an ASGI request; of repeated ones, the last."""
     return dict(scope["headers"])
 
 
 def _text(headers: Mapping[bytes, bytes], name: str) -> str:
-    """A header as URLs are read, in UTF-8; some clients still write the older encoding. Empty where it is missing."""
+    """Return a header, decoded as UTF-8 or else as Latin-1; empty where it is missing."""
     value = headers.get(name.encode())
     if value is None:
         return ""
@@ -250,3 +254,27 @@ def _text(headers: Mapping[bytes, bytes], name: str) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+BAGGAGE_KEY = "rllm.session"
+_MAX_BAGGAGE = 8192
+"""Characters that W3C's recommendation requires every intermediary to pass on."""
+
+
+def session_of_baggage(baggage: str) -> str | None:
+    """Return the session that a W3C `baggage` header names by a member `rllm.session=ID`, if any."""
+    if BAGGAGE_KEY not in baggage:
+        return None
+    for member in baggage[:_MAX_BAGGAGE].split(","):
+        key, _, value = member.partition(";")[0].partition("=")
+        if key.strip() == BAGGAGE_KEY:
+            return unquote(value.strip()) or None
+    return None
+
+
+_TRACE_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
+
+
+def trace_context_of(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the W3C trace context of a request, which spans and the upstream get."""
+    return {name: headers[header].decode("latin-1") for header, name in _TRACE_HEADERS if header in headers}

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from rllm._runtime.ids import new_id
 from rllm.capture import CallNode, MessageDigests, PriorAnswer, side_call
 from rllm.gateway.dialects.base import usage_of
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.base import Route
-from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, Trace
+from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, JSONMapping, JSONObject, Trace
 
 USAGE_KEY = "rllm.usage"
 """Trace metadata: the usage that the server reported, where the trace's own tokens do not imply it."""
@@ -27,12 +26,12 @@ _SUB_AGENT_HEADERS = (b"x-claude-code-agent-id", b"x-parent-session-id")
 class ModelCall:
     """One model call as a chat request, whatever its wire format was."""
 
-    asked: Mapping[str, Any]
+    asked: JSONMapping
     """The agent's own request, as a chat request."""
     prompt_ids: Sequence[int] | None = None
     """Token ids of the prompt, if known before sampling: sent by the agent, or continuing an earlier answer."""
     session: Session
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: JSONMapping = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """Its own W3C headers, which are sent to the upstream unchanged."""
     id: str
@@ -80,7 +79,7 @@ class ModelCall:
             return None
         return self.session.parents.parent_of(prompt_ids)
 
-    def drift_metadata(self, prompt_ids: object) -> dict[str, Any]:
+    def drift_metadata(self, prompt_ids: object) -> JSONObject:
         """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
         if self.digests is None or self.session.conversations is None:
             return {}
@@ -103,9 +102,7 @@ def new_call_id(prefix: str) -> str:
     return prefix + new_id()
 
 
-def call_metadata(
-    chat: Mapping[str, Any], session: Session, headers: Mapping[bytes, bytes], *, is_own: bool
-) -> dict[str, Any]:
+def call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, bytes], *, is_own: bool) -> JSONObject:
     """Return the metadata of a call: its sub-agent, and the reason if it is beside its program's task. Mostly empty.
 
     Args:
@@ -114,7 +111,7 @@ def call_metadata(
         headers: of its HTTP request.
         is_own: whether the author's own code made it.
     """
-    metadata: dict[str, Any] = {
+    metadata: JSONObject = {
         name.decode(): headers[name].decode("latin-1") for name in _SUB_AGENT_HEADERS if name in headers
     }
     if reason := side_call(chat, session_has_tools=session.has_tools, is_own=is_own):
@@ -124,7 +121,7 @@ def call_metadata(
     return metadata
 
 
-def usage_metadata(response: Mapping[str, Any]) -> dict[str, Any]:
+def usage_metadata(response: JSONMapping) -> JSONObject:
     """Return the metadata of an answer: its usage, where tokens were cached or counted as reasoning. Mostly empty."""
     counted = usage_of({**response, "usage": None})
     return {} if usage_of(response) == counted else {USAGE_KEY: response["usage"]}

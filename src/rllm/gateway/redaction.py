@@ -1,4 +1,4 @@
-"""Keep out of the store what must not be in it: a hook that changes the texts of traces before they are stored."""
+"""Redaction: a hook that changes the texts of traces before they are stored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rllm.registry import load_object
 from rllm.types import Trace
 
 Redact: TypeAlias = Callable[[Trace], Trace]
-"""Gives a trace back with other texts. It owns what it is given, and runs in the gateway's event loop: it must be quick."""
+"""Returns a trace with other texts. It gets a copy, and runs in the gateway's event loop, so it must be quick."""
 
 TEXTS = frozenset({"messages", "tools", "response", "requested_sampling", "sampling", "metadata", "error"})
-"""The fields of a trace that a hook may change. Ids, log-probabilities and what files the trace stay as they are; note that
-ids spell the text of which they are the tokens."""
+"""Fields of a trace that a hook may change. Ids and log-probabilities stay; note that ids spell the text of which they
+are the tokens."""
 
 
 def load_redact(path: str) -> Redact:
-    """The function `pkg.mod:function`.
+    """Return the function `pkg.mod:function`.
 
     Raises:
         ConfigError: if there is none of this name.
@@ -36,7 +36,7 @@ def load_redact(path: str) -> Redact:
 
 
 def redacted(traces: Sequence[Trace], hook: Redact) -> tuple[list[Trace], GatewayError | None]:
-    """The traces as they may be stored; and if the hook failed, with what.
+    """Return the traces as they may be stored, and the error if the hook failed.
 
     A trace for which it failed is stored without any text, so that nothing gets out and the call is still on record.
     """
@@ -57,7 +57,7 @@ def redacted(traces: Sequence[Trace], hook: Redact) -> tuple[list[Trace], Gatewa
 def _redacted(trace: Trace, hook: Redact) -> Trace:
     changed = hook(copy.deepcopy(trace))
     if not isinstance(changed, Trace):
-        raise TypeError(f"it returned {type(changed).__name__}, which is no Trace")
+        raise TypeError(f"it returned {type(changed).__name__}, which is not a Trace")
     for item in fields(Trace):
         if item.name not in TEXTS and getattr(changed, item.name) != getattr(trace, item.name):
             raise ValueError(f"it changed {item.name}, and may change only {', '.join(sorted(TEXTS))}")

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
 _TICK_S = 0.1
-"""How often uvicorn's signal handlers are listened to, and the date in answers is looked at."""
+"""Seconds between two updates of the server's date header and checks for signals."""
 _CLOSING_TICK_S = 0.005
 
 
@@ -52,7 +52,7 @@ class ServerThread:
         shutdown_timeout_s: float = 10.0,
         limits: GatewayConfig | None = None,
     ) -> None:
-        """`limits` say how large heads may be, and how long requests may take to arrive."""
+        """`limits` bounds the sizes of heads and the time that requests take to arrive."""
         self._app = app
         self._host, self._port = host, port
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -63,7 +63,7 @@ class ServerThread:
 
     @property
     def url(self) -> str:
-        """Where it listens: `http://host:port`, without a path."""
+        """Address of the server: `http://host:port`, without a path."""
         if not self._url:
             raise RLLMError("the server has no address before it is started: call start() first")
         return self._url
@@ -72,7 +72,7 @@ class ServerThread:
         """Listen, and return once requests are answered.
 
         Raises:
-            ConfigError: if the address cannot be had; no thread is left behind then.
+            ConfigError: if the address is not available; no thread is left then.
             RLLMError: if it does not start for another reason.
         """
         listener = bind(self._host, self._port)
@@ -91,7 +91,7 @@ class ServerThread:
         return self
 
     def stop(self) -> None:
-        """Stop listening, let the calls in flight end (within the shutdown time), and wait for the thread. Repeatable."""
+        """Stop listening, let calls in progress end within the shutdown time, and join the thread. Repeatable."""
         if self._server is None or self._thread is None:
             return
         self._server.exit_at_once()
@@ -135,7 +135,7 @@ class GatewayServer(ServerThread):
         return self._sessions.unattributed.num_calls
 
     def session_url(self, session_id: str) -> str:
-        """The base URL that an agent of this session uses, up to and including `/v1`."""
+        """Return the base URL for an agent of this session, up to and including `/v1`."""
         return f"{self.url}/sessions/{quote(session_id, safe='')}/v1"
 
     def open_session(
@@ -172,7 +172,7 @@ class GatewayServer(ServerThread):
 def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
     """Serve in the foreground until SIGINT or SIGTERM; calls in flight may end within the shutdown time.
 
-    For a process that does nothing else: it also tells the garbage collector to look less often, because parsing a
+    For a process that does nothing else: it also makes garbage collection rarer, because parsing a
     streamed answer makes thousands of short-lived objects, and searching them for cycles doubles its cost.
     """
     gc.freeze()
@@ -181,7 +181,7 @@ def serve(app: ASGIApp, listener: socket.socket, config: GatewayConfig) -> None:
 
 
 def bind(host: str, port: int, *, of: str = "gateway") -> socket.socket:
-    """A listening socket; `of` names in errors whose it is.
+    """Return a listening socket; `of` names its owner in errors.
 
     Raises:
         ConfigError: if the port is in use, needs rights, or the host is not an address of this machine.
@@ -207,7 +207,7 @@ def bind(host: str, port: int, *, of: str = "gateway") -> socket.socket:
 
 
 def url_of(listener: socket.socket, host: str) -> str:
-    """How a client on this machine reaches the listener."""
+    """Return the address at which a client on this machine reaches the listener."""
     shown = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{listener.getsockname()[1]}"
 
@@ -230,14 +230,13 @@ def uvicorn_config(app: ASGIApp, shutdown_timeout_s: float, limits: GatewayConfi
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server that says when it has started, ends as soon as nothing is under way, which uvicorn waits a fifth of a
-    second for, and does so quietly when a signal asks it to."""
+    """Uvicorn's server, which signals its start, ends as soon as no call is in progress, and raises no signal again."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = threading.Event()
         self.failure: BaseException | None = None
-        """Why it never started, where it runs in a thread."""
+        """Reason why it never started, where it runs in a thread."""
         self._asked = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -272,13 +271,13 @@ class _Server(uvicorn.Server):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets tell nobody
+                while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets have no events
                     await asyncio.sleep(_CLOSING_TICK_S)
         if state.tasks:
             logger.error("%s cut off, not having ended in time for the shutdown", counted(len(state.tasks), "call"))
             for task in state.tasks:
                 task.cancel(STOPPED)
-            await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients are told
+            await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients get an error
         await self.lifespan.shutdown()
 
     @contextlib.contextmanager
@@ -296,7 +295,7 @@ class _Server(uvicorn.Server):
 
 
 def _run(server: _Server, listener: socket.socket) -> None:
-    """Serve in an event loop made for it, until the server is told to exit."""
+    """Serve in an event loop of its own until the server exits."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(server.serve(sockets=[listener]))
@@ -306,7 +305,7 @@ def _run(server: _Server, listener: socket.socket) -> None:
 
 
 def _run_or_fail(server: _Server, listener: socket.socket) -> None:
-    """`_run` for a thread: a start that fails is told by whoever waits for it."""
+    """Run the server in a thread; the caller of `start` reports a start that fails."""
     try:
         _run(server, listener)
     except BaseException as error:
@@ -316,7 +315,7 @@ def _run_or_fail(server: _Server, listener: socket.socket) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop where it is installed (it is not made for Windows)."""
+    """Return uvloop's event loop where it is installed (it does not support Windows)."""
     try:
         import uvloop
     except ModuleNotFoundError:

@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests, ParentIndex
@@ -30,7 +29,7 @@ from rllm.inference.engine import SamplingParams
 from rllm.registry import did_you_mean
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import outgoing_headers
-from rllm.types import CLIENT_KEY, RESERVED_PREFIX, Trace
+from rllm.types import CLIENT_KEY, RESERVED_PREFIX, JSONMapping, JSONObject, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +152,7 @@ class Sessions:
             self._kept.move_to_end(session_id)
         return session
 
-    def open(
-        self, session_id: str, *, metadata: Mapping[str, Any] | None, sampling: Mapping[str, Any] | None
-    ) -> Future[None]:
+    def open(self, session_id: str, *, metadata: JSONMapping | None, sampling: JSONMapping | None) -> Future[None]:
         """Begin a session, or add to one; return a future that ends once this is durable, for other gateways too.
 
         Its row precedes its first trace in the store, because writes keep their order.
@@ -359,7 +356,7 @@ def check_not_deleted(session: Session) -> None:
         )
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
+def _check_metadata(metadata: JSONMapping) -> None:
     for name in metadata:
         if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
             raise ConfigError(
@@ -367,7 +364,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
             )
 
 
-def check_sampling(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def check_sampling(parameters: JSONMapping) -> JSONObject:
     """Return the sampling parameters that a session imposes, without those that are `None`.
 
     Raises:
@@ -410,7 +407,7 @@ class UnattributedCalls:
         """Client processes of the first connections."""
         self._warned_of: str | None = None
 
-    def expect_sessions(self, metadata: Mapping[str, Any]) -> None:
+    def expect_sessions(self, metadata: JSONMapping) -> None:
         """Note that a session was opened: from the first one of a rollout on, calls should name one."""
         if "split" in metadata:
             self.session_id = unattributed_session(metadata.get("run_id"))
@@ -422,9 +419,7 @@ class UnattributedCalls:
         is_clients_own = not openly_named(path, headers) and named == own_session(headers)
         return None if self.session_id is not None and is_clients_own else named
 
-    def note(
-        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, is_refused: bool = False
-    ) -> dict[str, Any]:
+    def note(self, scope: JSONMapping, headers: Mapping[bytes, bytes], *, is_refused: bool = False) -> JSONObject:
         """Count a call that names no session, and return the metadata to store with it, unless it is refused."""
         if self.session_id is None:
             return {}
@@ -441,7 +436,7 @@ class UnattributedCalls:
             )
         return {CLIENT_KEY: client}
 
-    def _client_of(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> str:
+    def _client_of(self, scope: JSONMapping, headers: Mapping[bytes, bytes]) -> str:
         """Describe the client of a call."""
         agent = headers.get(b"user-agent", b"").decode("latin-1") or "an unnamed client"
         host, port = scope.get("client") or ("", 0)

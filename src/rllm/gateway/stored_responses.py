@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -25,7 +24,7 @@ from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import check_one_named, session_named
 from rllm.gateway.model_call import USAGE_KEY
 from rllm.gateway.sessions import Sessions
-from rllm.types import Trace
+from rllm.types import JSONObject, Trace
 
 _DELETED_KEY = "rllm.deleted"
 """Trace metadata: a client deleted the response."""
@@ -53,9 +52,7 @@ class StoredResponses:
         answers = (("GET", self._show), ("DELETE", self._delete))
         return [Route(path, self._of_trace(answer), methods=[method]) for path in paths for method, answer in answers]
 
-    def _of_trace(
-        self, answer: Callable[[Trace], Awaitable[dict[str, Any]]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _of_trace(self, answer: Callable[[Trace], Awaitable[JSONObject]]) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
             trace = await self._found(request)
             _check_whole(request)
@@ -63,13 +60,13 @@ class StoredResponses:
 
         return answered
 
-    async def _show(self, trace: Trace) -> dict[str, Any]:
+    async def _show(self, trace: Trace) -> JSONObject:
         response = from_chat(_chat_of(trace), asked_of(trace))
         if trace.error is not None and trace.finish_reason in ("abort", "error"):
             return broken_off(response, cancelled=trace.error == ABORTED, reason=trace.error)
         return response
 
-    async def _delete(self, trace: Trace) -> dict[str, Any]:
+    async def _delete(self, trace: Trace) -> JSONObject:
         hidden = replace(trace, metadata={**trace.metadata, _DELETED_KEY: True})
         session = await self._sessions.get(trace.session_id)
         await self._gateway.writes.wait(self._gateway.store.add([hidden], session=session.ref))
@@ -108,7 +105,7 @@ def _check_whole(request: Request) -> None:
         )
 
 
-def _chat_of(trace: Trace) -> dict[str, Any]:
+def _chat_of(trace: Trace) -> JSONObject:
     """Return the chat completion of a response, as far as its trace has it."""
     logprobs = {"content": None}
     choice = {"index": 0, "message": trace.response, "finish_reason": trace.finish_reason, "logprobs": logprobs}

@@ -27,9 +27,8 @@ from urllib.parse import quote
 
 from rllm.errors import MissingDependencyError
 from rllm.gateway.app import create_app
-from rllm.gateway.baggage import session_of_baggage
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER
+from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER, session_of_baggage
 from rllm.gateway.server import ServerThread
 from rllm.gateway.sessions import check_session_id, is_session_id
 from rllm.gateway.upstream import HTTPUpstream

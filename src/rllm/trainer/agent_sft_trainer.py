@@ -1,21 +1,29 @@
-"""`AgentSFTTrainer`: supervised fine-tuning on conversations, or on the best of what was rolled out before."""
+"""`AgentSFTTrainer`: supervised fine-tuning on conversations, or on the best earlier rollouts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from statistics import fmean
+from typing import Any, ClassVar, TypeAlias
 
+from rllm.algorithms.base import Algorithm
+from rllm.backends.base import TrainingBackend
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, EpisodeLog
+from rllm.engine.failures import why_failed
+from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError, concerning
 from rllm.store import open_store
+from rllm.store.base import TraceStore
 from rllm.tracking.about import run_id_of
 from rllm.tracking.base import Tracker
 from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
-from rllm.trainer.demonstrations.door import DemonstrationDoor
+from rllm.trainer.credit import Roles, assemble
 from rllm.trainer.demonstrations.rejection import (
     Row,
     process_trajectories,
@@ -24,8 +32,10 @@ from rllm.trainer.demonstrations.rejection import (
     rows_of_store,
     sampled_from,
 )
-from rllm.trainer.demonstrations.rows import FIELD, prepared
-from rllm.trainer.history import filled, folder_of, named_store
+from rllm.trainer.demonstrations.rows import FIELD, Demonstration, prepared
+from rllm.trainer.episode_records import filled, folder_of, named_store
+from rllm.trainer.metrics import EpisodeMetrics, rewards_of
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
@@ -75,7 +85,7 @@ class AgentSFTTrainer(AgentTrainer):
             best_per_task=chosen.sft.best_per_task,
         )
         super().__init__(
-            door=DemonstrationDoor(),
+            source=DemonstrationRollouts(),
             train_dataset=_prepared(rows, chosen, "train_dataset"),
             val_dataset=None
             if val_dataset is None
@@ -156,3 +166,73 @@ def _check_roles(names: set[str], config: TrainConfig) -> None:
     if names <= frozen:
         settings = " and ".join(f"roles.{name}.trainable=false" for name in sorted(names))
         raise ConfigError(f"all rows are of roles that do not learn ({settings}): give it rows of another 'name'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationRollouts(RolloutSource):
+    """Rows of `demonstrations.prepared`."""
+
+    demonstrates: ClassVar[bool] = True
+
+    def check(self, data: Dataset) -> None:
+        for number, row in enumerate(data):
+            if not isinstance(row.get(FIELD), Demonstration):
+                raise ConfigError(f"row {number} is no demonstration: use AgentSFTTrainer, which prepares the rows")
+
+    def open(self, context: RolloutContext) -> RunningRollout:
+        return Demonstrator(context.store)
+
+    def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
+        return DemonstrationMetrics(algorithm=algorithm, backend=backend, roles=roles)
+
+
+class Demonstrator(AbstractContextManager["Demonstrator"]):
+    """A `Rollout` that asks nobody. The store gets a session for what the trainer notes, and no traces: nothing was called."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to stop."""
+
+    async def rollout(self, attempt: RolloutRequest) -> Episode:
+        """The attempt's row as an episode."""
+        if attempt.trainable:
+            about = {name: getattr(attempt, name) for name in ("task_id", "index", "split", "run_id")}
+            await asyncio.wrap_future(self._store.open_session(attempt.session_id, about))
+        return Episode(
+            task=attempt.task,
+            task_id=attempt.task_id,
+            index=attempt.index,
+            session_id=attempt.session_id,
+            trajectories=[attempt.task[FIELD].trajectory()],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationMetrics:
+    """Looks at likelihoods."""
+
+    algorithm: Algorithm
+    backend: TrainingBackend
+    roles: Roles
+
+    def why_unusable(self, episode: Episode) -> str | None:
+        return why_failed(episode)
+
+    def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """`sft/reward`: what demonstrations that were sampled and scored had earned."""
+        rewards = rewards_of(episodes)
+        return {"sft/reward": fmean(rewards)} if rewards else {}
+
+    def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """`eval/loss`, as the training's; `eval/perplexity`, by the mean over tokens whatever the loss is a mean of."""
+        batch = assemble(episodes, self.algorithm, step=0, temperature=1.0, roles=self.roles).batch
+        logprobs = self.backend.score(batch).float()
+        losses, _ = self.algorithm.surrogate(logprobs, logprobs, batch)
+        return {
+            "eval/loss": float((losses * batch.weights).sum()),
+            "eval/perplexity": float((-logprobs.mean()).exp()),
+            "eval/num_tokens": float(batch.num_tokens),
+            "eval/num_episodes": float(len(episodes)),
+        }

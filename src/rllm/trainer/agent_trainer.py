@@ -41,17 +41,16 @@ from rllm.tracking import TRACKERS
 from rllm.tracking.about import kept_run_id
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.tracking.own_runs import seal
-from rllm.trainer import rng
-from rllm.trainer.activations import fitted_to_memory
 from rllm.trainer.algorithm import check_fit, check_roles, make_algorithm
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
-from rllm.trainer.checkpoint import Checkpoints
+from rllm.trainer.checkpoint import Checkpoints, seed_generators
 from rllm.trainer.config import ConfigSource, TrainConfig
-from rllm.trainer.doors import Door, Surroundings, door_of
+from rllm.trainer.event_loop import run_anywhere
 from rllm.trainer.loop import TrainingLoop
-from rllm.trainer.own_loop import run_anywhere
+from rllm.trainer.memory import fitted_to_memory
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.teacher import check_teacher, open_teacher
@@ -99,7 +98,7 @@ class AgentTrainer:
         env_args: Mapping[str, Any] | None = None,
         workflow_class: type[Workflow] | None = None,
         workflow_args: Mapping[str, Any] | None = None,
-        door: Door | None = None,
+        source: RolloutSource | None = None,
         train_dataset: TaskSource,
         val_dataset: TaskSource | None = None,
         config: ConfigSource = None,
@@ -117,7 +116,7 @@ class AgentTrainer:
             env_args: see there.
             workflow_class: or a workflow, made as `workflow_class(rollout_engine=..., **workflow_args)`.
             workflow_args: see there.
-            door: or whatever else episodes come from.
+            source: or any other source of episodes.
             train_dataset: tasks to learn from: rows, a function that gives rows, or what `Dataset.load` reads: the path of
                 a file, or the id of a dataset of Hugging Face.
             val_dataset: held-out tasks, likewise.
@@ -134,7 +133,7 @@ class AgentTrainer:
         self.train_data = _dataset(train_dataset, "train_dataset")
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         self.config = fitted_to_tasks(self.config, len(self.train_data))
-        self.door = door_of(
+        self.source = rollout_source(
             agent_run_func=agent_run_func,
             agent_class=agent_class,
             env_class=env_class,
@@ -142,7 +141,7 @@ class AgentTrainer:
             env_args=env_args,
             workflow_class=workflow_class,
             workflow_args=workflow_args,
-            door=door,
+            source=source,
         )
         self._resume = resume
         with locating_errors(layers):
@@ -171,7 +170,7 @@ class AgentTrainer:
         Raises:
             ConfigError: naming what is wrong, its value and the remedy.
         """
-        check_fit(self.config, demonstrates=self.door.demonstrates)
+        check_fit(self.config, demonstrates=self.source.demonstrates)
         check_sizes(self.config, len(self.train_data))
         _check_evaluations(self.config, self.val_data)
         self.algorithm = make_algorithm(self.config)
@@ -181,18 +180,18 @@ class AgentTrainer:
         for name, data in (("train_dataset", self.train_data), ("val_dataset", self.val_data)):
             if data is not None:
                 with concerning(name):
-                    if not self.door.demonstrates:
+                    if not self.source.demonstrates:
                         check_ids(data)
-                    self.door.check(data)
+                    self.source.check(data)
         _warn_of_shared_tasks(self.train_data, self.val_data)
         check_model(self.config)
         self.config, self.rate_origin = with_learning_rate(
-            self.config, demonstrates=self.door.demonstrates, resumed=self._begun_settings() if self._resume else ""
+            self.config, demonstrates=self.source.demonstrates, resumed=self._begun_settings() if self._resume else ""
         )
         """Where `optim.lr` is from, if the user did not set it."""
         self.config = fitted_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
-        check_rollouts(self.config, self.door)
+        check_rollouts(self.config, self.source)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
 
@@ -280,7 +279,7 @@ class AgentTrainer:
     def _loop(self, stack: ExitStack) -> TrainingLoop:
         """The loop with all its parts, which work until the stack ends."""
         start = self._start
-        rng.seed_all(self.config.seed)
+        seed_generators(self.config.seed)
         teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
         stack.enter_context(on_ray(self.config))
         backend = self._loaded_backend(stack)
@@ -288,15 +287,15 @@ class AgentTrainer:
         self._write_settings()
         store = self._opened_store(stack)
         gateway = stack.enter_context(self._gateway(store, backend))
-        around = Surroundings(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
-        runner = self._runner = stack.enter_context(running(self.config, self.door, around, gateway))
+        context = RolloutContext(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
+        runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway))
         trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
         stack.callback(trackers.close)
         return (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(
             config=self.config,
             backend=backend,
             algorithm=self.algorithm,
-            judge=self.door.judge(self.algorithm, backend, self.config.roles),
+            episode_metrics=self.source.episode_metrics(self.algorithm, backend, self.config.roles),
             teacher=teacher,
             batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
             runner=runner,

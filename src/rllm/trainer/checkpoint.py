@@ -1,17 +1,21 @@
-"""Checkpoints that are whole or not there: the newest of them, and the best."""
+"""Checkpoints that are complete or absent, and the states of random number generators that they keep."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import re
 import shutil
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 
 from rllm._runtime.files import flush, replace_text
@@ -203,3 +207,40 @@ def _remove(folder: Path) -> None:
     if folder.exists():
         folder = folder.rename(folder.with_name(f"{folder.name}-old{_UNFINISHED}"))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of the generators of Python, numpy and torch, as JSON."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, [int(key) for key in keys], position, has_gauss, cached],
+        "torch": _text(torch.get_rng_state()),
+        "cuda": [_text(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Restore the generators; those of GPUs only if their number has not changed."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    torch.set_rng_state(_tensor(states["torch"]))
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_tensor(state) for state in states["cuda"]])
+
+
+def _text(state: torch.Tensor) -> str:
+    return b64encode(state.numpy().tobytes()).decode()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(b64decode(text)), dtype=torch.uint8)

@@ -17,7 +17,7 @@ from rllm.engine.episode_log import plain_task_id, to_json
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking.own_runs import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
-from rllm.trainer.history import TOOLS_KEY, was_learnable
+from rllm.trainer.episode_records import TOOLS_KEY, was_learnable
 from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import Episode, Trajectory
 

@@ -29,13 +29,13 @@ from rllm.engine.runner import RolloutRunner
 from rllm.errors import CheckpointError, TokenMismatchError
 from rllm.store.base import TraceStore
 from rllm.tracking.base import Trackers
-from rllm.trainer import rng
-from rllm.trainer.attempts import eval_attempts, training_attempts
 from rllm.trainer.batch_log import BatchLog
-from rllm.trainer.checkpoint import Checkpoints, score_of
+from rllm.trainer.checkpoint import Checkpoints, generator_states, score_of
 from rllm.trainer.credit import Assembled, assemble
-from rllm.trainer.judge import Judge, RolloutJudge
-from rllm.trainer.metrics.measure import (
+from rllm.trainer.episode_records import keep_outcomes
+from rllm.trainer.metrics import (
+    EpisodeMetrics,
+    RolloutMetrics,
     batch_metrics,
     error_of_all,
     failure_report,
@@ -43,9 +43,9 @@ from rllm.trainer.metrics.measure import (
     rates,
     staleness,
 )
-from rllm.trainer.metrics.signals import Watch
-from rllm.trainer.outcomes import keep_outcomes
 from rllm.trainer.resume import newest_session
+from rllm.trainer.rollouts import eval_attempts, training_attempts
+from rllm.trainer.run_health import RunHealth
 from rllm.trainer.selection import (
     credits_of_failed,
     drop_filtered,
@@ -75,7 +75,7 @@ class TrainingLoop:
     checkpoints: Checkpoints
     train_data: Dataset
     val_data: Dataset | None = None
-    judge: Judge = field(default_factory=RolloutJudge)
+    episode_metrics: EpisodeMetrics = field(default_factory=RolloutMetrics)
     """What is made known of episodes."""
     teacher: Teacher | None = None
     """Teacher model for distillation, if the algorithm uses one."""
@@ -93,7 +93,7 @@ class TrainingLoop:
     """After how many steps the policy was last evaluated."""
     score: float | None = None
     """The metric `keep_best` of that evaluation."""
-    _watch: Watch = field(default_factory=Watch, init=False)
+    _health: RunHealth = field(default_factory=RunHealth, init=False)
     _num_unattributed: int = field(default=0, init=False)
     """Such calls until the last step was logged."""
     _is_first: bool = field(default=True, init=False)
@@ -161,7 +161,7 @@ class TrainingLoop:
         with _timed(times, "explain"):
             await self._explain(assembled, update, episodes)
         metrics = self._metrics(episodes, assembled, update, times) | ages | peak_memory()
-        metrics |= self._watch.look(self.steps_done, metrics, episodes)
+        metrics |= self._health.check(self.steps_done, metrics, episodes)
         self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
         self.trackers.log_episodes(self.steps_done, "train", episodes)
         await self._note_state()
@@ -193,7 +193,7 @@ class TrainingLoop:
         num_before, self._num_unattributed = self._num_unattributed, self.num_unattributed_calls()
         unattributed = {"dropped/unattributed_call": float(self._num_unattributed - num_before)}
         return {
-            **self.judge.of_training(sampled),
+            **self.episode_metrics.of_training(sampled),
             **batch_metrics(assembled),
             **(unattributed if self._num_unattributed > num_before else {}),
             **update.metrics,
@@ -211,12 +211,12 @@ class TrainingLoop:
             started = time.perf_counter()
             attempts = eval_attempts(self.val_data, self.config, step=self.steps_done)
             episodes = await self._roll_out("evaluate", attempts, may_fail=self.steps_done > 0)
-            metrics = await self._in_thread(self.judge.of_evaluation, episodes)
+            metrics = await self._in_thread(self.episode_metrics.of_evaluation, episodes)
             metrics["timing/eval_s"] = time.perf_counter() - started
             self.trackers.log(self.steps_done, metrics)
             self.trackers.log_episodes(self.steps_done, "eval", episodes)
             await keep_outcomes(self.store, episodes)
-            if all(map(self.judge.why_unusable, episodes)):
+            if all(map(self.episode_metrics.why_unusable, episodes)):
                 return episodes
             is_known = self.checkpoints.best_score() is not None
             self.score = score_of(metrics, self.config.keep_best, is_known=is_known)
@@ -249,7 +249,7 @@ class TrainingLoop:
             "identity": dict(self.identity),
             "evaluated_at": self.evaluated_at,
             "score": self.score if self.evaluated_at == self.steps_done else None,
-            "rng": rng.states(),
+            "rng": generator_states(),
             "last_session": await self._last_session(),
         }
 
@@ -303,7 +303,7 @@ class TrainingLoop:
             on_episode=lambda episode: self.trackers.progress(phase, next(num_done), len(attempts), episode),
             rank=rank,
         )
-        reasons = [self.judge.why_unusable(episode) for episode in episodes]
+        reasons = [self.episode_metrics.why_unusable(episode) for episode in episodes]
         if all(reasons) and not may_fail:
             await keep_outcomes(self.store, episodes)  # now, since nothing comes after this
             where = f"Where each of them ended: rllm explain {shlex.quote(str(self.checkpoints.run_dir))}"

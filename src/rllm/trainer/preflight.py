@@ -22,9 +22,10 @@ from rllm.config.schema import TrainConfig
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError, counted
 from rllm.gateway.server import bind, url_of
+from rllm.trainer.checkup import gpus_of_driver
 from rllm.trainer.memory import checkpoint_bytes, worker_memory
-from rllm.trainer.nodes import gpus_of_driver, nearest_folder
 from rllm.trainer.rollouts import joined_for
+from rllm.trainer.run_folder import nearest_folder
 
 logger = logging.getLogger(__name__)
 

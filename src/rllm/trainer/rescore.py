@@ -19,8 +19,8 @@ from rllm._runtime.untrusted import parse_json
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import as_reward_output
-from rllm.trainer.history import was_learnable
-from rllm.trainer.own_loop import run_anywhere
+from rllm.trainer.episode_records import was_learnable
+from rllm.trainer.event_loop import run_anywhere
 from rllm.types import Episode, Trajectory
 
 FOLDER = "rescored"

@@ -26,8 +26,7 @@ from rllm.store.base import TraceStore, every_session
 from rllm.tracking.about import flat, forget_trackers
 from rllm.tracking.jsonl import forget_after, last_step
 from rllm.tracking.own_runs import STORE
-from rllm.trainer import rng
-from rllm.trainer.checkpoint import Checkpoints, read_state
+from rllm.trainer.checkpoint import Checkpoints, read_state, restore_generators
 from rllm.trainer.run_folder import LOCK_FILE
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class StartingPoint:
     def restore_rng(self) -> None:
         """Let random numbers go on where they were."""
         if "rng" in self.state:
-            rng.restore(self.state["rng"])
+            restore_generators(self.state["rng"])
 
 
 def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> StartingPoint:

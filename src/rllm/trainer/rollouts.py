@@ -1,9 +1,10 @@
-"""Where the rollouts of a run are made: in this process, or in processes on the nodes of a Ray cluster."""
+"""Rollouts of a run: the requests of a step or an evaluation, and their runner, in this process or on a Ray cluster."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from rllm._runtime.network import is_loopback
+from rllm.algorithms.base import Algorithm
+from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
+from rllm.data.dataset import Dataset
+from rllm.data.order import more_tasks_of_step, tasks_of_step
 from rllm.engine.capture import GatewayEngine, RemoteGateway
 from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import (
@@ -27,6 +32,7 @@ from rllm.engine.ray_cluster import (
 )
 from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.recording_engine import RecordingEngine
+from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
@@ -34,11 +40,12 @@ from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
 from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
-from rllm.trainer.doors import Door, RunningRollout, Surroundings
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
+from rllm.types import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteSurroundings(Surroundings):
+class RemoteRolloutContext(RolloutContext):
     """What a run offers to rollouts on another machine."""
 
     @property
@@ -47,15 +54,15 @@ class RemoteSurroundings(Surroundings):
         return self.inference
 
 
-def open_elsewhere(door: Door, gateway: RemoteGateway, rollout: RolloutConfig) -> RunningRollout:
-    """The rollouts of a door in a process that knows the policy by its gateway only."""
+def open_remote(source: RolloutSource, gateway: RemoteGateway, rollout: RolloutConfig) -> RunningRollout:
+    """The rollouts of a source in a process that knows the policy by its gateway only."""
     store = cast("TraceStore", gateway)  # rollouts only read sessions of it
-    return door.open(
-        RemoteSurroundings(inference=GatewayEngine(gateway), gateway=gateway, store=store, rollout=rollout)
+    return source.open(
+        RemoteRolloutContext(inference=GatewayEngine(gateway), gateway=gateway, store=store, rollout=rollout)
     )
 
 
-def check_rollouts(config: TrainConfig, door: Door) -> None:
+def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
     """What can be said before anything is started; `ray.address` becomes that of verl's workers, too.
 
     Raises:
@@ -65,7 +72,7 @@ def check_rollouts(config: TrainConfig, door: Door) -> None:
     if config.backend == "verl":
         _join_workers(config)
     if config.rollout.runner == "ray":
-        _check_sendable(config, door)
+        _check_sendable(config, source)
     else:
         serves_verl = ("address", "start_timeout_s") if config.backend == "verl" else ()
         names = [name for name in type(config.ray).model_fields if name not in serves_verl]
@@ -84,15 +91,15 @@ def _join_workers(config: TrainConfig) -> None:
         )
 
 
-def _check_sendable(config: TrainConfig, door: Door) -> None:
-    if door.demonstrates:
+def _check_sendable(config: TrainConfig, source: RolloutSource) -> None:
+    if source.demonstrates:
         raise ConfigError("rollout.runner='ray' would have no effect: demonstrations are read, not made; leave it out")
     folder = config.ray.working_dir
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"ray.working_dir={str(folder)!r}: there is no such folder")
     load_ray()
     check_address(address_of(config))
-    packed(door, "the agent", OF_CODE)
+    packed(source, "the agent", OF_CODE)
 
 
 def address_of(config: TrainConfig) -> str | None:
@@ -145,27 +152,29 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
 
 
 @contextmanager
-def running(config: TrainConfig, door: Door, around: Surroundings, gateway: GatewayServer) -> Iterator[RolloutRunner]:
+def running(
+    config: TrainConfig, source: RolloutSource, context: RolloutContext, gateway: GatewayServer
+) -> Iterator[RolloutRunner]:
     """The runner of a run, at work.
 
     Raises:
         ConfigError: if a part does not fit, or a node cannot make rollouts.
     """
-    rollout, most = config.rollout, door.most_at_a_time
+    rollout, most = config.rollout, source.max_parallel
     settings: dict[str, Any] = {
         "max_concurrent": rollout.max_concurrent,
         "timeout_s": rollout.timeout_s,
         "num_retries": rollout.num_retries,
-        "retry_if": door.retry_if,
+        "retry_if": source.retry_if,
     }
     if rollout.runner == "local":
         settings["max_concurrent"] = most or rollout.max_concurrent
-        with door.open(around) as engine:
+        with source.open(context) as engine:
             yield RolloutRunner(engine, **settings)
         return
     remote, spread = remote_gateway(gateway), spread_of(config)
     with RayRolloutRunner(
-        partial(open_elsewhere, door, remote, rollout),
+        partial(open_remote, source, remote, rollout),
         spread=spread if most is None else replace(spread, concurrency=most),
         gateway=remote,
         environment=environment(remote.url, api_key=remote.process_key),
@@ -191,3 +200,98 @@ def remote_gateway(gateway: GatewayServer) -> RemoteGateway:
     key = gateway.config.api_key
     assert key is not None, "a gateway for other machines has a key"
     return RemoteGateway(url=url_elsewhere(gateway.url, gateway.config.host), api_key=key)
+
+
+# The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less likely.
+_CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+
+
+def training_attempts(
+    data: Dataset,
+    config: TrainConfig,
+    algorithm: Algorithm,
+    *,
+    step: int,
+    extra_round: int = 0,
+    num_drawn: int = 0,
+    num_tasks: int = 0,
+) -> list[RolloutRequest]:
+    """`group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
+
+    Args:
+        data: the tasks.
+        config: the run's.
+        algorithm: the run's.
+        step: how many steps are done.
+        extra_round: 0 for the step's own tasks; from 1 on, `num_tasks` others in their place.
+        num_drawn: how many others earlier rounds took.
+        num_tasks: how many this one takes.
+    """
+    if extra_round:
+        rows = more_tasks_of_step(
+            step,
+            num_tasks=len(data),
+            per_step=config.tasks_per_step,
+            num_drawn=num_drawn,
+            count=num_tasks,
+            seed=config.seed,
+        )
+    else:
+        rows = tasks_of_step(step, num_tasks=len(data), per_step=config.tasks_per_step, seed=config.seed)
+    rollout = config.rollout
+    sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **_CUTS, **_PENALTIES}
+    greedy = {**sampled, "temperature": 0.0}
+    attempts = []
+    for place, row in enumerate(rows):
+        # A task that a step takes twice is two groups: its place in the step keeps them apart.
+        task_id = f"{data.task_id(row)}@{step}.{extra_round}.{place}"
+        attempt = partial(_attempt, data[row], task_id, split="train", seed=config.seed, step=step)
+        for index in range(rollout.group_size):
+            attempts.append(attempt(index, sampling=sampled, side_calls=rollout.side_calls))
+        if algorithm.needs_greedy:
+            attempts.append(attempt(rollout.group_size, sampling=greedy, trainable=False))
+    return attempts
+
+
+def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[RolloutRequest]:
+    """`eval.num_rollouts` attempts at each held-out task after `step` steps. All evaluations of a run have the same seeds, so
+    that luck weighs less in their differences."""
+    judged = config.eval
+    imposed = {"temperature": judged.temperature, "top_p": judged.top_p, "top_k": judged.top_k}
+    sampling = {**imposed, "max_tokens": config.rollout.max_tokens}
+    times: Counter[str] = Counter()  # rows that are the same task, as `Dataset.repeat` makes them, go on counting
+    attempts = []
+    for row in range(len(data)):
+        task_id = data.task_id(row)
+        attempt = partial(_attempt, data[row], task_id, split="eval", seed=config.seed, step=step, trainable=False)
+        for _ in range(judged.num_rollouts):
+            attempts.append(attempt(times[task_id], sampling=sampling))
+            times[task_id] += 1
+    return attempts
+
+
+def _attempt(
+    task: Task,
+    task_id: str,
+    index: int,
+    *,
+    split: str,
+    sampling: Mapping[str, Any],
+    seed: int,
+    step: int,
+    trainable: bool = True,
+    side_calls: bool = False,
+) -> RolloutRequest:
+    given = {name: value for name, value in sampling.items() if value is not None}
+    given["seed"] = derived_seed(seed, split, task_id, index)
+    return RolloutRequest(
+        task=task,
+        task_id=task_id,
+        index=index,
+        split=split,
+        training_step=step,
+        sampling=given,
+        trainable=trainable,
+        side_calls=side_calls,
+    )

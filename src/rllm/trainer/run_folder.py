@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from rllm.errors import ConfigError
 from rllm.registry import closest
 from rllm.store import path_of
 from rllm.tracking.own_runs import BEGUN_AS
-from rllm.trainer.nodes import nearest_folder, why_unwritable
 
 LOCK_FILE = ".lock"
 _MAX_NAMED = 3
@@ -91,3 +91,18 @@ def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
     left out."""
     rows = map(parse_json, lines_of(run_dir / "metrics.jsonl"))
     return [row for row in rows if any(name.startswith("eval/") for name in row)]
+
+
+def nearest_folder(folder: str | None) -> Path:
+    """Return the nearest existing parent of a folder; of temporary files if none is named."""
+    path = Path(folder or tempfile.gettempdir())
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """Return the system's reason against writing a file there, or `None`; the trial file is removed at once."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -39,7 +39,7 @@ def test_a_message_and_its_exact_trace(serve, upstream, anthropic_client):
     assert trace.error is None
 
 
-def test_a_stream_gives_the_message_and_the_trace_of_the_whole_answer(serve, upstream, anthropic_client):
+def test_a_stream_gives_the_whole_message_and_trace(serve, upstream, anthropic_client):
     served = serve([CALLS], upstream=upstream)
     client = anthropic_client(served)
     asked = {"model": "m", "max_tokens": 1000, "messages": HI, "tools": TOOLS}
@@ -156,7 +156,7 @@ def test_the_upstreams_failures_have_anthropics_names(serve, upstream, anthropic
     assert served.store.by_session("s")[0].error is not None
 
 
-def test_requests_that_never_reach_the_upstream_fail_in_anthropics_form(serve, anthropic_client):
+def test_refused_requests_have_anthropics_error_form(serve, anthropic_client):
     served = serve(config=GatewayConfig(api_key="secret", max_body_bytes=500, shutdown_timeout_s=1))
     create = anthropic_client(served, api_key="secret").messages.create
     with pytest.raises(anthropic.AuthenticationError):

@@ -50,7 +50,7 @@ def test_a_response_and_its_exact_trace(serve, upstream):
     assert (trace.sampling["temperature"], trace.error) == (0.5, None)
 
 
-def test_a_stream_gives_the_response_and_the_trace_of_the_whole_answer(serve, upstream):
+def test_a_stream_gives_the_whole_response_and_trace(serve, upstream):
     served = serve([CALLS], upstream=upstream)
     client = served.client()
     whole = client.responses.create(model="m", input="hi", tools=TOOLS)
@@ -89,7 +89,7 @@ def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, keeps, 
     assert [message["role"] for message in second.messages] == ["system", "user", "assistant", "tool", "tool"]
 
 
-def test_a_conversation_without_a_named_session_is_continued_in_its_own(serve):
+def test_an_unnamed_conversation_continues_in_its_session(serve):
     served = serve(["one", "two", "three"])
     create = served.client(base_url=f"{served.server.url}/v1").responses.create
     first = create(model="m", input="a")

@@ -38,7 +38,7 @@ def test_usage_comes_last_wherever_the_server_puts_it(kind, wanted):
     assert [(event["choices"], event["usage"]) for event in later[1:]] == ([([], USAGE)] if wanted else [])
 
 
-def test_the_log_probability_of_the_token_that_ends_the_answer_is_told():
+def test_the_end_tokens_logprob_is_included():
     last = chunk({"content": ""}, "stop", logprobs={"content": [entry(-0.25)]})
     now, [ending] = told(ChatStreamEncoder({"logprobs": True}), chunk({"content": "h"}), last)
     assert [event["choices"][0]["logprobs"] for event in now] == [None, {"content": [entry(-0.25)]}]

@@ -38,7 +38,7 @@ def test_a_request_says_the_same_in_chat():
     }
 
 
-def test_what_only_anthropic_understands_is_left_out_and_what_nobody_knows_is_passed_on():
+def test_anthropics_own_fields_are_dropped_and_unknown_ones_kept():
     ignored = {"cache_control": {}, "metadata": {"user_id": "u"}, "context_management": {}, "betas": [], "thinking": {}}
     assert chat(**ignored, chat_template_kwargs={"a": 1}).keys() == {
         "model",
@@ -150,7 +150,7 @@ def test_a_tool_that_failed_without_a_word_is_said_to_have_failed(result, conten
     assert message == {"role": "tool", "tool_call_id": "c", "content": content}
 
 
-def test_tools_are_functions_and_those_of_anthropics_servers_are_left_out():
+def test_tools_of_anthropics_servers_are_left_out():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [
         {"name": "add", "description": "Add.", "input_schema": schema, "strict": True, "defer_loading": True},
@@ -189,7 +189,7 @@ def test_every_form_of_tool_choice(choice, expected):
         ("text_editor_20250728", "str_replace_based_edit_tool"),
     ],
 )
-def test_a_tool_that_its_client_runs_but_does_not_describe_is_refused(type, name):
+def test_an_undescribed_tool_of_a_client_is_refused(type, name):
     tool = {"type": type, "name": name} if name else {"type": type}
     with pytest.raises(GatewayError, match=f"{type}.*give '{name or type}' as a tool with an input_schema") as refused:
         chat(tools=[tool])
@@ -342,7 +342,7 @@ def test_errors_have_anthropics_names(status, type):
     assert shown == {"type": "error", "error": {"type": type, "message": "why"}}
 
 
-def test_line_3_a_thread_is_refused_in_the_way_that_clients_recover_from():
+def test_line_3_threads_are_refused_so_that_clients_recover():
     with pytest.raises(GatewayError) as refused:
         chat(thread={"type": "create"})
     shown = error_to_dict(refused.value)["error"]

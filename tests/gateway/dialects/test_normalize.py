@@ -62,7 +62,7 @@ def test_arguments_that_come_as_an_object_become_text():
     assert piece["function"]["arguments"] == '{"a":1}'
 
 
-def test_pieces_of_a_call_keep_its_index_and_only_the_first_gets_an_id():
+def test_only_the_first_piece_of_a_call_gets_an_id():
     completer = ChunkNormalizer("m")
     pieces = [
         {"function": {"name": "f", "arguments": ""}},
@@ -76,7 +76,7 @@ def test_pieces_of_a_call_keep_its_index_and_only_the_first_gets_an_id():
     assert pieces[0]["id"] != pieces[2]["id"]
 
 
-def test_pieces_are_numbered_from_0_on_whatever_the_server_begins_with():
+def test_tool_calls_are_numbered_from_0():
     completer = ChunkNormalizer("m")
     given = [(5, "A"), (2, "B"), (5, None), (2, None)]
     pieces = [{"index": index, **({"id": name, "function": {"name": name}} if name else {})} for index, name in given]

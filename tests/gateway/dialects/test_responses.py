@@ -48,7 +48,7 @@ def test_a_request_says_the_same_in_chat():
     }
 
 
-def test_what_says_nothing_to_a_model_is_left_out_and_what_nobody_knows_is_passed_on():
+def test_meaningless_fields_are_dropped_and_unknown_ones_kept():
     ignored = {
         "store": False,
         "metadata": {},
@@ -86,7 +86,7 @@ def test_items_of_one_turn_are_one_message():
     ]
 
 
-def test_an_answer_whose_reasoning_came_last_and_that_a_client_took_apart_is_one_turn_again():
+def test_an_answer_split_with_late_reasoning_is_one_turn():
     reasoning, message, call = answer({"content": "adding", "reasoning": "hm", "tool_calls": [CALL]})["output"]
     empty = {**message, "id": None, "content": [{"type": "output_text", "text": "", "annotations": []}]}
     assert chat(input=[HI, message, {**reasoning, "content": []}, empty, call])["messages"][1:] == [
@@ -177,7 +177,7 @@ def test_structured_output_is_a_response_format(form, expected):
     assert chat(text={"format": form}).get("response_format") == expected
 
 
-def test_effort_verbosity_and_log_probabilities_have_their_names_in_chat():
+def test_effort_verbosity_and_logprobs_are_translated():
     asked = chat(
         reasoning={"effort": "low", "summary": "auto"},
         text={"verbosity": "low"},
@@ -202,7 +202,7 @@ def test_the_last_update_of_the_effort_and_of_the_format_counts():
     assert asked["response_format"]["json_schema"]["name"] == "n"
 
 
-def test_only_a_trigger_of_compaction_at_the_end_of_the_input_is_refused():
+def test_only_a_final_compaction_trigger_is_refused():
     trigger = {"type": "compaction_trigger"}
     assert chat(input=[trigger, HI])["messages"] == [HI]
     with pytest.raises(GatewayError, match="does not compact: leave it out") as refused:
@@ -240,13 +240,13 @@ def test_an_answer_that_was_cut_off_is_incomplete(reason, why):
 @pytest.mark.parametrize(
     ("reason", "types"), [("length", ["reasoning"]), ("abort", ["reasoning"]), ("stop", ["reasoning", "message"])]
 )
-def test_only_an_answer_that_was_cut_off_in_its_reasoning_has_no_message(reason, types):
+def test_an_answer_cut_off_in_its_reasoning_has_no_message(reason, types):
     output = answer({"content": None, "reasoning": "hm"}, reason)["output"]
     assert [item["type"] for item in output] == types
     assert output[-1]["status"] == ("completed" if reason == "stop" else "incomplete")
 
 
-def test_an_answer_that_was_cut_off_before_it_said_anything_has_an_empty_message():
+def test_an_answer_cut_off_at_once_has_an_empty_message():
     [message] = answer({"content": ""}, "length")["output"]
     assert (message["content"][0]["text"], message["status"]) == ("", "incomplete")
 
@@ -300,7 +300,7 @@ def test_a_custom_tool_is_called_with_text_and_says_so_again(asked):
     ]
 
 
-def test_a_continued_response_has_its_history_but_not_its_instructions():
+def test_a_continued_response_drops_the_instructions():
     said = {"role": "assistant", "content": "hello"}
     before = trace([{"role": "system", "content": "old"}, HI], said, **{INSTRUCTIONS_KEY: True})
     asked = {"previous_response_id": before.id, "instructions": "new"}

@@ -43,7 +43,7 @@ def refusal(**asked):
     return str(refused.value)
 
 
-def test_a_function_in_a_namespace_is_called_by_its_name_and_shown_with_both():
+def test_a_namespaced_function_is_called_by_its_name():
     item = called("add", namespace("math", ADD))
     assert names_in_chat(namespace("math", ADD)) == ["add"]
     assert (item["type"], item["name"], item["namespace"]) == ("function_call", "add", "math")
@@ -109,7 +109,7 @@ def test_a_tool_in_a_namespace_can_be_forced(named, expected):
     assert asked["tool_choice"] == {"type": "function", "function": {"name": expected}}
 
 
-def test_a_forced_function_outside_of_namespaces_is_meant_before_one_in_them():
+def test_a_forced_function_outside_namespaces_comes_first():
     asked = chat(tools=[namespace("crm", ADD), ADD], tool_choice=ADD)
     assert asked["tool_choice"] == {"type": "function", "function": {"name": "add"}}
 

@@ -162,7 +162,7 @@ def test_a_streamed_response_is_the_whole_response(batches, with_logprobs):
     assert [without_status(item) for item in response_of(events)] == [without_status(item) for item in whole["output"]]
 
 
-def test_log_probabilities_come_with_the_pieces_that_their_tokens_spell():
+def test_logprobs_come_with_the_pieces_of_their_tokens():
     first, second = ({"token": "?", "logprob": -0.5, "bytes": [byte], "top_logprobs": []} for byte in "é".encode())
     end = {"token": "<end>", "logprob": -0.5, "bytes": None, "top_logprobs": []}
     chunks = [choice_chunk({}), choice_chunk({"content": "é"}), choice_chunk({}, "stop")]

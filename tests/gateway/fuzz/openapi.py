@@ -1,4 +1,4 @@
-"""The OpenAPI description of a gateway's routes: what tools read that try everything out."""
+"""OpenAPI description of the gateway's routes, for schemathesis."""
 
 from __future__ import annotations
 
@@ -99,23 +99,14 @@ _PATH = {"in": "path", "required": True}
 _SESSION = {**_PATH, "name": "session_id", "schema": {"type": "string", "minLength": 1, "maxLength": 256}}
 _MODEL = {**_PATH, "name": "model_id", "schema": {"type": "string", "minLength": 1}}
 _RESPONSE = {**_PATH, "name": "response_id", "schema": {"type": "string", "minLength": 1}}
-_REPLICA = {**_PATH, "name": "replica_id", "schema": {"type": "integer", "minimum": 1}}
-_ID = {"id": {"type": "integer", "minimum": 1}}
-_VERSION = {"version": {"type": "integer", "minimum": 0, "maximum": 2**53}}
-_UPSTREAM_BODIES: dict[str, dict[str, Any]] = {
-    "": {"required": ["url"], "properties": {"url": {"type": "string", "format": "uri"}}},
-    "/pause": {"properties": {**_ID, "drain_s": {"type": "number", "minimum": 0, "maximum": 3600}}},
-    "/resume": {"properties": {**_ID, **_VERSION}},
-    "/version": {"required": ["version"], "properties": {**_ID, **_VERSION}},
-}
 _PAGE = [
     {"in": "query", "name": name, "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}}
     for name in ("limit", "offset")
 ]
 
 
-def openapi(*, needs_key: bool, has_upstreams: bool = False) -> dict[str, Any]:
-    """OpenAPI 3.1, of every route; those of operators are there where `has_upstreams`."""
+def openapi(*, needs_key: bool) -> dict[str, Any]:
+    """OpenAPI 3.1 of every route but those of operators."""
     paths: dict[str, dict[str, Any]] = {}
     for prefix, session in (("", []), ("/sessions/{session_id}", [_SESSION])):
         for row in WIRE_FORMATS:
@@ -137,12 +128,6 @@ def openapi(*, needs_key: bool, has_upstreams: bool = False) -> dict[str, Any]:
         "/healthz": {"get": _operation()},
         "/readyz": {"get": _operation()},
     }
-    if has_upstreams:
-        for end, body in _UPSTREAM_BODIES.items():
-            told = {"type": "object", "additionalProperties": False, **body}
-            paths[f"/upstreams{end}"] = {"post": _operation(body=told, status=200 if end else 201)}
-        paths["/upstreams"]["get"] = _operation()
-        paths["/upstreams/{replica_id}"] = {"delete": _operation([_REPLICA])}
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "rllm gateway", "version": "1"},

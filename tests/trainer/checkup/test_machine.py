@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rllm.inference.local.loading import choose_device
-from rllm.trainer.checkup import machine
-from rllm.trainer.checkup.machine import disk, gpus, memory, python, reachable_port
+from rllm.trainer import checkup
+from rllm.trainer.checkup import disk, gpus, memory, python, reachable_port
 
 
 def test_the_interpreter() -> None:
@@ -23,7 +23,7 @@ def test_memory_that_a_model_does_not_fit_into() -> None:
 
 
 def test_where_the_system_tells_nothing_of_free_memory_all_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_memory", lambda: None)
+    monkeypatch.setattr(checkup, "free_memory", lambda: None)
     assert "free" not in memory(None).said
     assert memory(1.0).ok
     assert not memory(1e18).ok

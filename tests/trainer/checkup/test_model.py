@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rllm.trainer.checkup.model import (
+from rllm.trainer.checkup import (
     generation_finding,
     missing_files,
     model_findings,

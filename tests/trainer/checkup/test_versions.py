@@ -1,4 +1,4 @@
-from rllm.trainer.checkup.versions import Package, installed_packages, version_findings
+from rllm.trainer.checkup import Package, installed_packages, version_findings
 
 TRAIN = {
     "torch": Package(version="2.13.0+cpu"),

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.errors import GatewayError
-from rllm.types import Trace
+from rllm.types import JSONMapping, JSONObject, Trace
 
 
 class StreamEncoder(Protocol):
@@ -29,7 +29,7 @@ class StreamEncoder(Protocol):
     keep_alive: bytes
     """Bytes that may be sent between events while there is nothing else to send."""
 
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+    def feed(self, chunks: list[JSONObject]) -> bytes:
         """Return the bytes that can be sent at once for these chunks, which it may change."""
         ...
 
@@ -54,7 +54,7 @@ class Dialect(Protocol):
     continues_answers: bool
     """True if a request may name an earlier answer instead of repeating the conversation."""
 
-    def parse(self, body: bytes, path: Mapping[str, str]) -> dict[str, Any]:
+    def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
         """Return the request of a body and of the path it was sent to.
 
         Args:
@@ -66,11 +66,11 @@ class Dialect(Protocol):
         """
         ...
 
-    def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
+    def refers_to(self, asked: JSONMapping) -> Sequence[str]:
         """Return the ids of the earlier answers that `to_chat` needs."""
         ...
 
-    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         """Return the request as a chat request; members that the dialect does not know are passed on.
 
         Args:
@@ -82,19 +82,19 @@ class Dialect(Protocol):
         """
         ...
 
-    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+    def prompt_ids(self, asked: JSONMapping) -> list[int] | None:
         """Return the prompt of a request that gives it as token ids; `to_chat` returns no messages for it."""
         ...
 
-    def trace_metadata(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
         """Return the metadata that a trace needs so that the request can be continued later."""
         ...
 
-    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+    def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         """Return a whole answer, without token fields that this request did not ask for; may change `response`."""
         ...
 
-    def encoder(self, *, asked: Mapping[str, Any]) -> StreamEncoder:
+    def encoder(self, *, asked: JSONMapping) -> StreamEncoder:
         """Return an encoder for one streamed answer."""
         ...
 
@@ -106,11 +106,11 @@ class Dialect(Protocol):
         """Return an error object as the body of an answer."""
         ...
 
-    def render_models(self, models: Sequence[Mapping[str, Any]]) -> bytes:
+    def render_models(self, models: Sequence[JSONMapping]) -> bytes:
         """Return a list of models, given in OpenAI's format."""
         ...
 
-    def render_model(self, model: Mapping[str, Any]) -> bytes:
+    def render_model(self, model: JSONMapping) -> bytes:
         """Return one model, given in OpenAI's format."""
         ...
 
@@ -130,16 +130,16 @@ class OpenAIDialect:
     chat_names: Mapping[str, str] = MappingProxyType({})
     continues_answers = False
 
-    def parse(self, body: bytes, path: Mapping[str, str]) -> dict[str, Any]:
+    def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
         return parse_object(body, needs=self.needs)
 
-    def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
+    def refers_to(self, asked: JSONMapping) -> Sequence[str]:
         return ()
 
-    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+    def prompt_ids(self, asked: JSONMapping) -> list[int] | None:
         return None
 
-    def trace_metadata(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
         return {}
 
     def render_count(self, num_tokens: int) -> bytes:
@@ -148,10 +148,10 @@ class OpenAIDialect:
     def render_error(self, error: GatewayError) -> bytes:
         return orjson.dumps(error.to_dict(prompt=self.prompt_name))
 
-    def render_models(self, models: Sequence[Mapping[str, Any]]) -> bytes:
+    def render_models(self, models: Sequence[JSONMapping]) -> bytes:
         return orjson.dumps({"object": "list", "data": models})
 
-    def render_model(self, model: Mapping[str, Any]) -> bytes:
+    def render_model(self, model: JSONMapping) -> bytes:
         return orjson.dumps(model)
 
 
@@ -175,7 +175,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
+def parse_object(body: bytes, *, needs: str) -> JSONObject:
     """Return the JSON object of a body.
 
     Raises:
@@ -193,13 +193,13 @@ def parse_object(body: bytes, *, needs: str) -> dict[str, Any]:
     return request
 
 
-async def members_of(request: Request, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+async def members_of(request: Request, **kinds: type | tuple[type, ...]) -> JSONObject:
     """Return the `members` of a request's body; a large one is parsed in a thread, so that no other request waits."""
     body = await request.body()
     return members(body, **kinds) if len(body) < LARGE else await asyncio.to_thread(members, body, **kinds)
 
 
-def members(body: bytes, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
+def members(body: bytes, **kinds: type | tuple[type, ...]) -> JSONObject:
     """Return the members of a body's JSON object without those that are `null`; an empty body has none.
 
     Args:
@@ -241,7 +241,7 @@ def is_too_deep(value: Any) -> bool:
     return False
 
 
-def check_chat(request: Mapping[str, Any]) -> None:
+def check_chat(request: JSONMapping) -> None:
     """Check the fields of a chat request that the gateway itself relies on; the upstream checks the rest.
 
     Raises:
@@ -258,7 +258,7 @@ def problem_of_n(n: object) -> str | None:
     return f"n={n!r}: use a whole number from 1 to {_MAX_CHOICES}"
 
 
-def check_options(request: Mapping[str, Any]) -> None:
+def check_options(request: JSONMapping) -> None:
     """Check all fields but the messages, as `check_chat` does.
 
     Raises:
@@ -300,7 +300,7 @@ def named_in(tool: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def check_single_chat(request: Mapping[str, Any], remedy: str) -> None:
+def check_single_chat(request: JSONMapping, remedy: str) -> None:
     """Check a chat request of a dialect that has one answer per call.
 
     Raises:
@@ -311,7 +311,7 @@ def check_single_chat(request: Mapping[str, Any], remedy: str) -> None:
         raise invalid(f"n={request['n']!r}: {remedy}", "n")
 
 
-def field(value: Mapping[str, Any], name: str, kind: type[T], where: str, default: T | None = None) -> T:
+def field(value: JSONMapping, name: str, kind: type[T], where: str, default: T | None = None) -> T:
     """Return a member of an object, which is required unless it has a default.
 
     Raises:
@@ -327,7 +327,7 @@ def field(value: Mapping[str, Any], name: str, kind: type[T], where: str, defaul
     return given
 
 
-def objects(values: Any, where: str) -> list[dict[str, Any]]:
+def objects(values: Any, where: str) -> list[JSONObject]:
     """Return a list of objects.
 
     Raises:
@@ -388,29 +388,29 @@ COMMENT = b": keep-alive\n\n"
 """A server-sent comment, which clients ignore, but which resets their read timeout."""
 
 
-def event(name: str, data: Mapping[str, Any]) -> bytes:
+def event(name: str, data: JSONMapping) -> bytes:
     """Return a typed server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))
 
 
-def first_choice(response: Mapping[str, Any]) -> dict[str, Any]:
+def first_choice(response: JSONMapping) -> JSONObject:
     """Return the first choice, for dialects that know one answer per call only."""
-    choices: Sequence[dict[str, Any]] = response.get("choices") or ({},)
+    choices: Sequence[JSONObject] = response.get("choices") or ({},)
     return choices[0]
 
 
-def reasoning_of(message: Mapping[str, Any]) -> str:
+def reasoning_of(message: JSONMapping) -> str:
     """Return the reasoning of a message or a delta; servers disagree about the name of the field."""
     return message.get("reasoning_content") or message.get("reasoning") or ""
 
 
-def created_at(response: Mapping[str, Any]) -> int:
+def created_at(response: JSONMapping) -> int:
     """Return the time of an answer, in Unix seconds."""
     created = response.get("created")
     return created if isinstance(created, int) else int(time.time())
 
 
-def usage_of(response: Mapping[str, Any]) -> dict[str, int]:
+def usage_of(response: JSONMapping) -> dict[str, int]:
     """Return the numbers of prompt and completion tokens; counted where the server does not report them."""
     usage = response.get("usage") or {}
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
@@ -424,7 +424,7 @@ def usage_of(response: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def token_fields(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def token_fields(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the token ids of the prompt and of the first choice, for clients that ask for them."""
     if not asked.get("return_token_ids"):
         return {}
@@ -438,7 +438,7 @@ RAW_ARGUMENTS = "INVALID_JSON"
 """Only member of a tool's input whose sampled arguments are not a JSON object, in dialects whose inputs are objects."""
 
 
-def arguments_object(arguments: str) -> dict[str, Any]:
+def arguments_object(arguments: str) -> JSONObject:
     """Return the arguments of a tool call as an object; see `RAW_ARGUMENTS`."""
     try:
         given = orjson.loads(arguments or "{}")
@@ -447,20 +447,20 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     return given if isinstance(given, dict) and not is_too_deep(given) else {RAW_ARGUMENTS: arguments}
 
 
-def arguments_text(given: Mapping[str, Any]) -> str:
+def arguments_text(given: JSONMapping) -> str:
     """Return the arguments of a tool call as they were sampled: the inverse of `arguments_object`."""
     raw = given.get(RAW_ARGUMENTS) if given.keys() == {RAW_ARGUMENTS} else None
     return raw if isinstance(raw, str) else json.dumps(given, ensure_ascii=False)
 
 
-def joined_parts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def joined_parts(parts: list[JSONObject]) -> str | list[JSONObject]:
     """Return a chat message's content: one text as a string, anything else as parts."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def bytes_of(entry: Mapping[str, Any]) -> bytes:
+def bytes_of(entry: JSONMapping) -> bytes:
     """Return the bytes of an entry's token, or of its text where nothing better is known."""
     known = entry.get("bytes")
     return bytes(known) if known is not None else str(entry.get("token") or "").encode()

@@ -11,7 +11,6 @@ import time
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import orjson
 
@@ -33,7 +32,7 @@ from rllm.gateway.dialects.base import (
 )
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
-from rllm.types import Trace, text_of
+from rllm.types import JSONMapping, JSONObject, Trace, text_of
 
 
 class ChatDialect(OpenAIDialect):
@@ -43,20 +42,20 @@ class ChatDialect(OpenAIDialect):
     id_prefix = "chatcmpl-"
     needs = "'model' and 'messages'"
 
-    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         check_chat(asked)
         return _with_allowed_tools(asked)
 
-    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+    def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         _fill_head(response, "chat.completion")
         _strip(response, asked)
         return orjson.dumps(response)
 
-    def encoder(self, *, asked: Mapping[str, Any]) -> ChatStreamEncoder:
+    def encoder(self, *, asked: JSONMapping) -> ChatStreamEncoder:
         return ChatStreamEncoder(asked)
 
 
-def _with_allowed_tools(asked: dict[str, Any]) -> dict[str, Any]:
+def _with_allowed_tools(asked: JSONObject) -> JSONObject:
     """Return a request with only the tools that its choice allows, because few servers know this choice."""
     choice = asked.get("tool_choice")
     if not (isinstance(choice, dict) and choice.get("type") == "allowed_tools"):
@@ -75,13 +74,13 @@ class ChatStreamEncoder:
 
     keep_alive = COMMENT
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
+    def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
         self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
-        self._endings: list[dict[str, Any]] = []
-        self._usage: list[dict[str, Any]] = []
+        self._endings: list[JSONObject] = []
+        self._usage: list[JSONObject] = []
 
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+    def feed(self, chunks: list[JSONObject]) -> bytes:
         events = []
         for chunk in chunks:
             _fill_head(chunk, "chat.completion.chunk")
@@ -97,7 +96,7 @@ class ChatStreamEncoder:
     def fail(self, error: GatewayError) -> bytes:
         return b"data: %s\n\n" % orjson.dumps(error.to_dict())
 
-    def _hold_back(self, chunk: dict[str, Any]) -> bool:
+    def _hold_back(self, chunk: JSONObject) -> bool:
         """Take the usage and the finish reasons out of a chunk; return whether anything remains to be sent now."""
         usage = chunk.pop("usage", None)
         if usage and self._wants_usage:
@@ -120,13 +119,13 @@ class ChatStreamEncoder:
         return bool(early_choices)
 
 
-def _strip(answer: dict[str, Any], asked: Mapping[str, Any]) -> None:
+def _strip(answer: JSONObject, asked: JSONMapping) -> None:
     strip_chunk(answer, asked=asked)
     if not asked.get("return_token_ids"):
         answer.pop(FACTS_KEY, None)
 
 
-def _fill_head(answer: dict[str, Any], object: str) -> None:
+def _fill_head(answer: JSONObject, object: str) -> None:
     """Fill in fields that some servers omit and strict clients require."""
     if "created" not in answer:
         answer["created"] = int(time.time())
@@ -149,21 +148,21 @@ class CompletionsDialect(OpenAIDialect):
     prompt_name = "prompt"
     chat_names: Mapping[str, str] = MappingProxyType({"top_logprobs": "logprobs"})
 
-    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         return completion_to_chat(asked)
 
-    def prompt_ids(self, asked: Mapping[str, Any]) -> list[int] | None:
+    def prompt_ids(self, asked: JSONMapping) -> list[int] | None:
         prompt = _prompt(asked)
         return prompt if isinstance(prompt, list) else None
 
-    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+    def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         return orjson.dumps(completion_from_chat(response, asked))
 
-    def encoder(self, *, asked: Mapping[str, Any]) -> CompletionsStreamEncoder:
+    def encoder(self, *, asked: JSONMapping) -> CompletionsStreamEncoder:
         return CompletionsStreamEncoder(asked)
 
 
-def completion_to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+def completion_to_chat(asked: JSONMapping) -> JSONObject:
     """Return the chat request of a completion request, without messages where the prompt is token ids.
 
     Members that are not of this dialect are passed on.
@@ -173,14 +172,16 @@ def completion_to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     """
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     if asked.get("suffix"):
-        raise invalid("suffix: an answer cannot be fitted between two texts here: put both into the prompt", "suffix")
+        raise invalid("suffix is not supported: put both texts into the prompt", "suffix")
     if asked.get("best_of") not in (None, asked.get("n") or 1):
         raise invalid(f"best_of={asked['best_of']!r}: ask for n answers and choose among them", "best_of")
     if asked.get("logprobs") is not None:
         if asked.get("echo"):
-            raise invalid("echo with logprobs: log-probabilities of a prompt are not to be had here", "echo")
+            raise invalid(
+                "echo with logprobs: log-probabilities of a prompt are not available: leave one of them out", "echo"
+            )
         if type(asked["logprobs"]) is not int or asked["logprobs"] < 0:
-            raise invalid(f"logprobs={asked['logprobs']!r}: send how many alternatives you want", "logprobs")
+            raise invalid(f"logprobs={asked['logprobs']!r}: send the number of alternatives, 0 or more", "logprobs")
         chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
     prompt = _prompt(asked)
     if isinstance(prompt, str):
@@ -188,13 +189,13 @@ def completion_to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         check_chat(chat)
         return chat
     if asked.get("echo"):
-        raise invalid("echo: the text of token ids is not known here: leave it out", "echo")
+        raise invalid("echo: the text of token ids is unknown: leave it out", "echo")
     chat["messages"] = []
     check_options(chat)
     return chat
 
 
-def _prompt(asked: Mapping[str, Any]) -> str | list[int]:
+def _prompt(asked: JSONMapping) -> str | list[int]:
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         [prompt] = prompt
@@ -205,7 +206,7 @@ def _prompt(asked: Mapping[str, Any]) -> str | list[int]:
     return prompt
 
 
-def completion_from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def completion_from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the completion of a chat completion, choice for choice."""
     ids, echoed = _prompt_ids(response, asked), _echoed(asked)
     choices = [
@@ -218,23 +219,21 @@ def completion_from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) 
     return {**_head(response), "choices": choices, "usage": response.get("usage"), **_facts(response, asked)}
 
 
-def _prompt_ids(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _prompt_ids(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the prompt's ids for a choice, where vLLM has them."""
     return {"prompt_token_ids": response.get("prompt_token_ids")} if asked.get("return_token_ids") else {}
 
 
-def _facts(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     return {FACTS_KEY: response[FACTS_KEY]} if asked.get("return_token_ids") and FACTS_KEY in response else {}
 
 
-def _head(response: Mapping[str, Any]) -> dict[str, Any]:
+def _head(response: JSONMapping) -> JSONObject:
     head = {"id": response.get("id"), "object": "text_completion", "created": created_at(response)}
     return {**head, "model": response.get("model") or ""}
 
 
-def _choice(
-    choice: Mapping[str, Any], position: int, text: str, asked: Mapping[str, Any], offsets: _Offsets
-) -> dict[str, Any]:
+def _choice(choice: JSONMapping, position: int, text: str, asked: JSONMapping, offsets: _Offsets) -> JSONObject:
     reason = choice.get("finish_reason")
     ids = {"token_ids": choice.get("token_ids")} if asked.get("return_token_ids") else {}
     return {
@@ -247,7 +246,7 @@ def _choice(
     }
 
 
-def _echoed(asked: Mapping[str, Any]) -> str:
+def _echoed(asked: JSONMapping) -> str:
     return str(_prompt(asked)) if asked.get("echo") else ""
 
 
@@ -258,14 +257,14 @@ class _Offsets:
         self._at = start
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
-    def of(self, entry: Mapping[str, Any]) -> int:
+    def of(self, entry: JSONMapping) -> int:
         """Return the position at which the next token begins; one within a character begins after it."""
         at = self._at
         self._at += len(self._decoder.decode(bytes_of(entry)))
         return at
 
 
-def _logprobs(choice: Mapping[str, Any], offsets: _Offsets) -> dict[str, Any] | None:
+def _logprobs(choice: JSONMapping, offsets: _Offsets) -> JSONObject | None:
     entries = (choice.get("logprobs") or {}).get("content")
     if entries is None:
         return None
@@ -277,7 +276,7 @@ def _logprobs(choice: Mapping[str, Any], offsets: _Offsets) -> dict[str, Any] | 
     }
 
 
-def _alternatives(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _alternatives(entries: Iterable[JSONMapping]) -> JSONObject:
     return {str(entry.get("token")): entry.get("logprob") for entry in entries}
 
 
@@ -286,14 +285,14 @@ class CompletionsStreamEncoder:
 
     keep_alive = COMMENT
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
+    def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
         self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
-        self._endings: list[dict[str, Any]] = []
-        self._usage: list[dict[str, Any]] = []
+        self._endings: list[JSONObject] = []
+        self._usage: list[JSONObject] = []
         self._offsets: dict[int, _Offsets] = {}
 
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+    def feed(self, chunks: list[JSONObject]) -> bytes:
         events = []
         for chunk in chunks:
             head = _head(chunk)
@@ -316,7 +315,7 @@ class CompletionsStreamEncoder:
     def fail(self, error: GatewayError) -> bytes:
         return _data(error.to_dict(prompt="prompt"))
 
-    def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def _piece(self, choice: JSONMapping) -> JSONObject:
         index = choice.get("index", 0)
         text = text_of(choice.get("delta") or {})
         if index not in self._offsets:
@@ -326,7 +325,7 @@ class CompletionsStreamEncoder:
         return _choice(choice, index, text, self._asked, self._offsets[index])
 
 
-def _data(value: Mapping[str, Any]) -> bytes:
+def _data(value: JSONMapping) -> bytes:
     return b"data: %s\n\n" % orjson.dumps(value)
 
 
@@ -336,7 +335,7 @@ def _data(value: Mapping[str, Any]) -> bytes:
 # Fields that some servers omit and strict clients require, filled before an answer is captured or shown.
 
 
-def fill_missing_fields(response: dict[str, Any], model: str) -> None:
+def fill_missing_fields(response: JSONObject, model: str) -> None:
     """Fill model and usage of a chat completion, and index, role, finish reason and call ids of each choice."""
     if not response.get("model"):
         response["model"] = model
@@ -352,7 +351,7 @@ def fill_missing_fields(response: dict[str, Any], model: str) -> None:
         _fill_choice(choice)
 
 
-def _fill_choice(choice: dict[str, Any]) -> None:
+def _fill_choice(choice: JSONObject) -> None:
     message = choice.get("message")
     if message is None:
         message = choice["message"] = {"content": ""}
@@ -373,7 +372,7 @@ class ChunkNormalizer:
         self._calls: dict[int, _CallNumbering] = {}
         """Tool calls begun so far, by choice."""
 
-    def fill_missing_fields(self, chunk: dict[str, Any]) -> None:
+    def fill_missing_fields(self, chunk: JSONObject) -> None:
         """Fill the fields of the next chunk."""
         if not chunk.get("model"):
             chunk["model"] = self._model
@@ -384,7 +383,7 @@ class ChunkNormalizer:
             if choice.get("index") not in self._calls or "tool_calls" in (choice.get("delta") or ()):
                 self._fill_choice(choice)
 
-    def _fill_choice(self, choice: dict[str, Any]) -> None:
+    def _fill_choice(self, choice: JSONObject) -> None:
         index = choice.get("index")
         if index is None:
             index = choice["index"] = 0
@@ -406,7 +405,7 @@ class _CallNumbering:
         self._places: dict[int, int] = {}
         """Positions by the upstream's number."""
 
-    def fill(self, piece: dict[str, Any]) -> None:
+    def fill(self, piece: JSONObject) -> None:
         """Fill a piece; the one that names the function begins a call, and has its id."""
         function = piece.get("function") or {}
         place = piece["index"] = self._place_of(piece, piece.get("id"), function.get("name"))
@@ -420,7 +419,7 @@ class _CallNumbering:
         if name and function.get("name") == name:
             del function["name"]
 
-    def _place_of(self, piece: dict[str, Any], call_id: str | None, name: str | None) -> int:
+    def _place_of(self, piece: JSONObject, call_id: str | None, name: str | None) -> int:
         num_begun = len(self._begun)
         number = piece.get("index")
         if number is None:
@@ -431,7 +430,7 @@ class _CallNumbering:
         return place
 
 
-def _fill_call(call: dict[str, Any], ids: set[str]) -> None:
+def _fill_call(call: JSONObject, ids: set[str]) -> None:
     """Fill a tool call. Its id must differ from `ids`, those of earlier calls, because results refer to it."""
     if not call.get("id") or call["id"] in ids:
         call["id"] = f"call_{new_id()}"

@@ -31,7 +31,7 @@ from rllm.gateway.dialects.base import (
     wire_format,
 )
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
-from rllm.types import Message, Trace, text_of
+from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 _OURS = frozenset(
     # Translated below.
@@ -90,8 +90,8 @@ class GoogleDialect(OpenAIDialect):
         }
     )
 
-    def parse(self, body: bytes, path: Mapping[str, str]) -> dict[str, Any]:
-        asked: dict[str, Any] = _in_camel_case(super().parse(body, path))
+    def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
+        asked: JSONObject = _in_camel_case(super().parse(body, path))
         if path["template"] in self.wire.counts and asked.get("generateContentRequest") is not None:
             asked = field(asked, "generateContentRequest", dict, "")
         asked["model"] = path["model"]
@@ -102,13 +102,13 @@ class GoogleDialect(OpenAIDialect):
             asked["stream"] = True
         return asked
 
-    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         return to_chat(asked)
 
-    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+    def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         return orjson.dumps(from_chat(response, asked))
 
-    def encoder(self, *, asked: Mapping[str, Any]) -> GoogleStreamEncoder:
+    def encoder(self, *, asked: JSONMapping) -> GoogleStreamEncoder:
         return GoogleStreamEncoder(asked)
 
     def render_count(self, num_tokens: int) -> bytes:
@@ -117,24 +117,24 @@ class GoogleDialect(OpenAIDialect):
     def render_error(self, error: GatewayError) -> bytes:
         return orjson.dumps(error_to_dict(error))
 
-    def render_models(self, models: Sequence[Mapping[str, Any]]) -> bytes:
+    def render_models(self, models: Sequence[JSONMapping]) -> bytes:
         return orjson.dumps({"models": [_model(model) for model in models]})
 
-    def render_model(self, model: Mapping[str, Any]) -> bytes:
+    def render_model(self, model: JSONMapping) -> bytes:
         return orjson.dumps(_model(model))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+def to_chat(asked: JSONMapping) -> JSONObject:
     """Return the chat request of a request; members that are not Google's are passed on.
 
     Raises:
         GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
     """
     if asked.get("cachedContent"):
-        raise invalid("cachedContent: this server keeps no contents: send the whole conversation", "cachedContent")
+        raise invalid("cachedContent: this server stores no contents: send the whole conversation", "cachedContent")
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     messages: list[Message] = []
     if instruction := field(asked, "systemInstruction", dict, "", {}):
@@ -150,7 +150,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _messages(contents: list[dict[str, Any]]) -> Iterable[Message]:
+def _messages(contents: list[JSONObject]) -> Iterable[Message]:
     """Yield the messages of the contents: each function response is one of its own."""
     unanswered: list[tuple[str, str]] = []  # Names and ids of calls.
     for position, content in enumerate(contents):
@@ -170,11 +170,11 @@ def _messages(contents: list[dict[str, Any]]) -> Iterable[Message]:
                 yield {"role": "user", "content": joined_parts([_part(part, place) for part, place in group])}
 
 
-def _answer(parts: list[dict[str, Any]], where: str) -> Message:
+def _answer(parts: list[JSONObject], where: str) -> Message:
     """Return the message of a model's content. Calls that have no id get one by their place."""
-    texts: list[dict[str, Any]] = []
+    texts: list[JSONObject] = []
     thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JSONObject] = []
     for index, part in enumerate(parts):
         place = f"{where}[{index}]"
         if part.get("functionCall") is not None:
@@ -195,7 +195,7 @@ def _answer(parts: list[dict[str, Any]], where: str) -> Message:
     return message
 
 
-def _is_empty(part: Mapping[str, Any]) -> bool:
+def _is_empty(part: JSONMapping) -> bool:
     """Return whether a part has no content, as where only a signature is sent."""
     return part.get("text") == "" or not part.keys() - {"thoughtSignature", "partMetadata"}
 
@@ -215,11 +215,11 @@ def _response(response: Any, where: str, unanswered: list[tuple[str, str]]) -> M
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def _content(parts: list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+def _content(parts: list[JSONObject], where: str) -> str | list[JSONObject]:
     return joined_parts([_part(part, f"{where}[{index}]") for index, part in enumerate(parts)])
 
 
-def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(part: JSONMapping, where: str) -> JSONObject:
     if part.get("text") is not None:
         return {"type": "text", "text": field(part, "text", str, where)}
     if part.get("inlineData") is not None:
@@ -236,17 +236,17 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     raise invalid(f"{where} has {kinds}: this part has no counterpart in a chat completion", where)
 
 
-def _media(media_type: str, url: str, name: Any) -> dict[str, Any]:
+def _media(media_type: str, url: str, name: Any) -> JSONObject:
     if media_type.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": url}}
     return {"type": "file", "file": {"filename": name or "document", "file_data": url}}
 
 
-def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(config: JSONMapping) -> JSONObject:
     """Return the chat fields of `generationConfig`."""
     if config.get("continuationToken"):
         place = "generationConfig.continuationToken"
-        raise invalid(f"{place}: this server keeps no answers: send the whole conversation", place)
+        raise invalid(f"{place}: this server stores no answers: send the whole conversation", place)
     chat = {chat_name: config[name] for name, chat_name in _SAMPLING.items() if config.get(name) is not None}
     if isinstance(top_k := chat.get("top_k"), float) and top_k.is_integer():
         chat["top_k"] = int(top_k)  # Google's own type is a float.
@@ -270,9 +270,9 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _tools(tools: list[dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+def _tools(tools: list[JSONObject], config: JSONMapping) -> JSONObject:
     """Return `tools` and `tool_choice`; of allowed functions, only these are shown to the model."""
-    functions: list[dict[str, Any]] = []
+    functions: list[JSONObject] = []
     for position, tool in enumerate(tools):
         if tool.get("computerUse") is not None:
             # If it were dropped silently, its client would wait for a call that never comes.
@@ -300,7 +300,7 @@ def _tools(tools: list[dict[str, Any]], config: Mapping[str, Any]) -> dict[str, 
     return {"tools": shown, **({"tool_choice": choice} if config.get("functionCallingConfig") else {})}
 
 
-def _function(declared: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _function(declared: JSONMapping, where: str) -> JSONObject:
     function = {"name": field(declared, "name", str, where)}
     if declared.get("description") is not None:
         function["description"] = declared["description"]
@@ -315,7 +315,7 @@ def _json_schema(schema: Any) -> Any:
         return [_json_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    written: dict[str, Any] = {}
+    written: JSONObject = {}
     for given_name, value in schema.items():
         name = _camel(given_name)
         if name == "properties" and isinstance(value, dict):
@@ -365,20 +365,18 @@ _KNOWN = (
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the answer of a chat completion, a candidate for each choice."""
     candidates = [_candidate(choice, _parts(choice.get("message") or {}), asked) for choice in response["choices"]]
     return {"candidates": candidates, **_head(response, asked), "usageMetadata": _usage(response)}
 
 
-def _head(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _head(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     return {"modelVersion": response.get("model") or asked.get("model") or "", "responseId": response.get("id")}
 
 
-def _candidate(
-    choice: Mapping[str, Any], parts: list[dict[str, Any]], asked: Mapping[str, Any], *, ended: bool = True
-) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": choice.get("index") or 0}
+def _candidate(choice: JSONMapping, parts: list[JSONObject], asked: JSONMapping, *, ended: bool = True) -> JSONObject:
+    candidate: JSONObject = {"content": {"role": "model", "parts": parts}, "index": choice.get("index") or 0}
     if ended:
         candidate["finishReason"] = _FINISH_REASONS.get(choice.get("finish_reason") or "stop", "OTHER")
     if (asked.get("generationConfig") or {}).get("responseLogprobs"):
@@ -388,8 +386,8 @@ def _candidate(
     return candidate
 
 
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
+def _parts(message: JSONMapping) -> list[JSONObject]:
+    parts: list[JSONObject] = []
     if thought := reasoning_of(message):
         parts.append({"text": thought, "thought": True})
     if text := text_of(message) or message.get("refusal"):
@@ -401,7 +399,7 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return parts or [{"text": ""}]
 
 
-def _logprobs(choice: Mapping[str, Any]) -> dict[str, Any]:
+def _logprobs(choice: JSONMapping) -> JSONObject:
     """Return the log-probabilities of a candidate: of all its tokens, those of thoughts and calls included."""
     entries = (choice.get("logprobs") or {}).get("content") or ()
     if not entries:
@@ -417,11 +415,11 @@ def _logprobs(choice: Mapping[str, Any]) -> dict[str, Any]:
     return {"avgLogprobs": total / len(entries), "logprobsResult": {"chosenCandidates": chosen, "topCandidates": top}}
 
 
-def _logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _logprob(entry: JSONMapping) -> JSONObject:
     return {"token": entry.get("token") or "", "logProbability": entry.get("logprob")}
 
 
-def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(response: JSONMapping) -> JSONObject:
     """Return the usage in Google's count, where thoughts are not part of the candidates."""
     usage = usage_of(response)
     counted = {
@@ -443,15 +441,15 @@ class GoogleStreamEncoder:
     # Google's own client takes a comment for the beginning of an error, and ignores an empty line.
     keep_alive = b"\n"
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
+    def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
         self._answer = ChatStream()
 
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+    def feed(self, chunks: list[JSONObject]) -> bytes:
         events: list[bytes] = []
         for chunk in chunks:
             self._answer.feed(chunk)
-            candidates: list[dict[str, Any]] = []
+            candidates: list[JSONObject] = []
             for choice in chunk.get("choices") or ():
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if name != "tool_calls"}
                 parts = _parts(delta)
@@ -475,11 +473,11 @@ class GoogleStreamEncoder:
         return _event(error_to_dict(error))
 
 
-def _event(data: Mapping[str, Any]) -> bytes:
+def _event(data: JSONMapping) -> bytes:
     return b"data: %s\n\n" % orjson.dumps(data)
 
 
-def error_to_dict(error: GatewayError) -> dict[str, Any]:
+def error_to_dict(error: GatewayError) -> JSONObject:
     """Return an error in Google's form, with the gateway's code as the reason in its details."""
     message = str(error)
     if error.code == CONTEXT_OVERFLOW:
@@ -492,7 +490,7 @@ def error_to_dict(error: GatewayError) -> dict[str, Any]:
     return {"error": shown}
 
 
-def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+def _model(model: JSONMapping) -> JSONObject:
     model_id = model.get("id")
     shown = {
         "name": f"models/{model_id}",

@@ -28,7 +28,7 @@ from rllm.gateway.dialects.base import (
     wire_format,
 )
 from rllm.gateway.errors import CONTEXT_OVERFLOW, DeclinedError, GatewayError
-from rllm.types import Message, Trace, text_of
+from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 _OURS = frozenset(
     # Translated below.
@@ -73,31 +73,31 @@ class MessagesDialect(OpenAIDialect):
         }
     )
 
-    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         return to_chat(asked)
 
-    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+    def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         return orjson.dumps(from_chat(response, asked))
 
-    def encoder(self, *, asked: Mapping[str, Any]) -> MessagesStreamEncoder:
+    def encoder(self, *, asked: JSONMapping) -> MessagesStreamEncoder:
         return MessagesStreamEncoder(asked)
 
     def render_error(self, error: GatewayError) -> bytes:
         return orjson.dumps(error_to_dict(error))
 
-    def render_models(self, models: Sequence[Mapping[str, Any]]) -> bytes:
+    def render_models(self, models: Sequence[JSONMapping]) -> bytes:
         shown = [_model(model) for model in models]
         ids = [model["id"] for model in shown] or [None]
         return orjson.dumps({"data": shown, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
 
-    def render_model(self, model: Mapping[str, Any]) -> bytes:
+    def render_model(self, model: JSONMapping) -> bytes:
         return orjson.dumps(_model(model))
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+def to_chat(asked: JSONMapping) -> JSONObject:
     """Return the chat request of a message request; members that are not Anthropic's are passed on.
 
     Raises:
@@ -107,7 +107,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         # Clients that keep conversations on the server send the whole one instead when they read these details.
         raise DeclinedError(
             400,
-            "thread: this server keeps no threads: send the whole conversation",
+            "thread: this server stores no threads: send the whole conversation",
             param="thread",
             details={"error_code": "thread_unsupported_request", "unsupported": ["model"]},
         )
@@ -139,7 +139,7 @@ def to_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _shown(messages: list[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
+def _shown(messages: list[JSONObject]) -> Iterable[tuple[str, JSONObject]]:
     """Return the messages shown to the model, with their places: a system message may be for one user turn only."""
     last_turn = max((position for position, message in enumerate(messages) if message.get("role") == "user"), default=0)
     for position, message in enumerate(messages):
@@ -151,7 +151,7 @@ def _shown(messages: list[dict[str, Any]]) -> Iterable[tuple[str, dict[str, Any]
         yield where, message
 
 
-def _check_system(message: Mapping[str, Any], where: str) -> None:
+def _check_system(message: JSONMapping, where: str) -> None:
     clear_at = message.get("clear_at")
     if clear_at not in (None, "never", "next_user_message"):
         raise invalid(f"{where}.clear_at={clear_at!r:.80}: use never or next_user_message", f"{where}.clear_at")
@@ -160,7 +160,7 @@ def _check_system(message: Mapping[str, Any], where: str) -> None:
         raise invalid(f"{place}.effort: a request has one effort: give it in the request's own output_config", place)
 
 
-def _messages_of(message: Mapping[str, Any], where: str) -> list[Message]:
+def _messages_of(message: JSONMapping, where: str) -> list[Message]:
     """Return the chat messages of one message: tool results become messages of their own."""
     role = field(message, "role", str, where)
     content = message.get("content")
@@ -181,10 +181,10 @@ def _messages_of(message: Mapping[str, Any], where: str) -> list[Message]:
     return found
 
 
-def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
-    texts: list[dict[str, Any]] = []
+def _assistant(blocks: list[JSONObject], where: str) -> Message:
+    texts: list[JSONObject] = []
     thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JSONObject] = []
     for position, block in enumerate(blocks):
         place = f"{where}.content[{position}]"
         match block.get("type"):
@@ -206,27 +206,27 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     return message
 
 
-def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool_call(block: JSONMapping, where: str) -> JSONObject:
     arguments = arguments_text(field(block, "input", dict, where, {}))
     function = {"name": field(block, "name", str, where), "arguments": arguments}
     return {"id": field(block, "id", str, where), "type": "function", "function": function}
 
 
-def _tool_result(block: Mapping[str, Any], where: str) -> Message:
+def _tool_result(block: JSONMapping, where: str) -> Message:
     content = _content(block.get("content") or "", f"{where}.content")
     if not content and block.get("is_error"):
         content = "The tool failed."
     return {"role": "tool", "tool_call_id": field(block, "tool_use_id", str, where), "content": content}
 
 
-def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
+def _content(value: Any, where: str) -> str | list[JSONObject]:
     """Return a text or blocks as a chat message's content."""
     if isinstance(value, str):
         return value
     return joined_parts([_part(block, f"{where}[{position}]") for position, block in enumerate(objects(value, where))])
 
 
-def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(block: JSONMapping, where: str) -> JSONObject:
     match block.get("type"):
         case "text":
             return {"type": "text", "text": field(block, "text", str, where)}
@@ -249,7 +249,7 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise invalid(f"{where}.type={other!r}: this block has no counterpart in a chat completion", where)
 
 
-def _document(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _document(block: JSONMapping, where: str) -> JSONObject:
     source = field(block, "source", dict, where)
     title = block.get("title")
     if source.get("type") == "text":
@@ -258,7 +258,7 @@ def _document(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "file", "file": {"filename": title or "document", "file_data": _url(source, where)}}
 
 
-def _url(source: Mapping[str, Any], where: str) -> str:
+def _url(source: JSONMapping, where: str) -> str:
     match source.get("type"):
         case "base64":
             media_type = field(source, "media_type", str, f"{where}.source")
@@ -269,7 +269,7 @@ def _url(source: Mapping[str, Any], where: str) -> str:
             raise invalid(f"{where}.source.type={other!r}: send base64 or url", f"{where}.source")
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+def _tool(tool: JSONMapping) -> JSONObject | None:
     """Return a function tool, or `None` for one that Anthropic's servers run."""
     kind = tool.get("type")
     if kind not in (None, "custom"):
@@ -286,7 +286,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {"type": "object"}}}
 
 
-def _tool_choice(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_choice(asked: JSONMapping) -> JSONObject:
     choice = asked.get("tool_choice")
     if choice is None:
         return {}
@@ -299,10 +299,10 @@ def _tool_choice(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"tool_choice": chosen, **one_call}
 
 
-def _output(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _output(asked: JSONMapping) -> JSONObject:
     """Return the chat fields of `output_config`: reasoning effort and response format."""
     config = field(asked, "output_config", dict, "", {})
-    chat: dict[str, Any] = {}
+    chat: JSONObject = {}
     if config.get("effort") is not None:
         chat["reasoning_effort"] = config["effort"]
     form = config.get("format") or asked.get("output_format")
@@ -318,7 +318,7 @@ def _output(asked: Mapping[str, Any]) -> dict[str, Any]:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-def error_to_dict(error: GatewayError) -> dict[str, Any]:
+def error_to_dict(error: GatewayError) -> JSONObject:
     """Return an error in Anthropic's form. Clients recognise a prompt that is too long by how its message begins."""
     message = f"prompt is too long: {error}" if error.code == CONTEXT_OVERFLOW else str(error)
     default = "invalid_request_error" if error.status < 500 else "api_error"
@@ -326,7 +326,7 @@ def error_to_dict(error: GatewayError) -> dict[str, Any]:
     return {"type": "error", "error": {**shown, "details": error.details} if error.details else shown}
 
 
-def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the message of a chat completion's first choice."""
     choice = first_choice(response)
     reason, sequence = _stop(choice, asked)
@@ -343,7 +343,7 @@ def from_chat(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
     }
 
 
-def _blocks(message: Mapping[str, Any], signature: Any) -> Iterable[dict[str, Any]]:
+def _blocks(message: JSONMapping, signature: Any) -> Iterable[JSONObject]:
     """Yield the content blocks of an answer: at least one, because clients read the first without checking.
 
     An answer that ended in its thinking has no text block: clients that want a structured answer would parse it.
@@ -360,7 +360,7 @@ def _blocks(message: Mapping[str, Any], signature: Any) -> Iterable[dict[str, An
         yield {"type": "tool_use", "id": call.get("id"), "name": name, "input": given}
 
 
-def _stop(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str | None]:
+def _stop(choice: JSONMapping, asked: JSONMapping) -> tuple[str, str | None]:
     """Return `stop_reason` and `stop_sequence`. An answer that was cut off must never look like a complete one."""
     reason, sequence = choice.get("finish_reason") or "stop", choice.get("stop_reason")
     if reason == "stop" and (choice.get("message") or {}).get("tool_calls"):
@@ -370,7 +370,7 @@ def _stop(choice: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str
     return _STOP_REASONS.get(reason, "max_tokens"), None
 
 
-def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(response: JSONMapping) -> JSONObject:
     """Return the usage in Anthropic's count, where tokens read from a cache are not input."""
     usage = usage_of(response)
     return {
@@ -390,7 +390,7 @@ class MessagesStreamEncoder:
 
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
+    def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
         self._answer = ChatStream()
         self._id: str | None = None
@@ -399,7 +399,7 @@ class MessagesStreamEncoder:
         """Kinds of the blocks begun so far."""
         self._num_blocks = 0
 
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+    def feed(self, chunks: list[JSONObject]) -> bytes:
         events: list[bytes] = []
         for chunk in chunks:
             self._answer.feed(chunk)
@@ -447,7 +447,7 @@ class MessagesStreamEncoder:
         self._kinds.add(kind)
         self._num_blocks += 1
 
-    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+    def _delta(self, delta: JSONMapping) -> bytes:
         return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
     def _end(self) -> Iterable[bytes]:
@@ -457,7 +457,7 @@ class MessagesStreamEncoder:
             yield _event("content_block_stop", index=self._num_blocks - 1)
         self._open = None
 
-    def _tool_use(self, block: dict[str, Any]) -> Iterable[bytes]:
+    def _tool_use(self, block: JSONObject) -> Iterable[bytes]:
         yield _event("content_block_start", index=self._num_blocks, content_block={**block, "input": {}})
         self._num_blocks += 1
         yield self._delta({"type": "input_json_delta", "partial_json": ""})
@@ -473,7 +473,7 @@ _LATEST = 253_402_300_799
 """Last second whose year has four digits; some servers report milliseconds."""
 
 
-def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+def _model(model: JSONMapping) -> JSONObject:
     created = datetime.fromtimestamp(min(max(model.get("created") or 0, 0), _LATEST), UTC)
     model_id = model.get("id")
     return {

@@ -31,7 +31,7 @@ from rllm.gateway.dialects.responses_output import (
     wants_logprobs,
 )
 from rllm.gateway.dialects.responses_tools import CUSTOM_INPUT, Tools, given_again
-from rllm.types import Message, Trace, text_of
+from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 INSTRUCTIONS_KEY = "rllm.instructions"
 """Trace metadata: whether the first message is the request's `instructions`, which a continuation drops."""
@@ -79,30 +79,30 @@ class ResponsesDialect(OpenAIDialect):
     )
     continues_answers = True
 
-    def refers_to(self, asked: Mapping[str, Any]) -> Sequence[str]:
+    def refers_to(self, asked: JSONMapping) -> Sequence[str]:
         return refers_to(asked)
 
-    def to_chat(self, asked: dict[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+    def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         return to_chat(asked, earlier)
 
-    def trace_metadata(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
         unlike_functions = Tools(asked).unlike_functions()
         return {
             **({INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}),
             **({TOOLS_KEY: unlike_functions} if unlike_functions else {}),
         }
 
-    def render(self, response: dict[str, Any], *, asked: Mapping[str, Any]) -> bytes:
+    def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         return orjson.dumps(from_chat(response, asked))
 
-    def encoder(self, *, asked: Mapping[str, Any]) -> ResponsesStreamEncoder:
+    def encoder(self, *, asked: JSONMapping) -> ResponsesStreamEncoder:
         return ResponsesStreamEncoder(asked)
 
     def render_count(self, num_tokens: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
-def refers_to(asked: Mapping[str, Any]) -> list[str]:
+def refers_to(asked: JSONMapping) -> list[str]:
     """Return the ids of the responses whose conversation or items a request continues."""
     previous = asked.get("previous_response_id")
     items = asked.get("input")
@@ -120,7 +120,7 @@ def _response_of(item_id: str) -> str | None:
     return f"resp_{known[1]}" if known else None
 
 
-def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str, Any]:
+def to_chat(asked: JSONMapping, earlier: Mapping[str, Trace]) -> JSONObject:
     """Return the chat request of a request; members that are not of this dialect are passed on.
 
     Args:
@@ -158,9 +158,9 @@ def to_chat(asked: Mapping[str, Any], earlier: Mapping[str, Trace]) -> dict[str,
     return chat
 
 
-def asked_of(trace: Trace) -> dict[str, Any]:
+def asked_of(trace: Trace) -> JSONObject:
     """Return the fields of a trace's request that its response repeats, as far as the trace has them."""
-    asked: dict[str, Any] = {**trace.sampling, **trace.requested_sampling}
+    asked: JSONObject = {**trace.sampling, **trace.requested_sampling}
     if trace.metadata.get(INSTRUCTIONS_KEY) and trace.messages:  # a redaction hook may have left none
         asked["instructions"] = trace.messages[0].get("content")
     functions = [tool.get("function") or {} for tool in trace.tools or ()]
@@ -208,7 +208,7 @@ class _InputReader:
         self._end_turn()
         return self._done
 
-    def _read(self, item: dict[str, Any], where: str) -> None:
+    def _read(self, item: JSONObject, where: str) -> None:
         match item.get("type") or ("message" if "role" in item else None):
             case "message":
                 self._message(item, where)
@@ -229,7 +229,7 @@ class _InputReader:
             case other if not (isinstance(other, str) and other in _NOT_CONVERSATION):
                 raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
 
-    def _message(self, item: dict[str, Any], where: str) -> None:
+    def _message(self, item: JSONObject, where: str) -> None:
         role = field(item, "role", str, where)
         content = _content(item.get("content") or "", f"{where}.content")
         if role != "assistant":
@@ -240,13 +240,13 @@ class _InputReader:
         self._begin_unless(item, "reasoning_content")
         self._turn["content"] = content
 
-    def _call(self, item: dict[str, Any], arguments: str, where: str) -> None:
+    def _call(self, item: JSONObject, arguments: str, where: str) -> None:
         name = self._tools.chat_name(field(item, "name", str, where), field(item, "namespace", str, where, ""))
         function = {"name": name, "arguments": arguments}
         call = {"id": field(item, "call_id", str, where), "type": "function", "function": function}
         self._turn.setdefault("tool_calls", []).append(call)
 
-    def _referenced(self, item_id: str, where: str) -> dict[str, Any]:
+    def _referenced(self, item_id: str, where: str) -> JSONObject:
         trace = self._earlier.get(_response_of(item_id) or "")
         items = output_items(trace.response, trace.id) if trace is not None else ()
         found = next((item for item in items if item["id"] == item_id), None)
@@ -254,7 +254,7 @@ class _InputReader:
             raise invalid(f"Item with id '{item_id}' not found: it is not an item of this session.", where)
         return found
 
-    def _begin_unless(self, item: Mapping[str, Any], *may_precede: str) -> None:
+    def _begin_unless(self, item: JSONMapping, *may_precede: str) -> None:
         """Begin a new turn, unless this item belongs to the open one, which may have only these fields already."""
         answer = _response_of(str(item.get("id")))
         of_another = answer is not None and self._answer is not None and answer != self._answer
@@ -273,7 +273,7 @@ class _InputReader:
             self._turn, self._answer = {}, None
 
 
-def _thought(item: Mapping[str, Any]) -> str:
+def _thought(item: JSONMapping) -> str:
     """Return the text of a reasoning item; clients keep one or another of its possible places."""
     for name in ("content", "summary"):
         parts = item.get(name)
@@ -283,13 +283,13 @@ def _thought(item: Mapping[str, Any]) -> str:
     return carried.removeprefix(ENCRYPTED) if isinstance(carried, str) and carried.startswith(ENCRYPTED) else ""
 
 
-def _content(value: Any, where: str) -> str | list[dict[str, Any]]:
+def _content(value: Any, where: str) -> str | list[JSONObject]:
     if isinstance(value, str):
         return value
     return joined_parts([_part(part, f"{where}[{position}]") for position, part in enumerate(objects(value, where))])
 
 
-def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _part(part: JSONMapping, where: str) -> JSONObject:
     match part.get("type"):
         case "input_text" | "output_text" | "text" | "summary_text":
             return {"type": "text", "text": field(part, "text", str, where)}
@@ -306,7 +306,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise invalid(f"{where}.type={other!r}: this part has no counterpart in a chat completion", where)
 
 
-def _configuration(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _configuration(asked: JSONMapping) -> tuple[JSONObject, JSONObject]:
     """Return `reasoning` and `text`, as changed by the input's last `configuration_update` items."""
     reasoning = {**field(asked, "reasoning", dict, "", {})}
     text = {**field(asked, "text", dict, "", {})}
@@ -318,7 +318,7 @@ def _configuration(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return reasoning, text
 
 
-def _text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def _text_fields(config: JSONMapping) -> JSONObject:
     """Return the chat fields of `text`: `response_format` and `verbosity`."""
     form = field(config, "format", dict, "text", {})
     chat = _present(config, "verbosity")
@@ -337,5 +337,5 @@ def _text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(f"text.format.type={other!r}: use text, json_object or json_schema", "text.format")
 
 
-def _present(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _present(value: JSONMapping, *names: str) -> JSONObject:
     return {name: value[name] for name in names if value.get(name) is not None}

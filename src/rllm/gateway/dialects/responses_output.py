@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +25,7 @@ from rllm.gateway.dialects.base import (
 )
 from rllm.gateway.dialects.responses_tools import Tools, custom_input
 from rllm.gateway.errors import GatewayError
-from rllm.types import Message, text_of
+from rllm.types import JSONMapping, JSONObject, Message, text_of
 
 ENCRYPTED = "rllm:"
 """Beginning of reasoning that clients carry as opaque text (it is not secret here)."""
@@ -34,9 +34,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 """Reason of an incomplete answer, by finish reason."""
 
 
-def from_chat(
-    response: Mapping[str, Any], asked: Mapping[str, Any], *, logprobs: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
+def from_chat(response: JSONMapping, asked: JSONMapping, *, logprobs: list[JSONObject] | None = None) -> JSONObject:
     """Return the response of a chat completion's first choice; it repeats fields of its request, as clients expect.
 
     Args:
@@ -62,7 +60,7 @@ def from_chat(
     }
 
 
-def broken_off(response: Mapping[str, Any], *, cancelled: bool, reason: str) -> dict[str, Any]:
+def broken_off(response: JSONMapping, *, cancelled: bool, reason: str) -> JSONObject:
     """Return a response whose answer broke off, because its client left (`cancelled`) or for another reason."""
     output = [*response["output"][:-1], *({**item, "status": "incomplete"} for item in response["output"][-1:])]
     return {
@@ -75,11 +73,11 @@ def broken_off(response: Mapping[str, Any], *, cancelled: bool, reason: str) -> 
     }
 
 
-def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def output_items(message: Message, response_id: str, asked: JSONMapping | None = None) -> list[JSONObject]:
     """Return the items of an assistant's message: reasoning, text, tool calls. Their ids name the response."""
     tools = Tools(asked or {})
     own = response_id.removeprefix("resp_")
-    items: list[dict[str, Any]] = []
+    items: list[JSONObject] = []
     if thought := reasoning_of(message):
         items.append(reasoning_item(own, thought))
     calls = message.get("tool_calls") or ()
@@ -90,7 +88,7 @@ def output_items(message: Message, response_id: str, asked: Mapping[str, Any] | 
     return items
 
 
-def _cut_off(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _cut_off(items: list[JSONObject]) -> list[JSONObject]:
     """Return the items of an incomplete answer: without an empty message, which clients would parse."""
     *before, last = items
     if before and last.get("content") == [text_part("")]:
@@ -98,7 +96,7 @@ def _cut_off(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*before, {**last, "status": "incomplete"}]
 
 
-def wants_logprobs(asked: Mapping[str, Any]) -> bool:
+def wants_logprobs(asked: JSONMapping) -> bool:
     """Return whether a request wants the log probabilities of the text, which are left out otherwise."""
     included = asked.get("include")
     return bool(asked.get("top_logprobs")) or (
@@ -106,7 +104,7 @@ def wants_logprobs(asked: Mapping[str, Any]) -> bool:
     )
 
 
-def head_of(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return all fields but those of the answer itself."""
     text = asked.get("text") or {}
     reasoning = asked.get("reasoning") or {}
@@ -143,7 +141,7 @@ def head_of(response: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def reasoning_item(own: str, thought: str) -> dict[str, Any]:
+def reasoning_item(own: str, thought: str) -> JSONObject:
     """Return reasoning as an item; twice, because some clients send back only the opaque text."""
     return {
         "id": f"rs_{own}",
@@ -155,23 +153,23 @@ def reasoning_item(own: str, thought: str) -> dict[str, Any]:
     }
 
 
-def message_item(own: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+def message_item(own: str, parts: list[JSONObject]) -> JSONObject:
     """Return a message item; `own` is the response's id without its prefix."""
     return {"id": f"msg_{own}", "type": "message", "role": "assistant", "status": "completed", "content": parts}
 
 
-def _parts(message: Message) -> list[dict[str, Any]]:
+def _parts(message: Message) -> list[JSONObject]:
     text = text_of(message)
     parts = [text_part(text)] if text else []
     return [*parts, {"type": "refusal", "refusal": message["refusal"]}] if message.get("refusal") else parts
 
 
-def text_part(text: str) -> dict[str, Any]:
+def text_part(text: str) -> JSONObject:
     """Return a part of a message, without log-probabilities."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def call_item(own: str, position: int, call: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
+def call_item(own: str, position: int, call: JSONMapping, tools: Tools) -> JSONObject:
     """Return the item of a chat's tool call, the one at this position."""
     function = call.get("function") or {}
     tool, arguments = tools.called(function.get("name") or ""), function.get("arguments") or ""
@@ -183,13 +181,13 @@ def call_item(own: str, position: int, call: Mapping[str, Any], tools: Tools) ->
     return {**item, "type": "function_call", "arguments": arguments}
 
 
-def _add_logprobs(items: Iterable[Mapping[str, Any]], logprobs: list[dict[str, Any]]) -> None:
+def _add_logprobs(items: Iterable[JSONMapping], logprobs: list[JSONObject]) -> None:
     for item in items:
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
             item["content"][0]["logprobs"] = logprobs
 
 
-def _usage(response: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(response: JSONMapping) -> JSONObject:
     usage = usage_of(response)
     return {
         "input_tokens": usage["prompt"],
@@ -210,11 +208,11 @@ class TextLogprobs:
     """
 
     def __init__(self) -> None:
-        self.given: list[dict[str, Any]] = []
+        self.given: list[JSONObject] = []
         """Entries of all pieces so far."""
-        self._held: list[Mapping[str, Any]] = []
+        self._held: list[JSONMapping] = []
 
-    def hold(self, entries: Sequence[Mapping[str, Any]]) -> None:
+    def hold(self, entries: Sequence[JSONMapping]) -> None:
         """Take the entries of a chunk, before its text."""
         self._held += entries
 
@@ -223,7 +221,7 @@ class TextLogprobs:
         _, end = _where_spelled(text, self._held) or (0, len(self._held))
         del self._held[:end]
 
-    def of(self, text: str) -> list[dict[str, Any]]:
+    def of(self, text: str) -> list[JSONObject]:
         """Return the entries of the next piece; all that are held, if none spell it."""
         start, end = _where_spelled(text, self._held) or (0, len(self._held))
         entries = [_as_typed(entry) for entry in self._held[start:end]]
@@ -232,7 +230,7 @@ class TextLogprobs:
         return entries
 
 
-def logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+def logprobs_of(choice: JSONMapping) -> list[JSONObject]:
     """Return the entries of a whole answer's text, which follows its reasoning; all entries, if none spell it."""
     message = choice.get("message") or {}
     text = text_of(message)
@@ -244,12 +242,12 @@ def logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [_as_typed(entry) for entry in entries[thought + start : thought + end]]
 
 
-def entries_of(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def entries_of(choice: JSONMapping) -> Sequence[JSONMapping]:
     """Return the entries of a choice, whole or of a chunk."""
     return (choice.get("logprobs") or {}).get("content") or ()
 
 
-def _where_spelled(text: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+def _where_spelled(text: str, entries: Sequence[JSONMapping]) -> tuple[int, int] | None:
     """Return the range of the entries whose tokens first spell a text, even if they spell a little around it."""
     tokens = [bytes_of(entry) for entry in entries]
     start = b"".join(tokens).find(text.encode())
@@ -259,7 +257,7 @@ def _where_spelled(text: str, entries: Sequence[Mapping[str, Any]]) -> tuple[int
     return bisect_right(ends, start), bisect_left(ends, start + len(text.encode())) + 1
 
 
-def _as_typed(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _as_typed(entry: JSONMapping) -> JSONObject:
     """Return a chat completion's entry with the bytes of its tokens as lists; unknown ones are empty."""
     others = [{**other, "bytes": other.get("bytes") or []} for other in entry.get("top_logprobs") or ()]
     return {**entry, "bytes": entry.get("bytes") or [], "top_logprobs": others}
@@ -278,22 +276,22 @@ class ResponsesStreamEncoder:
 
     keep_alive = COMMENT
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
+    def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
         self._tools = Tools(asked)
         self._answer = ChatStream()
-        self._head: dict[str, Any] = {}
+        self._head: JSONObject = {}
         self._own = ""
         self._positions: dict[str, int] = {}
         """Positions of the items begun so far, by id."""
         self._ended: set[str] = set()
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, JSONObject] = {}
         """Tool calls so far, by the upstream's index."""
         self._wants_logprobs = wants_logprobs(asked)
         self._logprobs = TextLogprobs()
         self._sequence = 0
 
-    def feed(self, chunks: list[dict[str, Any]]) -> bytes:
+    def feed(self, chunks: list[JSONObject]) -> bytes:
         events: list[bytes] = []
         for chunk in chunks:
             self._answer.feed(chunk)
@@ -330,13 +328,13 @@ class ResponsesStreamEncoder:
         failed["error"] = {"code": code, "message": str(error)}
         return error_event + self._event("response.failed", response=failed)
 
-    def _start(self, chunk: Mapping[str, Any]) -> Iterable[bytes]:
+    def _start(self, chunk: JSONMapping) -> Iterable[bytes]:
         self._head = head_of(chunk, self._asked)
         self._own = str(self._head["id"]).removeprefix("resp_")
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
 
-    def _delta(self, delta: Mapping[str, Any]) -> Iterable[bytes]:
+    def _delta(self, delta: JSONMapping) -> Iterable[bytes]:
         thought, reasoning = reasoning_of(delta), reasoning_item(self._own, "")
         if thought:
             self._logprobs.skip(thought)
@@ -353,7 +351,7 @@ class ResponsesStreamEncoder:
         for piece in delta.get("tool_calls") or ():
             yield from self._call_piece(piece)
 
-    def _call_piece(self, piece: Mapping[str, Any]) -> Iterable[bytes]:
+    def _call_piece(self, piece: JSONMapping) -> Iterable[bytes]:
         """Yield events of a function call by its pieces; a custom tool's input is sent with the whole call."""
         call = self._calls.setdefault(
             piece["index"], {"position": len(self._calls), "id": None, "name": "", "held": []}
@@ -374,7 +372,7 @@ class ResponsesStreamEncoder:
                 yield self._of(item["id"], "function_call_arguments.delta", delta=held)
             call["held"].clear()
 
-    def _begin(self, item: Mapping[str, Any]) -> Iterable[bytes]:
+    def _begin(self, item: JSONMapping) -> Iterable[bytes]:
         """Yield the events that announce an item, unless they were sent."""
         if item["id"] in self._positions:
             return
@@ -398,7 +396,7 @@ class ResponsesStreamEncoder:
                 if item["id"] in open_ids:
                     yield from self._end(item)
 
-    def _end(self, item: Mapping[str, Any]) -> Iterable[bytes]:
+    def _end(self, item: JSONMapping) -> Iterable[bytes]:
         self._ended.add(item["id"])
         match item["type"]:
             case "function_call":
@@ -415,7 +413,7 @@ class ResponsesStreamEncoder:
         position = self._positions[item["id"]]
         yield self._event("response.output_item.done", output_index=position, item=item)
 
-    def _end_parts(self, item: Mapping[str, Any], name: str, **extra: Any) -> Iterable[bytes]:
+    def _end_parts(self, item: JSONMapping, name: str, **extra: Any) -> Iterable[bytes]:
         for index, part in enumerate(item["content"]):
             at = {"content_index": index}
             if part["type"] == "refusal":
@@ -430,7 +428,7 @@ class ResponsesStreamEncoder:
         position = self._positions[item_id]
         return self._event(f"response.{event_name}", item_id=item_id, output_index=position, **data)
 
-    def _whole(self) -> dict[str, Any]:
+    def _whole(self) -> JSONObject:
         return from_chat(self._answer.response(), self._asked, logprobs=self._logprobs.given)
 
     def _event(self, type: str, **data: Any) -> bytes:

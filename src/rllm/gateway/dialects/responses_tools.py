@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from rllm.gateway.dialects.base import field, invalid, objects
+from rllm.types import JSONMapping, JSONObject
 
 CUSTOM_INPUT = "input"
 """Only argument of the function that stands for a custom tool, which takes plain text."""
@@ -32,14 +33,14 @@ class Tool:
     namespace: str
     """Namespace of the tool; empty outside of any."""
     is_custom: bool
-    function: Mapping[str, Any]
+    function: JSONMapping
     """Members of the chat's function besides its name."""
 
 
 class Tools:
     """Tools of a request, and the names that a chat knows them by."""
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
+    def __init__(self, asked: JSONMapping) -> None:
         given = list(_given(asked))
         self._any_given = bool(given)
         self._tools = [tool for each in given for tool in _flattened(each)]
@@ -55,7 +56,7 @@ class Tools:
         unknown = Tool(name=chat_name, namespace="", is_custom=False, function={})
         return self._by_chat_name.get(chat_name, unknown)
 
-    def unlike_functions(self) -> dict[str, Any]:
+    def unlike_functions(self) -> JSONObject:
         """Return the tools that functions of a chat do not describe fully, by their name there, for `given_again`."""
         return {
             chat_name: {"name": tool.name, "namespace": tool.namespace, "is_custom": tool.is_custom}
@@ -63,7 +64,7 @@ class Tools:
             if tool.namespace or tool.is_custom
         }
 
-    def to_chat(self, choice: Any) -> dict[str, Any]:
+    def to_chat(self, choice: Any) -> JSONObject:
         """Return `tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown."""
         tools = self._tools
         if isinstance(choice, dict):
@@ -82,10 +83,10 @@ class Tools:
         shown = [{"type": "function", "function": self._function(tool)} for tool in tools]
         return {"tools": shown} | ({"tool_choice": choice} if choice is not None else {})
 
-    def _function(self, tool: Tool) -> dict[str, Any]:
+    def _function(self, tool: Tool) -> JSONObject:
         return {"name": self.chat_name(tool.name, tool.namespace), **tool.function}
 
-    def _allowed(self, choice: Mapping[str, Any]) -> list[Tool]:
+    def _allowed(self, choice: JSONMapping) -> list[Tool]:
         allowed = objects(choice.get("tools"), "tool_choice.tools")
         tools = [tool for tool in self._tools if any(_is_named(tool, named) for named in allowed)]
         unknown = [named.get("name") for named in allowed if named.get("type") in _SHOWN]
@@ -94,7 +95,7 @@ class Tools:
             raise invalid(f"tool_choice.tools: none of 'tools' is called {names}: name some of them", "tool_choice")
         return tools
 
-    def _chosen(self, choice: Mapping[str, Any]) -> str:
+    def _chosen(self, choice: JSONMapping) -> str:
         """Return the chat's name of the one tool that must be called."""
         name = field(choice, "name", str, "tool_choice")
         outside = not choice.get("namespace") and ("", name) in self._chat_names
@@ -108,10 +109,10 @@ class Tools:
         return self.chat_name(name, *namespaces or [""])
 
 
-def given_again(functions: Iterable[Mapping[str, Any]], unlike_functions: Mapping[str, Any]) -> list[dict[str, Any]]:
+def given_again(functions: Iterable[JSONMapping], unlike_functions: JSONMapping) -> list[JSONObject]:
     """Return the tools of a request from the functions of its chat, and from `Tools.unlike_functions`."""
-    tools: list[dict[str, Any]] = []
-    inner: dict[str, list[dict[str, Any]]] = {}
+    tools: list[JSONObject] = []
+    inner: dict[str, list[JSONObject]] = {}
     for function in functions:
         note = unlike_functions.get(function.get("name") or "") or {}
         namespace = note.get("namespace")
@@ -122,7 +123,7 @@ def given_again(functions: Iterable[Mapping[str, Any]], unlike_functions: Mappin
     return tools
 
 
-def _tool_again(function: Mapping[str, Any], note: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_again(function: JSONMapping, note: JSONMapping) -> JSONObject:
     if note.get("is_custom"):
         return {"type": "custom", "name": note["name"], "description": function.get("description")}
     return {"type": "function", "strict": None, **function, **({"name": note["name"]} if note else {})}
@@ -138,7 +139,7 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _given(asked: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _given(asked: JSONMapping) -> Iterable[JSONObject]:
     """Yield the tools as they came, including those in input items."""
     yield from objects(asked.get("tools") or [], "tools")
     items = asked["input"] if isinstance(asked.get("input"), list) else ()
@@ -147,7 +148,7 @@ def _given(asked: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
             yield from objects(item.get("tools"), f"input[{position}].tools")
 
 
-def _flattened(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
+def _flattened(tool: JSONMapping, namespace: str = "") -> Iterable[Tool]:
     """Yield the tools of a tool: none for one that OpenAI's servers run, several for a namespace.
 
     Raises:
@@ -169,7 +170,7 @@ def _flattened(tool: Mapping[str, Any], namespace: str = "") -> Iterable[Tool]:
             _check_left_out(tool)
 
 
-def _check_left_out(tool: Mapping[str, Any]) -> None:
+def _check_left_out(tool: JSONMapping) -> None:
     """Check that a client does not wait for calls that a chat completion cannot hold.
 
     Raises:
@@ -181,7 +182,7 @@ def _check_left_out(tool: Mapping[str, Any]) -> None:
         raise invalid(f"tools[].type={kind!r}: a chat completion has no calls of it: give it as a function", "tools")
 
 
-def _name(tool: Mapping[str, Any]) -> str:
+def _name(tool: JSONMapping) -> str:
     return field(tool, "name", str, "tools[]")
 
 
@@ -207,7 +208,7 @@ def _qualified(namespace: str, name: str, taken: Container[str]) -> str:
     return f"{_NOT_IN_NAMES.sub('_', both)[:55]}_{digest}"
 
 
-def _is_named(tool: Tool, named: Mapping[str, Any]) -> bool:
+def _is_named(tool: Tool, named: JSONMapping) -> bool:
     """Return whether a choice names a tool, or the namespace that it is in."""
     namespace = named.get("namespace") or tool.namespace
     return namespace == tool.namespace and named.get("name") in (tool.name, tool.namespace)

@@ -1,4 +1,10 @@
-"""Where answers come from."""
+"""Upstreams: the servers and engines that answer the gateway's calls.
+
+`base.Upstream` is the interface. `http.HTTPUpstream` is one server, on the client of `connection`; `pool.UpstreamPool`
+several replicas; `engine.EngineUpstream` an engine of this process; `served.ServedEngine` the trained policy on a
+server. `answers` and `events` parse and check whole and streamed answers, `token_prompts` and `chat_format` convert
+prompts and completions.
+"""
 
 from rllm.gateway.upstream.base import Upstream, UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream

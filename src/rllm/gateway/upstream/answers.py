@@ -1,19 +1,220 @@
-"""Whole answers, parsed without an object for every token: of a log-probability's entry only the number is kept.
-
-That holds for plain answers: every field is one that OpenAI or vLLM defines. Any other answer is left to an ordinary parser,
-so that no field is ever lost.
-"""
+"""Answers of upstreams: plain ones parsed fast, their fields checked, and their errors as ours."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
+import orjson
 
-from rllm._runtime.untrusted import TooLargeError, check_values
+from rllm._runtime.untrusted import LARGE, TooLargeError, check_values, parse_json
 from rllm.capture.tokens import TOKEN_ID_PREFIX
-from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
-from rllm.gateway.upstream.shape import check_plain_answer
+from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
+from rllm.types import LogprobsKind
+
+_TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
+"""Words of vLLM, SGLang, llama.cpp, TGI and the providers for a prompt that is too long."""
+_BUSY = (429, 502, 503, 504)
+"""Statuses of servers, and of proxies before them, that cannot answer now."""
+_DAY_S = 86_400.0
+MAX_ANSWER_VALUE_BYTES = 512 * 1024 * 1024
+"""See `check_values`: more than the longest answer takes with an entry for every token."""
+_PERMANENT = ("insufficient_quota", "billing_hard_limit_reached")
+"""Codes of status 429 that no waiting helps against."""
+
+
+def json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the body of a successful answer.
+
+    Raises:
+        UpstreamError: if the status is another than 200, or if the body is not a JSON object.
+    """
+    if status != 200:
+        raise refusal_of(status, body, headers)
+    try:
+        answer = parse_json(body, limit=MAX_ANSWER_VALUE_BYTES)
+    except TooLargeError as error:
+        raise UpstreamError(f"the upstream's answer cannot be read: {error}") from error
+    except ValueError as error:
+        raise UpstreamError(f"the upstream's answer is not JSON ({error}); it begins with {start_of(body)}") from error
+    if not isinstance(answer, dict):
+        raise UpstreamError(f"the upstream's answer is not a JSON object; it begins with {start_of(body)}")
+    return answer
+
+
+def without_error(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return these answers or chunks; raise `UpstreamError` if one of them is an error instead."""
+    for answer in answers:
+        if error := answer.get("error"):
+            raise _reported(error, 502)
+    return answers
+
+
+def refusal_of(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
+    """Return an error answer as an exception; a redirect or an unknown status becomes 502: no agent can act on it."""
+    try:
+        answer = orjson.loads(body) if len(body) < LARGE else None
+    except ValueError:
+        answer = None
+    shown = status if 400 <= status < 600 else 502
+    if isinstance(answer, dict) and (error := _error_in(answer)):
+        refusal = _reported(error, shown)
+    else:
+        refusal = UpstreamError(f"the upstream answered with status {status} and {start_of(body)}", status_code=shown)
+    if status in _BUSY and refusal.details.get("code") not in _PERMANENT:
+        refusal.fault, refusal.retry_after_s = "refused", _retry_after_s(headers.get("retry-after"))
+    return refusal
+
+
+def _error_in(answer: dict[str, Any]) -> Any:
+    """Return the error in an answer, under OpenAI's name or FastAPI's; SGLang's is the whole answer."""
+    return answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """Return the `Retry-After` header, a number or a date (RFC 9110, section 10.2.3), in seconds; a day at most."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header) if header.isdecimal() else parsedate_to_datetime(header).timestamp() - time.time()
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), _DAY_S)
+
+
+def _reported(error: Any, status: int) -> UpstreamError:
+    """Return an OpenAI error object as an exception; a too long prompt gets the code that clients recognise."""
+    details = dict(error) if isinstance(error, dict) else {"message": str(error)}
+    message = str(details.get("message") or error)
+    if status in (400, 413, 422) and (details.get("param") == "input_tokens" or _TOO_LONG.search(message)):
+        details["code"] = CONTEXT_OVERFLOW
+    return UpstreamError(message, status_code=status, details=details)
+
+
+def start_of(body: bytes) -> str:
+    """Return the beginning of a body, for an error message."""
+    return repr(body[:120].decode(errors="replace"))
+
+
+def check_answer(answer: dict[str, Any]) -> None:
+    """Check a completion, or a chunk of one.
+
+    Raises:
+        UpstreamError: naming the field whose type is wrong.
+    """
+    _check(answer, _AnswerWithIds)
+
+
+def check_plain_answer(answer: dict[str, Any]) -> None:
+    """`check_answer` for one whose token ids were checked while it was parsed."""
+    _check(answer, _Answer)
+
+
+def check_models(answer: dict[str, Any]) -> None:
+    """Check a list of models."""
+    _check(answer, _Models)
+
+
+def _check(answer: dict[str, Any], shape: type[msgspec.Struct]) -> None:
+    try:
+        msgspec.convert(answer, shape)
+    except msgspec.ValidationError as error:
+        raise UpstreamError(f"the upstream's answer is not what was asked for: {error}") from error
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: str | None = None
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    content: list[Any] | None = None
+    token_logprobs: list[Any] | None = None
+    tokens: list[str | None] | None = None
+    top_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int | None = None
+    text: str | None = None
+    message: _Message | None = None
+    delta: _Message | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _ReadTokens(msgspec.Struct, gc=False):
+    cached_tokens: int | float | None = None
+
+
+class _WrittenTokens(msgspec.Struct, gc=False):
+    reasoning_tokens: int | float | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | float | None = None
+    completion_tokens: int | float | None = None
+    prompt_tokens_details: _ReadTokens | None = None
+    completion_tokens_details: _WrittenTokens | None = None
+
+
+class _Facts(msgspec.Struct, gc=False):
+    """See `FACTS_KEY`."""
+
+    weight_version: int | None = None
+    weight_updates: list[list[list[int]]] | None = None
+    template_hash: str | None = None
+    logprobs_kind: LogprobsKind = "unknown"
+    sampling: dict[str, Any] | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    rllm: _Facts | None = None
+
+
+class _Model(msgspec.Struct, gc=False):
+    id: str
+    created: int | float | None = None
+
+
+class _Models(msgspec.Struct, gc=False):
+    data: list[_Model] | None = None
+
+
+class _ChoiceWithIds(_Choice, gc=False):
+    token_ids: list[int] | None = None
+
+
+class _AnswerWithIds(_Answer, gc=False):
+    prompt_token_ids: list[int] | None = None
+    choices: list[_ChoiceWithIds] | None = None  # type: ignore[assignment]  # A list that is only read.
 
 
 def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
@@ -28,13 +229,13 @@ def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
     if not _has_few_values(body):
         return None
     try:
-        answer = _decode(body)
+        answer = _decode_plain(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if any(_has_labels(choice.logprobs.content) for choice in answer.choices):
         return None  # an ordinary parser compares these with the ids
     fields = _given(answer)
-    fields["choices"] = [_choice_to_dict(choice) for choice in answer.choices]
+    fields["choices"] = [_plain_choice(choice) for choice in answer.choices]
     check_plain_answer(fields)
     return fields
 
@@ -47,43 +248,43 @@ def _has_few_values(body: bytes) -> bool:
     return True
 
 
-def _has_labels(entries: list[_Entry]) -> bool:
+def _has_labels(entries: list[_PlainEntry]) -> bool:
     return bool(entries) and (entries[0].token or "").startswith(TOKEN_ID_PREFIX)
 
 
-def _choice_to_dict(choice: _Choice) -> dict[str, Any]:
+def _plain_choice(choice: _PlainChoice) -> dict[str, Any]:
     fields = _given(choice)
     fields["logprobs"] = {"token_logprobs": [entry.logprob for entry in choice.logprobs.content]}
     return fields
 
 
 def _given(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields that the answer has."""
+    """Return the fields that the answer has."""
     pairs = zip(struct.__struct_fields__, msgspec.structs.astuple(struct), strict=True)
     return {name: value for name, value in pairs if value is not msgspec.UNSET}
 
 
-class _Entry(msgspec.Struct, gc=False):
+class _PlainEntry(msgspec.Struct, gc=False):
     logprob: float
     token: str | None = None
 
 
-class _Logprobs(msgspec.Struct, gc=False):
-    content: list[_Entry]
+class _PlainLogprobs(msgspec.Struct, gc=False):
+    content: list[_PlainEntry]
 
 
-class _Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class _PlainChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int
     message: dict[str, Any]
-    logprobs: _Logprobs
+    logprobs: _PlainLogprobs
     token_ids: list[int]
     finish_reason: Any = msgspec.UNSET
     stop_reason: Any = msgspec.UNSET
     routed_experts: Any = msgspec.UNSET
 
 
-class _Answer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    choices: list[_Choice]
+class _PlainAnswer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    choices: list[_PlainChoice]
     prompt_token_ids: list[int]
     id: Any = msgspec.UNSET
     object: Any = msgspec.UNSET
@@ -98,4 +299,4 @@ class _Answer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     rllm: Any = msgspec.UNSET
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode_plain = msgspec.json.Decoder(_PlainAnswer).decode

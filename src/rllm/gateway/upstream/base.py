@@ -1,4 +1,4 @@
-"""What the gateway needs from whatever answers the calls: an HTTP server or an engine in this process."""
+"""Interface of upstreams, which answer the calls: an HTTP server, several, or an engine in this process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any, Protocol
 from rllm.capture import PriorAnswer
 
 IGNORED_HEADER = "x-rllm-ignored"
-"""Of an answer: the fields of its request that ask for something and change nothing, separated by commas."""
+"""Header of an answer: the fields of its request that have no effect, separated by commas."""
 
 FACTS_KEY = "rllm"
-"""A field of our own in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind", "sampling"}`, as
-far as they are known; `weight_updates` has an entry for each choice, and `sampling` is what was really used.
-`rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
+"""Key of our own field in an answer: `{"weight_version", "weight_updates", "template_hash", "logprobs_kind",
+"sampling"}`, as far as they are known; `weight_updates` has an entry for each choice, and `sampling` holds the
+parameters in effect. `rllm serve` sends it too, so the facts survive a gateway in front of a gateway."""
 
 
 UPSTREAM_KEY = "rllm.upstream"
-"""Key of a trace's metadata for the route of its call: `{"replica", "retries", "updated_to"}`, as far as there is any."""
+"""Key of a trace's metadata for the route of its call: `{"replica", "retries", "updated_to"}`, as far as there is
+any."""
 
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 _NO_NOTES: Mapping[str, Any] = MappingProxyType({})
@@ -30,12 +31,12 @@ class Route:
     """Route of one call through the upstreams: made for each call, and filled in by them."""
 
     session_id: str | None = None
-    """Calls of one session share the beginnings of their prompts, which the replica that has seen one still knows; `None`
-    for a call that nothing continues."""
+    """Session of the call, whose calls share prompt prefixes; `None` for a call that nothing continues."""
     deadline: float | None = None
-    """End of the time that the call may take, on `time.monotonic`'s clock, waiting and retries included; `None` until a pool sets it."""
+    """End of the call's time, waiting and retries included, on `time.monotonic`'s clock; `None` until a pool sets
+    it."""
     replica: str | None = None
-    """The address that answered, where there are several."""
+    """Address that answered, where there are several."""
     weight_version: int | None = None
     """Published weight version when the call reached the replica."""
     updated_to: int | None = None
@@ -43,9 +44,9 @@ class Route:
     queue_s: float = 0.0
     """Seconds for which the call waited in all."""
     retries: list[dict[str, Any]] = field(default_factory=list)
-    """Attempts that gave no answer: `{"replica", "status", "error", "lost_s"}` each."""
+    """Failed attempts: `{"replica", "fault", "status", "error", "lost_s"}` each."""
     ignored: str = ""
-    """Fields of the request that have no effect there, as another gateway names them in its header."""
+    """Fields of the request without effect at the upstream, as another gateway names them in its header."""
 
     def timings(self) -> Mapping[str, float]:
         """Return what to add to the trace's timings."""
@@ -63,22 +64,22 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpstreamCall:
-    """One call as it is put to an upstream."""
+    """One call of an upstream."""
 
     id: str
-    """The id that the answer will have."""
+    """Id of the answer."""
     request: Mapping[str, Any]
     """As `Upstream.prepare` made it."""
     prompt_ids: Sequence[int] | None = None
-    """In the place of the messages: those of `Upstream.continued_prompt`, or of an agent that sent ids. In the latter case there
-    are no messages, and the answer is its text, whatever is in it."""
+    """Prompt in place of the messages: from `Upstream.continued_prompt`, or of an agent that sent ids. In the latter
+    case there are no messages, and the whole text is the answer."""
     logprob_details: bool = True
-    """Whether token texts and alternatives are wanted beside the log-probabilities. Where they are not, the bare numbers may
-    stand in `logprobs.token_logprobs`."""
+    """Ask for token texts and alternatives beside the log-probabilities. Otherwise the bare numbers may be in
+    `logprobs.token_logprobs`."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """To send along, where there is an HTTP request."""
+    """Headers for the HTTP request, where there is one."""
     route: Route = field(default_factory=Route)
-    """Whose call it is, and where the upstream notes what became of it on the way."""
+    """Route of the call, which the upstream fills in."""
 
 
 class Upstream(Protocol):
@@ -93,12 +94,14 @@ class Upstream(Protocol):
         ...
 
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
-        """Return the fields of a chat request that are known to change nothing there, as keys of
-        `rllm.inference.parameters`; none of a server, which is not known that well."""
+        """Return the fields of a chat request that are known to have no effect there.
+
+        They are keys of `rllm.inference.parameters`; a server's are not known.
+        """
         ...
 
     def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
-        """The ids that ask for the next answer behind exactly the tokens of an earlier one.
+        """Return the prompt ids that continue exactly the tokens of an earlier answer.
 
         Args:
             request: a prepared one.
@@ -109,7 +112,7 @@ class Upstream(Protocol):
         ...
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
-        """The whole answer.
+        """Return the whole answer.
 
         Raises:
             InferenceError: with the status that the agent should see.
@@ -117,7 +120,9 @@ class Upstream(Protocol):
         ...
 
     def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The answer's chunks, as many at a time as one network read brought. Closing it early cancels the generation.
+        """Yield the answer's chunks, as many at a time as one network read brought.
+
+        Closing the generator early cancels the generation.
 
         Raises:
             InferenceError: before the first chunks or after any.
@@ -125,10 +130,10 @@ class Upstream(Protocol):
         ...
 
     async def models(self) -> list[dict[str, Any]]:
-        """The models that can be asked for, in the OpenAI format.
+        """Return the models that are served, in the OpenAI format.
 
         Raises:
-            InferenceError: if the server does not say.
+            InferenceError: if the server does not list them.
         """
         ...
 

@@ -1,10 +1,11 @@
 """HTTP/1.1 to one server over kept-alive connections: just what forwarding a call needs.
 
-A library would do if it cost little, and was measured: with aiohttp (no decompression, no cookies, no connection limit) in
-the place of this module, the whole gateway of `benchmarks/gateway.py` needs 32 % more CPU for whole answers (2.70 times that
-of the bare gateway instead of 2.05) and 38 % more for streams (1.49 instead of 1.08); httpx alone needs several times what
-the gateway does. So this is a protocol on the parser that the server side uses too, and not a general client: no redirects,
-cookies, compression or proxies. A read hands over whatever has arrived, however many HTTP chunks that is.
+A library would do if it cost little, and was measured: with aiohttp (no decompression, no cookies, no connection
+limit) in the place of this module, the whole gateway of `benchmarks/gateway.py` needs 32 % more CPU for whole answers
+(2.70 times that of the bare gateway instead of 2.05) and 38 % more for streams (1.49 instead of 1.08); httpx alone
+needs several times what the gateway does. So this is a protocol on the parser that the server side uses too, and not a
+general client: no redirects, cookies, compression or proxies. A read hands over whatever has arrived, however many
+HTTP chunks that is.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _MAX_BUFFERED = 1024 * 1024
 
 
 _REST_S = 1.0
-"""How long the end of the HTTP message may follow the end of what is said."""
+"""Seconds by which the end of the HTTP message may follow the last event."""
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Several times what the longest answers need with an entry for every token; more would be a server gone wrong."""
 
 MAX_STREAM_BYTES = 4 * MAX_ANSWER_BYTES
-"""The same for all events of a stream, each of which repeats what names the answer."""
+"""Limit for all events of a stream, each of which repeats the answer's metadata."""
 
 
 class HTTPConnections:
@@ -60,15 +61,19 @@ class HTTPConnections:
     ) -> Exchange:
         """`async with` it to send a request: the block begins once the head of the answer is there, and reads its body.
 
-        Leaving the block before the body has been read breaks the connection off, which tells the server to stop.
+        Leaving the block before the body has been read closes the connection, so that the server stops.
 
         Args:
-            deadline: when all must be over, on `time.monotonic`'s clock, in the place of the total time.
+            method: `GET` or `POST`.
+            path: follows the base URL.
+            headers: further headers.
+            body: whole body of the request.
+            deadline: end of the exchange, on `time.monotonic`'s clock, in the place of the total time.
 
         Raises (on entering, and on reading):
-            TimeoutError: if the server is silent for too long, or not done in the total time.
-            UnreachableError: if there is no connection to it.
-            OSError: if it breaks off, does not speak HTTP, or answers with more than the limit. If that happens on a kept
+            TimeoutError: if the server is silent for too long, or not done in the total time. UnreachableError: if
+            there is no connection to it. OSError: if it breaks off, does not speak HTTP, or answers with more than the
+            limit. If that happens on a kept
                 connection before any byte of the answer, it is sent once more: the server may have closed it meanwhile.
         """
         lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]
@@ -130,7 +135,7 @@ class HTTPConnections:
                 self._waiting.remove(waiter)
 
     async def _add(self) -> None:
-        """Connect once more, for whoever waits longest by then."""
+        """Connect once more, for the call that has waited longest by then."""
         failure: Exception | None = None
         try:
             connection = await self._connect()
@@ -179,11 +184,11 @@ class HTTPConnections:
 
 
 class UnreachableError(ConnectionError):
-    """The server could not be connected to, so it never saw the request."""
+    """No connection to the server, which never saw the request."""
 
 
 class TooLongError(OSError):
-    """The server answers with more than anybody could want."""
+    """An answer above the size limit."""
 
 
 class Exchange:
@@ -222,19 +227,19 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.answering = False
-        """Whether any byte of the answer has arrived."""
+        """True once any byte of the answer has arrived."""
         self._has_head = self._complete = self._keeps_alive = False
         self._parts.clear()
         self._num_buffered = 0
 
     @property
     def reusable(self) -> bool:
-        """Whether the whole answer has arrived and the server keeps the connection open."""
+        """True if the whole answer has arrived and the server keeps the connection open."""
         return self._complete and self._keeps_alive and self._failure is None
 
     @property
     def is_lost(self) -> bool:
-        """Whether it can carry nothing any more."""
+        """True if it is closed."""
         return self._failure is not None
 
     async def send(self, request: bytes, read_timeout_s: float, deadline: float) -> None:
@@ -248,13 +253,13 @@ class Connection(asyncio.Protocol):
             await self._more()
 
     async def read_some(self) -> bytes:
-        """What has arrived of the body since the last read, waiting for something; empty at its end."""
+        """Return the part of the body that has arrived since the last read, waiting for one; empty at its end."""
         while not self._parts and not self._complete:
             await self._more()
         return self._take()
 
     async def read(self, limit: int = MAX_ANSWER_BYTES) -> bytes:
-        """The rest of the body; raises `OSError` if it is longer than the limit."""
+        """Return the rest of the body; raise `OSError` if it is longer than the limit."""
         pieces = []
         size = 0
         while piece := await self.read_some():
@@ -265,7 +270,7 @@ class Connection(asyncio.Protocol):
         return b"".join(pieces)
 
     async def pass_over_rest(self) -> None:
-        """Read to the very end of an answer that has said all, if it comes soon: only then can the connection be used again."""
+        """Read to the end of the HTTP message, if it comes soon, so that the connection can be reused."""
         self._deadline = min(self._deadline, time.monotonic() + _REST_S)
         with suppress(OSError):  # too late, or broken off: nothing is lost with it but the connection
             while await self.read_some():
@@ -318,7 +323,7 @@ class Connection(asyncio.Protocol):
             self._failure = ConnectionError(f"the server does not speak HTTP: {error}; its answer begins {data[:60]!r}")
             self._transport.abort()
         except httptools.HttpParserUpgrade:
-            self._failure = ConnectionError("the server goes on to speak another protocol, which nobody asked it to")
+            self._failure = ConnectionError("the server switches to another protocol without being asked")
             self._transport.abort()
         if self._num_buffered > _MAX_BUFFERED:
             self._transport.pause_reading()

@@ -12,8 +12,7 @@ from typing import Any
 from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
-from rllm.gateway.upstream.labels import logprobs_of
-from rllm.gateway.upstream.roles import for_template
+from rllm.gateway.upstream.chat_format import for_template, logprobs_of
 from rllm.inference.engine import (
     ContinuingEngine,
     DetailedEngine,
@@ -49,7 +48,7 @@ class EngineUpstream:
             for name, value in {**request, **_present(sampling)}.items()
             if value is not None and name not in left_out
         }
-        sent.pop("max_completion_tokens", None)  # `max_tokens` says the same.
+        sent.pop("max_completion_tokens", None)  # `max_tokens` has the same meaning.
         return {**sent, "model": self.model_name}
 
     def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
@@ -91,14 +90,18 @@ class EngineUpstream:
         head = self._head(call.id, "chat.completion.chunk")
         describe = self._describe(call)
         choices = [_ChoiceChunks(index, describe) for index in range(_num_choices(call.request))]
-        said = [self._pieces(call, choice.index) for choice in choices]
-        told: set[int] = set()  # the choices that have said what the prompt is
-        async with aclosing(_interleaved(said)) as pieces:
+        streams = [self._pieces(call, choice.index) for choice in choices]
+        with_prompt: set[int] = set()  # choices whose chunks have named the prompt's ids
+        async with aclosing(_interleaved(streams)) as pieces:
             async for index, piece in pieces:
                 choice = choices[index].feed(piece)
-                ids = {"prompt_token_ids": list(piece.prompt_ids)} if piece.prompt_ids and index not in told else {}
+                ids = (
+                    {"prompt_token_ids": list(piece.prompt_ids)}
+                    if piece.prompt_ids and index not in with_prompt
+                    else {}
+                )
                 if ids:
-                    told.add(index)
+                    with_prompt.add(index)
                 yield [{**head, "choices": [choice], **ids}]
         outputs = [choice.output for choice in choices if choice.output is not None]
         call.route.queue_s += _queued(outputs)
@@ -108,10 +111,10 @@ class EngineUpstream:
         return [{"id": self.model_name, "object": "model", "created": 0, "owned_by": "rllm"}]
 
     async def check(self) -> None:
-        """An engine in this process is there."""
+        """Return: an engine in this process is always there."""
 
     async def close(self) -> None:
-        """The engine belongs to whoever made it."""
+        """Do nothing: the engine is its caller's."""
 
     def _check(self, call: UpstreamCall) -> None:
         if not call.request["messages"] and not isinstance(self.engine, ContinuingEngine):
@@ -196,7 +199,7 @@ def _engine_at_work() -> Iterator[None]:
 
 
 class _ChoiceChunks:
-    """One choice's share of a stream; remembers what was said, so that the whole answer adds only what was not."""
+    """Chunks of one choice of a stream; the whole answer adds only the text that was not sent yet."""
 
     def __init__(self, index: int, describe: Callable[..., dict[str, Any]]) -> None:
         self.index = index
@@ -208,7 +211,7 @@ class _ChoiceChunks:
         self._began = False
 
     def feed(self, piece: OutputDelta | ModelOutput) -> dict[str, Any]:
-        """The `choices` entry of the next chunk."""
+        """Return the `choices` entry of the next chunk."""
         delta: dict[str, Any] = {} if self._began else {"role": "assistant", "content": ""}
         self._began = True
         if isinstance(piece, OutputDelta):
@@ -216,7 +219,7 @@ class _ChoiceChunks:
             token_ids, logprobs, others = piece.token_ids, piece.logprobs, piece.top_logprobs
         else:
             self.output = piece
-            reasoning, text = _unsaid(piece.reasoning, self._reasoning), _unsaid(piece.content, self._text)
+            reasoning, text = _unsent(piece.reasoning, self._reasoning), _unsent(piece.content, self._text)
             reason, stop_string = piece.finish_reason, piece.stop_string
             token_ids, logprobs = piece.completion_ids[self._num_ids :], piece.logprobs[self._num_ids :]
             others = piece.top_logprobs[self._num_ids :]
@@ -239,14 +242,14 @@ class _ChoiceChunks:
         }
 
 
-def _unsaid(whole: str, said: str) -> str:
-    return whole[len(said) :] if whole.startswith(said) else ""
+def _unsent(whole: str, sent: str) -> str:
+    return whole[len(sent) :] if whole.startswith(sent) else ""
 
 
 async def _interleaved(
     streams: Sequence[AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]],
 ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
-    """The items of several generators as they come; the first failure, or closing this one, closes them all."""
+    """Yield the items of several generators as they come; the first failure, or closing this one, closes them all."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -286,7 +289,7 @@ def _num_choices(request: Mapping[str, Any]) -> int:
 
 
 def _present(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what says nothing; tuples become lists, as they come back from a store."""
+    """Return the fields with values; tuples become lists, as they come back from a store."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in sampling.items()
@@ -305,7 +308,7 @@ def _usage(outputs: Sequence[ModelOutput]) -> dict[str, int]:
 
 
 def _queued(outputs: Sequence[ModelOutput]) -> float:
-    """Seconds that the call waited for the engine's attention, as far as that says so."""
+    """Return the seconds that the call waited in the engine's queue, where the engine reports them."""
     return max((float(output.metrics.get("queue_s", 0.0)) for output in outputs), default=0.0)
 
 
@@ -324,6 +327,6 @@ def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
 
 
 def _begun_after(version: int | None, output: ModelOutput) -> list[list[int]]:
-    """The update before the first token of a choice that newer weights have sampled from there on."""
+    """Return the update before the first token of a choice that newer weights sampled entirely."""
     begun = output.weight_version
     return [] if begun in (None, version) else [[0, begun]]

@@ -1,8 +1,8 @@
-"""The events of a stream as chunks, those that only carry text merged: work for each network read, not for each token.
+"""Events of a stream as chunks. Those that only carry text are merged: work for each network read, not for each token.
 
-Nearly every event of a stream says one thing: this much more text, these tokens. Such events are decoded straight into
-four values, without a dictionary for every token, and those that arrived together become one chunk. Clients cannot tell,
-since the network merges events as it likes. Any other event is parsed as it is.
+Nearly every event of a stream carries only text and tokens. Such events are decoded straight into four values, without
+a dictionary for every token, and those that arrived together become one chunk: the network merges events as it likes
+anyway. Any other event is parsed as it is.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ import msgspec
 from rllm._runtime.untrusted import parse_json
 from rllm.capture import has_labels
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream.refusals import MAX_ANSWER_VALUE_BYTES
-from rllm.gateway.upstream.shape import check_answer
+from rllm.gateway.upstream.answers import MAX_ANSWER_VALUE_BYTES, check_answer
 
 
 def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[dict[str, Any]]:
-    """The chunks of these events, in order.
+    """Return the chunks of these events, in order.
 
     Args:
         events: data of server-sent events, one JSON object each.
-        logprob_details: whether token texts and alternatives are wanted beside the log-probabilities. Where they are not,
-            the bare numbers stand in `logprobs.token_logprobs`.
+        logprob_details: keep token texts and alternatives. Otherwise the bare numbers are in `logprobs.token_logprobs`.
 
     Raises:
         UpstreamError: if one of them is not a JSON object, or a field of it has another type than it should.
@@ -76,7 +74,7 @@ def _parse(payload: bytes) -> dict[str, Any]:
 
 
 def _with_bare_logprobs(chunk: dict[str, Any]) -> dict[str, Any]:
-    """The chunk with its log-probabilities in the form that merging gives them, unless ids must be read from their texts."""
+    """Return the chunk with bare log-probabilities, as merged ones have, unless ids must be read from their texts."""
     for choice in chunk.get("choices") or ():
         entries = (choice.get("logprobs") or {}).get("content")
         if entries is None or (choice.get("token_ids") is None and has_labels(entries)):
@@ -95,7 +93,7 @@ class _Run:
         [choice] = first.choices
         self.index = choice.index
         self.is_bare = choice.logprobs is None
-        """Whether its events have no log-probabilities."""
+        """True if its events have no log-probabilities."""
         self.texts: list[str] = []
         self.ids: list[int] = []
         self.numbers: list[float] = []

@@ -18,8 +18,17 @@ from rllm._runtime.untrusted import LARGE
 from rllm.capture import PriorAnswer, SSEDecoder
 from rllm.errors import ConfigError
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
-from rllm.gateway.upstream.answers import parse_plain_answer
+from rllm.gateway.upstream.answers import (
+    check_answer,
+    check_models,
+    json_object,
+    parse_plain_answer,
+    refusal_of,
+    start_of,
+    without_error,
+)
 from rllm.gateway.upstream.base import IGNORED_HEADER, UpstreamCall
+from rllm.gateway.upstream.chat_format import TextChunks, chat_answer, completion_request, for_template
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
     MAX_STREAM_BYTES,
@@ -30,10 +39,6 @@ from rllm.gateway.upstream.connection import (
     UnreachableError,
 )
 from rllm.gateway.upstream.events import parse_events
-from rllm.gateway.upstream.refusals import json_object, refusal_of, start_of, without_error
-from rllm.gateway.upstream.roles import for_template
-from rllm.gateway.upstream.shape import check_answer, check_models
-from rllm.gateway.upstream.text_completions import TextChunks, chat_answer, completion_request
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.types import Message
 
@@ -48,47 +53,47 @@ _EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
 
 _DONE = b"[DONE]"
 _MAX_MODELS_BYTES = 8 * LARGE
-_SECRET_FROM = 8
+_MIN_KEY_LENGTH = 8
 """Characters that make a key more than a word such as `EMPTY`, which a server without keys is given."""
 _NOT_IN_URLS = re.compile(r"[^!-~]|[\\\"<>^`{|}]")
 _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
-"""What the dialects put before the random part of a call's id."""
+"""Prefixes of the dialects for a call's id."""
 
 
-class Secret:
-    """The upstream's key, as text that is removed from what the upstream answers."""
+class ResponseFilter:
+    """Removes the upstream's key from its answers, in which some servers repeat it: they are shown and stored."""
 
     def __init__(self, key: str) -> None:
-        self._key = key.encode()
-        self._forms = {self._key, self._key.replace(b"/", b"\\/")}
+        self._forms = {key.encode(), key.encode().replace(b"/", b"\\/")} if key else set()
         # JSON may write any character by its number.
-        forms = (
-            rb"(?:%s|\\u00%02x%s)" % (re.escape(c), c[0], rb"|\\/" if c == b"/" else b"") for c in _characters(key)
-        )
+        characters = [bytes([code]) for code in key.encode()]
+        forms = (rb"(?:%s|\\u00%02x%s)" % (re.escape(c), c[0], rb"|\\/" if c == b"/" else b"") for c in characters)
         self._escaped = re.compile(b"".join(forms), re.IGNORECASE)
 
-    def hidden(self, text: bytes) -> bytes:
+    def body(self, text: bytes) -> bytes:
         """Return bytes without the key."""
         for form in self._forms:
             text = text.replace(form, b"***")
-        return self._escaped.sub(b"***", text) if b"\\u00" in text else text
+        return self._escaped.sub(b"***", text) if self._forms and b"\\u00" in text else text
 
-    def hidden_in_stream(self) -> Callable[[bytes], bytes]:
-        """Return what removes the key from pieces of a stream of events, which it passes on line by line."""
+    def message(self, text: str) -> str:
+        """Return the text of an error without the key."""
+        return self.body(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+
+    def stream(self) -> Callable[[bytes], bytes]:
+        """Return a function that removes the key from pieces of a stream, which it passes on line by line."""
+        if not self._forms:
+            return bytes
         rest = b""
 
-        def hide(received: bytes) -> bytes:
+        def remove(received: bytes) -> bytes:
             nonlocal rest
             text = rest + received
             end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
             rest = text[end:]
-            return self.hidden(text[:end])
+            return self.body(text[:end])
 
-        return hide
-
-
-def _characters(key: str) -> list[bytes]:
-    return [bytes([code]) for code in key.encode()]
+        return remove
 
 
 class HTTPUpstream:
@@ -110,10 +115,14 @@ class HTTPUpstream:
 
         Args:
             base_url: up to and including `/v1`, which is added to a URL without a path.
+            api_key: the server's key, if it needs one.
             model: replaces the model that agents ask for; `None` passes theirs on.
-            tokens: the served model's tokenizer, with which later turns go on from the very tokens that were sampled; `None`
-                leaves it to the server to render them anew.
-            read_timeout_s: the longest silence of the server, the time until its first byte included.
+            kind: which fields the server takes.
+            tokens: the served model's tokenizer, with which later turns continue the sampled tokens; `None` leaves
+                their rendering to the server.
+            connect_timeout_s: bound on connecting.
+            read_timeout_s: bound on the server's silence, the time until its first byte included.
+            total_timeout_s: bound on a whole call.
 
         Raises:
             ConfigError: if the URL is not a web address.
@@ -123,8 +132,7 @@ class HTTPUpstream:
         self._kind: UpstreamKind = kind
         self._tokens = tokens
         self._headers = {"content-type": "application/json"}
-        self._key = api_key if api_key and len(api_key) >= _SECRET_FROM else ""
-        self._secret = Secret(self._key) if self._key else None
+        self._filter = ResponseFilter(api_key if api_key and len(api_key) >= _MIN_KEY_LENGTH else "")
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._connections = HTTPConnections(
@@ -158,7 +166,7 @@ class HTTPUpstream:
         return () if self._tokens is None else self._tokens.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> dict[str, Any]:
-        with self._told():
+        with self._agent_errors():
             return await self._complete(call)
 
     async def _complete(self, call: UpstreamCall) -> dict[str, Any]:
@@ -180,16 +188,16 @@ class HTTPUpstream:
         decoder = SSEDecoder()
         num_read = num_unread = 0
         is_done = False
-        without_key = self._secret.hidden_in_stream() if self._secret else bytes
+        without_key = self._filter.stream()
         as_chat = self._chunk_reader(call)
-        with self._told():
+        with self._agent_errors():
             async with self._chat(call) as answer:
                 shorter = await self._refused(call, answer)
                 call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
                 while not is_done and (received := await answer.read_some()):
                     events = decoder.feed(without_key(received))
                     if is_done := _DONE in events:
-                        del events[events.index(_DONE) :]  # proxies say more, and clients read no further either
+                        del events[events.index(_DONE) :]  # some proxies send more, and clients read no further either
                     num_read += len(received)
                     num_unread += len(received)
                     if num_unread > MAX_ANSWER_BYTES:
@@ -209,10 +217,10 @@ class HTTPUpstream:
                     yield batch
 
     async def _refused(self, call: UpstreamCall, answer: Connection) -> UpstreamCall | None:
-        """The call as it is to be made again, where no stream has begun for its limit; `None` where one has.
+        """Return the call to retry without its limit, where that was refused; `None` where a stream has begun.
 
         Raises:
-            UpstreamError: if none has for another reason.
+            UpstreamError: if the call was refused for another reason.
         """
         if answer.status == 200 and answer.headers.get("content-type", "").lower().startswith("text/event-stream"):
             return None
@@ -222,7 +230,7 @@ class HTTPUpstream:
         raise _not_a_stream(answer.status, body, answer.headers)
 
     async def models(self) -> list[dict[str, Any]]:
-        with self._told():
+        with self._agent_errors():
             async with self._connections.exchange("GET", "/models", self._headers) as answer:
                 body = await self._body_of(answer, _MAX_MODELS_BYTES)
                 listed = json_object(answer.status, body, answer.headers)
@@ -252,11 +260,11 @@ class HTTPUpstream:
         return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
     def _reader_of(self, call: UpstreamCall) -> TokenPrompts | None:
-        """What finds reasoning and tool calls in a text completion; `None` where all of its text is the answer."""
+        """Return the reader of reasoning and tool calls; `None` where all of a completion's text is the answer."""
         return self._tokens if call.request["messages"] else None
 
     def _chunk_reader(self, call: UpstreamCall) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-        """What makes chat chunks of the chunks of an answer."""
+        """Return a function that converts chunks of an answer to chat chunks."""
         if call.prompt_ids is None:
             return lambda chunks: chunks
         tokens = self._reader_of(call)
@@ -264,40 +272,36 @@ class HTTPUpstream:
         return lambda chunks: [reader.feed(chunk) for chunk in chunks]
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Whatever fails here is told as what it means to an agent, and without the key, which some servers repeat: it is shown and
-        stored."""
+    def _agent_errors(self) -> Iterator[None]:
+        """Raise failures of the connection as errors for the agent."""
         try:
             yield
-        except UpstreamError as error:
-            if self._key:
-                error.hide(self._key)
-            raise
         except OSError as error:
             raise self._named(error) from error
 
     async def _body_of(self, answer: Connection, *limit: int) -> bytes:
-        """Return the whole body without the key, which some servers repeat: it is shown and stored."""
-        body = await answer.read(*limit)
-        return self._secret.hidden(body) if self._secret else body
+        """Return the whole body without the key."""
+        return self._filter.body(await answer.read(*limit))
 
     def _named(self, error: OSError) -> UpstreamError:
-        """A failure of the connection as what it means to an agent."""
+        """Return a failure of the connection as an error for the agent."""
         if isinstance(error, TimeoutError):
             return UpstreamError(
-                f"the upstream {self.base_url} did not answer in time: see whether it is overloaded, or raise the timeouts",
+                f"the upstream {self.base_url} did not answer in time: see whether it is overloaded, or raise "
+                "the timeouts",
                 status_code=504,
             )
         if isinstance(error, TooLongError):
             return UpstreamError(f"the upstream {self.base_url} was cut short: {error}")
         return UpstreamError(
-            f"the upstream {self.base_url} broke off or cannot be reached ({error}): {_remedy(error)}",
+            f"the upstream {self.base_url} broke off or cannot be reached ({self._filter.message(str(error))}): "
+            f"{_remedy(error)}",
             fault="unreachable" if isinstance(error, UnreachableError) else "broke_off",
         )
 
 
 def _remedy(error: OSError) -> str:
-    """What helps against a connection that failed."""
+    """Return the remedy for a connection that failed."""
     match error.__cause__:
         case ssl.SSLCertVerificationError():
             return "its certificate is not trusted here: name the file of its authority in SSL_CERT_FILE"
@@ -308,7 +312,7 @@ def _remedy(error: OSError) -> str:
 
 
 def normalized_base_url(url: str) -> str:
-    """The URL without a trailing slash, and with `/v1` if it had no path.
+    """Return the URL without a trailing slash, and with `/v1` if it had no path.
 
     Raises:
         ConfigError: if it is not a web address.
@@ -325,17 +329,17 @@ def normalized_base_url(url: str) -> str:
         )
     if not valid or _NOT_IN_URLS.search(url) or parts.query or parts.fragment:
         raise ConfigError(
-            f"{url!r} is no address of a server: use the base URL of an OpenAI-compatible server, as in http://127.0.0.1:8000/v1"
+            f"{url!r} is not a base URL of an OpenAI-compatible server: use one such as http://127.0.0.1:8000/v1"
         )
     base_url = url.rstrip("/")
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
 
 
 def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a whole answer says.
+    """Return a whole answer, parsed and checked.
 
     Raises:
-        UpstreamError: if it is an error, or nothing that was asked for.
+        UpstreamError: if it is an error, or not a completion.
     """
     may_be_plain = status == 200 and call.prompt_ids is None and not call.logprob_details
     if may_be_plain and (plain := parse_plain_answer(body)):
@@ -346,9 +350,10 @@ def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[
 
 
 def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall | None:
-    """The call again, for as long an answer as there is room for; `None` if its limit was not what was refused.
+    """Return the call without its limit; `None` if its limit was not the reason of a refusal.
 
-    Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not fit.
+    Agents ask for tens of thousands of tokens without knowing the model's context, and servers refuse what does not
+    fit.
     """
     limits = call.request.keys() & {"max_tokens", "max_completion_tokens"}
     if not limits or status == 200 or refusal_of(status, body, {}).details.get("code") != CONTEXT_OVERFLOW:

@@ -1,9 +1,9 @@
 """Several replicas of one inference server as one upstream.
 
-Calls of one session go to one replica, which has their prompts in its prefix cache: rendezvous hashing with bounded loads.
-Calls wait in order while no replica can take them, because clients give up at the first 429 or 5xx. A call that got no
-answer is retried, on another replica first, unless some of its answer has been passed on. Pausing holds new calls around an
-update of weights. Replicas that come and go, and other kinds of balancing, are a load balancer's work.
+Calls of one session go to one replica, which has their prompts in its prefix cache: rendezvous hashing with bounded
+loads. Calls wait in order while no replica can take them, because clients give up at the first 429 or 5xx. A call that
+got no answer is retried, on another replica first, unless some of its answer has been passed on. Pausing holds new
+calls around an update of weights. Replicas that come and go, and other kinds of balancing, are a load balancer's work.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class PoolConfig:
     max_waiting: int = 10_000
     """Calls that wait; further ones are refused with status 503 and `Retry-After`."""
     hold_timeout_s: float = 60.0
-    """Seconds for which a call waits while no replica answers. While they are paused or full, it waits `total_timeout_s`."""
+    """Seconds for which a call waits while no replica answers. While they are paused or full, it waits
+    `total_timeout_s`."""
     total_timeout_s: float = 3600.0
     """Seconds that a call may take in all, waiting and retries included."""
     check_interval_s: float = 10.0
@@ -388,7 +389,8 @@ class UpstreamPool:
         if len(self._waiting) >= self._config.max_waiting:
             raise GatewayError(
                 503,
-                f"{len(self._waiting):,} calls wait for the inference servers already: make fewer at a time, add servers, "
+                f"{len(self._waiting):,} calls wait for the inference servers already: make fewer at a time, "
+                "add servers, "
                 "or raise max_waiting",
                 code="overloaded",
                 retry_after_s=1.0,

@@ -28,7 +28,7 @@ _ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
 
 
 class ServedUpstream(HTTPUpstream):
-    """A server of which more is known than it says: what kind of log-probabilities it gives, and whether it may be asked."""
+    """A server with facts that it does not report itself: its kind of log-probabilities, and whether it is ready."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class ServedUpstream(HTTPUpstream):
 
         Args:
             *args: see there.
-            facts: what every answer says of itself, see `FACTS_KEY`.
-            is_ready: whether calls may go there; while it is false they are held, as if nobody listened.
-            failure: why it will never be ready again, if so; then calls fail with it.
+            facts: facts about every answer, see `FACTS_KEY`.
+            is_ready: returns whether calls may go there; while it is false they wait.
+            failure: returns the error for which it will never be ready again, if any; then calls fail with it.
             **options: see there.
         """
         super().__init__(*args, **options)
@@ -84,13 +84,13 @@ class ServedUpstream(HTTPUpstream):
 
 
 def _note_death(error: UpstreamError) -> None:
-    """vLLM answers with an error when its engine has died, and ends then: the call may be made again of the one after it."""
+    """Mark errors of a vLLM whose engine has died, which exits then: its successor can answer the call."""
     if error.fault == "call" and error.status_code >= 500 and _ENGINE_DIED.search(str(error)):
         error.fault = "broke_off"
 
 
 class ServedEngine:
-    """The policy on a server. A gateway takes its upstream; agents of this process ask it, from any event loop."""
+    """The policy on a server: an engine for agents of this process, in any event loop, and an upstream for gateways."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class ServedEngine:
             model: the name that it serves the policy under.
             tokens: of the policy's tokenizer.
             facts: see `ServedUpstream`.
-            is_ready: likewise.
-            failure: likewise.
+            is_ready: see `ServedUpstream`.
+            failure: see `ServedUpstream`.
             api_key: the server's, if it needs one.
             hold_timeout_s: how long calls are held while it is not ready.
         """
@@ -134,7 +134,7 @@ class ServedEngine:
         self._own = self.new_upstream()
 
     def new_upstream(self) -> UpstreamPool:
-        """The server as an upstream for one event loop."""
+        """Return the server as an upstream for one event loop."""
 
         def connect(url: str) -> HTTPUpstream:
             return ServedUpstream(url, **self._options)
@@ -196,7 +196,7 @@ class ServedEngine:
             thread.close(self._own.close)
 
     def _connected(self) -> EventLoopThread:
-        """Where the connections are of all event loops that ask: agents may have one for each rollout."""
+        """Return the thread with the connections for all event loops: agents may have one for each rollout."""
         with self._lock:
             if self._thread is None:
                 self._thread = EventLoopThread(f"calls to {self._url}")
@@ -204,5 +204,5 @@ class ServedEngine:
 
 
 def upstream_of(engine: InferenceEngine, model_name: str) -> Upstream:
-    """The upstream of a gateway in front of an engine: the engine itself, or the server that it asks."""
+    """Return the upstream of a gateway in front of an engine: the engine itself, or its server."""
     return engine.new_upstream() if isinstance(engine, ServedEngine) else EngineUpstream(engine, model_name)

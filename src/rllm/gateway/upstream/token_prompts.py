@@ -1,8 +1,8 @@
-"""Prompts as token ids for a server that renders messages by itself, such as vLLM: later turns go to its `/completions`.
+"""Prompts as token ids for a server that renders messages itself, such as vLLM: later turns go to its `/completions`.
 
-The first turn of a conversation is an ordinary chat request, which the server renders. A later one is made here, of the tokens
-that are known and of what the model's template prints behind them, and its answer, a text completion, is read as the chat answer
-that it would have been.
+The first turn of a conversation is an ordinary chat request, which the server renders. A later prompt is built here,
+from the known tokens and the text that the model's template prints after them, and its answer, a text completion, is
+read as a chat answer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import Any
 
 from rllm.capture import PriorAnswer
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.gateway.upstream.labels import logprobs_of
-from rllm.gateway.upstream.roles import for_template
-from rllm.gateway.upstream.text_completions import stop_reason_of
+from rllm.gateway.upstream.chat_format import for_template, logprobs_of, stop_reason_of
 from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
@@ -31,10 +29,10 @@ _RENDERED_OTHERWISE = ("chat_template", "documents", "continue_final_message")
 
 
 class TokenPrompts:
-    """What a tokenizer adds to an upstream."""
+    """Prompts and answers as tokens, of a served model's tokenizer."""
 
     def __init__(self, tokenizer: Any, tool_format: str | None = None) -> None:
-        """`tool_format`: how the server reads tool calls, a name for `tool_parser`; else the template tells it."""
+        """`tool_format` names the server's parser of tool calls; by default the template shows it."""
         self._template = ChatTemplate(tokenizer)
         _ = self._template.shape  # refuses a template that prints nothing of users
         self._continuation = Continuation(tokenizer, self._template)
@@ -67,10 +65,12 @@ class TokenPrompts:
         except (OSError, ValueError) as error:
             if "trust_remote_code" in str(error):
                 raise ConfigError(
-                    f"tokenizer={path!r} brings code of its own (auto_map), which is not run; use a model that transformers has"
+                    f"tokenizer={path!r} brings code of its own (auto_map), which is not run; use a model that "
+                    "transformers has"
                 ) from error
             raise ConfigError(
-                f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream serves ({error})"
+                f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream "
+                f"serves ({error})"
             ) from error
         TemplateChoice(chat_template=chat_template, setting="--chat-template").apply(tokenizer)
         return cls(tokenizer)
@@ -90,7 +90,8 @@ class TokenPrompts:
         if _may_call(request) and self._tool_parser is None:
             self._warn_once(
                 "format",
-                "the chat template prints no tool calls in a known format: turns with tools are left to the server, which "
+                "the chat template prints no tool calls in a known format: turns with tools are left to the "
+                "server, which "
                 "renders them again instead of continuing the sampled tokens",
             )
             return None
@@ -101,28 +102,28 @@ class TokenPrompts:
             return self._continuation.prompt_ids(
                 prior.token_ids, messages, num_known, request.get("tools"), kwargs, written_on=prior.appended_text
             )
-        except ConfigError:  # then the server says what is wrong with the messages, if anything is
+        except ConfigError:  # then the server reports errors of the messages, if any
             return None
 
     def chat_answer(
         self, completion: dict[str, Any], request: Mapping[str, Any], prompt_ids: Sequence[int]
     ) -> dict[str, Any]:
-        """A whole text completion as a chat completion."""
+        """Return a whole text completion as a chat completion."""
         chunks = self.chat_chunks(request, prompt_ids)
         choices = []
         for choice in completion.get("choices") or ():
-            (said,) = chunks.feed({**completion, "choices": [choice]})["choices"]
-            delta = said.pop("delta")
+            (whole,) = chunks.feed({**completion, "choices": [choice]})["choices"]
+            delta = whole.pop("delta")
             calls = [
                 {name: value for name, value in call.items() if name != "index"} for call in delta.get("tool_calls", ())
             ]
             message = {**delta, "content": delta.get("content") or (None if calls else "")}
-            choices.append({**said, "message": {**message, "tool_calls": calls} if calls else message})
+            choices.append({**whole, "message": {**message, "tool_calls": calls} if calls else message})
         shared = {name: value for name, value in completion.items() if name != "choices"}
         return {**shared, "object": "chat.completion", "choices": choices, "prompt_token_ids": list(prompt_ids)}
 
     def chat_chunks(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> ChatChunks:
-        """Reads a streamed text completion as chunks of a chat completion."""
+        """Return a converter of a streamed text completion to chunks of a chat completion."""
         stop = request.get("stop") or ()
         return ChatChunks(
             prompt_ids,
@@ -137,8 +138,10 @@ class TokenPrompts:
         if quoted:
             self._warn_once(
                 "quoted",
-                f"messages quote control tokens of the model ({', '.join(quoted)}): the server, which renders the first turn "
-                "of a conversation, reads them as such, so their text can begin and end turns; later turns are sent as tokens, "
+                f"messages quote control tokens of the model ({', '.join(quoted)}): the server, which renders "
+                "the first turn "
+                "of a conversation, reads them as such, so their text can begin and end turns; later turns are "
+                "sent as tokens, "
                 "with the quoted ones as text",
             )
 
@@ -149,12 +152,12 @@ class TokenPrompts:
 
 
 def _may_call(request: Mapping[str, Any]) -> bool:
-    """Whether the answer may have tool calls, which are then to be found in it."""
+    """Return whether the answer may have tool calls."""
     return bool(request.get("tools")) and request.get("tool_choice") != "none"
 
 
 class ChatChunks:
-    """The chunks of one streamed call, choice by choice."""
+    """Converter of the chunks of one streamed call, choice by choice."""
 
     def __init__(self, prompt_ids: Sequence[int], **options: Any) -> None:
         self._prompt_ids = list(prompt_ids)
@@ -162,19 +165,19 @@ class ChatChunks:
         self._choices: dict[int, _Choice] = {}
 
     def feed(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
-        """One chunk as a chat chunk; the first one has the prompt's ids."""
-        told = {} if self._choices else {"prompt_token_ids": self._prompt_ids}
+        """Return one chunk as a chat chunk; the first one has the prompt's ids."""
+        prompt = {} if self._choices else {"prompt_token_ids": self._prompt_ids}
         choices = []
         for choice in chunk.get("choices") or ():
             index = choice.get("index", 0)
             if index not in self._choices:
                 self._choices[index] = _Choice(AnswerReader(prompt_ids=self._prompt_ids, **self._options))
             choices.append(self._choices[index].feed(choice))
-        return {**chunk, **told, "object": "chat.completion.chunk", "choices": choices}
+        return {**chunk, **prompt, "object": "chat.completion.chunk", "choices": choices}
 
 
 class _Choice:
-    """One choice's share of a stream."""
+    """Converter of one choice of a stream."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""The ways to say where episodes come from: a function, an agent in an environment, a workflow. Behind them is one loop."""
+"""Sources of episodes: a function, an agent in an environment, a workflow. The training loop is the same for all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles
-from rllm.trainer.judge import Judge, RolloutJudge
+from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class RolloutContext:
     """What a run offers to its rollouts."""
 
     inference: InferenceEngine
@@ -56,7 +56,7 @@ class Surroundings:
         return GatewayCapture(self.gateway, self.store)
 
 
-class Door(ABC):
+class RolloutSource(ABC):
     """What the user gave, checked."""
 
     retry_if: Callable[[RolloutError], bool] | None = None
@@ -65,7 +65,7 @@ class Door(ABC):
     """Whether episodes are shown to the policy, and not made by it."""
 
     @property
-    def most_at_a_time(self) -> int | None:
+    def max_parallel(self) -> int | None:
         """How many rollouts one process may have under way; `None` is any number."""
         return None
 
@@ -74,20 +74,20 @@ class Door(ABC):
         """Raise `ConfigError` if these tasks cannot be rolled out."""
 
     @abstractmethod
-    def open(self, around: Surroundings) -> RunningRollout:
+    def open(self, context: RolloutContext) -> RunningRollout:
         """The rollouts of a run.
 
         Raises:
             ConfigError: if a part does not fit.
         """
 
-    def judge(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> Judge:
+    def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
         """What is made known of the episodes."""
-        return RolloutJudge(needs_rewards=algorithm.needs_rewards)
+        return RolloutMetrics(needs_rewards=algorithm.needs_rewards)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FunctionDoor(Door):
+class FunctionSource(RolloutSource):
     """`agent_run_func`."""
 
     agent_run_func: Callable[..., Any]
@@ -95,14 +95,14 @@ class FunctionDoor(Door):
     def check(self, data: Dataset) -> None:
         check_rows(self.agent_run_func, data)
 
-    def open(self, around: Surroundings) -> RunningRollout:
-        if around.rollout.max_steps is not None:
-            logger.warning("rollout.max_steps=%d bounds nothing: a function ends by itself", around.rollout.max_steps)
-        return AgentFunctionEngine(self.agent_run_func, gateway=around.gateway, store=around.store)
+    def open(self, context: RolloutContext) -> RunningRollout:
+        if context.rollout.max_steps is not None:
+            logger.warning("rollout.max_steps=%d bounds nothing: a function ends by itself", context.rollout.max_steps)
+        return AgentFunctionEngine(self.agent_run_func, gateway=context.gateway, store=context.store)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentEnvDoor(Door):
+class AgentEnvSource(RolloutSource):
     """`agent_class` and `env_class`."""
 
     agent_class: type[BaseAgent]
@@ -114,23 +114,23 @@ class AgentEnvDoor(Door):
         """Let the environment class check the first task."""
         check_first_task(self.env_class, {**data[0], **prepared_args(self.env_class, self.env_args)})
 
-    def open(self, around: Surroundings) -> RunningRollout:
-        steps: dict[str, Any] = {} if around.rollout.max_steps is None else {"max_steps": around.rollout.max_steps}
+    def open(self, context: RolloutContext) -> RunningRollout:
+        steps: dict[str, Any] = {} if context.rollout.max_steps is None else {"max_steps": context.rollout.max_steps}
         return AgentExecutionEngine(
             agent_class=self.agent_class,
             env_class=self.env_class,
             agent_args=self.agent_args,
             env_args=self.env_args,
-            rollout_engine=around.recorded,
-            capture=around.capture,
-            max_workers=around.rollout.max_concurrent,
-            trajectory_timeout=around.rollout.timeout_s,
+            rollout_engine=context.recorded,
+            capture=context.capture,
+            max_workers=context.rollout.max_concurrent,
+            trajectory_timeout=context.rollout.timeout_s,
             **steps,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkflowDoor(Door):
+class WorkflowSource(RolloutSource):
     """`workflow_class`."""
 
     workflow_class: type[Workflow]
@@ -138,31 +138,31 @@ class WorkflowDoor(Door):
     retry_if = staticmethod(is_worth_another_try)
 
     @property
-    def most_at_a_time(self) -> int | None:
+    def max_parallel(self) -> int | None:
         """One, of a class that is not thread-safe."""
         return None if self.workflow_class.is_multithread_safe() else 1
 
     def check(self, data: Dataset) -> None:
         """A workflow takes any task."""
 
-    def open(self, around: Surroundings) -> RunningRollout:
-        if around.rollout.max_steps is not None:
+    def open(self, context: RolloutContext) -> RunningRollout:
+        if context.rollout.max_steps is not None:
             logger.warning(
                 "rollout.max_steps=%d bounds nothing: give workflow_args what the workflow takes",
-                around.rollout.max_steps,
+                context.rollout.max_steps,
             )
         return AgentWorkflowEngine(
             self.workflow_class,
             self.workflow_args,
-            around.recorded,
-            n_parallel_tasks=around.rollout.max_concurrent,
-            capture=around.capture,
+            context.recorded,
+            n_parallel_tasks=context.rollout.max_concurrent,
+            capture=context.capture,
         )
 
 
-def door_of(
+def rollout_source(
     *,
-    door: Door | None = None,
+    source: RolloutSource | None = None,
     agent_run_func: Callable[..., Any] | None,
     agent_class: type[BaseAgent] | None,
     env_class: type[BaseEnv] | None,
@@ -170,53 +170,53 @@ def door_of(
     env_args: Mapping[str, Any] | None,
     workflow_class: type[Workflow] | None,
     workflow_args: Mapping[str, Any] | None,
-) -> Door:
+) -> RolloutSource:
     """The one that was given.
 
     Raises:
         ConfigError: if none was, or more than one.
     """
-    doors = {
+    sources = {
         "agent_run_func": agent_run_func,
         "agent_class and env_class": agent_class or env_class,
         "workflow_class": workflow_class,
-        "door": door,
+        "source": source,
     }
-    given = [name for name, value in doors.items() if value is not None]
+    given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
         told = f"{' and '.join(given)} were given" if given else "nothing to roll out was given"
-        raise ConfigError(f"{told}: give one of {', '.join(doors)}")
+        raise ConfigError(f"{told}: give one of {', '.join(sources)}")
     check_arguments(agent_args=agent_args, env_args=env_args, workflow_args=workflow_args)
-    if door is not None:
-        return door
+    if source is not None:
+        return source
     if agent_run_func is not None:
-        return _function_door(agent_run_func)
+        return _function_source(agent_run_func)
     if workflow_class is not None:
-        return _workflow_door(workflow_class, workflow_args or {})
-    return _agent_env_door(agent_class, env_class, agent_args or {}, env_args or {})
+        return _workflow_source(workflow_class, workflow_args or {})
+    return _agent_env_source(agent_class, env_class, agent_args or {}, env_args or {})
 
 
-def _function_door(agent_run_func: Any) -> FunctionDoor:
+def _function_source(agent_run_func: Any) -> FunctionSource:
     if not callable(agent_run_func):
         raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
     check_promise(agent_run_func, name_of(agent_run_func))
-    return FunctionDoor(agent_run_func=agent_run_func)
+    return FunctionSource(agent_run_func=agent_run_func)
 
 
-def _workflow_door(workflow_class: Any, workflow_args: Mapping[str, Any]) -> WorkflowDoor:
+def _workflow_source(workflow_class: Any, workflow_args: Mapping[str, Any]) -> WorkflowSource:
     check_workflow(workflow_class)
     check_made_with(workflow_class, "workflow_args", workflow_args, rollout_engine=None, executor=None)
-    return WorkflowDoor(workflow_class=workflow_class, workflow_args=dict(workflow_args))
+    return WorkflowSource(workflow_class=workflow_class, workflow_args=dict(workflow_args))
 
 
-def _agent_env_door(
+def _agent_env_source(
     agent_class: Any, env_class: Any, agent_args: Mapping[str, Any], env_args: Mapping[str, Any]
-) -> AgentEnvDoor:
+) -> AgentEnvSource:
     if agent_class is None or env_class is None:
         missing = "agent_class" if agent_class is None else "env_class"
         raise ConfigError(f"{missing} is missing: an agent and its environment are given together")
     check_agent_and_env(agent_class, env_class, env_args)
     check_made_with(agent_class, "agent_args", agent_args)
-    return AgentEnvDoor(
+    return AgentEnvSource(
         agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
     )

@@ -1,15 +1,196 @@
-"""A model's folder: its files, its chat template, and the sampling that its `generation_config` asks for."""
+"""Checks of this machine, the installed packages and a model before training."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rllm._runtime.process import free_memory, total_memory
 from rllm.errors import ConfigError
+from rllm.gateway.server import bind
 from rllm.inference.servers.capabilities import Finding
+from rllm.trainer.run_folder import nearest_folder, why_unwritable
 from rllm.types import Message
+
+GB = 1e9
+LITTLE_DISK = 5 * GB
+"""Free space below which a run is likely to end early, whatever its model."""
+OLDEST_PYTHON = (3, 11)
+
+
+def python() -> Finding:
+    """The interpreter."""
+    ok = sys.version_info >= OLDEST_PYTHON
+    said = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    return Finding(name="python", ok=ok, said=said, fix="" if ok else "make an environment with Python 3.11 or newer")
+
+
+def gpus() -> Finding:
+    """What torch sees, beside what the driver does."""
+    driver = gpus_of_driver()
+    try:
+        import torch
+    except ImportError as error:
+        said = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
+        return Finding(name="gpu", ok=not driver, said=said, fix="pip install 'rllm[train]'" if driver else "")
+    if torch.cuda.is_available():
+        free = (torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
+        names = (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        each = (
+            f"{name}, {left / GB:.0f} of {total / GB:.0f} GB free"
+            for name, (left, total) in zip(names, free, strict=True)
+        )
+        return Finding(name="gpu", ok=True, said="; ".join(each))
+    if driver:
+        fix = "install a build of torch for its driver: see https://pytorch.org/get-started/locally"
+        said = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
+        return Finding(name="gpu", ok=False, said=said, fix=fix)
+    apple = torch.backends.mps.is_available()
+    more = ", unless model.device=mps, which is not tested" if apple else ""
+    return Finding(name="gpu", ok=True, said=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
+
+
+def memory(needed: float | None) -> Finding:
+    """Main memory; and where models run in it, whether it holds `needed` bytes."""
+    free = free_memory()
+    said = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
+    if needed is None:
+        return Finding(name="memory", ok=True, said=said)
+    room = max([total_memory() if free is None else free, *_free_on_gpus()])
+    said += f"; training all weights takes {needed / GB:.1f} GB beside activations"
+    fix = "" if needed <= room else "set model.lora_rank=16, or take a smaller model or a larger machine"
+    return Finding(name="memory", ok=needed <= room, said=said, fix=fix)
+
+
+def disk(folder: Path, needed: float | None) -> Finding:
+    """Free space where runs are written; `needed` is what one checkpoint takes, in bytes."""
+    nearest = nearest_folder(str(folder.absolute()))
+    if not nearest.is_dir():
+        return Finding(name="disk", ok=False, said=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
+    if (why := why_unwritable(nearest)) is not None:
+        said = f"{nearest} cannot be written to ({why})"
+        return Finding(name="disk", ok=False, said=said, fix="set run_dir (--run-dir) to a folder of yours")
+    free = shutil.disk_usage(nearest).free
+    said = f"{free / GB:.1f} GB free at {folder}"
+    least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
+    if needed is not None:
+        said += f"; a checkpoint takes about {needed / GB:.1f} GB"
+    fix = "" if free >= least else "set run_dir to a larger file system, or keep_checkpoints=1"
+    return Finding(name="disk", ok=free >= least, said=said, fix=fix)
+
+
+def reachable_port(port: int) -> Finding:
+    """Whether `rllm gateway` could listen there; a training run takes any free port."""
+    try:
+        bind("127.0.0.1", port).close()
+    except ConfigError as error:
+        fix = "rllm gateway --port N takes another; training takes any free one"
+        return Finding(name="port", ok=False, said=str(error), needed=False, fix=fix)
+    return Finding(name="port", ok=True, said=f"127.0.0.1:{port} is free")
+
+
+def gpus_of_driver() -> list[str]:
+    """Return name and memory of each GPU that the driver lists."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.split("\n") if line.strip()]
+
+
+def _free_on_gpus() -> list[float]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))]
+
+
+NEEDED = ("rllm", "torch", "transformers", "tokenizers", "huggingface-hub", "peft")
+"""Packages whose requirements must hold for training here."""
+OTHERS = ("vllm", "verl", "ray")
+"""Packages that only some runs use, and that people install beside versions they do not ask for."""
+TO_TRAIN = ("torch", "transformers", "peft", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """What is installed."""
+
+    version: str
+    requires: Sequence[str] = ()
+
+
+def installed_packages() -> dict[str, Package]:
+    """Every distribution of this environment, by its normal name; of two of a name that which is imported."""
+    found: dict[str, Package] = {}
+    for item in distributions():
+        name = item.metadata["Name"]
+        if name:
+            found.setdefault(canonicalize_name(name), Package(version=item.version, requires=item.requires or ()))
+    return found
+
+
+def version_findings(packages: Mapping[str, Package]) -> list[Finding]:
+    """What is installed for training; and each requirement that does not hold, with the command that mends it."""
+    return [_for_training(packages), *(_conflict(packages, name) for name in _wrong(packages))]
+
+
+def _for_training(packages: Mapping[str, Package]) -> Finding:
+    there = [name for name in (*TO_TRAIN, *OTHERS) if name in packages]
+    missing = [name for name in TO_TRAIN if name not in packages]
+    said = " ".join(f"{name} {packages[name].version}" for name in there) or "none"
+    if missing:
+        return Finding(
+            name="packages",
+            ok=False,
+            said=f"{said}; not installed: {', '.join(missing)}",
+            fix="pip install 'rllm[train]'; the gateway and the SDK work without",
+        )
+    return Finding(name="packages", ok=True, said=said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wrong:
+    owner: str
+    requirement: Requirement
+
+
+def _wrong(packages: Mapping[str, Package]) -> Iterator[_Wrong]:
+    """Every requirement that does not hold. What an extra of ours asks for must be right, where it is installed."""
+    for owner in (*NEEDED, *OTHERS):
+        for requirement in map(Requirement, packages[owner].requires if owner in packages else ()):
+            found = packages.get(canonicalize_name(requirement.name))
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            wrong = found is None or not requirement.specifier.contains(found.version, prereleases=True)
+            if wrong and (applies or (owner == "rllm" and found is not None)):
+                yield _Wrong(owner=owner, requirement=requirement)
+
+
+def _conflict(packages: Mapping[str, Package], wrong: _Wrong) -> Finding:
+    name, wanted = wrong.requirement.name, f"{wrong.requirement.name}{wrong.requirement.specifier}"
+    found = packages.get(canonicalize_name(name))
+    here = f"{name} {found.version} is installed" if found else f"{name} is not installed"
+    return Finding(
+        name="versions",
+        ok=False,
+        said=f"{wrong.owner} {packages[wrong.owner].version} asks for {wanted}, and {here}",
+        needed=wrong.owner in NEEDED,
+        fix=f"pip install '{wanted}'",
+    )
+
 
 BYTES_TO_TRAIN = 16
 """Of each weight: itself, its gradient, and AdamW's two means, in float32."""
@@ -227,3 +408,18 @@ def generation_finding(folder: Path) -> Finding:
 
 def _is_neutral(name: str, value: Any) -> bool:
     return value in _OFF.get(name, ()) or value == NEUTRAL[name]
+
+
+def checkup(*, model: str | None, run_dir: Path, port: int) -> list[Finding]:
+    """Everything that can be found out without training.
+
+    Args:
+        model: a folder or hub id, as `model.path`; `None` looks at the machine only.
+        run_dir: where runs are to be written.
+        port: where `rllm gateway` is to listen.
+    """
+
+    found = [python(), *version_findings(installed_packages())]
+    needed = None if model is None else training_bytes(model)
+    found += [gpus(), memory(needed), disk(run_dir, needed), reachable_port(port)]
+    return found if model is None else [*found, *model_findings(model)]

@@ -13,8 +13,8 @@ import pytest
 
 from rllm.engine.event_loop import run_to_end
 from rllm.errors import RolloutError
-from rllm.trainer import own_loop
-from rllm.trainer.own_loop import run_anywhere
+from rllm.trainer import event_loop
+from rllm.trainer.event_loop import run_anywhere
 
 
 async def where() -> str:
@@ -128,8 +128,8 @@ async def test_ctrl_c_before_the_work_has_begun_ends_it(monkeypatch: pytest.Monk
         wait(outcomes)
 
     interrupted = threading.Event()
-    monkeypatch.setattr(own_loop, "run_to_end", begin_late)
-    monkeypatch.setattr(own_loop, "wait", interrupted_once)
+    monkeypatch.setattr(event_loop, "run_to_end", begin_late)
+    monkeypatch.setattr(event_loop, "wait", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         run_anywhere(work)
     assert not has_begun.is_set()

@@ -5,7 +5,7 @@ import pytest
 from rllm.algorithms.grpo import GRPO
 from rllm.config.schema import RoleConfig
 from rllm.trainer.credit import assemble
-from rllm.trainer.metrics.measure import (
+from rllm.trainer.metrics import (
     batch_metrics,
     episode_metrics,
     eval_metrics,

@@ -1,4 +1,4 @@
-"""The three doors of `AgentTrainer`, on the scripted backend: one loop, the same record."""
+"""The three sources of `AgentTrainer`, on the scripted backend: one loop, the same record."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ def metrics(run_dir: Path) -> dict[str, Any]:
     return {key: value for line in lines for key, value in line.items()}
 
 
-def trained(tmp_path: Path, settings: dict[str, Any] | None = None, **door: Any) -> ScriptedBackend:
+def trained(tmp_path: Path, settings: dict[str, Any] | None = None, **source: Any) -> ScriptedBackend:
     config = {**CONFIG, "run_dir": str(tmp_path / "run"), **(settings or {})}
-    AgentTrainer(train_dataset=TASKS, config=config, **door).train()
+    AgentTrainer(train_dataset=TASKS, config=config, **source).train()
     return ScriptedBackend.latest
 
 
@@ -331,7 +331,7 @@ def says(question: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("door", "said"),
+    ("source", "said"),
     [
         ({}, "nothing to roll out was given: give one of agent_run_func, agent_class and env_class, workflow_class"),
         (
@@ -405,9 +405,11 @@ def says(question: str) -> str:
         ({"workflow_class": Echo}, "rllm.workflows.workflow.Workflow"),
     ],
 )
-def test_a_door_that_does_not_open_says_so_before_work_starts(tmp_path: Path, door: dict[str, Any], said: str) -> None:
+def test_a_door_that_does_not_open_says_so_before_work_starts(
+    tmp_path: Path, source: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
-        AgentTrainer(train_dataset=TASKS, config={**CONFIG, "run_dir": str(tmp_path / "run")}, **door)
+        AgentTrainer(train_dataset=TASKS, config={**CONFIG, "run_dir": str(tmp_path / "run")}, **source)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,4 +1,4 @@
-"""Signs that a run learns nothing or goes wrong, named in the step in which they appear."""
+"""Warnings of a run that learns nothing or diverges, in the step in which the signs appear."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rllm.parser.chat_template import lost_warning
 from rllm.types import LOST_KEY, Episode
 
 logger = logging.getLogger(__name__)
+
 
 _COMPARED = ("policy/entropy", "rollout/entropy", "rollout/reward", "batch/zero_variance")
 """Metrics of earlier steps that tell what goes wrong."""
@@ -186,14 +187,14 @@ def _remedy(metrics: Mapping[str, float]) -> str:
     return ", or ".join(remedies)
 
 
-class Watch:
+class RunHealth:
     """Logs each sign when it appears, and again only after it was absent for `_QUIET_STEPS`."""
 
     def __init__(self) -> None:
         self._last_seen: dict[str, int] = {}
         self._before: list[dict[str, float]] = []
 
-    def look(self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+    def check(self, step: int, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
         """Warn of what is new; returns `signal/<name>` of 1 for everything that is wrong now."""
         found = signals(metrics, episodes, self._before)
         for name, sentence in found.items():

@@ -1,4 +1,4 @@
-"""Run a coroutine to its end from code that is not async, also where an event loop is already running, as in a notebook."""
+"""Running a coroutine from code that is not async, also inside a running event loop, as in a notebook."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rllm.trainer.activations import bytes_of_token, fitted_to_memory
 from rllm.trainer.config import load_config
+from rllm.trainer.memory import bytes_of_token, fitted_to_memory
 
 GB, CPU = 10**9, "model.device=cpu"
 

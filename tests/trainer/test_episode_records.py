@@ -10,8 +10,8 @@ from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.tracking.about import run_id_of
 from rllm.trainer.demonstrations.rejection import rows_of_store
+from rllm.trainer.episode_records import stored_episodes
 from rllm.trainer.explain import explain, latest_episodes
-from rllm.trainer.history import stored_episodes
 from rllm.types import OUTCOME_KEY
 
 from .conftest import RunTrainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllm.trainer.judge import RolloutJudge
+from rllm.trainer.metrics import RolloutMetrics
 from rllm.types import Episode, Trajectory
 
 SCORED = Episode(task_id="a", is_correct=True, trajectories=[Trajectory(reward=1.0)])
@@ -11,7 +11,7 @@ FAILED = Episode(task_id="a", info={"error": {"type": "AgentError", "message": "
 
 
 def test_without_rewards_an_episode_is_of_use_unless_it_failed() -> None:
-    needing, not_needing = RolloutJudge(), RolloutJudge(needs_rewards=False)
+    needing, not_needing = RolloutMetrics(), RolloutMetrics(needs_rewards=False)
     assert [judge.why_unusable(SCORED) for judge in (needing, not_needing)] == [None, None]
     assert "not scored" in (needing.why_unusable(UNSCORED) or "")
     assert not_needing.why_unusable(UNSCORED) is None
@@ -19,7 +19,7 @@ def test_without_rewards_an_episode_is_of_use_unless_it_failed() -> None:
 
 
 def test_what_nobody_judged_is_not_counted_as_wrong() -> None:
-    judge = RolloutJudge(needs_rewards=False)
+    judge = RolloutMetrics(needs_rewards=False)
     for name, found in (
         ("accuracy", judge.of_training([SCORED, UNSCORED, FAILED])["rollout/accuracy"]),
         ("held out", judge.of_evaluation([SCORED, UNSCORED, FAILED])["eval/accuracy"]),
@@ -29,4 +29,4 @@ def test_what_nobody_judged_is_not_counted_as_wrong() -> None:
     told = judge.of_evaluation([UNSCORED]) | judge.of_training([UNSCORED])
     assert not verdicts & told.keys()
     assert (told["eval/num_episodes"], told["rollout/num_unscored"]) == (1.0, 1.0)
-    assert verdicts <= (RolloutJudge().of_evaluation([SCORED]) | RolloutJudge().of_training([SCORED])).keys()
+    assert verdicts <= (RolloutMetrics().of_evaluation([SCORED]) | RolloutMetrics().of_training([SCORED])).keys()

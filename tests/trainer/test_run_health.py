@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rllm.trainer.metrics.signals import Watch, signals
+from rllm.trainer.run_health import RunHealth, signals
 from rllm.types import LOST_KEY, Episode, Trajectory
 
 HEALTHY = {
@@ -101,10 +101,10 @@ def test_what_is_not_known_is_not_wrong() -> None:
 
 def collapse_at(entropies: Sequence[float], rewards: Sequence[float], **others: float) -> int | None:
     """The first step of a run in which its entropy is a sign, counted from 1."""
-    watch = Watch()
+    watch = RunHealth()
     for step, (entropy, reward) in enumerate(zip(entropies, rewards, strict=True), start=1):
         metrics = {**HEALTHY, "policy/entropy": entropy, "rollout/reward": reward, "rollout/accuracy": reward, **others}
-        if "signal/entropy_collapse" in watch.look(step, metrics, []):
+        if "signal/entropy_collapse" in watch.check(step, metrics, []):
             return step
     return None
 
@@ -152,29 +152,29 @@ def test_curves_of_entropies_that_are_a_sign(entropies: list[float], rewards: li
 def test_an_entropy_that_is_to_fall_is_no_sign() -> None:
     falling = decay(2.7, 0.19, 11)
     assert collapse_at(falling, [0.3] * 11, **{"policy/teacher_kl": 0.1}) is None
-    watch = Watch()
-    shown = [watch.look(step, {"policy/entropy": value}, []) for step, value in enumerate(falling)]
+    watch = RunHealth()
+    shown = [watch.check(step, {"policy/entropy": value}, []) for step, value in enumerate(falling)]
     assert not any(shown), "demonstrations"
 
 
 def test_a_step_in_which_all_is_solved_is_no_sign_until_it_goes_on() -> None:
     solved = {**HEALTHY, "batch/zero_variance": 1.0, "rollout/accuracy": 1.0}
-    watch = Watch()
-    found = [list(watch.look(step, metrics, [])) for step, metrics in enumerate([HEALTHY, *[solved] * 3, HEALTHY])]
+    watch = RunHealth()
+    found = [list(watch.check(step, metrics, [])) for step, metrics in enumerate([HEALTHY, *[solved] * 3, HEALTHY])]
     assert found == [[], [], [], ["signal/no_variance"], []]
     assert list(signals({**solved, "rollout/accuracy": 0.0}, [], [HEALTHY])) == ["no_variance"]
     assert list(signals(solved, [])) == ["no_variance"], "tasks that were too easy from the start"
 
 
 def test_a_sign_is_logged_when_it_appears_and_not_while_it_comes_and_goes(caplog: Any) -> None:
-    watch = Watch()
+    watch = RunHealth()
     bad = {**HEALTHY, "rollout/truncated": 1.0}
     with caplog.at_level(logging.WARNING):
-        assert watch.look(1, bad, []) == {"signal/all_truncated": 1.0}
-        watch.look(2, bad, [])
-        assert watch.look(3, HEALTHY, []) == {}
-        assert watch.look(4, bad, []) == {"signal/all_truncated": 1.0}
-        watch.look(15, bad, [])
+        assert watch.check(1, bad, []) == {"signal/all_truncated": 1.0}
+        watch.check(2, bad, [])
+        assert watch.check(3, HEALTHY, []) == {}
+        assert watch.check(4, bad, []) == {"signal/all_truncated": 1.0}
+        watch.check(15, bad, [])
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "step 1, all_truncated",
         "step 15, all_truncated",

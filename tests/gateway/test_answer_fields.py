@@ -1,7 +1,7 @@
 import pytest
 
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream.shape import check_answer, check_models
+from rllm.gateway.upstream.answers import check_answer, check_models
 
 
 @pytest.mark.parametrize(

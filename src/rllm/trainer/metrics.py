@@ -1,16 +1,22 @@
-"""Episodes and batches to named metrics. Failed rollouts are counted by reason and stay in the denominator of accuracy; those
-that nobody judged are counted, and leave it."""
+"""Metrics of episodes and batches, and which episodes can be used.
+
+Failed rollouts are counted by reason and stay in the denominator of accuracy; unscored ones are counted and leave it.
+"""
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, quantiles
+from typing import Protocol
 
 import torch
 
+from rllm.compat.metric_names import known_eval_metrics, known_training_metrics
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
 from rllm.trainer.credit import Assembled
@@ -197,3 +203,48 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
         name if "/" in name else f"agent/{name}": fmean(item.metrics[name] for item in episodes if name in item.metrics)
         for name in sorted(names)
     }
+
+
+_VERDICT = re.compile(r"accuracy$|/solve_|/pass@")
+"""Metrics that count what nobody judged as wrong."""
+
+
+class EpisodeMetrics(Protocol):
+    """How the episodes of a run are looked at; demonstrations tell other things than rollouts."""
+
+    def why_unusable(self, episode: Episode) -> str | None:
+        """Why nothing can be learned from the episode; `None` if something can."""
+        ...
+
+    def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """The metrics of what a training step was made of."""
+        ...
+
+    def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """The metrics of held-out episodes, `eval/...` among them. May take its time: it is called from a thread."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutMetrics:
+    """Looks at rewards."""
+
+    needs_rewards: bool = True
+    """Whether an episode that nobody scored is of no use."""
+
+    def why_unusable(self, episode: Episode) -> str | None:
+        if not self.needs_rewards and not episode.failed:
+            return None
+        return why_unusable(episode)
+
+    def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        return self._told({**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes)
+
+    def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        return self._told({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
+
+    def _told(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+        """Without verdicts, where nobody gave one."""
+        if any(why_unusable(episode) is None for episode in episodes):
+            return metrics
+        return {name: value for name, value in metrics.items() if not _VERDICT.search(name)}
