@@ -9,9 +9,9 @@ import pytest
 from .house import MAX_ANY, MAX_COLUMNS, ODD_WORDS, ROOT, House
 
 NOT_YET = {
-    *("_runtime", "agents", "algorithms", "backends", "capture", "cli", "compat", "config", "data", "engine"),
+    *("_runtime", "agents", "algorithms", "backends", "capture", "compat", "config", "data", "engine"),
     *("environments", "errors", "gateway", "inference", "parser", "registry", "rewards"),
-    *("sdk", "store", "testing", "tools", "trainer", "types", "viewer", "workflows"),
+    *("sdk", "store", "testing", "tools", "trainer", "types", "workflows"),
 }
 """Packages that are not checked yet. It only shrinks."""
 PAGES_NOT_YET = True

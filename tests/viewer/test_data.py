@@ -11,19 +11,18 @@ import pytest
 from rllm.errors import StoreError, number, signed
 from rllm.store.base import SessionInfo
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, SIDE_CALL_KEY, StepCredit
+from rllm.viewer.batch_audit import audit_batch
 from rllm.viewer.batches import FedBatch, digest_of, read_batch
-from rllm.viewer.charts import charts_of, sync_lights
-from rllm.viewer.drift import drifts_of
+from rllm.viewer.charts import charts_of, sync_status
 from rllm.viewer.graph import graph_of
-from rllm.viewer.messages import Said, said
+from rllm.viewer.messages import MessageParts, message_parts
 from rllm.viewer.metrics import MetricsFile, neighbours, series
 from rllm.viewer.render import seconds
 from rllm.viewer.rollouts import rollout_of
 from rllm.viewer.runs import Run
 from rllm.viewer.timeline import timeline
-from rllm.viewer.tokens import shade, token_table
-from rllm.viewer.truth import truth_of
-from rllm.viewer.vocabulary import vocabulary_of
+from rllm.viewer.token_text import vocabulary_of
+from rllm.viewer.tokens import drifts_of, shade, token_table
 
 from .made import outcome_of, trace_of, write_vocabulary
 
@@ -72,7 +71,7 @@ def test_a_number_says_on_which_side_it_is() -> None:
 def test_a_long_run_keeps_its_peaks() -> None:
     rows = [{"step": step, "rollout/reward": 5.0 if step == 7777 else 0.0} for step in range(1, 20_001)]
     [chart] = charts_of([("long", rows)])
-    points = chart.traces[0].points
+    points = chart.lines[0].points
     assert len(points) <= 420
     assert max(point.value for point in points) == 5.0
 
@@ -80,9 +79,9 @@ def test_a_long_run_keeps_its_peaks() -> None:
 def test_rounding_noise_is_drawn_as_zero() -> None:
     rows = [{"step": step, "policy/loss": value} for step, value in enumerate([-1.6e-16, 2e-17, 1e-14])]
     [chart] = charts_of([("one", rows)])
-    assert [point.value for point in chart.traces[0].points] == [0.0, 0.0, 0.0]
+    assert [point.value for point in chart.lines[0].points] == [0.0, 0.0, 0.0]
     large = [{"step": 1, "rollout/reward": 1e6}, {"step": 2, "rollout/reward": 1e-9}]
-    assert [point.value for point in charts_of([("one", large)])[0].traces[0].points] == [1e6, 0.0]
+    assert [point.value for point in charts_of([("one", large)])[0].lines[0].points] == [1e6, 0.0]
 
 
 def test_a_light_is_out_where_weights_are_missing_or_differ() -> None:
@@ -92,7 +91,7 @@ def test_a_light_is_out_where_weights_are_missing_or_differ() -> None:
         {"step": 3, "policy/weight_version": 2, "policy/sampler_gap_mean": 0.3},
         {"step": 4, "policy/weight_version": 3, "tokens/staleness_max": 2},
     ]
-    assert [light.state for light in sync_lights(rows, max_staleness=1)] == ["ok", "bad", "warn", "bad"]
+    assert [light.state for light in sync_status(rows, max_staleness=1)] == ["ok", "bad", "warn", "bad"]
 
 
 FIRST = trace_of("s", prompt_ids=[1, 2], response_ids=[3, 4], logprobs=[-0.5, -1.0])
@@ -153,18 +152,18 @@ def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
 
     def look(ids, sequence, advantage):
         batch = fed(ids, sequence, spans, advantage=advantage, weight=[0.1] * 3)
-        truth = truth_of(batch, [rollout], lambda _: ([FIRST, SECOND, ASIDE], credits_), {"tokens/trained": 3.0})
-        return truth, {check.name: check.agrees for check in truth.checks}
+        audit = audit_batch(batch, [rollout], lambda _: ([FIRST, SECOND, ASIDE], credits_), {"tokens/trained": 3.0})
+        return audit, {check.name: check.agrees for check in audit.checks}
 
-    truth, agrees = look([3, 4, 6], [1, 2, 3, 4, 5, 6], [0.5] * 3)
+    audit, agrees = look([3, 4, 6], [1, 2, 3, 4, 5, 6], [0.5] * 3)
     assert set(agrees.values()) == {True}
-    assert truth.left_out == [("of no trajectory", 1, 1)]
+    assert audit.left_out == [("not in a trajectory", 1, 1)]
     title = replace(ASIDE, metadata={SIDE_CALL_KEY: "title"})
-    truth = truth_of(truth.batch, [rollout], lambda _: ([FIRST, SECOND, title], credits_), {})
-    assert truth.left_out == [("side call", 1, 1)]
-    truth, agrees = look([3, 9, 6], [1, 2, 3, 9, 5, 6], [0.5, 0.5, 0.75])
-    assert (truth.sequences[0].same_ids, truth.sequences[0].same_context) == (False, False)
-    assert truth.sequences[0].first_difference == f"call {FIRST.id}, token 1"
+    audit = audit_batch(audit.batch, [rollout], lambda _: ([FIRST, SECOND, title], credits_), {})
+    assert audit.left_out == [("side call", 1, 1)]
+    audit, agrees = look([3, 9, 6], [1, 2, 3, 9, 5, 6], [0.5, 0.5, 0.75])
+    assert (audit.sequences[0].same_ids, audit.sequences[0].same_context) == (False, False)
+    assert audit.sequences[0].first_difference == f"call {FIRST.id}, token 1"
     assert not agrees["sum of advantages"]
     assert agrees["tokens"]
 
@@ -179,12 +178,12 @@ def test_a_call_that_trajectories_share_is_told_with_all_that_it_was_trained_wit
     ]
     spans = [[FIRST.id, 2, 4]]
     batch = fed([3, 4, 3, 4], [1, 2, 3, 4], spans, advantage=[0.5, 0.5, -2.0, -2.0], weight=[0.1] * 4)
-    batch.told["sequences"].append(batch.told["sequences"][0])
-    batch.told["sampler_logprob_sum"] = -3.0
-    truth = truth_of(batch, [rollout], lambda _: ([FIRST], credits_), {"tokens/trained": 4.0})
-    assert {check.name: check.agrees for check in truth.checks if not check.agrees} == {}
-    assert [(item.role, item.credited) for item in truth.sequences] == [("agent", 1.0), ("critic", -4.0)]
-    assert truth.left_out == []
+    batch.data["sequences"].append(batch.data["sequences"][0])
+    batch.data["sampler_logprob_sum"] = -3.0
+    audit = audit_batch(batch, [rollout], lambda _: ([FIRST], credits_), {"tokens/trained": 4.0})
+    assert {check.name: check.agrees for check in audit.checks if not check.agrees} == {}
+    assert [(item.role, item.credited) for item in audit.sequences] == [("agent", 1.0), ("critic", -4.0)]
+    assert audit.left_out == []
     [call] = graph_of(rollout, [FIRST], credits_).calls
     assert (call.advantage, call.credit.dropped, call.credit.baseline) == (-1.5, None, None)
     assert token_table(FIRST, [FIRST], credits_, batch).columns["advantage"][2:] == [-1.5, -1.5]
@@ -292,11 +291,11 @@ def test_the_real_vocabulary_is_that_of_the_tokenizer(run: Run, run_folder: Path
 def test_each_message_of_a_long_episode_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
 
-    def looking(message: object) -> Said:
+    def looking(message: object) -> MessageParts:
         looked_at.append(message)
-        return said(message)
+        return message_parts(message)
 
-    monkeypatch.setattr("rllm.viewer.graph.said", looking)
+    monkeypatch.setattr("rllm.viewer.graph.message_parts", looking)
     messages = [{"role": "user", "content": str(number)} for number in range(40)]
     calls = [trace_of("s", number, messages=messages[: number + 1], prompt_ids=[number]) for number in range(40)]
     graph = graph_of(rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=40)), calls, [])

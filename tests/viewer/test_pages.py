@@ -109,7 +109,7 @@ def test_an_episode_shows_its_task(client: TestClient, run: Run) -> None:
 def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if not item.error)
     told = words(page(client, f"/run/real/episode/{whole.session_id}"))
-    for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "goes on from call 1"):
+    for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "continues call 1"):
         assert word in told, word
     broken = next(item for item in run.rollouts.of_step(1) if item.error)
     told = words(page(client, f"/run/real/episode/{broken.session_id}"))
@@ -161,7 +161,7 @@ def test_drift_shows_both_sides_and_the_cause(client: TestClient) -> None:
     listed = page(client, "/run/real/drift")
     assert "edited" in words(listed)
     told = words(page(client, links(listed, "/run/real/drift/")[0]))
-    assert "the agent changed what was said" in told
+    assert "the agent changed earlier messages" in told
     assert "something else" in told
 
 

@@ -8,7 +8,7 @@ from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.rollouts import Rollout, rollout_of
-from rllm.viewer.search import Query, says, search
+from rllm.viewer.search import Query, contains_text, search
 
 from .made import outcome_of, trace_of
 
@@ -81,6 +81,6 @@ def test_text_is_looked_for_a_page_at_a_time() -> None:
 def test_text_is_found_in_tool_calls_too() -> None:
     call = {"function": {"name": "price", "arguments": '{"item": "kiwi"}'}}
     trace = trace_of("s", response={"role": "assistant", "content": None, "tool_calls": [call]})
-    assert says("KIWI", [trace])
-    assert says("price", [trace])
-    assert not says("plum", [trace])
+    assert contains_text("KIWI", [trace])
+    assert contains_text("price", [trace])
+    assert not contains_text("plum", [trace])

@@ -17,7 +17,7 @@ from rllm.errors import ConfigError, counted
 if TYPE_CHECKING:
     from rllm.store.base import SessionInfo, TraceStore
     from rllm.types import Trace
-    from rllm.viewer.messages import Said
+    from rllm.viewer.messages import MessageParts
 
 store = typer.Typer(name="store", cls=PlainGroup, help="Copy and prune trace stores.", no_args_is_help=True)
 
@@ -133,7 +133,7 @@ def show(
     from rich.text import Text
 
     from rllm.store.codec import plain_text
-    from rllm.viewer.messages import said
+    from rllm.viewer.messages import message_parts
 
     with open_existing(url) as store:
         if trace is None and store.session(session) is None and (owner := store.session_of(session)) is not None:
@@ -150,7 +150,7 @@ def show(
         return
     console.print(_table_of(calls))
     for message in [*calls[0].messages, calls[0].response]:
-        parts = said(message)
+        parts = message_parts(message)
         console.print(Text.assemble((plain_text(parts.role), "bold"), "  ", _words_of(parts)))
 
 
@@ -220,7 +220,7 @@ def _table_of(calls: list[Trace]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from rllm.viewer.messages import said
+    from rllm.viewer.messages import message_parts
 
     table = Table("call", "model", "tokens", "version", "ended", "answer")
     for call in calls:
@@ -228,12 +228,17 @@ def _table_of(calls: list[Trace]) -> Any:
         version = "" if call.weight_version is None else str(call.weight_version)
         size = f"{len(call.prompt_ids)} + {len(call.response_ids)}"
         table.add_row(
-            Text(call.id), Text(call.model), size, version, Text(ended), Text(_words_of(said(call.response))[:80])
+            Text(call.id),
+            Text(call.model),
+            size,
+            version,
+            Text(ended),
+            Text(_words_of(message_parts(call.response))[:80]),
         )
     return table
 
 
-def _words_of(parts: Said) -> str:
+def _words_of(parts: MessageParts) -> str:
     from rllm.store.codec import plain_text
 
     return plain_text(" ".join([parts.text, *(f"[calls {name}]" for name, _ in parts.tools)]).strip())

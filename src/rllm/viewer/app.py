@@ -1,4 +1,4 @@
-"""The viewer's pages over HTTP. Blocking reads run in threads, so that one slow store holds nobody else up."""
+"""The viewer's pages over HTTP. Blocking reads run in threads, so that a slow store delays only its own pages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rllm.errors import ConfigError, RLLMError
-from rllm.viewer import pages, token_pages
-from rllm.viewer.lookup import NotFoundError, Page
+from rllm.viewer import pages
+from rllm.viewer.pages import NotFoundError, Page
 from rllm.viewer.render import HERE, environment, render
 from rllm.viewer.runs import Run, Runs
 from rllm.viewer.security import Guard
@@ -24,11 +24,11 @@ OfRun = Callable[[Run, Mapping[str, Any], Mapping[str, str]], Any]
 
 
 def create_app(runs: Runs, *, token: str | None = None) -> Guard:
-    """The viewer as an ASGI application.
+    """Return the viewer as an ASGI application.
 
     Args:
-        runs: what to show.
-        token: what callers must present; `None` where only this machine can reach it.
+        runs: runs to show.
+        token: token that callers must present; `None` if only this machine can connect.
 
     Raises:
         MissingDependencyError: if Jinja is not installed.
@@ -57,15 +57,13 @@ def _routes(runs: Runs) -> list[BaseRoute]:
         of_run("/step/{step:int}", lambda run, path, query: pages.step_page(run, path["step"], query)),
         of_run("/batch/{step:int}", lambda run, path, query: pages.batch_page(run, path["step"], query)),
         of_run("/time/{step:int}", lambda run, path, query: pages.time_page(run, path["step"], query)),
-        of_run("/group", lambda run, _, query: token_pages.group_page(run, query.get("task", ""), query)),
+        of_run("/group", lambda run, _, query: pages.group_page(run, query.get("task", ""), query)),
         of_run("/rollouts", lambda run, _, query: pages.rollouts_page(run, query)),
         of_run("/drift", lambda run, _, query: pages.drifts_page(run, query)),
-        of_run("/drift/{session}", lambda run, path, _: token_pages.drift_page(run, path["session"])),
+        of_run("/drift/{session}", lambda run, path, _: pages.drift_page(run, path["session"])),
         of_run("/episode/{session}", lambda run, path, _: pages.episode_page(run, path["session"])),
-        of_run("/tokens/{session}", lambda run, path, query: token_pages.tokens_page(run, path["session"], query)),
-        of_run(
-            "/tokens/{session}/data.json", lambda run, path, query: token_pages.tokens_data(run, path["session"], query)
-        ),
+        of_run("/tokens/{session}", lambda run, path, query: pages.tokens_page(run, path["session"], query)),
+        of_run("/tokens/{session}/data.json", lambda run, path, query: pages.tokens_data(run, path["session"], query)),
         of_run("/pulse.json", lambda run, *_: pages.pulse(run)),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
@@ -79,7 +77,7 @@ def _run(runs: Runs, request: Request) -> Run:
 
 
 def _answering(page: Callable[[Request], Page | dict[str, Any]]) -> Callable[[Request], Any]:
-    """The endpoint of a page: its HTML, its JSON, or a sentence about what is wrong."""
+    """Return the endpoint of a page: its HTML or JSON, or an error page."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -89,23 +87,23 @@ def _answering(page: Callable[[Request], Page | dict[str, Any]]) -> Callable[[Re
             template, context = made
             return HTMLResponse(await run_in_threadpool(render, template, context))
         except NotFoundError as error:
-            return _told(404, str(error.args[0]))
+            return _error_page(404, str(error.args[0]))
         except ConfigError as error:
-            return _told(400, str(error))
+            return _error_page(400, str(error))
         except RLLMError as error:
-            return _told(503, str(error))
+            return _error_page(503, str(error))
 
     return endpoint
 
 
 async def _unknown(_: Request, __: Exception) -> Response:
-    return _told(404, "there is no such page")
+    return _error_page(404, "there is no such page")
 
 
 async def _failed(_: Request, error: Exception) -> Response:
-    # The server goes on to report the error with its traceback.
-    return _told(500, f"this page failed, which is a fault of the viewer: {type(error).__name__}: {error}")
+    # The server also logs the error with its traceback.
+    return _error_page(500, f"this page failed because of a bug in the viewer: {type(error).__name__}: {error}")
 
 
-def _told(status: int, sentence: str) -> Response:
+def _error_page(status: int, sentence: str) -> Response:
     return HTMLResponse(render("error.html", {"status": status, "sentence": sentence, "run": None}), status)

@@ -1,4 +1,4 @@
-"""The files in which a run keeps what its optimiser was fed; `rllm.trainer.batch_log` writes them."""
+"""Batches of a run's optimiser, from the files that `rllm.trainer.batch_log` writes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _MAX_ARRAY_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class FedSpan:
-    """The tokens of one call, as they were fed."""
+    """Tokens of one call in a batch."""
 
     trace_id: str
     place: int
-    """How many sequences before its own hold the same call: several where trajectories share it."""
+    """Number of earlier sequences with the same call, which trajectories may share."""
     sequence: int
     start: int
-    """Position of the first of them in its sequence."""
+    """Position of the first token in its sequence."""
     tokens: slice
-    """Where they lie among all tokens of the batch."""
+    """Position among all tokens of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,47 +49,47 @@ class FedSequence:
 
 @dataclass(frozen=True)
 class FedBatch:
-    """One step's batch."""
+    """Batch of one step."""
 
-    told: Mapping[str, Any]
+    data: Mapping[str, Any]
 
     @property
     def step(self) -> int:
-        return int(self.told["step"])
+        return int(self.data["step"])
 
     @property
     def algorithm(self) -> str:
-        return str(self.told["algorithm"])
+        return str(self.data["algorithm"])
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The ratios between which no token is clipped; `None` for an algorithm that does not clip single tokens."""
-        clip = self.told.get("clip")
+        """Bounds of the ratio within which no token is clipped; `None` if the algorithm does not clip single tokens."""
+        clip = self.data.get("clip")
         return None if clip is None else (float(clip[0]), float(clip[1]))
 
     @property
     def num_tokens(self) -> int:
-        return int(self.told["num_tokens"])
+        return int(self.data["num_tokens"])
 
     @property
     def sampler_logprob_sum(self) -> float | None:
-        found = self.told.get("sampler_logprob_sum")
+        found = self.data.get("sampler_logprob_sum")
         return None if found is None else float(found)
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        return _unpacked(self.told["ids"])
+        return _unpacked(self.data["ids"])
 
     @cached_property
     def numbers(self) -> dict[str, Sequence[float]]:
-        """Of every token, by name: `advantage`, `weight`, and `entropy`, `ratio`, ... where the trainer knew them."""
-        return {name: _unpacked(packed) for name, packed in self.told["tokens"].items()}
+        """Values of every token, by name: `advantage`, `weight`, and if known `entropy`, `ratio`, ..."""
+        return {name: _unpacked(packed) for name, packed in self.data["tokens"].items()}
 
     @cached_property
     def sequences(self) -> list[FedSequence]:
         found, place = [], 0
         fed: Counter[str] = Counter()
-        for number, sequence in enumerate(self.told["sequences"]):
+        for number, sequence in enumerate(self.data["sequences"]):
             spans = []
             for trace_id, start, stop in sequence["spans"]:
                 tokens = slice(place, place + stop - start)
@@ -107,7 +107,7 @@ class FedBatch:
 
     @cached_property
     def by_trace(self) -> dict[str, list[FedSpan]]:
-        """The spans by the call that sampled them."""
+        """Spans by the call that sampled them."""
         found: dict[str, list[FedSpan]] = {}
         for span in self.spans:
             found.setdefault(span.trace_id, []).append(span)
@@ -115,7 +115,7 @@ class FedBatch:
 
 
 def read_batch(folder: Path, step: int) -> FedBatch | None:
-    """The batch of a step; `None` if the run kept none.
+    """Read the batch of a step; `None` if the run kept none.
 
     Raises:
         StoreError: if the file is damaged.
@@ -123,20 +123,22 @@ def read_batch(folder: Path, step: int) -> FedBatch | None:
     path = folder / "batches" / f"step-{step:06d}.json"
     try:
         batch = FedBatch(read_json(path, limit=_MAX_FILE_BYTES))
-        if len(batch.ids) != batch.num_tokens or len(batch.sequences) != len(batch.told["sequences"]):
+        if len(batch.ids) != batch.num_tokens or len(batch.sequences) != len(batch.data["sequences"]):
             raise ValueError(f"{len(batch.ids)} ids for {batch.num_tokens} tokens")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, zlib.error, struct.error) as error:
         raise StoreError(
-            f"{str(path)!r} is not a batch of this version ({error}): delete it, the rest is unharmed"
+            f"{str(path)!r} is not a batch of this version ({error}): delete it; other files are not affected"
         ) from error
     return batch
 
 
 def advantages_in(folder: Path) -> Callable[[int, str], list[list[float]]]:
-    """Of a training step and a call, the advantages of its tokens in each sequence that holds it; nothing where no batch was kept.
-    See `rllm.trainer.explain.Fed`."""
+    """Return a function from training step and call to its tokens' advantages, in each sequence that holds it.
+
+    It returns nothing for steps without a batch; see `rllm.trainer.explain.Fed`.
+    """
     batch_of = cache(partial(read_batch, folder))
 
     def of(training_step: int, trace_id: str) -> list[list[float]]:
@@ -149,7 +151,7 @@ def advantages_in(folder: Path) -> Callable[[int, str], list[list[float]]]:
 
 
 def digest_of(ids: Sequence[int]) -> str:
-    """What a whole sequence is recognised by."""
+    """Return the digest that identifies a whole sequence."""
     return sha256(struct.pack(f"<{len(ids)}i", *ids)).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Metrics to charts: where lines, bands and points lie. The templates draw them as SVG, which needs no script to be read."""
+"""Layout of charts: lines, bands and points of metrics. Templates draw them as SVG, without scripts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rllm.viewer.metrics import Row, series
 WIDTH, HEIGHT = 420, 150
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 8, 20
 MAX_POINTS = 90
-"""Points up to which each is a link of its own; with more the lines are enough, and their steps are listed below."""
+"""Largest number of points on a line that are links; steps of longer lines are listed below the chart."""
 _MAX_ON_A_LINE = 420
 _GREATEST = 1e300
-"""Beyond it nothing can be drawn: what lies between two such values is no number any more."""
+"""Largest value to draw: differences of larger ones may overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One metric."""
+    """Metric of a chart."""
 
     metric: str
     label: str
     band: tuple[str, str] | None = None
-    """Metrics between which most values lie."""
+    """Metrics that bound most values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What one chart shows."""
+    """Contents of one chart."""
 
     title: str
     unit: str
@@ -53,7 +53,7 @@ PANELS = (
         title="Accuracy",
         unit="",
         lines=(Line(metric="rollout/accuracy", label="training"), Line(metric="eval/accuracy", label="held out")),
-        explained="share of rollouts that were right; failed ones count as wrong",
+        explained="share of correct rollouts; failed ones count as wrong",
     ),
     Panel(
         title="Loss",
@@ -68,7 +68,7 @@ PANELS = (
         title="Entropy",
         unit="nats",
         lines=(Line(metric="policy/entropy", label="policy"),),
-        explained="of what each token was drawn from",
+        explained="of the distributions that tokens are sampled from",
     ),
     Panel(
         title="KL",
@@ -122,7 +122,7 @@ PANELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A value of a metric, and where it lies."""
+    """Value of a metric, and its position."""
 
     step: int
     value: float
@@ -131,12 +131,12 @@ class Point:
 
 
 @dataclass(kw_only=True)
-class Trace:
-    """A line as it is drawn."""
+class PlottedLine:
+    """A drawn line."""
 
     label: str
     style: int
-    """Which of the style sheet's strokes."""
+    """Number of its stroke in the style sheet."""
     run: str
     points: list[Point]
     path: str
@@ -149,33 +149,33 @@ class Trace:
 
 @dataclass(kw_only=True)
 class Chart:
-    """A chart, ready to be drawn."""
+    """A chart ready to draw."""
 
     panel: Panel
-    traces: list[Trace] = field(default_factory=list)
+    lines: list[PlottedLine] = field(default_factory=list)
     y_ticks: list[tuple[float, str]] = field(default_factory=list)
     x_ticks: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def has_links(self) -> bool:
-        return sum(len(trace.points) for trace in self.traces) <= MAX_POINTS * max(len(self.traces), 1)
+        return sum(len(line.points) for line in self.lines) <= MAX_POINTS * max(len(self.lines), 1)
 
 
 def charts_of(
     runs: Sequence[tuple[str, Sequence[Row]]], *, first: int | None = None, last: int | None = None
 ) -> list[Chart]:
-    """The charts of one run, or of several in the same coordinates; those for which nothing was measured are left out.
+    """Return the charts of one run, or of several in the same coordinates, without empty ones.
 
     Args:
-        runs: the name of each, and its rows.
-        first: the first step to show.
-        last: the last one.
+        runs: names and rows of the runs.
+        first: first step to show.
+        last: last step to show.
     """
     steps = [int(row["step"]) for _, rows in runs for row in rows if _is_within(int(row["step"]), first, last)]
-    # one for all, to compare by eye
+    # shared by all charts, for comparison
     across = _Axis.of(min(steps, default=0), max(steps, default=1), LEFT, WIDTH - RIGHT)
     charts = (_chart(panel, runs, across, first, last) for panel in PANELS)
-    return [chart for chart in charts if chart.traces]
+    return [chart for chart in charts if chart.lines]
 
 
 def _chart(
@@ -199,15 +199,17 @@ def _chart(
         points = [Point(step=step, value=value, x=across.at(step), y=up.at(value)) for step, value in _thinned(values)]
         band = _area(across, up, bands[0], bands[1]) if len(bands) == 2 and all(bands) and run_number == 0 else ""
         label = line.label if len(runs) == 1 else f"{run}: {line.label}"
-        chart.traces.append(
-            Trace(label=label, style=3 * run_number + place, run=run, points=points, path=_path(points), band=band)
+        chart.lines.append(
+            PlottedLine(
+                label=label, style=3 * run_number + place, run=run, points=points, path=_path(points), band=band
+            )
         )
     return chart
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """Values to coordinates."""
+    """Scale from values to coordinates."""
 
     low: float
     high: float
@@ -222,7 +224,7 @@ class _Axis:
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start), 1)
 
     def ticks(self, count: int) -> list[float]:
-        """Round numbers, about so many."""
+        """Return about `count` round numbers."""
         rough = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
@@ -236,7 +238,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _within(values: Sequence[tuple[int, float]], first: int | None, last: int | None) -> list[tuple[int, float]]:
-    """Return the values of these steps that can be drawn, rounding noise among larger ones, or alone, as 0."""
+    """Return the values of these steps that can be drawn, with rounding noise as 0."""
     shown = [(step, value) for step, value in values if abs(value) < _GREATEST and _is_within(step, first, last)]
     noise = NOISE * max(1.0, *(abs(value) for _, value in shown), 0.0)
     return [(step, 0.0 if abs(value) < noise else value) for step, value in shown]
@@ -247,7 +249,7 @@ def _is_within(step: int, first: int | None, last: int | None) -> bool:
 
 
 def _thinned(values: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    """At most so many that they can be told apart: of each stretch its least and its greatest value, so that no peak is lost."""
+    """Return at most `_MAX_ON_A_LINE` values: the least and the greatest of each stretch, so that peaks remain."""
     if len(values) <= _MAX_ON_A_LINE:
         return values
     size = math.ceil(len(values) / (_MAX_ON_A_LINE // 2))
@@ -270,19 +272,19 @@ def _area(across: _Axis, up: _Axis, low: Sequence[tuple[int, float]], high: Sequ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Light:
-    """Whether the sampler had the weights that it should have had, at one step."""
+class SyncStatus:
+    """Weight sync of one step: the sampler's weights against those it should have had."""
 
     step: int
     state: str
     """`ok`, `warn` or `bad`."""
     sign: str
-    told: str
+    text: str
 
 
-def sync_lights(rows: Sequence[Row], *, max_staleness: int, max_gap: float = 0.05) -> list[Light]:
-    """One for each training step: weights were published, were as new as promised, and are those that the trainer has."""
-    lights: list[Light] = []
+def sync_status(rows: Sequence[Row], *, max_staleness: int, max_gap: float = 0.05) -> list[SyncStatus]:
+    """Return the status of each training step: weights were published, recent enough, and equal to the trainer's."""
+    statuses: list[SyncStatus] = []
     before: float | None = None
     for row in rows:
         version = row.get("policy/weight_version")
@@ -298,14 +300,14 @@ def sync_lights(rows: Sequence[Row], *, max_staleness: int, max_gap: float = 0.0
         if gap is not None and gap > max_gap:
             wrong.append(f"sampler and trainer differ by {number(gap)} nats a token")
         state = "bad" if is_bad else "warn" if wrong else "ok"
-        told = "; ".join(wrong) or f"in step{'' if gap is None else f', apart by {number(gap)} nats a token'}"
-        lights.append(
-            Light(
+        text = "; ".join(wrong) or f"in step{'' if gap is None else f', apart by {number(gap)} nats a token'}"
+        statuses.append(
+            SyncStatus(
                 step=int(row["step"]),
                 state=state,
                 sign={"ok": "✓", "warn": "!", "bad": "✕"}[state],
-                told=f"step {row['step']}, version {version:g}: {told}",
+                text=f"step {row['step']}, version {version:g}: {text}",
             )
         )
         before = version
-    return lights
+    return statuses

@@ -1,4 +1,4 @@
-"""A run as one HTML file that can be sent to somebody: charts, steps, and the rollouts that tell most. It has no script."""
+"""Export of a run as one HTML file without scripts: charts, steps, and the most informative rollouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_STEPS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A rollout that is in the report with all that was said."""
+    """A rollout shown in full."""
 
     rollout: Rollout
     task: Mapping[str, str]
@@ -34,12 +34,12 @@ class Shown:
 
 
 def export_report(source: str, path: Path, *, num_rollouts: int = 40) -> int:
-    """Write the report of a run, in one step. Returns how many rollouts it shows in full.
+    """Write the report of a run atomically, and return the number of rollouts shown in full.
 
     Args:
         source: a run folder, or a trace store.
-        path: the file; one that is there is replaced.
-        num_rollouts: how many rollouts to show in full: failed ones, and those with the highest and lowest advantages.
+        path: the file; an existing one is replaced.
+        num_rollouts: number of rollouts to show in full: failed ones, and those with extreme advantages.
 
     Raises:
         ConfigError: if the source is not one run, or the file cannot be written.
@@ -66,7 +66,7 @@ def export_report(source: str, path: Path, *, num_rollouts: int = 40) -> int:
 def _report(run: Run, num_rollouts: int) -> tuple[int, str]:
     rows = run.rows()
     every = run.rollouts.all()
-    chosen = [_shown(run, rollout) for rollout in telling(every, num_rollouts)]
+    chosen = [_shown(run, rollout) for rollout in most_informative(every, num_rollouts)]
     style = (HERE / "static" / "viewer.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
     return len(chosen), render(
@@ -87,9 +87,11 @@ def _report(run: Run, num_rollouts: int) -> tuple[int, str]:
     )
 
 
-def telling(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
-    """The rollouts that tell most, in order of time: a quarter of them failed ones, the others by turns the best and the worst
-    credited, then the newest."""
+def most_informative(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
+    """Return the most informative rollouts, in order of time.
+
+    A quarter are failed ones; the others alternate between the best and the worst advantages, then come the newest.
+    """
     failed = [item for item in rollouts if item.error][: count // 4]
     credited = sorted((item for item in rollouts if item.paths and not item.error), key=_advantage)
     best_and_worst = [item for pair in zip(reversed(credited), credited, strict=True) for item in pair]
@@ -111,7 +113,7 @@ def _shown(run: Run, rollout: Rollout) -> Shown:
 
 
 def _spread(rows: Sequence[Row]) -> list[Row]:
-    """The training steps; of very many some, the first and the last among them."""
+    """Return the training steps; of very many a sample with the first and the last."""
     trained = [row for row in rows if is_trained(row)]
     if len(trained) <= _MAX_STEPS:
         return trained

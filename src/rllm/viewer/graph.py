@@ -1,4 +1,4 @@
-"""An episode as a picture: a lane for each agent, its calls as nodes, forks, tools, and rewards with arrows to what they credit."""
+"""Graph of an episode: a lane for each agent, with calls, forks, tools, and rewards."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from functools import cached_property
 from rllm.capture import SessionTree
 from rllm.capture.side_calls import side_calls
 from rllm.types import StepCredit, Trace
-from rllm.viewer.credited import credit_of_calls
-from rllm.viewer.drift import num_alike
-from rllm.viewer.messages import said
+from rllm.viewer.messages import message_parts
 from rllm.viewer.rollouts import Rollout
+from rllm.viewer.tokens import credit_of_calls, num_alike
 
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
-"""Distances, in the units of the picture."""
+"""Distances in units of the picture."""
 NODE = 17
 BESIDE = "beside the task"
 
@@ -25,27 +24,27 @@ class Call:
     """One model call."""
 
     number: int
-    """From 1 on, in call order."""
+    """Number in call order, from 1."""
     trace: Trace
     role: str
     credit: StepCredit | None
     reward: float | None
-    """The step's own."""
+    """Reward of the step."""
     side_call: str | None = None
-    """Reason why it is in no trajectory, if it is a side call; see `rllm.capture.side_calls`."""
+    """Reason that it is in no trajectory, if it is a side call; see `rllm.capture.side_calls`."""
     parent: Call | None = None
-    """Whose tokens its prompt begins with, or else whose messages."""
+    """Call whose tokens, or else whose messages, its prompt begins with."""
     is_exact: bool = True
-    """Whether it goes on from the parent's very tokens."""
+    """True if it continues the parent's exact tokens."""
     children: list[Call] = field(default_factory=list)
     branch: int = 0
-    """Which line of its lane it is drawn in."""
+    """Line within its lane."""
     x: float = 0.0
     y: float = 0.0
 
     @property
     def tools(self) -> list[str]:
-        return [name for name, _ in said(self.trace.response).tools]
+        return [name for name, _ in message_parts(self.trace.response).tools]
 
     @property
     def advantage(self) -> float | None:
@@ -53,30 +52,30 @@ class Call:
 
     @property
     def dropped(self) -> str | None:
-        """Why it was not trained on."""
+        """Reason that it was not trained on."""
         if self.side_call:
-            return f"side call ({self.side_call}), whose answer comes back in no later message"
+            return f"side call ({self.side_call}), whose answer is in no later message"
         return self.credit.dropped.replace("_", " ") if self.credit and self.credit.dropped else None
 
     @property
     def new_messages(self) -> list[dict[str, object]]:
-        """What the prompt says beyond the call that it goes on from."""
+        """Messages of the prompt after those of its parent."""
         if self.parent is None:
             return list(self.trace.messages)
         prior, messages = [*self.parent.trace.messages, self.parent.trace.response], self.trace.messages
-        alike = num_alike(prior, messages)  # to the letter, as most are
-        alike += num_alike(list(map(_essence, prior[alike:])), list(map(_essence, messages[alike:])))
+        alike = num_alike(prior, messages)  # most are equal
+        alike += num_alike(list(map(_content_key, prior[alike:])), list(map(_content_key, messages[alike:])))
         return list(messages[alike:])
 
     @cached_property
-    def essences(self) -> list[int]:
-        """What its messages are compared by."""
-        return [hash(_essence(item)) for item in self.trace.messages]
+    def content_keys(self) -> list[int]:
+        """Keys by which its messages are compared."""
+        return [hash(_content_key(item)) for item in self.trace.messages]
 
 
 @dataclass(kw_only=True)
 class Reward:
-    """What an agent earned, drawn at the end of its lane."""
+    """Reward of an agent, drawn at the end of its lane."""
 
     role: str
     value: float | None
@@ -102,7 +101,7 @@ class Graph:
 
 
 def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> Graph:
-    """The picture of an episode, laid out in call order from left to right."""
+    """Lay out an episode in call order from left to right."""
     calls = _calls(rollout, traces, credits_)
     _link(calls)
     roles = list(dict.fromkeys([path.name for path in rollout.paths] + [call.role for call in calls]))
@@ -124,12 +123,12 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
 
 def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCredit]) -> list[Call]:
     credit_of = credit_of_calls(credits_)
-    told = {step.id: (path.name, step.reward) for path in rollout.paths for step in path.steps}
+    own = {step.id: (path.name, step.reward) for path in rollout.paths for step in path.steps}
     aside = side_calls(traces)
     calls = []
     for number, trace in enumerate(traces, start=1):
         credit = credit_of.get(trace.id)
-        role, reward = told.get(trace.id, ("", None))
+        role, reward = own.get(trace.id, ("", None))
         role = role or (credit.trajectory_name if credit else "") or (BESIDE if rollout.paths else "agent")
         side_call = aside.get(trace.id) if role == BESIDE else None
         calls.append(Call(number=number, trace=trace, role=role, credit=credit, reward=reward, side_call=side_call))
@@ -137,7 +136,7 @@ def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCre
 
 
 def _link(calls: Sequence[Call]) -> None:
-    """Give each call its parent and its line: a second child of one parent is a fork, and begins a line of its own."""
+    """Set parent and line of each call: a second child of one parent is a fork, on a new line."""
     lines: dict[str, int] = {}
     tree = SessionTree([call.trace for call in calls])
     for place, call in enumerate(calls):
@@ -146,9 +145,9 @@ def _link(calls: Sequence[Call]) -> None:
         ancestors = tree.path_to(call.trace)[-2::-1]
         call.parent = next((by_id[trace.id] for trace in ancestors if trace.id in by_id), None)
         if call.parent is None and earlier:
-            best = max(earlier, key=lambda item: num_alike(item.essences, call.essences))
+            best = max(earlier, key=lambda item: num_alike(item.content_keys, call.content_keys))
             num_messages = len(best.trace.messages)
-            if 0 < num_messages == num_alike(best.essences, call.essences) < len(call.trace.messages):
+            if 0 < num_messages == num_alike(best.content_keys, call.content_keys) < len(call.trace.messages):
                 call.parent, call.is_exact = best, False
         if call.parent is None:
             call.branch = lines.get(call.role, 0) if earlier else 0
@@ -161,15 +160,15 @@ def _link(calls: Sequence[Call]) -> None:
 
 
 def _overlaps(earlier: Sequence[Call], call: Call) -> bool:
-    """Whether it was asked while another call of the lane was still being answered."""
+    """Return whether a call started while another call of the lane was under way."""
     return any(
         item.trace.started_at + item.trace.timings.get("total_s", 0.0) > call.trace.started_at for item in earlier
     )
 
 
-def _essence(message: Mapping[str, object]) -> object:
-    told = said(message)
-    return told.role, told.text.strip(), tuple(name for name, _ in told.tools)
+def _content_key(message: Mapping[str, object]) -> object:
+    parts = message_parts(message)
+    return parts.role, parts.text.strip(), tuple(name for name, _ in parts.tools)
 
 
 def _rewards(

@@ -1,4 +1,4 @@
-"""Chat messages as they are shown, whatever their authors put into them."""
+"""Chat messages, prepared for display."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _SHORT = 80
-"""Characters up to which JSON stays on one line."""
+"""Longest JSON on one line."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class MessageParts:
     """One message."""
 
     role: str
@@ -25,14 +25,14 @@ class Said:
     """Name and arguments of each tool call."""
 
 
-def said(message: object) -> Said:
-    """A message in parts; one that is none is shown as it is."""
+def message_parts(message: object) -> MessageParts:
+    """Split a message into parts; a value that is not a message becomes text."""
     if not isinstance(message, Mapping):
-        return Said(role="?", kind="other", text=pretty(message))
+        return MessageParts(role="?", kind="other", text=pretty(message))
     role = str(message.get("role") or "?")
     text = _text(message.get("content"))
     calls = message.get("tool_calls")
-    return Said(
+    return MessageParts(
         role=role,
         kind=role if role in _ROLES else "other",
         name=str(message.get("name") or ""),
@@ -43,13 +43,13 @@ def said(message: object) -> Said:
 
 
 def fields_of(task: object) -> dict[str, str]:
-    """A task by its fields; one that has none is a field itself."""
+    """Return the fields of a task; a task without fields is one field."""
     fields = task if isinstance(task, Mapping) else {} if task is None else {"task": task}
     return {str(name): value if isinstance(value, str) else pretty(_on_a_line(value)) for name, value in fields.items()}
 
 
 def pretty(value: object) -> str:
-    """Arguments and results with line breaks, where they are JSON."""
+    """Indent arguments and results that are JSON."""
     if isinstance(value, str):
         try:
             found = json.loads(value)

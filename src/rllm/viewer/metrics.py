@@ -1,4 +1,4 @@
-"""A run's `metrics.jsonl`, read as it grows."""
+"""Reader of a run's `metrics.jsonl` while it grows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from rllm._runtime.files import MAX_LINE_BYTES
 from rllm._runtime.untrusted import parse_json
 
 Row: TypeAlias = Mapping[str, Any]
-"""What is known of one step: the names and values of all its lines together."""
+"""Metrics of one step, from all its lines."""
 
 
 class MetricsFile:
-    """The rows of a file by step, in order, from any thread. A file that was cut, as a resumed run does, is read anew."""
+    """Rows of a file by step, in order; thread-safe.
+
+    A file that was truncated, as by a resumed run, is read again from the start.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,8 +31,10 @@ class MetricsFile:
         self._lock = threading.Lock()
 
     def rows(self) -> list[Row]:
-        """Everything that was logged so far. A line that is still being written, or was torn off, is not there yet; nor is
-        anything where the file may not be read."""
+        """Return the rows logged so far.
+
+        Incomplete lines are skipped; a file that cannot be read has no rows.
+        """
         with self._lock:
             try:
                 found = self.path.stat()
@@ -53,17 +58,17 @@ class MetricsFile:
 
     def _add(self, line: bytes) -> None:
         try:
-            told = parse_json(line)
-            step = int(told["step"])
-            numbers = {name: value for name, value in told.items() if value is None or isinstance(value, int | float)}
+            found = parse_json(line)
+            step = int(found["step"])
+            numbers = {name: value for name, value in found.items() if value is None or isinstance(value, int | float)}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            return  # a line that a crash left behind
-        # A new row, since somebody may be reading the old one.
+            return  # an incomplete line of a crashed process
+        # A new dict, since other threads may read the old one.
         self._rows[step] = {**self._rows.get(step, {}), **numbers, "step": step}
 
 
 def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
-    """The values of a metric by step, where it is a number."""
+    """Return the numeric values of a metric by step."""
     return [
         (int(row["step"]), float(row[name]))
         for row in rows
@@ -72,12 +77,12 @@ def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
 
 
 def is_trained(row: Row) -> bool:
-    """Whether a row is of a training step, and not of an evaluation alone."""
+    """Return whether a row belongs to a training step, not only to an evaluation."""
     return "timing/step_s" in row
 
 
 def neighbours(steps: Sequence[int], step: int) -> tuple[int | None, int | None]:
-    """The steps before and after one."""
+    """Return the steps before and after one."""
     place = bisect_left(steps, step)
     before = steps[place - 1] if place > 0 else None
     place += place < len(steps) and steps[place] == step

@@ -1,21 +1,83 @@
-"""What each page shows: a run and a query to the values that its template draws."""
+"""Contents of each page: a run and a query to the values that a template draws."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from rllm.capture import SessionTree
-from rllm.types import DRIFT_KEY
+from rllm.errors import ConfigError
+from rllm.types import DRIFT_KEY, Trace
 from rllm.viewer import charts
+from rllm.viewer.batch_audit import audit_batch
 from rllm.viewer.graph import graph_of
-from rllm.viewer.lookup import Given, NotFoundError, Page, rollout_named, whole
 from rllm.viewer.messages import fields_of
 from rllm.viewer.metrics import is_trained, neighbours
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
 from rllm.viewer.search import SORTS, Query, search
 from rllm.viewer.timeline import timeline
-from rllm.viewer.truth import truth_of
+from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, drifts_of, num_alike, token_table
+
+Page: TypeAlias = tuple[str, dict[str, Any]]
+"""Name of a template, and its values."""
+QueryArgs: TypeAlias = Mapping[str, str]
+"""A query string."""
+
+
+class NotFoundError(LookupError):
+    """Missing page; the message names the missing part."""
+
+
+def rollout_named(run: Run, session_id: str) -> Rollout:
+    """Return the rollout of a session.
+
+    Raises:
+        NotFoundError: if there is none.
+    """
+    found = run.rollouts.get(session_id)
+    if found is None:
+        raise NotFoundError(
+            f"there is no session {session_id!r} in the store: it was deleted, or a resumed run repeated it"
+        )
+    return found
+
+
+def trace_named(run: Run, session_id: str, trace_id: str) -> Trace:
+    """Return a call of a session; without an id the end of its first sequence.
+
+    Raises:
+        NotFoundError: if there is none.
+    """
+    traces = run.calls(session_id)[0]
+    choices = traces if trace_id else SessionTree(traces).leaves()
+    found = next((trace for trace in choices if trace_id in (trace.id, "")), None)
+    if found is None:
+        raise NotFoundError(f"there is no call {trace_id!r} in session {session_id!r}")
+    return found
+
+
+def table_of(run: Run, rollout: Rollout, trace: Trace) -> TokenTable:
+    """Return the tokens of a call and of those before it, with data from the store and the batches."""
+    traces, credits_ = run.calls(rollout.session_id)
+    batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
+    return token_table(trace, traces, credits_, batch)
+
+
+def whole(given: QueryArgs, name: str) -> int | None:
+    """Return a whole number of the query, if it is given.
+
+    Raises:
+        ConfigError: if it is not a number.
+    """
+    text = given.get(name, "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 12:
+        raise ConfigError(f"{name}={text!r}: use a whole number")
+    return int(text)
+
 
 ROWS_PER_PAGE = 100
 STEPS_PER_PAGE = 200
@@ -24,13 +86,13 @@ _MAX_COMPARED = 4
 
 
 def home(runs: Runs) -> Page:
-    """The runs, those that were changed last first."""
+    """List the runs, most recently changed first."""
     rows = [(run, run.rows()) for run in runs.all()]
     return "home.html", {"runs": rows, "how": HOW_TO_MAKE_ONE, "run": None}
 
 
-def run_page(run: Run, runs: Runs, given: Given) -> Page:
-    """Charts, and the steps."""
+def run_page(run: Run, runs: Runs, given: QueryArgs) -> Page:
+    """Show charts and steps."""
     others = [found for name in given.get("with", "").split(",") if name and (found := runs.get(name)) is not None]
     shown = [run, *[other for other in others if other is not run][: _MAX_COMPARED - 1]]
     first, last = whole(given, "from"), whole(given, "to")
@@ -46,7 +108,7 @@ def run_page(run: Run, runs: Runs, given: Given) -> Page:
     return "run.html", {
         "run": run,
         "charts": charts.charts_of([(item.name, item.rows()) for item in shown], first=first, last=last),
-        "lights": charts.sync_lights(trained, max_staleness=staleness if isinstance(staleness, int) else 0),
+        "lights": charts.sync_status(trained, max_staleness=staleness if isinstance(staleness, int) else 0),
         "rows": newest[page * STEPS_PER_PAGE : (page + 1) * STEPS_PER_PAGE],
         "page": page,
         "num_pages": -(-len(newest) // STEPS_PER_PAGE),
@@ -61,8 +123,8 @@ def run_page(run: Run, runs: Runs, given: Given) -> Page:
     }
 
 
-def step_page(run: Run, step: int, given: Given) -> Page:
-    """A row for each task and role, a cell for each rollout."""
+def step_page(run: Run, step: int, given: QueryArgs) -> Page:
+    """Show a row for each task and role, a cell for each rollout."""
     split = "eval" if given.get("split") == "eval" else "train"
     rollouts = run.rollouts.of_step(step, split)
     rows = run.rows()
@@ -101,7 +163,7 @@ def step_page(run: Run, step: int, given: Given) -> Page:
 
 
 def episode_page(run: Run, session_id: str) -> Page:
-    """Lanes, calls and rewards, and below them what was said."""
+    """Show lanes, calls and rewards, and the messages below."""
     rollout = rollout_named(run, session_id)
     traces, credits_ = run.calls(session_id)
     return "episode.html", {
@@ -114,8 +176,8 @@ def episode_page(run: Run, session_id: str) -> Page:
     }
 
 
-def drifts_page(run: Run, given: Given) -> Page:
-    """The rollouts whose prompts drifted, by cause."""
+def drifts_page(run: Run, given: QueryArgs) -> Page:
+    """List rollouts with drifted prompts, by cause."""
     drifted = [item for item in run.rollouts.all() if item.drifts]
     causes: dict[str, int] = {}
     for rollout in drifted:
@@ -134,30 +196,28 @@ def drifts_page(run: Run, given: Given) -> Page:
     }
 
 
-def batch_page(run: Run, step: int, given: Given) -> Page:
-    """What the optimiser was fed, beside what was sampled."""
+def batch_page(run: Run, step: int, given: QueryArgs) -> Page:
+    """Show the batch of the optimiser beside the sampled tokens."""
     batch = run.batch(step)
     if batch is None:
-        raise NotFoundError(
-            f"this run has no batch of step {step}: it was deleted (`keep_batches`), or an earlier version trained the run"
-        )
+        raise NotFoundError(f"this run has no batch of step {step}: it was deleted (see `keep_batches`), or never kept")
     row = next((item for item in run.rows() if item["step"] == step), {})
     page = whole(given, "page") or 0
-    truth = truth_of(batch, run.rollouts.of_step(step), run.calls, row)
+    audit = audit_batch(batch, run.rollouts.of_step(step), run.calls, row)
     steps = [int(item["step"]) for item in run.rows() if is_trained(item)]
     return "batch.html", {
         "run": run,
         "step": step,
-        "truth": truth,
-        "sequences": truth.sequences[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE],
+        "audit": audit,
+        "sequences": audit.sequences[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE],
         "page": page,
-        "num_pages": -(-len(truth.sequences) // ROWS_PER_PAGE),
+        "num_pages": -(-len(audit.sequences) // ROWS_PER_PAGE),
         "around": neighbours(steps, step),
     }
 
 
-def time_page(run: Run, step: int, given: Given) -> Page:
-    """A waterfall of the step's rollouts."""
+def time_page(run: Run, step: int, given: QueryArgs) -> Page:
+    """Show a waterfall of the step's rollouts."""
     split = "eval" if given.get("split") == "eval" else "train"
     rollouts = run.rollouts.of_step(step, split)
     if not rollouts:
@@ -183,8 +243,8 @@ def time_page(run: Run, step: int, given: Given) -> Page:
     }
 
 
-def rollouts_page(run: Run, given: Given) -> Page:
-    """Search and filters."""
+def rollouts_page(run: Run, given: QueryArgs) -> Page:
+    """Show search and filters."""
     query = Query.of(given)
     offset = whole(given, "offset") or 0
     every, choices = run.rollouts.all(), run.rollouts.choices()
@@ -205,6 +265,143 @@ def rollouts_page(run: Run, given: Given) -> Page:
 
 
 def pulse(run: Run) -> dict[str, Any]:
-    """What a page asks every now and then, to know whether there is anything new."""
+    """Return the state that pages poll to find new data."""
     rows = run.rows()
     return {"state": f"{run.changed_at:.3f}", "live": run.is_live, "step": rows[-1]["step"] if rows else None}
+
+
+_TOKENS_PER_PAGE = 256
+_MAX_SIDE_BY_SIDE = 16
+"""Rollouts of one task on a page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """Column of a group: the part of a rollout with one role."""
+
+    rollout: Rollout
+    num_calls: int
+    leaf: Trace | None
+    """End of its first sequence; `None` if it sampled nothing."""
+    table: TokenTable | None
+    num_more: int
+    """Number of its other sequences, which are not shown."""
+
+
+def group_page(run: Run, task_id: str, given: QueryArgs) -> Page:
+    """Show the rollouts of a task and role side by side, from the first differing token."""
+    step = whole(given, "step")
+    rollouts = run.rollouts.of_task(task_id, given.get("split"), step)
+    if not rollouts:
+        raise NotFoundError(f"there is no rollout of the task {task_id!r} in this run")
+    roles = list(dict.fromkeys(path.name for rollout in rollouts for path in rollout.paths))
+    role = given.get("role") or next(iter(roles), "")
+    columns = [_column(run, rollout, role) for rollout in rollouts[:_MAX_SIDE_BY_SIDE]]
+    spoken = [column.table.ids for column in columns if column.table]
+    if len(spoken) > 1:
+        shared = min(num_alike(spoken[0], other) for other in spoken[1:])
+    else:
+        shared = next((len(column.leaf.prompt_ids) for column in columns if column.leaf), 0)
+    return "group.html", {
+        "run": run,
+        "task_id": task_id,
+        "step": rollouts[0].step,
+        "split": rollouts[0].split,
+        "columns": columns,
+        "roles": roles,
+        "role": role,
+        "num_hidden": len(rollouts) - len(columns),
+        "shared": shared,
+        "shared_ids": spoken[0][:shared] if spoken else [],
+        "vocabulary": run.vocabulary,
+    }
+
+
+def tokens_page(run: Run, session_id: str, given: QueryArgs) -> Page:
+    """Show a sequence with all that is known of each token; it ends with the call of the query, or is the first."""
+    rollout, trace = rollout_named(run, session_id), trace_named(run, session_id, given.get("call", ""))
+    traces, _ = run.calls(session_id)
+    overlay = given.get("overlay") or "mask"
+    if overlay not in OVERLAYS:
+        raise ConfigError(f"overlay={overlay!r}: use one of {', '.join(OVERLAYS)}")
+    table = table_of(run, rollout, trace)
+    start = max(min(whole(given, "from") or 0, max(len(table) - 1, 0)), 0)
+    as_table = given.get("view") == "table"
+    return "tokens.html", {
+        "run": run,
+        "rollout": rollout,
+        "trace": trace,
+        "leaves": SessionTree(traces).leaves(),
+        "table": table,
+        "overlay": overlay,
+        "as_table": as_table,
+        "start": start // _TOKENS_PER_PAGE * _TOKENS_PER_PAGE if as_table else start,
+        "per_page": _TOKENS_PER_PAGE,
+        "legend": legend(overlay),
+        "vocabulary": run.vocabulary,
+    }
+
+
+def tokens_data(run: Run, session_id: str, given: QueryArgs) -> dict[str, Any]:
+    """Return all values of a sequence, for the script that shows them under the pointer."""
+    rollout, trace = rollout_named(run, session_id), trace_named(run, session_id, given.get("call", ""))
+    table, vocabulary = table_of(run, rollout, trace), run.vocabulary
+    known = {str(token_id): text for token_id in set(table.ids) if (text := vocabulary.hex_of(token_id))}
+    return {
+        "ids": table.ids,
+        "bytes": known,
+        "spans": [list(span) for span in table.spans],
+        "clip": table.clip,
+        "columns": {
+            name: [None if value is None else float(f"{value:.6g}") for value in column]
+            for name, column in table.columns.items()
+            if any(value is not None for value in column)
+        },
+    }
+
+
+def drift_page(run: Run, session_id: str) -> Page:
+    """Show the prompts of a rollout that differ from earlier tokens."""
+    rollout = rollout_named(run, session_id)
+    traces, _ = run.calls(session_id)
+    return "drift.html", {"run": run, "rollout": rollout, "drifts": drifts_of(traces), "vocabulary": run.vocabulary}
+
+
+def legend(overlay: str) -> list[tuple[str, str]]:
+    """Return the classes of an overlay with their meanings."""
+    if overlay == "mask":
+        return [("", "prompt, or inserted"), ("m1", "sampled, not trained on"), ("m2", "sampled and trained on")]
+    if overlay == "version":
+        return [("v0", "version 0, 6, …"), *((f"v{number}", f"{number}, {number + 6}, …") for number in range(1, 6))]
+    if overlay in ("sampler", "trainer"):
+        bounds = SCALES["sampler"].bounds
+        return [
+            ("s0", f"above {-bounds[0]:g}"),
+            *((f"s{place}", f"to {-bound:g}") for place, bound in enumerate(bounds[1:], start=1)),
+            (f"s{len(bounds)}", "less"),
+        ]
+    scale = SCALES[overlay]
+    if not scale.diverges:
+        return [
+            *((f"s{place}", f"up to {bound:g}") for place, bound in enumerate(scale.bounds)),
+            (f"s{len(scale.bounds)}", "more"),
+        ]
+    middle = 1.0 if overlay == "ratio" else 0.0
+    ends = scale.bounds[1:]
+    below = [(f"d-{place}", f"{middle - bound:g}") for place, bound in reversed(list(enumerate(ends, start=1)))]
+    above = [(f"d{place}", f"{middle + bound:g}") for place, bound in enumerate(ends, start=1)]
+    return [*below, ("d0", f"{middle:g}"), *above]
+
+
+def _column(run: Run, rollout: Rollout, role: str) -> Column:
+    traces, _ = run.calls(rollout.session_id)
+    own = {step.id for path in rollout.paths if path.name == role for step in path.steps}
+    ends = SessionTree([trace for trace in traces if trace.id in own or not own]).leaves()
+    leaf = ends[0] if ends else None
+    return Column(
+        rollout=rollout,
+        num_calls=len(traces),
+        leaf=leaf,
+        table=table_of(run, rollout, leaf) if leaf else None,
+        num_more=max(len(ends) - 1, 0),
+    )

@@ -1,4 +1,4 @@
-"""Templates to HTML. Everything is escaped; what templates may call is listed here."""
+"""Rendering of templates. Everything is escaped; functions that templates may call are listed here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode
 from rllm.errors import MissingDependencyError, counted, number, signed
 from rllm.store.codec import plain_text
 from rllm.viewer import charts
-from rllm.viewer.messages import said
-from rllm.viewer.spans import blocks, one_line, plain
+from rllm.viewer.messages import message_parts
 from rllm.viewer.timeline import KINDS
+from rllm.viewer.token_text import blocks, one_line, plain
 from rllm.viewer.tokens import OVERLAYS, shade
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 @cache
 def environment() -> Environment:
-    """The templates.
+    """Return the environment of templates.
 
     Raises:
         MissingDependencyError: if Jinja is not installed.
@@ -47,7 +47,7 @@ def environment() -> Environment:
         seconds=seconds,
         when=when,
         tone=tone,
-        said=said,
+        message_parts=message_parts,
         one_line=one_line,
         signed=signed,
         counted=counted,
@@ -68,29 +68,29 @@ _DIRECTIONS = {code: f"⟨{code:x}⟩" for code in (0x61C, 0x200E, 0x200F, *rang
 
 
 def _in_order(value: Any) -> Any:
-    """Return text with the characters that change its direction as numbers: names could else look like other names."""
+    """Show characters that change the direction of text as numbers, since they can disguise names."""
     return value.translate(_DIRECTIONS) if type(value) is str and not value.isascii() else value
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """The HTML of a page, in text that can be encoded whatever a model wrote."""
+    """Return the HTML of a page, as text that can always be encoded."""
     return plain_text(environment().get_template(template).render(context))
 
 
 def url(*parts: object, **query: object) -> str:
-    """A path of the viewer; parts may hold anything, and query fields without a value are left out."""
+    """Return a path of the viewer; parts may have any text, and query fields without a value are omitted."""
     path = "/" + "/".join(quote(plain_text(str(part)), safe="") for part in parts)
     given = {name.rstrip("_"): plain_text(str(value)) for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def tone(value: float | None) -> str:
-    """The class of an advantage: from `d-5`, far below the others, to `d5`; `none` where there is none."""
+    """Return the class of an advantage: from `d-5`, far below the others, to `d5`; `none` without one."""
     return shade("advantage", value) if value is not None else "none"
 
 
 def seconds(value: float | None) -> str:
-    """A duration: 840 ms, 3.2 s, 4:05 min."""
+    """Format a duration: 840 ms, 3.2 s, 4:05 min."""
     if value is None:
         return ""
     if value < 1:
@@ -99,5 +99,5 @@ def seconds(value: float | None) -> str:
 
 
 def when(value: float) -> str:
-    """A moment, in this machine's time."""
+    """Format a time in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else ""

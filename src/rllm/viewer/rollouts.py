@@ -1,4 +1,4 @@
-"""The rollouts of a run, as the metadata of their sessions tell of them: no trace is read to list, sort or filter them."""
+"""Rollouts of a run, from the metadata of their sessions: no trace is read to list, sort or filter them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,66 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from msgspec import Struct, ValidationError, convert
+from msgspec import field as struct_field
+
 from rllm.engine.episode_log import plain_task_id
 from rllm.store.base import SessionInfo, TraceStore, may_be_of
 from rllm.types import OUTCOME_KEY
-from rllm.viewer.outcomes import Outcome, Path, read_outcome
+
+
+class StepOutcome(Struct, kw_only=True, gc=False):
+    """Outcome of one step."""
+
+    id: str
+    """Id of its call's trace."""
+    reward: float | None = None
+    advantage: float | None = None
+    drift: str | None = None
+    """Cause, if its prompt does not continue the sampled tokens."""
+
+
+class PathOutcome(Struct, kw_only=True, gc=False):
+    """Outcome of one trajectory."""
+
+    name: str = ""
+    reward: float | None = None
+    advantage: float | None = None
+    dropped: str | None = None
+    trainable: bool = True
+    truncated: bool = False
+    num_tokens: int = 0
+    tools: list[str] = []
+    steps: list[StepOutcome] = []
+
+
+class Outcome(Struct, kw_only=True, gc=False):
+    """Outcome of a rollout. There are many and they have no cycles, so the garbage collector skips them."""
+
+    ended: str | None = None
+    is_correct: Any = False
+    """Any truthy value counts as correct."""
+    error: dict[str, str] | None = None
+    warnings: list[str] = []
+    metrics: dict[str, Any] = {}
+    paths: list[PathOutcome] = struct_field(default=[], name="trajectories")
+
+
+def read_outcome(stored: object) -> tuple[Outcome, str | None]:
+    """Read an outcome from the metadata of a session; also return what is wrong with it, if it is invalid."""
+    try:
+        return convert(stored, Outcome), None
+    except ValidationError as error:
+        return Outcome(), str(error)
+
 
 RUNNING = "running"
-"""The badge of a rollout that has not ended: the only one that goes again."""
+"""Badge of a rollout that has not ended, the only one that is removed later."""
 _PAGE = 1000
 _FRESH_S = 1.0
-"""Seconds for which what was read is good enough."""
+"""Seconds for which read data counts as fresh."""
 _MAY_STILL_END_S = 6 * 3600.0
-"""Age after which a rollout that never ended is not looked at again."""
+"""Age after which an unfinished rollout is not checked again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +80,20 @@ class Rollout:
     created_at: float
     num_calls: int
     task_id: str = ""
-    """With the step that it was made for behind an @, as the trainer has it."""
+    """Task id with the training step after an @, as in the trainer."""
     index: int = 0
     split: str = ""
     step: int | None = None
-    """As metrics count: the training step, or after how many of them it evaluates."""
+    """Step as in metrics: the training step, or the number of steps before an evaluation."""
     has_ended: bool = False
     ended: str | None = None
     is_correct: bool = False
     error: Mapping[str, str] | None = None
     warnings: Sequence[str] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    paths: Sequence[Path] = ()
+    paths: Sequence[PathOutcome] = ()
     unreadable: str | None = None
-    """What is wrong with what was noted of its end."""
+    """Reason that its outcome cannot be read."""
 
     @property
     def title(self) -> str:
@@ -53,12 +101,12 @@ class Rollout:
 
     @property
     def task_name(self) -> str:
-        """The task without the step that it was taken for."""
+        """Task id without the training step."""
         return plain_task_id(self.task_id) if self.split == "train" else self.task_id
 
     @cached_property
     def reward(self) -> float | None:
-        """The mean over its agents; `None`: nobody scored it."""
+        """Mean over its agents; `None` if it is unscored."""
         rewards = [path.reward for path in self.paths if path.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
@@ -81,33 +129,33 @@ class Rollout:
 
     @cached_property
     def drifts(self) -> list[str]:
-        """Why prompts did not go on from what was sampled, one for each call of which that is so."""
+        """Causes of prompts that do not continue sampled tokens, one for each such call."""
         return [step.drift for path in self.paths for step in path.steps if step.drift is not None]
 
     @property
     def badges(self) -> list[tuple[str, str]]:
-        """What sets it apart: a word, and a sentence."""
+        """Badges: a word and a sentence each."""
         found = []
         if not self.has_ended:
-            found.append((RUNNING, "no outcome was recorded: it is under way, or its run was stopped"))
+            found.append((RUNNING, "no outcome was recorded: it is running, or its run was stopped"))
         if self.error:
             found.append(("failed", f"{self.error.get('type', '')}: {self.error.get('message', '')}"[:300]))
         if self.unreadable:
-            found.append(("unreadable", f"what was noted of its end cannot be read: {self.unreadable}"))
+            found.append(("unreadable", f"its outcome cannot be read: {self.unreadable}"))
         if any(path.truncated for path in self.paths):
-            found.append(("truncated", "an answer was cut off at its maximal length"))
+            found.append(("truncated", "an answer was truncated at its maximum length"))
         reasons = {path.dropped for path in self.paths if path.dropped}
         found += [(reason.replace("_", " "), f"left out of training: {reason}") for reason in sorted(reasons)]
         if self.has_ended and not self.error and not self.unreadable and self.reward is None:
-            found.append(("unscored", "nobody gave it a reward"))
+            found.append(("unscored", "it has no reward"))
         if self.drifts:
-            found.append(("drift", f"prompts differ from what was sampled: {', '.join(sorted(set(self.drifts)))}"))
-        return list({word: (word, told) for word, told in found}.values())
+            found.append(("drift", f"prompts differ from the sampled tokens: {', '.join(sorted(set(self.drifts)))}"))
+        return list({word: (word, text) for word, text in found}.values())
 
 
 @dataclass
 class Choices:
-    """What rollouts can be filtered by."""
+    """Values that rollouts can be filtered by."""
 
     roles: set[str] = field(default_factory=set)
     tools: set[str] = field(default_factory=set)
@@ -123,15 +171,15 @@ class Choices:
 
 
 class Rollouts:
-    """All rollouts of a store, newest first; read once, and then only what is new or was not over."""
+    """All rollouts of a store, newest first; after the first read, only new and unfinished ones are read again."""
 
     def __init__(self, store: TraceStore, run_id: str | None = None) -> None:
-        """With `run_id` those of other training runs are left out."""
+        """Read rollouts lazily; with `run_id`, only those of this run."""
         self._store = store
         self.run_id = run_id
         self._by_id: dict[str, Rollout] = {}
         self._order: list[str] = []
-        """Newest first."""
+        """Session ids, newest first."""
         self._choices = Choices()
         self._not_in_choices: dict[str, Rollout] = {}
         self._running: set[str] = set()
@@ -141,7 +189,7 @@ class Rollouts:
         self._lock = threading.Lock()
 
     def all(self) -> list[Rollout]:
-        """As of a second ago at most."""
+        """Return the rollouts, at most a second old."""
         with self._lock:
             if time.monotonic() - self._read_at > _FRESH_S:
                 self._refresh()
@@ -149,7 +197,7 @@ class Rollouts:
             return [self._by_id[session_id] for session_id in self._order if session_id not in self._others]
 
     def choices(self) -> Choices:
-        """Of all that was read so far; each rollout is looked at once."""
+        """Return the values of all rollouts read so far; each rollout is inspected once."""
         with self._lock:
             for rollout in self._not_in_choices.values():
                 self._choices.add(rollout)
@@ -158,17 +206,17 @@ class Rollouts:
             return replace(self._choices, badges=self._choices.badges | now)
 
     def get(self, session_id: str) -> Rollout | None:
-        """One of them, as it is now."""
+        """Return one rollout in its current state."""
         info = self._store.session(session_id)
         return None if info is None else rollout_of(info)
 
     def of_step(self, step: int, split: str = "train") -> list[Rollout]:
-        """In the order of tasks and attempts."""
+        """Return the rollouts of a step in the order of tasks and attempts."""
         found = [item for item in self.all() if item.step == step and item.split == split]
         return sorted(found, key=lambda item: (_natural(item.task_id), item.index, item.created_at))
 
     def of_task(self, task_id: str, split: str | None = None, step: int | None = None) -> list[Rollout]:
-        """The attempts at one task, in their order; of one evaluation, where there were several."""
+        """Return the rollouts of one task in order, of one evaluation if there were several."""
         return sorted(
             (
                 item
@@ -180,17 +228,17 @@ class Rollouts:
 
     def _refresh(self) -> None:
         if self._order and self._store.session(self._order[0]) is None:
-            # A resumed run has deleted what it makes again.
+            # A resumed run has deleted rollouts to repeat them.
             self._by_id, self._order, self._choices, self._not_in_choices = {}, [], Choices(), {}
             self._running.clear()
         fresh: dict[str, None] = {}
         offset, is_known = 0, False
-        # Pages that grow, because a database counts to where each begins.
+        # Growing pages, because a database scans to the offset of each.
         while not is_known and (page := self._store.sessions(limit=max(_PAGE, offset), offset=offset)):
             for info in page:
                 if info.id not in self._by_id:
                     fresh[info.id] = None
-                elif info.id not in fresh:  # else a session that began meanwhile has shifted the pages
+                elif info.id not in fresh:  # otherwise a new session has shifted the pages
                     is_known = True
                 self._keep(info)
             offset += len(page)
@@ -215,10 +263,10 @@ class Rollouts:
 
 
 def rollout_of(info: SessionInfo) -> Rollout:
-    """What a session says; one that no trainer made has next to nothing."""
+    """Return the rollout of a session; a session without a trainer has few fields."""
     about = info.metadata
-    told = about.get(OUTCOME_KEY)
-    outcome, unreadable = (Outcome(), None) if told is None else read_outcome(told)
+    stored = about.get(OUTCOME_KEY)
+    outcome, unreadable = (Outcome(), None) if stored is None else read_outcome(stored)
     step, split = _whole(about.get("training_step")), str(about.get("split", ""))
     if step is not None and split == "train":
         step += 1
@@ -230,7 +278,7 @@ def rollout_of(info: SessionInfo) -> Rollout:
         index=_whole(about.get("index")) or 0,
         split=split,
         step=step,
-        has_ended=told is not None,
+        has_ended=stored is not None,
         ended=outcome.ended,
         is_correct=bool(outcome.is_correct),
         error=outcome.error,
@@ -242,10 +290,10 @@ def rollout_of(info: SessionInfo) -> Rollout:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number; anything else, which whoever opens a session may say, is none."""
+    """Return a whole number, else `None`: metadata may have any value."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _natural(task_id: str) -> list[tuple[int, str]]:
-    """Sorts 10 behind 9."""
+    """Return a sort key that puts 10 after 9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", task_id) if part]

@@ -1,4 +1,4 @@
-"""Which runs and stores there are to look at, and what each of them has."""
+"""Run folders, evaluations and trace stores to show, and their contents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import DecodeError, Struct
+from msgspec.json import decode
+
+from rllm._runtime.untrusted import TooLargeError, read_bytes
 from rllm.config.yaml_file import read_settings
 from rllm.engine.episode_log import task_of
 from rllm.errors import ConfigError, StoreError
@@ -21,16 +25,54 @@ from rllm.tracking.about import run_id_of
 from rllm.tracking.own_runs import SETTINGS, STORE, check_contained, is_own, store_of_run
 from rllm.types import StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
-from rllm.viewer.evaluations import Evaluated, evaluated, has_ended
-from rllm.viewer.messages import said
+from rllm.viewer.messages import message_parts
 from rllm.viewer.metrics import MetricsFile, Row
 from rllm.viewer.rollouts import Rollout, Rollouts
-from rllm.viewer.vocabulary import Vocabulary, vocabulary_of
+from rllm.viewer.token_text import Vocabulary, vocabulary_of
+
+_REPORT = "report.json"
+_LOCK = ".lock"
+
+
+class Accuracy(Struct, kw_only=True):
+    """A rate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Evaluated(Struct, kw_only=True):
+    """First numbers of a report."""
+
+    num_tasks: int
+    num_rollouts: int
+    num_failed: int
+    accuracy: Accuracy | None = None
+    mean_reward: float | None = None
+
+
+def has_ended(folder: Path) -> bool:
+    """Return whether the evaluation in this folder has ended since it was last started.
+
+    It opens its lock first, and writes its report last.
+    """
+    report, lock = folder / _REPORT, folder / _LOCK
+    return report.exists() and not (lock.exists() and lock.stat().st_mtime_ns > report.stat().st_mtime_ns)
+
+
+def evaluated(folder: Path) -> Evaluated | None:
+    """Read the report of an evaluation; `None` without a valid one."""
+    try:
+        return decode(read_bytes(folder / _REPORT), type=Evaluated)
+    except (OSError, TooLargeError, DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
 
 logger = logging.getLogger(__name__)
 
 MARKS = ("metrics.jsonl", SETTINGS, STORE)
-"""Files by which a folder is known as a run's."""
+"""Files that identify the folder of a run."""
 HOW_TO_MAKE_ONE = (
     "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
 )
@@ -42,7 +84,7 @@ _TIMEOUT_S = 5.0
 
 
 class Run:
-    """One run folder, or a trace store without one. Everything is read when it is asked for, and may be asked from threads."""
+    """A run folder, or a trace store without one. Everything is read on demand; thread-safe."""
 
     def __init__(self, name: str, *, folder: Path | None, store_url: str | None = None) -> None:
         self.name = name
@@ -57,29 +99,29 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings, as far as they can be read."""
+        """Settings, as far as they can be read."""
         path = self.folder / SETTINGS if self.folder else None
         if path is None or not path.is_file():
             return {}
         return _config(path, path.stat().st_mtime_ns)
 
     def setting(self, *names: str) -> Any:
-        """One setting by its section and name, such as `setting("model", "path")`; `None` if it is not there."""
+        """Return one setting by section and name, such as `setting("model", "path")`; `None` if it is not set."""
         found: Any = self.config
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
     def rows(self) -> list[Row]:
-        """The metrics by step."""
+        """Return the metrics by step."""
         return self._metrics.rows() if self._metrics else []
 
     @property
     def store(self) -> TraceStore:
-        """The traces, opened for reading when they are first asked for.
+        """Store of the traces, opened for reading on first use.
 
         Raises:
-            StoreError, ConfigError, MissingDependencyError: with what is wrong with the store, and the remedy.
+            StoreError, ConfigError, MissingDependencyError: naming the problem with the store, and the remedy.
         """
         with self._lock:
             if self._store is None:
@@ -106,7 +148,7 @@ class Run:
             return self._rollouts
 
     def calls(self, session_id: str) -> tuple[list[Trace], list[StepCredit]]:
-        """The traces of a session, in call order, and what the trainer decided about them; those of late are remembered."""
+        """Return traces and credits of a session in call order; recent ones are cached."""
         with self._lock:
             kept = self._calls.get(session_id)
             if kept is None or time.monotonic() - kept[0] > _BUSY_S / 60:
@@ -119,7 +161,7 @@ class Run:
             return kept[1], kept[2]
 
     def question_of(self, rollout: Rollout) -> str:
-        """What its first call was asked, in one line; empty where that is not known."""
+        """Return the question of its first call in one line; empty if it is unknown."""
         step_id = next((step.id for path in rollout.paths for step in path.steps), None)
         if step_id is None:
             return ""
@@ -132,7 +174,7 @@ class Run:
             return self._questions[step_id]
 
     def task_of(self, rollout: Rollout) -> Any:
-        """The task of a rollout; `None` where the folder does not keep it, or it cannot be read there."""
+        """Return the task of a rollout; `None` if the folder has no readable one."""
         if self.folder is None:
             return None
         try:
@@ -141,7 +183,7 @@ class Run:
             return None
 
     def batch(self, step: int) -> FedBatch | None:
-        """What the optimiser was fed at a step, if the run kept it."""
+        """Return the batch of a step, if the run kept it."""
         return read_batch(self.folder, step) if self.folder else None
 
     @property
@@ -152,21 +194,21 @@ class Run:
 
     @property
     def changed_at(self) -> float:
-        """When something was last written, in Unix seconds; 0 where that is not known."""
+        """Time of the last write, in Unix seconds; 0 if it is unknown."""
         paths = [self.folder / "metrics.jsonl"] if self.folder else []
-        with suppress(ConfigError):  # the pages that need the store tell it
+        with suppress(ConfigError):  # pages that need the store show the error
             if (database := _file_of(self.store_url)) is not None:
                 paths += [database, database.with_name(f"{database.name}-wal")]
         return max(map(_changed_at, paths), default=0.0)
 
     @property
     def evaluated(self) -> Evaluated | None:
-        """What was found, where this is the folder of an evaluation that has ended; of one that goes on again, before."""
+        """Last report, if this is the folder of an evaluation."""
         return evaluated(self.folder) if self.folder else None
 
     @property
     def is_live(self) -> bool:
-        """Whether a training or an evaluation seems to be going on: it was heard of lately, and is not through."""
+        """True if a training run or an evaluation seems to be running: recent writes, and not finished."""
         if self.folder and self.evaluated is not None and has_ended(self.folder):
             return False
         rows, num_steps = self.rows(), self.setting("num_steps")
@@ -174,7 +216,7 @@ class Run:
         return not is_through and time.time() - self.changed_at < _BUSY_S
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         with self._lock:
             if self._store is not None:
                 self._store.close()
@@ -182,7 +224,7 @@ class Run:
 
 
 class Runs:
-    """The runs under what a user named; new ones are found as they appear."""
+    """Runs in the sources that a user named; new ones are found as they appear."""
 
     def __init__(self, sources: Sequence[str]) -> None:
         self._sources = list(sources)
@@ -192,7 +234,7 @@ class Runs:
         self._found()
 
     def all(self) -> list[Run]:
-        """Those that were changed last come first.
+        """Return the runs, most recently changed first.
 
         Raises:
             ConfigError: if a source is neither a run nor a store nor a folder of runs.
@@ -200,11 +242,11 @@ class Runs:
         return sorted(self._found(), key=lambda run: -run.changed_at)
 
     def get(self, name: str) -> Run | None:
-        """The run of this name."""
+        """Return the run of this name."""
         return next((run for run in self._found() if run.name == name), None)
 
     def close(self) -> None:
-        """Let go of every store."""
+        """Close all stores."""
         for run in self._runs.values():
             run.close()
 
@@ -242,7 +284,7 @@ class Runs:
         return True
 
     def _known(self, name: str, *, folder: Path | None, store_url: str | None = None) -> Run:
-        """The run that was made for this place before, or a new one, under a name that no other has."""
+        """Return the known run of this place, or a new one with a unique name."""
         place = str(folder.resolve()) if folder else str(store_url)
         for (known_place, _), run in self._runs.items():
             if known_place == place:
@@ -256,7 +298,7 @@ class Runs:
 
 
 def _question(trace: Trace) -> str:
-    asked = [told.text for told in map(said, trace.messages) if told.kind == "user"]
+    asked = [parts.text for parts in map(message_parts, trace.messages) if parts.kind == "user"]
     return " ".join(asked[-1].split())[:200] if asked else ""
 
 
@@ -264,7 +306,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return any((folder / name).is_file() for name in MARKS)
     except OSError:
-        return False  # it is somebody else's, and may not be looked into
+        return False  # a folder without read permission
 
 
 def _changed_at(path: Path) -> float:
@@ -272,7 +314,7 @@ def _changed_at(path: Path) -> float:
         found = path.stat()
     except OSError:
         return 0.0
-    return found.st_mtime if found.st_size else 0.0  # a reader makes an empty -wal
+    return found.st_mtime if found.st_size else 0.0  # readers create an empty -wal
 
 
 def _file_of(url: str) -> Path | None:
@@ -298,4 +340,4 @@ def _config(path: Path, _changed_at: int) -> dict[str, Any]:
     try:
         return read_settings(path)[0]
     except ConfigError:
-        return {}  # pages show what else there is
+        return {}  # pages show everything else

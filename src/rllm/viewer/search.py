@@ -1,4 +1,4 @@
-"""Filters of rollouts, as a query string says them."""
+"""Filters of rollouts, from a query string."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 
 from rllm.errors import ConfigError
 from rllm.types import Trace
-from rllm.viewer.messages import said
+from rllm.viewer.messages import message_parts
 from rllm.viewer.rollouts import Rollout
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -32,22 +32,22 @@ SORTS: dict[str, Callable[[Rollout], float]] = {
     "most calls": lambda item: -item.num_calls,
 }
 _MAX_READ = 400
-"""Rollouts whose texts are read for one page; the page offers to go on."""
+"""Rollouts whose texts are read for one page; the page offers to continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is looked for; empty fields say nothing. All that is said must hold."""
+    """Filters, all of which must match; empty fields match everything."""
 
     text: str = ""
-    """In a message or an answer, in any case."""
+    """Text in a message or an answer, ignoring case."""
     role: str = ""
     reward: str = ""
     """`1`, `>0.5`, `<=0`, `0..0.5`, or `none` for unscored."""
     tool: str = ""
-    """Part of the name of a tool that was called."""
+    """Part of the name of a called tool."""
     error: str = ""
-    """Part of the error's type or message; `any` for whatever failed."""
+    """Part of the error's type or message; `any` for any failure."""
     badge: str = ""
     split: str = ""
     step: str = ""
@@ -56,9 +56,10 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Query:
-        """
+        """Parse a query string.
+
         Raises:
-            ConfigError: if a field cannot be understood.
+            ConfigError: if a field is invalid.
         """
         query = cls(**{item.name: given[item.name].strip() for item in fields(cls) if given.get(item.name, "").strip()})
         query.wants_reward(0.0)
@@ -73,20 +74,20 @@ class Query:
         return all(not getattr(self, item.name) for item in fields(self) if item.name != "sort")
 
     def to_dict(self) -> dict[str, str]:
-        """The fields that say something."""
+        """Return the fields that are set."""
         return {
             item.name: value for item in fields(self) if (value := getattr(self, item.name)) and value != item.default
         }
 
     def matches(self, rollout: Rollout) -> bool:
-        """Whether all but the text fits."""
+        """Return whether all filters but the text match."""
         error = rollout.error or {}
-        said = f"{error.get('type', '')} {error.get('message', '')}".lower()
+        text = f"{error.get('type', '')} {error.get('message', '')}".lower()
         return (
             (not self.role or self.role in rollout.roles)
             and self.wants_reward(rollout.reward)
             and (not self.tool or any(self.tool.lower() in tool.lower() for tool in rollout.tools))
-            and (not self.error or (bool(error) and (self.error == "any" or self.error.lower() in said)))
+            and (not self.error or (bool(error) and (self.error == "any" or self.error.lower() in text)))
             and (not self.badge or any(word == self.badge for word, _ in rollout.badges))
             and (not self.split or rollout.split == self.split)
             and (not self.step or rollout.step == int(self.step))
@@ -111,15 +112,15 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One page of what was found."""
+    """One page of results."""
 
     rollouts: list[Rollout]
     total: int | None
-    """`None`: the texts of all would have to be read to know."""
+    """Number of matches; `None` for a text, since all texts would have to be read."""
     next_offset: int | None
-    """Where to go on."""
+    """Offset of the next page."""
     num_read: int = 0
-    """Rollouts whose texts were read."""
+    """Number of rollouts whose texts were read."""
 
 
 def search(
@@ -130,7 +131,7 @@ def search(
     offset: int = 0,
     limit: int = 50,
 ) -> Found:
-    """The rollouts that fit, sorted; `offset` is that of the page before, counted before the text is looked at."""
+    """Return matching rollouts, sorted; `offset` counts rollouts that match without the text."""
     fitting = sorted((item for item in rollouts if query.matches(item)), key=SORTS[query.sort])
     rest = fitting[offset:]
     if not query.text:
@@ -140,7 +141,7 @@ def search(
     num_read = 0
     for rollout in islice(rest, _MAX_READ):
         num_read += 1
-        if says(query.text, traces_of(rollout.session_id)):
+        if contains_text(query.text, traces_of(rollout.session_id)):
             found.append(rollout)
             if len(found) == limit:
                 break
@@ -148,16 +149,16 @@ def search(
     return Found(rollouts=found, total=None, next_offset=more, num_read=num_read)
 
 
-def says(text: str, traces: Iterable[Trace]) -> bool:
-    """Whether a message or an answer has this text, in any case."""
+def contains_text(text: str, traces: Iterable[Trace]) -> bool:
+    """Return whether a message or an answer has this text, ignoring case."""
     wanted = text.lower()
-    return any(wanted in said.lower() for trace in traces for said in _texts(trace))
+    return any(wanted in part.lower() for trace in traces for part in _texts(trace))
 
 
 def _texts(trace: Trace) -> Iterator[str]:
     for message in (*trace.messages, trace.response):
-        told = said(message)
-        yield told.text
-        yield told.reasoning
-        for name, arguments in told.tools:
+        parts = message_parts(message)
+        yield parts.text
+        yield parts.reasoning
+        for name, arguments in parts.tools:
             yield f"{name} {arguments}"

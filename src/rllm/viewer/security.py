@@ -1,7 +1,8 @@
-"""Who may look: programs of this machine by its own names, others with the token; and what a page may do in a browser.
+"""Access control and content policy of the viewer.
 
-The pages show what models wrote, which may have been made to attack whoever reads it. Jinja escapes it, and should that ever
-fail, the policy below lets no script run that is not a file of ours, and lets nothing be sent to another host.
+Programs of this machine connect by its own names, others with the token. Pages show text of models, which may attack
+its reader. Jinja escapes it; should that fail, the policy below runs only our scripts, and sends nothing to other
+hosts.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ _HEADERS = {
 
 
 class Guard:
-    """Answers only those who may ask, and adds to every answer what it may do."""
+    """Middleware that refuses unauthorised requests, and adds the content policy to all responses."""
 
     def __init__(self, app: ASGIApp, *, token: str | None) -> None:
-        """
+        """Guard an application.
+
         Args:
             app: the pages.
-            token: what a caller must present. `None` lets every program of this machine in that calls it by a name which
-                leads nowhere else: a page of another site that has made its own name lead here is refused by that.
+            token: token that callers must present. `None` admits every program of this machine that uses a loopback
+                name as the host; a page of another site whose name resolves to this machine is refused.
         """
         self._app = app
         self._token = token
@@ -59,10 +61,10 @@ class Guard:
         await (refused or self._app)(scope, receive, send_with_policy)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """What to answer instead of the page; `None` for those who may see it."""
+        """Return the response to an unauthorised request; `None` if it is authorised."""
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("the viewer only shows things: use GET", 405)
+            return PlainTextResponse("the viewer is read-only: use GET", 405)
         if self._token is None:
             name, _ = _name_and_port(headers)
             if is_loopback(name):
@@ -78,7 +80,7 @@ class Guard:
         presented = next((value for name, value in query if name == "token"), None)
         if presented is not None and self._is_token(presented):
             rest = urlencode([pair for pair in query if pair[0] != "token"])
-            path = quote("/" + scope["path"].lstrip("/\\"))  # never `//host`, which would lead elsewhere
+            path = quote("/" + scope["path"].lstrip("/\\"))  # never `//host`, which would be another host
             answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
             answer.set_cookie(_cookie_of(headers), self._mark, httponly=True, samesite="strict", path="/")
             return answer
@@ -95,13 +97,13 @@ class Guard:
 
     @property
     def _mark(self) -> str:
-        """What the cookie holds: it proves that the token was known, and does not tell it."""
+        """Value of the cookie: it proves knowledge of the token without revealing it."""
         assert self._token is not None
         return hmac.digest(self._token.encode(), b"rllm viewer", "sha256").hex()
 
 
 def _name_and_port(headers: Headers) -> tuple[str, str]:
-    """By which name, in small letters, and at which port the browser calls."""
+    """Return host, in lower case, and port of a request."""
     host = headers.get("host", "").lower()
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
@@ -110,7 +112,7 @@ def _name_and_port(headers: Headers) -> tuple[str, str]:
 
 
 def _cookie_of(headers: Headers) -> str:
-    """The cookie's name. A browser keeps cookies by host alone, so each viewer of a host has one of its own, by its port."""
+    """Return the cookie's name, with the port, since browsers share cookies between ports of a host."""
     _, port = _name_and_port(headers)
     return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
 

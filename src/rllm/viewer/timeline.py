@@ -1,4 +1,4 @@
-"""Where the time of rollouts went: model, queue, tools and the agent's own code, reward."""
+"""Timeline of rollouts: model, queue, tools and code of the agent, reward."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KINDS: dict[Kind, str] = {
     "reward": "after the last call: the reward, and the agent's own code",
 }
 _STUCK_S = 60.0
-"""Seconds without a call after which a rollout that has not ended is said to be stuck."""
+"""Seconds without a call after which an unfinished rollout counts as stuck."""
 _SLOW = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """What happened for a while; seconds from the beginning of the step."""
+    """A period of one kind, in seconds from the start of the step."""
 
     kind: Kind
     start: float
@@ -42,7 +42,7 @@ class Lane:
     rollout: Rollout
     segments: list[Segment] = field(default_factory=list)
     is_slow: bool = False
-    """Among the slowest."""
+    """True for the slowest rollouts."""
     is_stuck: bool = False
 
     @property
@@ -51,20 +51,20 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """From its beginning to its end, its turn not counted."""
+        """Duration without the wait for its turn."""
         return self.stop - min((item.start for item in self.segments if item.kind != "wait"), default=self.stop)
 
     def total(self, kind: Kind) -> float:
-        """Seconds that went into one kind of thing; those of parallel calls add up."""
+        """Return the seconds of one kind; parallel calls add up."""
         return sum(item.stop - item.start for item in self.segments if item.kind == kind)
 
 
 def timeline(rollouts: Sequence[Rollout], traces_of: dict[str, list[Trace]], *, now: float | None = None) -> list[Lane]:
-    """A lane for each rollout, in the order in which they began.
+    """Return a lane for each rollout, in order of their start.
 
     Args:
-        rollouts: of one step.
-        traces_of: by session.
+        rollouts: rollouts of one step.
+        traces_of: traces by session.
         now: Unix seconds.
     """
     if not rollouts:

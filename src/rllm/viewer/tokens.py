@@ -1,21 +1,169 @@
-"""The tokens of a call and of all that led to it, with everything that is known of each.
+"""Tokens of a call and of all calls before it, with all that is known of each.
 
-Columns are aligned to the sequence: prompt and answer of the call, with the answers of earlier calls inside the prompt where
-the prompt begins with them.
+And prompts that differ from earlier tokens.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from typing import TypeAlias
 
 from rllm.capture import SessionTree
-from rllm.types import StepCredit, Trace, token_versions
+from rllm.types import DRIFT_KEY, StepCredit, Trace, credits_by_trace, token_versions
 from rllm.viewer.batches import FedBatch
-from rllm.viewer.credited import credit_of_calls
+
+
+def credit_of_calls(credits_: Iterable[StepCredit]) -> dict[str, StepCredit]:
+    """Merge the credits of each call over its trajectories: advantages add up, as gradients do."""
+    return {trace_id: _together(members) for trace_id, members in credits_by_trace(credits_).items()}
+
+
+def _together(members: Sequence[StepCredit]) -> StepCredit:
+    latest = [credit for credit in members if credit.training_step == members[-1].training_step]
+    learned = [credit for credit in latest if credit.dropped is None]
+    if len(learned) < 2:
+        return [*learned, *latest][0]
+    advantages = [credit.advantage for credit in learned if credit.advantage is not None]
+    return replace(
+        learned[0],
+        trajectory_name=" + ".join(dict.fromkeys(credit.trajectory_name for credit in learned)),
+        reward=None,
+        group_id=None,
+        baseline=None,
+        advantage=sum(advantages) if advantages else None,
+    )
+
+
+CAUSES = {
+    "edited": "the agent changed earlier messages",
+    "reasoning": "the template, or the agent, left out the reasoning",
+    "tool_json": "arguments of a tool call were written differently",
+    "template": "the template prints earlier messages or white space differently",
+}
+Block: TypeAlias = tuple[str, int, int, int, int]
+"""An opcode of `difflib`: kind of a block, and its begin and end in both lists."""
+
+_AROUND = 12
+"""Tokens shown on either side of a difference."""
+_ISLAND = 4
+"""Shorter equal blocks between two differences count as different."""
+_ALL_ALIGNED = 1000
+"""Length up to which frequent tokens, such as spaces, are used to align, which takes quadratic time."""
+_LONGEST = 20_000
+"""Tokens that are aligned; the rest counts as one difference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Part of both lists that is equal, or differs as a whole."""
+
+    same: bool
+    sampled: list[int]
+    rendered: list[int]
+    at: int
+    """Position of its first token in the sampled list."""
+    num_left_out: int = 0
+    """Number of equal tokens that are not shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """A call whose prompt differs from the tokens of the call that it follows."""
+
+    trace: Trace
+    prior: Trace
+    cause: str
+    num_common: int
+    """Number of tokens before the first difference."""
+    pieces: list[Piece]
+
+    @property
+    def explanation(self) -> str:
+        return CAUSES.get(self.cause, "unknown reason")
+
+
+def drifts_of(traces: Sequence[Trace]) -> list[Drift]:
+    """Return the drifts of a session, in call order."""
+    found = []
+    for place, trace in enumerate(traces):
+        cause = trace.metadata.get(DRIFT_KEY)
+        earlier = [item for item in traces[:place] if item.response_ids and item.error is None]
+        if cause and earlier:
+            prior = max(earlier, key=lambda item: _likeness(item, trace))
+            found.append(_drift(trace, prior, str(cause)))
+    return found
+
+
+def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the length of the common prefix."""
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))
+
+
+def _likeness(prior: Trace, trace: Trace) -> tuple[int, int]:
+    """Return a sort key: the call that it follows shares most messages, then most tokens."""
+    messages = [*prior.messages, prior.response]
+    pairs = zip(messages, trace.messages, strict=False)
+    alike = next((number for number, (one, other) in enumerate(pairs) if one != other), len(messages))
+    return alike, num_alike(prior.prompt_ids, trace.prompt_ids)
+
+
+def _drift(trace: Trace, prior: Trace, cause: str) -> Drift:
+    sampled, rendered = [*prior.prompt_ids, *prior.response_ids], trace.prompt_ids
+    common = num_alike(sampled, rendered)
+    return Drift(trace=trace, prior=prior, cause=cause, num_common=common, pieces=_aligned(sampled, rendered, common))
+
+
+def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> list[Piece]:
+    one, other = list(sampled[common : common + _LONGEST]), list(rendered[common : common + _LONGEST])
+    pieces = [_same(sampled[:common], 0)]
+    blocks = _merged(SequenceMatcher(None, one, other, autojunk=len(other) > _ALL_ALIGNED).get_opcodes())
+    last = len(blocks) - 1
+    for number, (kind, begin, end, start, stop) in enumerate(blocks):
+        if kind == "equal":
+            pieces.append(_same(one[begin:end], common + begin))
+        elif number == last and begin == end:
+            # The prompt continues after the answer: new tokens, not a difference.
+            pieces.append(
+                Piece(
+                    same=True,
+                    sampled=[],
+                    rendered=other[start : start + _AROUND],
+                    at=common + begin,
+                    num_left_out=max(stop - start - _AROUND, 0),
+                )
+            )
+        else:
+            pieces.append(Piece(same=False, sampled=one[begin:end], rendered=other[start:stop], at=common + begin))
+    return [piece for piece in pieces if piece.sampled or piece.rendered]
+
+
+def _merged(blocks: Sequence[Block]) -> list[Block]:
+    """Merge differences with few equal tokens between them, which would split words."""
+    merged: list[Block] = []
+    for number, (kind, begin, end, start, stop) in enumerate(blocks):
+        is_island = kind == "equal" and 0 < number < len(blocks) - 1 and end - begin < _ISLAND
+        differs = kind != "equal" or is_island
+        if differs and merged and merged[-1][0] != "equal":
+            _, first, _, beginning, _ = merged[-1]
+            merged[-1] = ("replace", first, end, beginning, stop)
+        else:
+            merged.append(("replace" if differs else "equal", begin, end, start, stop))
+    return merged
+
+
+def _same(ids: Sequence[int], at: int) -> Piece:
+    shown = list(ids[-_AROUND:])
+    return Piece(
+        same=True, sampled=shown, rendered=shown, at=at + len(ids) - len(shown), num_left_out=len(ids) - len(shown)
+    )
+
 
 Column: TypeAlias = list[float | None]
 
@@ -24,30 +172,33 @@ OVERLAYS = {
     "sampler": "log-probability under the sampler, in nats",
     "trainer": "log-probability under the trainer before the update, in nats",
     "gap": "trainer less sampler, in nats: 0 where they agree",
-    "ratio": "probability after the updates on this batch over that before; what is clipped is outlined",
-    "entropy": "entropy of what the token was drawn from, in nats",
-    "advantage": "what having chosen the token was worth",
+    "ratio": "probability after the updates on this batch over that before; clipped tokens are outlined",
+    "entropy": "entropy of the distribution that the token was sampled from, in nats",
+    "advantage": "advantage of the token",
     "version": "which weights sampled the token",
 }
-"""What can be laid over the text."""
+"""Overlays of the text."""
 
 
 @dataclass(kw_only=True)
 class TokenTable:
-    """One sequence; every column has an entry for each token, `None` where there is nothing to say."""
+    """One sequence; every column has an entry for each token, `None` if it is unknown."""
 
     ids: list[int]
     spans: list[tuple[int, int, str]]
-    """What was sampled: from, to, and by which call; in order and apart."""
+    """Sampled spans, in order and disjoint: start, stop, and the id of the call."""
     columns: dict[str, Column] = field(default_factory=dict)
-    """By the names of `OVERLAYS`, and `weight`. `mask` is 0 for a prompt's token, 1 for a sampled one, 2 if it was trained on."""
+    """Columns by the names of `OVERLAYS`, and `weight`.
+
+    `mask` is 0 for prompt tokens, 1 for sampled, 2 for trained ones.
+    """
     clip: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def clipped(self, place: int) -> bool:
-        """Whether the update stopped pushing this token because its ratio had left the range."""
+        """Return whether the ratio of this token was clipped."""
         ratio, advantage = self.columns["ratio"][place], self.columns["advantage"][place]
         if self.clip is None or ratio is None or advantage is None:
             return False
@@ -58,13 +209,13 @@ class TokenTable:
 def token_table(
     trace: Trace, traces: Sequence[Trace], credits_: Sequence[StepCredit], batch: FedBatch | None
 ) -> TokenTable:
-    """Everything that is known of the tokens of a call and of the calls before it.
+    """Collect everything known of the tokens of a call and of the calls before it.
 
     Args:
-        trace: the last call.
-        traces: of its session.
-        credits_: what the trainer decided about them.
-        batch: what the optimiser was fed at that step, if it was kept.
+        trace: last call.
+        traces: calls of its session.
+        credits_: credits of these calls.
+        batch: batch of that step, if it was kept.
     """
     ids = [*trace.prompt_ids, *trace.response_ids]
     table = TokenTable(ids=ids, spans=[], clip=batch.clip if batch else None)
@@ -102,20 +253,20 @@ def _fill(table: TokenTable, start: int, trace: Trace, credit: StepCredit | None
     for name in ("advantage", "weight", "entropy", "ratio"):
         if batch is not None and spans and name in batch.numbers:
             fed = [list(batch.numbers[name][span.tokens]) for span in spans]
-            # Trajectories that share a call give each of its tokens an advantage.
+            # Trajectories that share a call each give its tokens an advantage.
             put(name, [sum(values) for values in zip(*fed, strict=True)] if name == "advantage" else fed[0])
 
 
 NUM_SHADES = 5
-"""Classes on either side of the middle; the style sheet has a colour for each."""
+"""Classes on either side of the middle, each with a colour in the style sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Values to classes of the style sheet: `d-5` to `d5` around a middle, or `s0` to `s8` from little to much."""
+    """Scale from values to classes of the style sheet: `d-5` to `d5` around a middle, or `s0` to `s8`."""
 
     bounds: tuple[float, ...]
-    """Where a class ends and the next begins."""
+    """Bounds between classes."""
     diverges: bool = False
 
     def class_of(self, value: float | None) -> str:
@@ -135,11 +286,11 @@ SCALES = {
     "ratio": Scale(bounds=(0.005, *_ODDS), diverges=True),
     "advantage": Scale(bounds=(1e-6, 0.25, 0.75, 1.25, 2.0), diverges=True),
 }
-"""Of log-probabilities the negated value is shown: the surprise."""
+"""Scales by overlay. Log-probabilities are negated."""
 
 
 def shade(overlay: str, value: float | None, *, clipped: bool = False) -> str:
-    """The class of a token under an overlay."""
+    """Return the class of a token under an overlay."""
     if value is None:
         return ""
     if overlay == "mask":

@@ -1,4 +1,4 @@
-"""What the optimiser was fed beside what was sampled: the same ids, the same contexts, the same sums."""
+"""Audit of a batch against the store: the same ids, contexts and sums in what was fed and what was sampled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Check:
 
     @property
     def agrees(self) -> bool | None:
-        """`None`: one of them is not known."""
+        """True if both agree; `None` if one of them is unknown."""
         if self.fed is None or self.stored is None:
             return None
         return math.isclose(self.fed, self.stored, rel_tol=_CLOSE, abs_tol=_CLOSE)
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(kw_only=True)
 class CheckedSequence:
-    """One sequence of the batch, compared with the store."""
+    """Sequence of the batch, compared with the store."""
 
     number: int
     sequence: FedSequence
@@ -44,26 +44,26 @@ class CheckedSequence:
     num_fed: int = 0
     num_sampled: int = 0
     same_ids: bool | None = None
-    """Whether the trained ids are the sampled ones; `None` if the store has lost them."""
+    """True if the trained ids are the sampled ones; `None` if the store has lost them."""
     same_context: bool | None = None
-    """Whether the whole sequence, prompts included, is that of the last call."""
+    """True if the whole sequence, prompts included, is that of the last call."""
     advantage: float = 0.0
-    """The sum over its tokens, as fed."""
+    """Sum over its tokens in the batch."""
     credited: float = 0.0
-    """The sum over its tokens, as the store has it."""
+    """Sum over its tokens in the store."""
     weight: float = 0.0
     first_difference: str = ""
 
 
 @dataclass(kw_only=True)
-class Truth:
-    """A step's batch, and what came of comparing it."""
+class BatchAudit:
+    """Batch of a step, and its comparison with the store."""
 
     batch: FedBatch
     checks: list[Check] = field(default_factory=list)
     sequences: list[CheckedSequence] = field(default_factory=list)
     left_out: list[tuple[str, int, int]] = field(default_factory=list)
-    """Why sampled tokens were not fed: the reason, calls, tokens."""
+    """Reasons that sampled tokens were not fed, each with its number of calls and tokens."""
 
 
 Calls = Callable[[str], tuple[list[Trace], list[StepCredit]]]
@@ -71,28 +71,28 @@ Calls = Callable[[str], tuple[list[Trace], list[StepCredit]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _StoredCall:
-    """What the store has of a call."""
+    """A call in the store."""
 
     trace: Trace
     credits: Sequence[StepCredit]
-    """Of this step, in the order of the trajectories that share it."""
+    """Credits of this step, in the order of the trajectories that share the call."""
     rollout: Rollout
     is_side_call: bool
 
     def credit_of(self, span: FedSpan) -> StepCredit | None:
-        """What these tokens were credited with; a batch has the trajectories that share them in their order."""
+        """Return the credit of a span; a batch has the trajectories that share a call in the order of the credits."""
         scored = [credit for credit in self.credits if credit.trainer_logprobs is not None] or self.credits
         return scored[min(span.place, len(scored) - 1)] if scored else None
 
 
-def truth_of(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row: Row) -> Truth:
+def audit_batch(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row: Row) -> BatchAudit:
     """Compare a step's batch with the rollouts that the store has of it.
 
     Args:
-        batch: as it was fed.
-        rollouts: of that step.
+        batch: the fed batch.
+        rollouts: rollouts of that step.
         calls_of: traces and credits of a session.
-        row: the step's metrics.
+        row: metrics of the step.
     """
     calls: dict[str, _StoredCall] = {}
     for rollout in rollouts:
@@ -106,38 +106,38 @@ def truth_of(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row:
                 rollout=rollout,
                 is_side_call=trace.id in aside,
             )
-    truth = Truth(batch=batch)
-    truth.sequences = [_checked(number, sequence, batch, calls) for number, sequence in enumerate(batch.sequences)]
-    truth.left_out = _left_out(batch, calls)
-    truth.checks = _checks(batch, truth, calls, row)
-    return truth
+    audit = BatchAudit(batch=batch)
+    audit.sequences = [_checked(number, sequence, batch, calls) for number, sequence in enumerate(batch.sequences)]
+    audit.left_out = _left_out(batch, calls)
+    audit.checks = _checks(batch, audit, calls, row)
+    return audit
 
 
 def _checked(number: int, sequence: FedSequence, batch: FedBatch, calls: Mapping[str, _StoredCall]) -> CheckedSequence:
-    told = CheckedSequence(number=number, sequence=sequence)
-    told.num_fed = sum(span.tokens.stop - span.tokens.start for span in sequence.spans)
+    checked = CheckedSequence(number=number, sequence=sequence)
+    checked.num_fed = sum(span.tokens.stop - span.tokens.start for span in sequence.spans)
     tokens = slice(sequence.spans[0].tokens.start, sequence.spans[-1].tokens.stop) if sequence.spans else slice(0, 0)
-    told.advantage, told.weight = (sum(batch.numbers[name][tokens]) for name in ("advantage", "weight"))
+    checked.advantage, checked.weight = (sum(batch.numbers[name][tokens]) for name in ("advantage", "weight"))
     known = [calls[span.trace_id] for span in sequence.spans if span.trace_id in calls]
     if len(known) < len(sequence.spans):
-        return told
-    told.same_ids = True
+        return checked
+    checked.same_ids = True
     for span, call in zip(sequence.spans, known, strict=True):
-        trace, credit, told.rollout = call.trace, call.credit_of(span), call.rollout
-        told.num_sampled += len(trace.response_ids)
-        told.role = credit.trajectory_name if credit else told.role
-        told.credited += (credit.advantage or 0.0) * len(trace.response_ids) if credit else 0.0
+        trace, credit, checked.rollout = call.trace, call.credit_of(span), call.rollout
+        checked.num_sampled += len(trace.response_ids)
+        checked.role = credit.trajectory_name if credit else checked.role
+        checked.credited += (credit.advantage or 0.0) * len(trace.response_ids) if credit else 0.0
         fed = list(batch.ids[span.tokens])
         if fed != trace.response_ids:
-            told.same_ids = False
+            checked.same_ids = False
             place = next(
                 (at for at, (one, other) in enumerate(zip(fed, trace.response_ids, strict=False)) if one != other),
                 min(len(fed), len(trace.response_ids)),
             )
-            told.first_difference = told.first_difference or f"call {span.trace_id}, token {place}"
+            checked.first_difference = checked.first_difference or f"call {span.trace_id}, token {place}"
     last = known[-1].trace
-    told.same_context = digest_of([*last.prompt_ids, *last.response_ids]) == sequence.digest
-    return told
+    checked.same_context = digest_of([*last.prompt_ids, *last.response_ids]) == sequence.digest
+    return checked
 
 
 def _left_out(batch: FedBatch, calls: Mapping[str, _StoredCall]) -> list[tuple[str, int, int]]:
@@ -157,10 +157,10 @@ def _why_uncredited(call: _StoredCall) -> str:
         return "failed"
     if call.credits:
         return "no advantage"
-    return "side call" if call.is_side_call else "of no trajectory"
+    return "side call" if call.is_side_call else "not in a trajectory"
 
 
-def _checks(batch: FedBatch, truth: Truth, calls: Mapping[str, _StoredCall], row: Row) -> list[Check]:
+def _checks(batch: FedBatch, audit: BatchAudit, calls: Mapping[str, _StoredCall], row: Row) -> list[Check]:
     fed = [(calls[span.trace_id], span) for span in batch.spans if span.trace_id in calls]
     is_whole = len(fed) == len(batch.spans)
     sampled = [call.trace for call, _ in fed]
@@ -172,32 +172,32 @@ def _checks(batch: FedBatch, truth: Truth, calls: Mapping[str, _StoredCall], row
             name="tokens",
             fed=batch.num_tokens,
             stored=sum(len(trace.response_ids) for trace in sampled) if is_whole else None,
-            explained="ids that carry a loss, and ids that were sampled for them",
+            explained="ids with a loss, and the ids sampled for them",
         ),
         Check(name="tokens in metrics", fed=batch.num_tokens, stored=trained, explained="tokens/trained of this step"),
         Check(
             name="sequences with the sampled ids",
-            fed=len(truth.sequences),
-            stored=sum(item.same_ids is True for item in truth.sequences) if is_whole else None,
+            fed=len(audit.sequences),
+            stored=sum(item.same_ids is True for item in audit.sequences) if is_whole else None,
             explained="compared id by id",
         ),
         Check(
             name="sequences in the sampled context",
-            fed=len(truth.sequences),
-            stored=sum(item.same_context is True for item in truth.sequences) if is_whole else None,
+            fed=len(audit.sequences),
+            stored=sum(item.same_context is True for item in audit.sequences) if is_whole else None,
             explained="prompts and answers, by their digest",
         ),
         Check(
             name="sum of the sampler's log-probabilities",
             fed=batch.sampler_logprob_sum,
             stored=sum(sum(trace.logprobs) for trace in sampled) if is_whole else None,
-            explained="as the batch had it, and as the store has it",
+            explained="in the batch and in the store",
         ),
         Check(
             name="sum of advantages",
             fed=sum(batch.numbers["advantage"]),
-            stored=sum(item.credited for item in truth.sequences) if is_whole else None,
-            explained="token by token, and by what each call was credited with",
+            stored=sum(item.credited for item in audit.sequences) if is_whole else None,
+            explained="of each token in the batch, and of each call in the store",
         ),
         Check(
             name="calls with trainer log-probabilities",
