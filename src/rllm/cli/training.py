@@ -306,7 +306,7 @@ def _beginning(run: Path, command: str) -> dict[str, str]:
     before = beginning_of(run)
     if not is_own(run):
         raise ConfigError(
-            f"--resume {run}: you did not start this run here, or its config.yaml or begun_as.yaml was changed; they "
+            f"--resume {run}: you did not begin this run here, or its config.yaml or begun_as.yaml was changed; they "
             f"name code to run: {how_to_trust(run)}"
         )
     by = before.pop("command", command)
