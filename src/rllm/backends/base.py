@@ -29,7 +29,7 @@ Role: TypeAlias = Literal["policy", "critic"]
 
 @dataclass(frozen=True, kw_only=True)
 class UpdatePlan:
-    """How a batch is divided into optimizer steps."""
+    """Division of a batch into optimizer steps."""
 
     num_forward_tokens: int
     """Tokens that one forward pass over the batch computes."""

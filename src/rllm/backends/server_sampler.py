@@ -80,19 +80,19 @@ class ServerSampler:
         max_length: int | None = None,
         largest_gap: float | None = None,
     ) -> None:
-        """The server is closed with the sampler.
+        """Open the server's engine; it sleeps at once if it shares the trainer's GPU.
 
         Args:
-            server: is ready.
-            handover: how it takes weights.
-            model: the trainer's.
-            tokenizer: likewise.
-            adapter: likewise; if there is one, it alone is handed over.
-            served_name: what calls ask for.
-            tool_format: how the server reads tool calls; else the chat template tells it.
-            scratch: a folder that the server sees, too; emptied as the sampler is closed.
-            sleeps: whether the server rests while the trainer works, as they share a GPU; it then rests now.
-            max_length: of a prompt and its answer.
+            server: a server that is ready.
+            handover: transfers the weights to it.
+            model: the trainer's model.
+            tokenizer: the trainer's tokenizer.
+            adapter: the trainer's adapter; if there is one, only its weights are sent.
+            served_name: name of the model in calls.
+            tool_format: format of tool calls that the server parses; `None` takes that of the chat template.
+            scratch: folder that the server sees, too; removed by `close`.
+            sleeps: let the server sleep while the trainer works, since they share a GPU.
+            max_length: bound on the tokens of a prompt with its answer.
             largest_gap: see `Probe`.
         """
         self.server = server

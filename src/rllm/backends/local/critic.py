@@ -70,7 +70,7 @@ class Critic:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the policy is not updated yet, because the critic has learned from too few batches."""
+        """True while the critic has learned from too few batches for the policy to be updated."""
         return self._num_batches <= self._settings.warmup_steps
 
     def begin(self) -> None:

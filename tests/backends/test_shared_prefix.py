@@ -16,12 +16,12 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def copied_in_front(own: Tensor, stems: list[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each row, its stem's keys before its own, and who may attend to whom."""
-    stem_of_row = [stem for stem, number in zip(stems, NUM_ROWS, strict=True) for _ in range(number)]
+def copied_in_front(own: Tensor, prefixes: list[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each row, its prefix's keys before its own, and who may attend to whom."""
+    prefix_of_row = [prefix for prefix, number in zip(prefixes, NUM_ROWS, strict=True) for _ in range(number)]
     return [
-        (torch.cat([stem, row.unsqueeze(0)], dim=2), torch.cat([mask.new_ones(LENGTH, stem.shape[2]), mask], dim=1))
-        for row, stem in zip(own, stem_of_row, strict=True)
+        (torch.cat([prefix, row.unsqueeze(0)], dim=2), torch.cat([mask.new_ones(LENGTH, prefix.shape[2]), mask], dim=1))
+        for row, prefix in zip(own, prefix_of_row, strict=True)
     ]
 
 
@@ -69,6 +69,6 @@ def test_it_is_attention_to_copies_with_its_gradients(heads: int, groups: int, i
 def test_scores_far_apart_do_not_overflow() -> None:
     query = torch.full((1, 1, 2, SIZE), 100.0)
     keys, values = torch.full((1, 1, 2, SIZE), -100.0), torch.zeros(1, 1, 2, SIZE)
-    stem = (torch.full((1, 1, 3, SIZE), 100.0), torch.ones(1, 1, 3, SIZE))
-    found = attend_to_shared(query, keys, values, None, [stem], [1], scale=1.0)
+    prefix = (torch.full((1, 1, 3, SIZE), 100.0), torch.ones(1, 1, 3, SIZE))
+    found = attend_to_shared(query, keys, values, None, [prefix], [1], scale=1.0)
     torch.testing.assert_close(found, torch.ones(1, 1, 2, SIZE))

@@ -16,7 +16,7 @@ from rllm.backends.lora import Adapter, LoraSettings, by_kind, coverage
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import load_model
 
-from .test_adapter import plain_logprobs, strengthen
+from .test_lora import plain_logprobs, strengthen
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys"),
