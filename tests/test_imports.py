@@ -53,7 +53,7 @@ def test_capturing_and_rolling_out_need_no_torch(statement: str) -> None:
 
 
 def test_serving_needs_no_client_of_a_server() -> None:
-    assert "openai" not in loaded_by("import rllm.gateway.upstream.served, rllm.engine.capture")
+    assert "openai" not in loaded_by("import rllm.gateway.upstream.policy_server, rllm.engine.capture")
 
 
 def test_the_facade_gives_what_it_lists() -> None:

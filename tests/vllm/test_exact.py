@@ -16,7 +16,7 @@ from rllm.engine.recording_engine import RecordingEngine
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import HTTPUpstream
-from rllm.gateway.upstream.served import ServedEngine
+from rllm.gateway.upstream.policy_server import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.sdk import session
 from rllm.store.memory import MemoryTraceStore

@@ -17,7 +17,7 @@ from rllm._runtime.ids import new_id
 from rllm.backends.lora import Adapter
 from rllm.backends.weight_sync_check import Probe, ProbeLogprobs, check_moved
 from rllm.errors import InferenceError, WeightSyncError
-from rllm.gateway.upstream.served import ServedEngine
+from rllm.gateway.upstream.policy_server import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.local.loading import save_model
 from rllm.inference.servers.control import Handover

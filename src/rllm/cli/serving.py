@@ -283,7 +283,7 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         with_template_file,
     )
     from rllm.backends.server_sampler import engine_on
-    from rllm.gateway.upstream.served import upstream_of
+    from rllm.gateway.upstream.policy_server import upstream_of
     from rllm.inference.local.loading import load_tokenizer
     from rllm.inference.servers.command import vllm_command
     from rllm.inference.servers.vllm_server import VLLMServer, free_port

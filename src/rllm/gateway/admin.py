@@ -23,6 +23,7 @@ from rllm.gateway.identity import authorization_of, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
+from rllm.types import JSONObject
 
 _MAX_PAGE = 1000
 _MAX_DRAIN_S = 3600.0
@@ -262,7 +263,7 @@ class UpstreamAdmin:
         return _json({**more, **self._pool.to_dict()})
 
 
-def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
+def _session_to_dict(info: SessionInfo) -> JSONObject:
     metadata = {name: value for name, value in info.metadata.items() if name not in (SAMPLING_KEY, TRACE_CONTEXT_KEY)}
     sampling = info.metadata.get(SAMPLING_KEY) or {}
     return {

@@ -16,6 +16,7 @@ from rllm.errors import (
     StoreError,
     TokenMismatchError,
 )
+from rllm.types import JSONObject
 
 STOPPED = "the gateway was stopped before the answer was complete"
 """Message with which the tasks of calls are cancelled at shutdown."""
@@ -34,7 +35,7 @@ class GatewayError(RLLMError):
         type: str | None = None,
         code: str | int | None = None,
         param: str | None = None,
-        details: dict[str, Any] | None = None,
+        details: JSONObject | None = None,
         retry_after_s: float | None = None,
         allow: str | None = None,
     ) -> None:
@@ -54,7 +55,7 @@ class GatewayError(RLLMError):
         headers = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
         return headers if self.allow is None else {**headers, "allow": self.allow}
 
-    def to_dict(self, *, prompt: str = "messages") -> dict[str, Any]:
+    def to_dict(self, *, prompt: str = "messages") -> JSONObject:
         """OpenAI's error object; `prompt` is what the format of the request calls its prompt."""
         param = prompt if self.code == CONTEXT_OVERFLOW else self.param
         return {"error": {"message": str(self), "type": self.type, "param": param, "code": self.code}}
@@ -78,7 +79,7 @@ class UpstreamError(InferenceError):
         message: str,
         *,
         status_code: int = 502,
-        details: dict[str, Any] | None = None,
+        details: JSONObject | None = None,
         fault: UpstreamFault = "call",
         retry_after_s: float | None = None,
     ) -> None:

@@ -8,7 +8,6 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qs, unquote, unquote_to_bytes
 
 import orjson
@@ -16,7 +15,7 @@ import orjson
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.dialects.base import check_depth
 from rllm.gateway.errors import GatewayError
-from rllm.types import RESERVED_PREFIX
+from rllm.types import RESERVED_PREFIX, JSONMapping, JSONObject
 
 SESSION_HEADER = "x-rllm-session"
 METADATA_HEADER = "x-rllm-metadata"
@@ -200,7 +199,7 @@ def own_session(headers: Mapping[bytes, bytes]) -> str | None:
     return None
 
 
-def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+def metadata_of(headers: Mapping[bytes, bytes]) -> JSONObject:
     """Return the call's metadata: a header's value, a percent-encoded JSON object.
 
     Raises:
@@ -231,7 +230,7 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     return metadata
 
 
-def with_key_header(scope: Mapping[str, Any], wire: WireFormat) -> list[tuple[bytes, bytes]]:
+def with_key_header(scope: JSONMapping, wire: WireFormat) -> list[tuple[bytes, bytes]]:
     """Return a request's headers, with the key that its URL has in place of a header, if any."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     if not wire.key_parameter or wire.key_parameter.encode() not in scope["query_string"]:
@@ -240,7 +239,7 @@ def with_key_header(scope: Mapping[str, Any], wire: WireFormat) -> list[tuple[by
     return [*headers, *((name, key.encode()) for key in keys[:1] if name not in dict(headers))]
 
 
-def headers_of(scope: Mapping[str, Any]) -> dict[bytes, bytes]:
+def headers_of(scope: JSONMapping) -> dict[bytes, bytes]:
     """Return the headers of an ASGI request; of repeated ones, the last."""
     return dict(scope["headers"])
 

@@ -10,10 +10,10 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote
 
 import uvicorn
@@ -29,6 +29,7 @@ from rllm.gateway.identity import session_key, unnamed_key
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.store.base import TraceStore
+from rllm.types import JSONMapping
 
 __all__ = ["GatewayServer"]
 
@@ -142,8 +143,8 @@ class GatewayServer(ServerThread):
         self,
         session_id: str,
         *,
-        metadata: Mapping[str, Any] | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        metadata: JSONMapping | None = None,
+        sampling: JSONMapping | None = None,
     ) -> str:
         """Begin a session, or add to one; `sampling` is fixed for its calls, whatever the agent asks for.
 
@@ -156,7 +157,7 @@ class GatewayServer(ServerThread):
         return self.session_url(session_id)
 
     def open_session_with_key(
-        self, session_id: str, *, metadata: Mapping[str, Any] | None = None, sampling: Mapping[str, Any] | None = None
+        self, session_id: str, *, metadata: JSONMapping | None = None, sampling: JSONMapping | None = None
     ) -> tuple[str, str | None]:
         """Begin a session as `open_session` does, and return its key as well, if the gateway needs one.
 

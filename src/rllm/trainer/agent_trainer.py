@@ -32,7 +32,7 @@ from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning, counted
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream.served import upstream_of
+from rllm.gateway.upstream.policy_server import upstream_of
 from rllm.inference.local.loading import check_length, described
 from rllm.registry import resolve
 from rllm.store import absolute, open_store

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError, InferenceError
-from rllm.gateway.upstream.served import ServedEngine
+from rllm.gateway.upstream.policy_server import ServedEngine
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.servers.command import ServeOptions
 from rllm.inference.servers.control import FileTransfer, LoraLoad, Reload, VLLMControl, choose_handover

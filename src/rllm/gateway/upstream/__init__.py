@@ -1,9 +1,9 @@
 """Upstreams: the servers and engines that answer the gateway's calls.
 
-`base.Upstream` is the interface. `http.HTTPUpstream` is one server, on the client of `connection`; `pool.UpstreamPool`
-several replicas; `engine.EngineUpstream` an engine of this process; `served.ServedEngine` the trained policy on a
-server. `answers` and `events` parse and check whole and streamed answers, `token_prompts` and `chat_format` convert
-prompts and completions.
+`base.Upstream` is the interface. `http.HTTPUpstream` is one server, `pool.UpstreamPool` several replicas,
+`engine.EngineUpstream` an engine of this process, and `policy_server.ServedEngine` the trained policy on a server.
+`answers` and `events` parse and check whole and streamed answers, `token_prompts` and `chat_format` convert prompts and
+completions.
 """
 
 from rllm.gateway.upstream.base import Upstream, UpstreamCall

@@ -14,7 +14,7 @@ import orjson
 from rllm._runtime.untrusted import LARGE, TooLargeError, check_values, parse_json
 from rllm.capture.tokens import TOKEN_ID_PREFIX
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
-from rllm.types import LogprobsKind
+from rllm.types import JSONObject, LogprobsKind
 
 _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
 """Words of vLLM, SGLang, llama.cpp, TGI and the providers for a prompt that is too long."""
@@ -27,7 +27,7 @@ _PERMANENT = ("insufficient_quota", "billing_hard_limit_reached")
 """Codes of status 429 that no waiting helps against."""
 
 
-def json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+def json_object(status: int, body: bytes, headers: Mapping[str, str]) -> JSONObject:
     """Return the body of a successful answer.
 
     Raises:
@@ -46,7 +46,7 @@ def json_object(status: int, body: bytes, headers: Mapping[str, str]) -> dict[st
     return answer
 
 
-def without_error(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_error(answers: list[JSONObject]) -> list[JSONObject]:
     """Return these answers or chunks; raise `UpstreamError` if one of them is an error instead."""
     for answer in answers:
         if error := answer.get("error"):
@@ -70,7 +70,7 @@ def refusal_of(status: int, body: bytes, headers: Mapping[str, str]) -> Upstream
     return refusal
 
 
-def _error_in(answer: dict[str, Any]) -> Any:
+def _error_in(answer: JSONObject) -> Any:
     """Return the error in an answer, under OpenAI's name or FastAPI's; SGLang's is the whole answer."""
     return answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
 
@@ -100,7 +100,7 @@ def start_of(body: bytes) -> str:
     return repr(body[:120].decode(errors="replace"))
 
 
-def check_answer(answer: dict[str, Any]) -> None:
+def check_answer(answer: JSONObject) -> None:
     """Check a completion, or a chunk of one.
 
     Raises:
@@ -109,17 +109,17 @@ def check_answer(answer: dict[str, Any]) -> None:
     _check(answer, _AnswerWithIds)
 
 
-def check_plain_answer(answer: dict[str, Any]) -> None:
+def check_plain_answer(answer: JSONObject) -> None:
     """`check_answer` for one whose token ids were checked while it was parsed."""
     _check(answer, _Answer)
 
 
-def check_models(answer: dict[str, Any]) -> None:
+def check_models(answer: JSONObject) -> None:
     """Check a list of models."""
     _check(answer, _Models)
 
 
-def _check(answer: dict[str, Any], shape: type[msgspec.Struct]) -> None:
+def _check(answer: JSONObject, shape: type[msgspec.Struct]) -> None:
     try:
         msgspec.convert(answer, shape)
     except msgspec.ValidationError as error:
@@ -132,7 +132,7 @@ class _Part(msgspec.Struct, gc=False):
 
 class _Function(msgspec.Struct, gc=False):
     name: str | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | JSONObject | None = None
 
 
 class _ToolCall(msgspec.Struct, gc=False):
@@ -155,7 +155,7 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[Any] | None = None
     token_logprobs: list[Any] | None = None
     tokens: list[str | None] | None = None
-    top_logprobs: list[dict[str, Any] | None] | None = None
+    top_logprobs: list[JSONObject | None] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -189,7 +189,7 @@ class _Facts(msgspec.Struct, gc=False):
     weight_updates: list[list[list[int]]] | None = None
     template_hash: str | None = None
     logprobs_kind: LogprobsKind = "unknown"
-    sampling: dict[str, Any] | None = None
+    sampling: JSONObject | None = None
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -217,7 +217,7 @@ class _AnswerWithIds(_Answer, gc=False):
     choices: list[_ChoiceWithIds] | None = None  # type: ignore[assignment]  # A list that is only read.
 
 
-def parse_plain_answer(body: bytes) -> dict[str, Any] | None:
+def parse_plain_answer(body: bytes) -> JSONObject | None:
     """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one.
 
     Args:
@@ -252,13 +252,13 @@ def _has_labels(entries: list[_PlainEntry]) -> bool:
     return bool(entries) and (entries[0].token or "").startswith(TOKEN_ID_PREFIX)
 
 
-def _plain_choice(choice: _PlainChoice) -> dict[str, Any]:
+def _plain_choice(choice: _PlainChoice) -> JSONObject:
     fields = _given(choice)
     fields["logprobs"] = {"token_logprobs": [entry.logprob for entry in choice.logprobs.content]}
     return fields
 
 
-def _given(struct: msgspec.Struct) -> dict[str, Any]:
+def _given(struct: msgspec.Struct) -> JSONObject:
     """Return the fields that the answer has."""
     pairs = zip(struct.__struct_fields__, msgspec.structs.astuple(struct), strict=True)
     return {name: value for name, value in pairs if value is not msgspec.UNSET}
@@ -275,7 +275,7 @@ class _PlainLogprobs(msgspec.Struct, gc=False):
 
 class _PlainChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int
-    message: dict[str, Any]
+    message: JSONObject
     logprobs: _PlainLogprobs
     token_ids: list[int]
     finish_reason: Any = msgspec.UNSET

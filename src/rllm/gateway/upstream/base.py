@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from rllm.capture import PriorAnswer
+from rllm.types import JSONMapping, JSONObject
 
 IGNORED_HEADER = "x-rllm-ignored"
 """Header of an answer: the fields of its request that have no effect, separated by commas."""
@@ -23,7 +24,7 @@ UPSTREAM_KEY = "rllm.upstream"
 any."""
 
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
-_NO_NOTES: Mapping[str, Any] = MappingProxyType({})
+_NO_NOTES: JSONMapping = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Route:
     """Published weight version when the call ended, if it is another."""
     queue_s: float = 0.0
     """Seconds for which the call waited in all."""
-    retries: list[dict[str, Any]] = field(default_factory=list)
+    retries: list[JSONObject] = field(default_factory=list)
     """Failed attempts: `{"replica", "fault", "status", "error", "lost_s"}` each."""
     ignored: str = ""
     """Fields of the request without effect at the upstream, as another gateway names them in its header."""
@@ -54,7 +55,7 @@ class Route:
             return _NO_TIMES
         return {"queue_s": self.queue_s, "retry_s": sum(retry["lost_s"] for retry in self.retries)}
 
-    def notes(self) -> Mapping[str, Any]:
+    def notes(self) -> JSONMapping:
         """Return what to add to the trace's metadata."""
         if self.replica is None and not self.retries and self.updated_to is None:
             return _NO_NOTES
@@ -68,7 +69,7 @@ class UpstreamCall:
 
     id: str
     """Id of the answer."""
-    request: Mapping[str, Any]
+    request: JSONMapping
     """As `Upstream.prepare` made it."""
     prompt_ids: Sequence[int] | None = None
     """Prompt in place of the messages: from `Upstream.continued_prompt`, or of an agent that sent ids. In the latter
@@ -85,7 +86,7 @@ class UpstreamCall:
 class Upstream(Protocol):
     """Answers chat requests in the shape of vLLM's chat completions, token fields included."""
 
-    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, request: JSONMapping) -> JSONObject:
         """Return the request that will really be sent: sampling parameters explicit, token fields asked for.
 
         Raises:
@@ -93,14 +94,14 @@ class Upstream(Protocol):
         """
         ...
 
-    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+    def ignored(self, request: JSONMapping) -> Sequence[str]:
         """Return the fields of a chat request that are known to have no effect there.
 
         They are keys of `rllm.inference.parameters`; a server's are not known.
         """
         ...
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
         """Return the prompt ids that continue exactly the tokens of an earlier answer.
 
         Args:
@@ -111,7 +112,7 @@ class Upstream(Protocol):
         """
         ...
 
-    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+    async def complete(self, call: UpstreamCall) -> JSONObject:
         """Return the whole answer.
 
         Raises:
@@ -119,7 +120,7 @@ class Upstream(Protocol):
         """
         ...
 
-    def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+    def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         """Yield the answer's chunks, as many at a time as one network read brought.
 
         Closing the generator early cancels the generation.
@@ -129,7 +130,7 @@ class Upstream(Protocol):
         """
         ...
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[JSONObject]:
         """Return the models that are served, in the OpenAI format.
 
         Raises:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rllm.errors import TokenMismatchError
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 
 def for_template(messages: Sequence[Message]) -> Sequence[Message]:
@@ -31,7 +31,7 @@ def for_template(messages: Sequence[Message]) -> Sequence[Message]:
     return [{**renamed[0], "content": content}, *renamed[num_leading:]]
 
 
-def _joined(contents: Sequence[Any]) -> str | list[dict[str, Any]]:
+def _joined(contents: Sequence[Any]) -> str | list[JSONObject]:
     """Join texts as paragraphs of one text; where there are parts, all as parts."""
     if all(content is None or isinstance(content, str) for content in contents):
         return "\n\n".join(content for content in contents if content)
@@ -49,7 +49,7 @@ def logprobs_of(
     *,
     bytes_of: Callable[[int], bytes] | None = None,
     alternatives: Sequence[Sequence[tuple[int, float]]] = (),
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return log-probabilities in OpenAI's shape; a token without a text is named by its id, as vLLM does on request.
 
     Args:
@@ -71,7 +71,7 @@ def logprobs_of(
         named = [{"token": name, "bytes": None} for name in names]
     else:
         named = [_named(bytes_of(token_id)) for token_id in token_ids]
-    entries: list[dict[str, Any]] = [
+    entries: list[JSONObject] = [
         {**name, "logprob": logprob, "top_logprobs": []} for name, logprob in zip(named, logprobs, strict=True)
     ]
     if bytes_of is not None:
@@ -80,7 +80,7 @@ def logprobs_of(
     return {"content": entries}
 
 
-def _named(spelled: bytes) -> dict[str, Any]:
+def _named(spelled: bytes) -> JSONObject:
     """Return a token's text, in which bytes that are only a part of a character are escaped, and its bytes."""
     return {"token": spelled.decode(errors="backslashreplace"), "bytes": [*spelled]}
 
@@ -92,7 +92,7 @@ _OF_CHAT = frozenset(
 """Fields that a text completion does not take, or takes otherwise."""
 
 
-def completion_request(request: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
+def completion_request(request: JSONMapping, prompt_ids: Sequence[int]) -> JSONObject:
     """Return the chat request as one for a text completion of these tokens."""
     sent = {name: value for name, value in request.items() if name not in _OF_CHAT}
     # Without a limit a chat answer is as long as there is room for, and a completion has sixteen tokens.
@@ -100,7 +100,7 @@ def completion_request(request: Mapping[str, Any], prompt_ids: Sequence[int]) ->
     return {**sent, "prompt": list(prompt_ids), "logprobs": request.get("top_logprobs") or 0}
 
 
-def chat_answer(completion: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
+def chat_answer(completion: JSONMapping, prompt_ids: Sequence[int]) -> JSONObject:
     """Return a whole text completion as a chat completion; all of its text is the content."""
     choices = [
         {**_choice(choice), "message": {"role": "assistant", "content": choice.get("text") or ""}}
@@ -116,7 +116,7 @@ class TextChunks:
         self._prompt_ids = list(prompt_ids)
         self._begun: set[int] = set()
 
-    def feed(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
+    def feed(self, chunk: JSONMapping) -> JSONObject:
         """Return one chunk as a chat chunk; the first of a choice has the prompt's ids."""
         choices = [
             {**_choice(choice), "delta": {"content": choice.get("text") or ""}} for choice in chunk.get("choices") or ()
@@ -127,7 +127,7 @@ class TextChunks:
         return {**chunk, **prompt, "object": "chat.completion.chunk", "choices": choices}
 
 
-def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(choice: JSONMapping) -> JSONObject:
     """Return the fields of a choice beside its text."""
     return {
         "index": choice.get("index", 0),
@@ -138,12 +138,12 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def stop_reason_of(choice: Mapping[str, Any]) -> dict[str, Any]:
+def stop_reason_of(choice: JSONMapping) -> JSONObject:
     """Return the stop string, or the stop token's id, that ended the answer, if any."""
     return {} if choice.get("stop_reason") is None else {"stop_reason": choice["stop_reason"]}
 
 
-def _logprobs(given: Mapping[str, Any]) -> dict[str, Any] | None:
+def _logprobs(given: JSONMapping) -> JSONObject | None:
     numbers = given.get("token_logprobs")
     if numbers is None:
         return None
@@ -151,6 +151,6 @@ def _logprobs(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"content": [_entry(token, number, others) for number, token, others in rows]}
 
 
-def _entry(token: str | None, number: float | None, others: Mapping[str, float] | None) -> dict[str, Any]:
+def _entry(token: str | None, number: float | None, others: Mapping[str, float] | None) -> JSONObject:
     alternatives = [{"token": name, "logprob": value, "bytes": None} for name, value in (others or {}).items()]
     return {"token": token or "", "logprob": number, "bytes": None, "top_logprobs": alternatives}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from rllm.inference.engine import (
     lost_in_prompt,
 )
 from rllm.inference.parameters import field_of, log_ignored
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 
 class EngineUpstream:
@@ -36,7 +36,7 @@ class EngineUpstream:
         self.model_name = model_name
         self._detailed = engine if isinstance(engine, DetailedEngine) else None
 
-    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, request: JSONMapping) -> JSONObject:
         if self._detailed is not None:
             self._detailed.check_request(request)
         ignored = self.ignored(request)
@@ -51,21 +51,21 @@ class EngineUpstream:
         sent.pop("max_completion_tokens", None)  # `max_tokens` has the same meaning.
         return {**sent, "model": self.model_name}
 
-    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+    def ignored(self, request: JSONMapping) -> Sequence[str]:
         return () if self._detailed is None else self._detailed.ignored(request)
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         return continued_prompt(
             self.engine, prior.token_ids, messages, num_known, request, written_on=prior.appended_text
         )
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""
         return lost_in_prompt(self.engine, for_template(messages), tools)
 
-    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+    async def complete(self, call: UpstreamCall) -> JSONObject:
         self._check(call)
         outputs = await self._outputs(call)
         describe = self._describe(call)
@@ -85,7 +85,7 @@ class EngineUpstream:
         ids = {"prompt_token_ids": outputs[0].prompt_ids}
         return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
 
-    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         self._check(call)
         head = self._head(call.id, "chat.completion.chunk")
         describe = self._describe(call)
@@ -107,7 +107,7 @@ class EngineUpstream:
         call.route.queue_s += _queued(outputs)
         yield [{**head, "choices": [], "usage": _usage(outputs), FACTS_KEY: _facts(outputs)}]
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[JSONObject]:
         return [{"id": self.model_name, "object": "model", "created": 0, "owned_by": "rllm"}]
 
     async def check(self) -> None:
@@ -120,13 +120,13 @@ class EngineUpstream:
         if not call.request["messages"] and not isinstance(self.engine, ContinuingEngine):
             raise ConfigError(f"prompt: {type(self.engine).__name__} takes no token ids: send messages, or a text")
 
-    def _describe(self, call: UpstreamCall) -> Callable[..., dict[str, Any]]:
+    def _describe(self, call: UpstreamCall) -> Callable[..., JSONObject]:
         """Return what writes log-probabilities, with the texts and alternatives of the tokens where they are wanted."""
         if self._detailed is None or not call.logprob_details or call.request.get("return_tokens_as_token_ids"):
             return logprobs_of
         return partial(logprobs_of, bytes_of=self._detailed.token_bytes)
 
-    def _params(self, call: UpstreamCall, index: int) -> dict[str, Any]:
+    def _params(self, call: UpstreamCall, index: int) -> JSONObject:
         """Return the sampling fields for one choice: equal seeds would give `n` equal answers."""
         params = {name: call.request[name] for name in SAMPLING_FIELDS if name in call.request and name != "n"}
         if "seed" in params:
@@ -137,7 +137,7 @@ class EngineUpstream:
             params["top_logprobs"] = call.request["top_logprobs"]
         return params
 
-    def _head(self, call_id: str, object: str) -> dict[str, Any]:
+    def _head(self, call_id: str, object: str) -> JSONObject:
         return {"id": call_id, "object": object, "created": int(time.time()), "model": self.model_name}
 
     async def _outputs(self, call: UpstreamCall) -> list[ModelOutput]:
@@ -201,7 +201,7 @@ def _engine_at_work() -> Iterator[None]:
 class _ChoiceChunks:
     """Chunks of one choice of a stream; the whole answer adds only the text that was not sent yet."""
 
-    def __init__(self, index: int, describe: Callable[..., dict[str, Any]]) -> None:
+    def __init__(self, index: int, describe: Callable[..., JSONObject]) -> None:
         self.index = index
         self._describe = describe
         self.output: ModelOutput | None = None
@@ -210,9 +210,9 @@ class _ChoiceChunks:
         self._num_ids = 0
         self._began = False
 
-    def feed(self, piece: OutputDelta | ModelOutput) -> dict[str, Any]:
+    def feed(self, piece: OutputDelta | ModelOutput) -> JSONObject:
         """Return the `choices` entry of the next chunk."""
-        delta: dict[str, Any] = {} if self._began else {"role": "assistant", "content": ""}
+        delta: JSONObject = {} if self._began else {"role": "assistant", "content": ""}
         self._began = True
         if isinstance(piece, OutputDelta):
             reasoning, text, reason, stop_string = piece.reasoning, piece.text, None, None
@@ -284,11 +284,11 @@ async def _interleaved(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _num_choices(request: Mapping[str, Any]) -> int:
+def _num_choices(request: JSONMapping) -> int:
     return request.get("n") or 1
 
 
-def _present(sampling: Mapping[str, Any]) -> dict[str, Any]:
+def _present(sampling: JSONMapping) -> JSONObject:
     """Return the fields with values; tuples become lists, as they come back from a store."""
     return {
         name: list(value) if isinstance(value, tuple) else value
@@ -312,7 +312,7 @@ def _queued(outputs: Sequence[ModelOutput]) -> float:
     return max((float(output.metrics.get("queue_s", 0.0)) for output in outputs), default=0.0)
 
 
-def _facts(outputs: Sequence[ModelOutput]) -> dict[str, Any]:
+def _facts(outputs: Sequence[ModelOutput]) -> JSONObject:
     versions = [output.weight_version for output in outputs if output.weight_version is not None]
     # An update may fall between the choices of one call: its version is that of the first, the oldest weights.
     oldest = min(versions, default=None)

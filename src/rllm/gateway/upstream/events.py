@@ -16,9 +16,10 @@ from rllm._runtime.untrusted import parse_json
 from rllm.capture import has_labels
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.answers import MAX_ANSWER_VALUE_BYTES, check_answer
+from rllm.types import JSONObject
 
 
-def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[dict[str, Any]]:
+def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[JSONObject]:
     """Return the chunks of these events, in order.
 
     Args:
@@ -30,7 +31,7 @@ def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[dict
     """
     if logprob_details:
         return [_parse(payload) for payload in events]
-    chunks: list[dict[str, Any]] = []
+    chunks: list[JSONObject] = []
     runs: list[_Run] = []
     run: _Run | None = None
     for payload in events:
@@ -64,7 +65,7 @@ def _loads(payload: bytes) -> Any:
         raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
 
 
-def _parse(payload: bytes) -> dict[str, Any]:
+def _parse(payload: bytes) -> JSONObject:
     chunk = _loads(payload)
     if not isinstance(chunk, dict):
         raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {payload[:80]!r}")
@@ -73,7 +74,7 @@ def _parse(payload: bytes) -> dict[str, Any]:
     return chunk
 
 
-def _with_bare_logprobs(chunk: dict[str, Any]) -> dict[str, Any]:
+def _with_bare_logprobs(chunk: JSONObject) -> JSONObject:
     """Return the chunk with bare log-probabilities, as merged ones have, unless ids must be read from their texts."""
     for choice in chunk.get("choices") or ():
         entries = (choice.get("logprobs") or {}).get("content")
@@ -98,7 +99,7 @@ class _Run:
         self.ids: list[int] = []
         self.numbers: list[float] = []
         self.delta: dict[str, str] = {}
-        self.chunk: dict[str, Any] = {
+        self.chunk: JSONObject = {
             "id": first.id,
             "object": first.object,
             "created": first.created,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import orjson
@@ -40,12 +40,12 @@ from rllm.gateway.upstream.connection import (
 )
 from rllm.gateway.upstream.events import parse_events
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
 """`vllm`: takes fields beyond OpenAI's, and returns token ids when asked. `openai`: rejects fields it does not know."""
 
-_EXPLICIT: dict[UpstreamKind, dict[str, Any]] = {
+_EXPLICIT: dict[UpstreamKind, JSONObject] = {
     # All that a model's generation_config.json may change on the server, at the values that change nothing.
     "vllm": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "openai": {"temperature": 1.0, "top_p": 1.0},
@@ -142,7 +142,7 @@ class HTTPUpstream:
             total_timeout_s=total_timeout_s,
         )
 
-    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, request: JSONMapping) -> JSONObject:
         given = {name: value for name, value in request.items() if value is not None}
         sent = {**_EXPLICIT[self._kind], **given, "logprobs": True}
         if self._kind == "vllm":
@@ -155,21 +155,21 @@ class HTTPUpstream:
             sent["model"] = self._model
         return sent
 
-    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+    def ignored(self, request: JSONMapping) -> Sequence[str]:
         return ()
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""
         return () if self._tokens is None else self._tokens.lost(messages, tools)
 
-    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+    async def complete(self, call: UpstreamCall) -> JSONObject:
         with self._agent_errors():
             return await self._complete(call)
 
-    async def _complete(self, call: UpstreamCall) -> dict[str, Any]:
+    async def _complete(self, call: UpstreamCall) -> JSONObject:
         async with self._chat(call) as answer:
             body = await self._body_of(answer)
             call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
@@ -184,7 +184,7 @@ class HTTPUpstream:
             return chat_answer(parsed, call.prompt_ids)
         return tokens.chat_answer(parsed, call.request, call.prompt_ids)
 
-    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         decoder = SSEDecoder()
         num_read = num_unread = 0
         is_done = False
@@ -229,7 +229,7 @@ class HTTPUpstream:
             return shorter
         raise _not_a_stream(answer.status, body, answer.headers)
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[JSONObject]:
         with self._agent_errors():
             async with self._connections.exchange("GET", "/models", self._headers) as answer:
                 body = await self._body_of(answer, _MAX_MODELS_BYTES)
@@ -263,7 +263,7 @@ class HTTPUpstream:
         """Return the reader of reasoning and tool calls; `None` where all of a completion's text is the answer."""
         return self._tokens if call.request["messages"] else None
 
-    def _chunk_reader(self, call: UpstreamCall) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    def _chunk_reader(self, call: UpstreamCall) -> Callable[[list[JSONObject]], list[JSONObject]]:
         """Return a function that converts chunks of an answer to chat chunks."""
         if call.prompt_ids is None:
             return lambda chunks: chunks
@@ -335,7 +335,7 @@ def normalized_base_url(url: str) -> str:
     return base_url if parts.path.strip("/") else f"{base_url}/v1"
 
 
-def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+def _read_answer(call: UpstreamCall, status: int, body: bytes, headers: Mapping[str, str]) -> JSONObject:
     """Return a whole answer, parsed and checked.
 
     Raises:

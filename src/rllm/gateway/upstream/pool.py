@@ -13,11 +13,10 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from rllm.capture import PriorAnswer
 from rllm.errors import ConfigError, InferenceError
@@ -25,7 +24,7 @@ from rllm.gateway.errors import GatewayError, UpstreamError
 from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.inference.engine import lost_in_prompt
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +143,7 @@ class Replica:
             logger.warning("upstream %s answers again", self.address)
             self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return its state for an operator."""
         return {
             "id": self.id,
@@ -192,20 +191,20 @@ class UpstreamPool:
 
     # Upstream.
 
-    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, request: JSONMapping) -> JSONObject:
         return self._any.prepare(request)
 
-    def ignored(self, request: Mapping[str, Any]) -> Sequence[str]:
+    def ignored(self, request: JSONMapping) -> Sequence[str]:
         return self._any.ignored(request)
 
-    def continued_prompt(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
         return self._any.continued_prompt(request, prior)
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""
         return lost_in_prompt(self._any, messages, tools)
 
-    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+    async def complete(self, call: UpstreamCall) -> JSONObject:
         route = call.route
         while True:
             replica = await self.acquire(route)
@@ -221,7 +220,7 @@ class UpstreamPool:
             finally:
                 self.release(replica)
 
-    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         route = call.route
         while True:
             replica = await self.acquire(route)
@@ -240,7 +239,7 @@ class UpstreamPool:
             finally:
                 self.release(replica)
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[JSONObject]:
         """Return the models of the first replica that lists them."""
         problem: InferenceError | None = None
         for replica in sorted(self.replicas, key=lambda replica: not replica.up):
@@ -321,7 +320,7 @@ class UpstreamPool:
         """Note the weights that all replicas have from now on; every trace names those that answered it."""
         self.weight_version = weight_version
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the pool's state for an operator."""
         return {
             "paused": self.paused,

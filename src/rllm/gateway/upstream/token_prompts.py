@@ -8,7 +8,7 @@ read as a chat answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
 from rllm.parser.tool_parser import parser_of_answer, tool_format_of_template, tool_parser
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,11 @@ class TokenPrompts:
         TemplateChoice(chat_template=chat_template, setting="--chat-template").apply(tokenizer)
         return cls(tokenizer)
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""
         return self._template.lost(messages, tools)
 
-    def continued(self, request: Mapping[str, Any], prior: PriorAnswer) -> list[int] | None:
+    def continued(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
         """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""
         if request.get("tool_choice") not in (None, "auto", "none") or request.get("response_format"):
             return None
@@ -105,9 +105,7 @@ class TokenPrompts:
         except ConfigError:  # then the server reports errors of the messages, if any
             return None
 
-    def chat_answer(
-        self, completion: dict[str, Any], request: Mapping[str, Any], prompt_ids: Sequence[int]
-    ) -> dict[str, Any]:
+    def chat_answer(self, completion: JSONObject, request: JSONMapping, prompt_ids: Sequence[int]) -> JSONObject:
         """Return a whole text completion as a chat completion."""
         chunks = self.chat_chunks(request, prompt_ids)
         choices = []
@@ -122,7 +120,7 @@ class TokenPrompts:
         shared = {name: value for name, value in completion.items() if name != "choices"}
         return {**shared, "object": "chat.completion", "choices": choices, "prompt_token_ids": list(prompt_ids)}
 
-    def chat_chunks(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> ChatChunks:
+    def chat_chunks(self, request: JSONMapping, prompt_ids: Sequence[int]) -> ChatChunks:
         """Return a converter of a streamed text completion to chunks of a chat completion."""
         stop = request.get("stop") or ()
         return ChatChunks(
@@ -151,7 +149,7 @@ class TokenPrompts:
             logger.warning("%s", warning)
 
 
-def _may_call(request: Mapping[str, Any]) -> bool:
+def _may_call(request: JSONMapping) -> bool:
     """Return whether the answer may have tool calls."""
     return bool(request.get("tools")) and request.get("tool_choice") != "none"
 
@@ -164,7 +162,7 @@ class ChatChunks:
         self._options = options
         self._choices: dict[int, _Choice] = {}
 
-    def feed(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
+    def feed(self, chunk: JSONMapping) -> JSONObject:
         """Return one chunk as a chat chunk; the first one has the prompt's ids."""
         prompt = {} if self._choices else {"prompt_token_ids": self._prompt_ids}
         choices = []
@@ -184,10 +182,10 @@ class _Choice:
         self._ids: list[int] = []
         self._began = False
 
-    def feed(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def feed(self, choice: JSONMapping) -> JSONObject:
         ids = list(choice.get("token_ids") or ())
         self._ids += ids
-        delta: dict[str, Any] = {} if self._began else {"role": "assistant"}
+        delta: JSONObject = {} if self._began else {"role": "assistant"}
         self._began = True
         reason = choice.get("finish_reason")
         shown = self._reader.show(ids)

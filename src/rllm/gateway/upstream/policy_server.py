@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.pool import PoolConfig, UpstreamPool
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine, ModelOutput, output_of_answer
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 _ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
 
@@ -33,7 +33,7 @@ class ServedUpstream(HTTPUpstream):
     def __init__(
         self,
         *args: Any,
-        facts: Mapping[str, Any],
+        facts: JSONMapping,
         is_ready: Callable[[], bool],
         failure: Callable[[], Exception | None],
         **options: Any,
@@ -52,7 +52,7 @@ class ServedUpstream(HTTPUpstream):
         self._is_ready = is_ready
         self._failure = failure
 
-    async def complete(self, call: UpstreamCall) -> dict[str, Any]:
+    async def complete(self, call: UpstreamCall) -> JSONObject:
         self._check_ready()
         try:
             return {**await super().complete(call), FACTS_KEY: self._facts}
@@ -60,7 +60,7 @@ class ServedUpstream(HTTPUpstream):
             _note_death(error)
             raise
 
-    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         self._check_ready()
         try:
             async with aclosing(super().stream(call)) as batches:
@@ -98,7 +98,7 @@ class ServedEngine:
         *,
         model: str,
         tokens: TokenPrompts,
-        facts: Mapping[str, Any],
+        facts: JSONMapping,
         is_ready: Callable[[], bool] = lambda: True,
         failure: Callable[[], Exception | None] = lambda: None,
         api_key: str | None = None,
@@ -117,7 +117,7 @@ class ServedEngine:
             hold_timeout_s: how long calls are held while it is not ready.
         """
         self._url = url
-        self._options: dict[str, Any] = {
+        self._options: JSONObject = {
             "model": model,
             "tokens": tokens,
             "facts": facts,
@@ -153,7 +153,7 @@ class ServedEngine:
                 pool.publish(weight_version)
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
         """See `InferenceEngine`; `prompt_token_ids` among the parameters replaces the rendered prompt."""
         prompt_ids = params.pop("prompt_token_ids", None)
@@ -172,8 +172,8 @@ class ServedEngine:
         messages: Sequence[Message],
         num_known: int,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[JSONMapping] | None = None,
+        template_kwargs: JSONMapping | None = None,
         written_on: str = "",
     ) -> list[int]:
         """See `ContinuingEngine`."""
@@ -184,7 +184,7 @@ class ServedEngine:
             raise ConfigError("the template cannot go on from these messages")
         return prompt_ids
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""
         return self._tokens.lost(messages, tools)
 

@@ -12,7 +12,7 @@ import pytest
 from rllm.errors import ConfigError, InferenceError, RLLMError
 from rllm.gateway.upstream import EngineUpstream, UpstreamPool
 from rllm.gateway.upstream.base import UpstreamCall
-from rllm.gateway.upstream.served import ServedEngine, upstream_of
+from rllm.gateway.upstream.policy_server import ServedEngine, upstream_of
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
