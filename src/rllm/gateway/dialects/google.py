@@ -453,8 +453,9 @@ class GoogleStreamEncoder:
             for choice in chunk.get("choices") or ():
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if name != "tool_calls"}
                 parts = _parts(delta)
-                if parts != [{"text": ""}] or choice.get("token_ids") or choice.get("logprobs"):
-                    candidates.append(_candidate(choice, parts, self._asked, ended=False))
+                candidate = _candidate(choice, parts, self._asked, ended=False)
+                if parts != [{"text": ""}] or candidate.keys() & {"logprobsResult", "tokenIds"}:
+                    candidates.append(candidate)
             if candidates:
                 events.append(_event({"candidates": candidates, **_head(chunk, self._asked)}))
         return b"".join(events)
