@@ -7,7 +7,7 @@ VERSIONS := -c constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer check house audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +150,17 @@ $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
+
+# The long suites in three parts: TURN=0, 1 or 2 runs one of them, as .ci/run does by day; without TURN all run.
+NIGHTLY_0 := test-vllm test-litellm test-trackers test-examples
+NIGHTLY_1 := test-slow test-learning test-accelerator test-kills
+NIGHTLY_2 := test-verl test-fuzz test-frameworks
+
+nightly: $(VENV)/.dev  ## The long suites; TURN=0, 1 or 2 for a third of them.
+	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(NIGHTLY_0) $(NIGHTLY_1) $(NIGHTLY_2)); do \
+		begin=$$(date +%s); $(MAKE) --no-print-directory $$suite || exit 1; \
+		echo "== $$suite: $$(($$(date +%s) - begin)) s"; \
+	done
 
 check: $(VENV)/.dev  ## Formatting, lint, types, layers.
 	$(BIN)/ruff format --check .

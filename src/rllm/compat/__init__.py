@@ -2,5 +2,6 @@
 
 `import_hook` resolves module paths that moved and explains those that were removed. `settings` translates
 configurations by the rules of `setting_table`; `rllm.config.loading` calls it at one place. `class_names` and
-`metric_names` have short names of classes and metrics. The other modules hold what only programs written for that framework use.
+`metric_names` have short names of classes and metrics. The other modules are only used by programs written for that
+framework.
 """

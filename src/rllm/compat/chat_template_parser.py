@@ -175,8 +175,8 @@ class ChatTemplateParser:
         if not self._has_warned and not any(learned.endswith(token) for token in self._special_tokens):
             self._has_warned = True
             logger.warning(
-                "the chat template prints no token at the end of an answer (%r), so the model does not learn to stop: use "
-                "a template that ends each turn with a special token",
+                "the chat template prints no token at the end of an answer (%r), so the model does not learn to stop: "
+                "use a template that ends each turn with a special token",
                 learned[-40:],
             )
 
