@@ -18,7 +18,7 @@ VARIANTS = [
         num_side_calls=1,
         speech=Speech(aside=lambda prompt: None if "mcp__shop__price" in prompt else '{"title": "Prices"}'),
         variables={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": ""},
-        notes="Claude Code asks for a title, unless it is told not to, as it is by default",
+        notes="Claude Code requests a title unless this is disabled, which is the default",
     ),
     Variant(
         way="claude_code",

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.frameworks
 
 FRAMEWORK = Framework(name="dspy", package="dspy")
 NUM_CALLS = len(PRICES) + 2
-FRESH = "each call is a prompt of its own, which tells what was done so far"
+FRESH = "each call is a prompt of its own that describes the steps so far"
 
 
 def fields(**values: str) -> str:

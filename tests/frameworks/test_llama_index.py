@@ -11,7 +11,7 @@ REACT = Speech(
     call=lambda prompt, arguments: f"Thought: I need a price.\nAction: price\nAction Input: {arguments}",
     final=lambda prompt, total: f"Thought: I can answer.\nAnswer: Together they cost {total} euro.",
 )
-REPRINTED = "puts its own reading of a call, as Python prints it, in the place of what the model said"
+REPRINTED = "replaces the model's text of a call by its own, as Python prints it"
 VARIANTS = [
     Variant(way="function", endpoint="chat"),
     Variant(way="function_stream", endpoint="chat", streaming=True),

@@ -34,7 +34,7 @@ VARIANTS = [
         way="text",
         endpoint="chat",
         speech=TEXT,
-        notes="commands are blocks in the text, and their output is what the user says",
+        notes="commands are blocks in the text, and their output is a user message",
     ),
     Variant(way="responses", endpoint="responses", speech=TOOLS),
 ]
