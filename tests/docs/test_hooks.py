@@ -29,29 +29,26 @@ def pages(hooks: Any) -> dict[str, str]:
     return pages
 
 
-def test_every_section_of_the_settings_is_told(pages: dict[str, str]) -> None:
+def test_sections_of_settings_are_listed(pages: dict[str, str]) -> None:
     page = pages["reference/settings.md"]
     for name in TrainConfig.model_fields:
         assert f"`{name}" in page, name
 
 
-def test_every_variable_of_the_environment_is_told(hooks: Any, pages: dict[str, str]) -> None:
+def test_environment_variables_are_listed(hooks: Any, pages: dict[str, str]) -> None:
     sources = [path.read_text() for path in (DOCS.parent / "src" / "rllm").rglob("*.py")]
     read = {name for source in sources for name in re.findall(r'"(RLLM_[A-Z_]+[A-Z])"', source)}
     assert read <= hooks.VARIABLES.keys()
     assert [name for name in hooks.VARIABLES if f"| `{name}` |" not in pages["reference/settings.md"]] == []
 
 
-def test_every_command_is_told_with_its_options(pages: dict[str, str]) -> None:
+def test_commands_are_listed_with_options(pages: dict[str, str]) -> None:
     page = pages["reference/commands.md"]
     for text in ("`rllm train`", "`--data`", "`rllm traces list`", "`rllm config`"):
         assert text in page
-    assert "| `--seed` | Another seed gives other tasks and another run. | `0` |" in page
-    assert "| `--upstream URL` | Base URL of the OpenAI-compatible server to forward to; again for every" in page
-    assert (
-        "| `--token` | What a caller must present; made up where one is needed. By default `$RLLM_VIEW_TOKEN`. |  |"
-        in page
-    )
+    assert re.search(r"\| `--seed` \| .+ \| `0` \|", page)
+    assert "| `--upstream URL` | " in page
+    assert re.search(r"\| `--token` \| .*`\$RLLM_VIEW_TOKEN`", page)
     assert "| `KEY\\|FILE` | Keys, sections" in page
 
 
