@@ -110,8 +110,8 @@ class ModelOutput:
     id: str = ""
     """Key of the call's trace and step (`Trace.id`, `Step.id`): the id of a server's answer, else empty."""
     text: str = ""
-    """The decoded answer without special tokens. A server that separates reasoning has it put back in its tags; tool calls
-    that a server has parsed are not included."""
+    """The decoded answer without special tokens. A server that separates reasoning has it put back in its tags;
+    tool calls that a server has parsed are not included."""
     content: str = ""
     """The text without reasoning and tool calls."""
     reasoning: str = ""
@@ -202,7 +202,8 @@ class StreamingInferenceEngine(Protocol):
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
         """Yield deltas as they are sampled, then the whole answer as the last item.
 
-        Text that may still become a tool call or a stop string is held back. Closing the iterator cancels the generation.
+        Text that may still become a tool call or a stop string is held back. Closing the iterator cancels the
+        generation.
         """
         ...
 

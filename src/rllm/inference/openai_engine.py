@@ -67,7 +67,8 @@ class OpenAIEngine:
             max_response_length: default `max_tokens` of an answer.
             api_retries: retries of a call whose server was busy or unreachable.
             timeout_s: seconds to wait for an answer.
-            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; `None` chooses by the address.
+            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; `None` chooses by the
+            address.
             max_model_length: not needed: the server knows it.
             accumulate_reasoning: not needed: the server's chat template decides.
         """
@@ -108,8 +109,8 @@ class OpenAIEngine:
     ) -> ModelOutput:
         """Request one answer. Raises what `InferenceEngine.get_model_response` does.
 
-        Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`, and all fields of
-        `extra_body`.
+        Of `params`, the sampling fields of OpenAI and vLLM are sent, such as `min_p` or `response_format`, and all
+        fields of `extra_body`.
         """
         asked = {name: value for name, value in params.items() if value is not None}
         # One limit under two names: a call's must override the default under the other name.

@@ -19,7 +19,8 @@ from rllm.inference.engine import ParameterError
 logger = logging.getLogger(__name__)
 
 HONOURED, NO_EFFECT, NAMED, REFUSED = "honoured", "no effect", "named", "refused"
-"""Effects of a field. `named` fields ask for something that is not done; `no effect` cannot change an answer by its meaning."""
+"""Effects of a field. `named` fields ask for something that is not done; `no effect` cannot change an answer by its
+meaning."""
 
 MAX_TOP_LOGPROBS = 20
 _DATE = re.compile(r"_20\d\d_?\d\d_?\d\d\Z")

@@ -49,7 +49,8 @@ class LocalEngine:
             optimizer.step()
             engine.publish(version)
 
-    The engine keeps the model in evaluation mode. Of the model's `generation_config`, only the ids that end an answer count.
+    The engine keeps the model in evaluation mode. Of the model's `generation_config`, only the ids that end an
+    answer count.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class LocalEngine:
             tool_parser: format of tool calls (default: the one that the chat template prints, else hermes).
             seed: seed of requests without one.
             device: device to move the model to.
-            cache_bytes: bound of the keys and values kept (default: 40 % of free GPU memory, or a quarter of the main memory
-                that this process may use).
+            cache_bytes: bound of the keys and values kept (default: 40 % of free GPU memory, or a quarter of the
+                main memory that this process may use).
             autocast: multiply in bfloat16 where the weights are in float32, on a CPU that can.
         """
         if max_concurrent < 1:
@@ -136,8 +137,8 @@ class LocalEngine:
         """See `InferenceEngine`.
 
         The parameter `prompt_token_ids` replaces the rendered prompt, `ignore_eos` continues to `max_tokens`, and
-        `chat_template_kwargs` go to the template. Without messages, which needs `prompt_token_ids`, the answer is plain text:
-        it is not searched for reasoning or tool calls.
+        `chat_template_kwargs` go to the template. Without messages, which needs `prompt_token_ids`, the answer is
+        plain text: it is not searched for reasoning or tool calls.
         """
         prompt_ids = await self._prompt_ids(messages, tools, params)
         call = self._submit(prompt_ids, tools, params, plain=not messages, streaming=False)

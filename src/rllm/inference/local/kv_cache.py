@@ -14,8 +14,8 @@ from transformers import Cache
 _READ_STEP = 32
 """Reads are padded to a multiple of this many columns, so that views are seldom made again."""
 _SPARE = 8
-"""One in this many columns is spare, and less than a read step where there are few: unread columns separate the slots, and
-separated memory takes up to twice as long to read."""
+"""One in this many columns is spare, and less than a read step where there are few: unread columns separate the
+slots, and separated memory takes up to twice as long to read."""
 _FIRST_SLOTS = 8
 
 
@@ -41,8 +41,8 @@ class CacheShape:
 class SlotCache(Cache):  # type: ignore[misc]
     """Keys and values by slot and column, in one growable tensor; column c of a slot holds the token at position c.
 
-    The sequences in progress fill the first slots, so a decode step reads a plain slice. `aim` selects the slots of a forward
-    pass; the model then calls `update` once a layer.
+    The sequences in progress fill the first slots, so a decode step reads a plain slice. `aim` selects the slots of
+    a forward pass; the model then calls `update` once a layer.
     """
 
     def __init__(self, shape: CacheShape, *, max_slots: int, max_columns: int, max_bytes: int) -> None:
@@ -182,8 +182,9 @@ class BlockLocation(NamedTuple):
 class PrefixCache:
     """Keys and values of prefixes computed before: siblings of a group and later turns start from them.
 
-    Prefixes form a tree of blocks, each with the states of the `BLOCK` tokens that follow its parent's. Blocks live in one
-    pool [block, layer, key or value, head, BLOCK, dim] and are evicted least recently used first, children before parents.
+    Prefixes form a tree of blocks, each with the states of the `BLOCK` tokens that follow its parent's. Blocks live
+    in one pool [block, layer, key or value, head, BLOCK, dim] and are evicted least recently used first, children
+    before parents.
     """
 
     def __init__(self, shape: CacheShape, *, max_bytes: int) -> None:

@@ -167,8 +167,8 @@ def load_model(
         template: replaces the model's chat template, before weights are read.
 
     Raises:
-        ConfigError: if there is no such model, its folder is incomplete, a needed package is not installed, or a setting is
-            wrong.
+        ConfigError: if there is no such model, its folder is incomplete, a needed package is not installed, or a
+            setting is wrong.
     """
     if template:
         tokenizer = load_tokenizer(path_or_id, template=template).tokenizer
@@ -225,8 +225,8 @@ def _kind_of(config: Any) -> Any:
 def attention_of(config: Any) -> str | None:
     """Return the attention implementation that is correct for a model; `None` leaves the choice to `transformers`.
 
-    `transformers` prefers `sdpa`, which silently ignores a bound of the attention scores (Gemma 2), and lets tokens that
-    attend to a selected few (GLM 5) attend to later ones.
+    `transformers` prefers `sdpa`, which silently ignores a bound of the attention scores (Gemma 2), and lets tokens
+    that attend to a selected few (GLM 5) attend to later ones.
     """
     text = config.get_text_config(decoder=True)
     is_bounded = getattr(text, "attn_logit_softcapping", None) is not None
@@ -324,8 +324,8 @@ def _untie(model: Any) -> None:
 def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     """Copy saved weights into an adapter by their exact names.
 
-    peft renames weights as `transformers` does for older models, which drops some of them (Laguna's shared experts) with only
-    a warning.
+    peft renames weights as `transformers` does for older models, which drops some of them (Laguna's shared experts)
+    with only a warning.
     """
     with torch.no_grad():
         for name, weight in own.items():
@@ -360,7 +360,8 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 def _valid_generation_config(model: Any) -> Iterator[Any]:
     """Give the model a generation config that `transformers` saves, and yield its own.
 
-    `transformers` loads any, but refuses to save one with ineffective settings, such as a temperature without do_sample.
+    `transformers` loads any, but refuses to save one with ineffective settings, such as a temperature without
+    do_sample.
     """
     own = model.generation_config
     if own is not None:

@@ -89,7 +89,8 @@ def grouped_attention(
 def has_full_attention(model: Any) -> bool:
     """Return whether every layer keeps all keys and values, and uses them alike at all positions.
 
-    The former is read from `transformers`' own cache; the latter excludes Llama 4, whose temperature depends on the length.
+    The former is read from `transformers`' own cache; the latter excludes Llama 4, whose temperature depends on the
+    length.
     """
     if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
         return False
@@ -132,8 +133,8 @@ def check_causal(model: Any) -> None:
     """Check that later tokens do not change a token's logits, as in a causal language model.
 
     Raises:
-        ConfigError: if they do, so that sampling token by token would differ from a pass over the whole sequence; or if the
-            model does not run on tokens alone.
+        ConfigError: if they do, so that sampling token by token would differ from a pass over the whole sequence;
+            or if the model does not run on tokens alone.
     """
     beginning = range(_chunk_size(model) + 5)
     try:

@@ -1,10 +1,11 @@
 """A CPU copy of a model whose results for one row do not depend on the other rows: the sampler's own layout of the weights.
 
 torch's float32 products sum in an order that depends on the number of rows, so a sampled token would depend on what is
-decoded beside it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do not, and
-take about as long (less than half in bfloat16). Weights are packed again at each publish.
+decoded beside it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do
+not, and take about as long (less than half in bfloat16). Weights are packed again at each publish.
 
-Intel's matrix units (AMX), which multiply bfloat16, do depend on the number of rows, so there all products have `_ROWS`.
+Intel's matrix units (AMX), which multiply bfloat16, do depend on the number of rows, so there all products have
+`_ROWS`.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
 class RowwiseActivation(nn.Module):  # type: ignore[misc]
     """An activation by which each row comes out the same bit for bit, whatever other rows there are.
 
-    torch works in vectors, but element by element at the end of each thread's share, where SiLU rounds otherwise. Here no
-    share has such an end.
+    torch works in vectors, but element by element at the end of each thread's share, where SiLU rounds otherwise.
+    Here no share has such an end.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:

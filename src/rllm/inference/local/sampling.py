@@ -1,7 +1,7 @@
 """Logits to tokens and log-probabilities, for a whole batch at once.
 
-B: rows of the batch. V: vocabulary. A row's randomness is a function of its seed and its number of tokens, so an answer does
-not depend on what else is in the batch.
+B: rows of the batch. V: vocabulary. A row's randomness is a function of its seed and its number of tokens, so an
+answer does not depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def likeliest(probabilities: torch.Tensor, number: int) -> list[list[tuple[int, 
 def draw(probabilities: torch.Tensor, uniform: NDArray[np.float64]) -> torch.Tensor:
     """Draw [B] tokens by inversion: where the cumulative probability passes `uniform` [B], in [0, 1).
 
-    The block of tokens is found first, then the token: summing all V numbers in float64, which small probabilities need,
-    would take longer than the softmax.
+    The block of tokens is found first, then the token: summing all V numbers in float64, which small probabilities
+    need, would take longer than the softmax.
     """
     rest = -probabilities.shape[1] % _BLOCK
     padded = pad(probabilities, (0, rest)) if rest else probabilities  # `pad` copies even what it does not change

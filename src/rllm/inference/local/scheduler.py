@@ -35,8 +35,8 @@ class Added:
 class Decoder(Protocol):
     """The sequences in progress, numbered from 0 without gaps: tokens in, logits of the next tokens out.
 
-    A sequence's last token is the next step's input. So adding a sequence computes all of its tokens but the last, and a
-    prompt that is cached up to there costs nothing.
+    A sequence's last token is the next step's input. So adding a sequence computes all of its tokens but the last,
+    and a prompt that is cached up to there costs nothing.
     """
 
     def fits(self, num_sequences: int, length: int) -> bool:
@@ -182,8 +182,8 @@ class Scheduler:
     def publish(self, weight_version: int) -> None:
         """Switch to changed weights, dropping all states of the old ones.
 
-        Answers in progress continue from their tokens, whose states are computed again: each token's log-probability is that
-        of one set of weights, given all tokens before it.
+        Answers in progress continue from their tokens, whose states are computed again: each token's
+        log-probability is that of one set of weights, given all tokens before it.
         """
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()

@@ -1,11 +1,12 @@
 """Batched decoding with slot caches and shared prefixes, for models with plain full attention.
 
-Sequences that are equal so far are one *row* of the batch until they diverge, as the samples of one prompt do after a few
-tokens. Prompts are computed in slots of their own, from the longest cached prefix on, and copied to their rows.
+Sequences that are equal so far are one *row* of the batch until they diverge, as the samples of one prompt do after
+a few tokens. Prompts are computed in slots of their own, from the longest cached prefix on, and copied to their rows.
 
-On a CPU, results of one row are the same bit for bit whatever else is in the batch: products of packed weights do not depend
-on the number of rows (`packed.py`), and attention reads widths that are summed alike (`stable_width`). So an answer follows
-from weights, prompt and seed; one rounding of another kind would choose another token about once in a million.
+On a CPU, results of one row are the same bit for bit whatever else is in the batch: products of packed weights do
+not depend on the number of rows (`packed.py`), and attention reads widths that are summed alike (`stable_width`).
+So an answer follows from weights, prompt and seed; one rounding of another kind would choose another token about
+once in a million.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from rllm.inference.local.model_forward import cache_argument, last_logits_only
 from rllm.inference.local.scheduler import Added
 
 QUERY_STEP = 16
-"""Attention of a multiple of this many queries is summed alike on a CPU, however many there are. Fewer are summed in another
-order on some CPUs: below 8 from a head size of 96 on, below 12 from 256 on."""
+"""Attention of a multiple of this many queries is summed alike on a CPU, however many there are. Fewer are summed
+in another order on some CPUs: below 8 from a head size of 96 on, below 12 from 256 on."""
 _ROW_STEP = 4
 """Rows of a decode step are padded to a multiple of this."""
 _SUMMED_COLUMNS = 512
@@ -313,8 +314,9 @@ def round_up(number: int, step: int) -> int:
 def stable_width(columns: int, *, queries: int, head_dim: int) -> int:
     """Return the least width of at least `columns` over which a CPU's attention is summed as over any greater one.
 
-    The kernel sums `_SUMMED_COLUMNS` at a time. Fewer columns in the last block may be summed in parts that depend on their
-    number, and on the CPU: 193 to 383 on some, 385 to 511 on others, 257 to 511 with AVX2. So the widths are tried.
+    The kernel sums `_SUMMED_COLUMNS` at a time. Fewer columns in the last block may be summed in parts that depend
+    on their number, and on the CPU: 193 to 383 on some, 385 to 511 on others, 257 to 511 with AVX2. So the widths
+    are tried.
     """
     blocks, rest = divmod(columns, _SUMMED_COLUMNS)
     widths = _stable_widths(queries, head_dim)

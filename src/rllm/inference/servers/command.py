@@ -84,8 +84,8 @@ class ServeOptions:
 def _decided_flag(argument: str) -> str | None:
     """Return the managed flag that vLLM reads in an argument, if any.
 
-    vLLM takes underscores for dashes, any prefix of a flag for the whole, `--no-` for the opposite, and the text after a
-    dot for a member of the value.
+    vLLM takes underscores for dashes, any prefix of a flag for the whole, `--no-` for the opposite, and the text
+    after a dot for a member of the value.
     """
     flag = argument.partition("=")[0].partition(".")[0].replace("_", "-")
     for name in (flag, flag.replace("--no-", "--", 1)):

@@ -2,8 +2,8 @@
 
     python -I guard.py SCRATCH COMMAND...
 
-It leads a process group of its own and reads a pipe that is never written to: the pipe ends when the starting process does.
-The folder SCRATCH is then removed. This file imports nothing of rllm.
+It leads a process group of its own and reads a pipe that is never written to: the pipe ends when the starting
+process does. The folder SCRATCH is then removed. This file imports nothing of rllm.
 """
 
 from __future__ import annotations
