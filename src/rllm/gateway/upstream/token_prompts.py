@@ -52,6 +52,7 @@ class TokenPrompts:
         try:
             from transformers import AutoTokenizer
 
+            from rllm.inference.pretrained import from_pretrained
             from rllm.parser.tool_prompt import TemplateChoice
         except ImportError as error:
             raise MissingDependencyError.of("transformers", "train", "a tokenizer for exact turns") from error
@@ -60,18 +61,8 @@ class TokenPrompts:
             raise ConfigError(
                 f"tokenizer={path!r}: there is no such folder; check the path, or use a hub id (owner/name)"
             )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder if folder.exists() else path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            if "trust_remote_code" in str(error):
-                raise ConfigError(
-                    f"tokenizer={path!r} brings code of its own (auto_map), which is not run; use a model that "
-                    "transformers has"
-                ) from error
-            raise ConfigError(
-                f"tokenizer={path!r} cannot be loaded: name the model folder or hub id that the upstream "
-                f"serves ({error})"
-            ) from error
+        source = str(folder) if folder.exists() else path
+        tokenizer = from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer", setting="tokenizer")
         TemplateChoice(chat_template=chat_template, setting="--chat-template").apply(tokenizer)
         return cls(tokenizer)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -26,16 +23,15 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
 )
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file, logging
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
-from rllm._runtime.files import is_named_by
 from rllm._runtime.untrusted import read_json
-from rllm.errors import ConfigError, MissingDependencyError, first_line
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.inference.pretrained import from_pretrained, without_bars
 from rllm.parser.tool_prompt import TemplateChoice
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
-TRUSTED_MODELS = "RLLM_TRUSTED_MODELS"
 _PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -391,16 +387,6 @@ def _processor_files(model: Any, *, local_files_only: bool) -> list[str]:
     return [path for path in found if path is not None]
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Hide `transformers`' progress bars, except those of downloads."""
-    before = logging.set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "disable": True}))
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
-
-
 def choose_device(device: str = "auto") -> torch.device:
     """Return the named device; `auto` is CUDA if there is one, else the CPU (MPS is untested)."""
     if device == "auto":
@@ -472,42 +458,6 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
         return True
     owner, _, name = path_or_id.partition("/")
     return not name or "/" in name or "\\" in name or owner in ("", ".", "..", "~") or Path(owner).is_dir()
-
-
-def may_bring_code(source: str) -> bool:
-    """Return whether the user trusts the code of a model folder or hub id, by naming it in RLLM_TRUSTED_MODELS."""
-    named = os.environ.get(TRUSTED_MODELS, "").split(os.pathsep)
-    return is_named_by(TRUSTED_MODELS, Path(source)) if Path(source).is_dir() else source in named
-
-
-def from_pretrained(load: Callable[..., Any], source: str, part: str, **options: Any) -> Any:
-    """Call a `from_pretrained`. A model's own code is run only if `RLLM_TRUSTED_MODELS` names its folder.
-
-    Raises:
-        ConfigError: naming the setting and the remedy, which the library's own errors do not.
-    """
-    try:
-        with without_bars():
-            return load(source, trust_remote_code=may_bring_code(source), **options)
-    except UnpicklingError as error:
-        raise ConfigError(
-            f"model={source!r}: cannot load its {part}: they are pickled and hold more than tensors, which could run code "
-            f"({first_line(error)}); save the model again with safetensors"
-        ) from error
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        if "trust_remote_code" in str(error):
-            remedy = (
-                "it brings code of its own (auto_map in its config.json), which is not run; use a model known to transformers, "
-                f"or read the code and set {TRUSTED_MODELS}={source}"
-            )
-        elif Path(source).is_dir():
-            remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
-        else:
-            remedy = (
-                "there is no such local folder, and the hub did not provide it; check the id and the network, download it, "
-                "or set HF_HUB_OFFLINE=1 to use only what is already cached"
-            )
-        raise ConfigError(f"model={source!r}: cannot load its {part}: {remedy} ({first_line(error)})") from error
 
 
 def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
