@@ -20,7 +20,7 @@ from rllm.trainer.config import TrainConfig, load_config
 from ..inference.conftest import build_tokenizer
 from ..inference.endpoint import endpoint
 
-STAND_IN = Path(__file__).parents[1] / "inference" / "vllm" / "stand_in.py"
+STAND_IN = Path(__file__).parents[1] / "inference" / "servers" / "stand_in.py"
 
 
 @pytest.fixture
