@@ -273,8 +273,8 @@ ELSEWHERE = {
     "verl.policy_loss": "../backends/verl/test_settings.py::test_a_setting_is_said_in_verls_words",
     "verl.overrides": "../backends/verl/test_settings.py::test_a_key_of_verls_is_handed_on",
     "verl.timeout_s": "../verl/test_workers.py::test_workers_that_take_too_long",
-    "teacher.path": "teachers/test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
-    "teacher.url": "teachers/test_teacher.py::test_a_teacher_and_its_use_belong_together",
+    "teacher.path": "test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
+    "teacher.url": "test_teacher.py::test_a_teacher_and_its_use_belong_together",
 }
 READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
 """What is handed on to a part whose own tests turn it; here, that somebody reads it."""

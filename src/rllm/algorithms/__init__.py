@@ -1,4 +1,4 @@
-"""How rewards become advantages, and advantages a loss: arithmetic only, one small file an algorithm."""
+"""Algorithms: rewards to advantages, and advantages to a loss; arithmetic only, one small file each."""
 
 ALGORITHMS = {
     "cispo": "rllm.algorithms.cispo:CISPO",

@@ -34,51 +34,52 @@ class Algorithm:
     """A policy-gradient algorithm; its fields are its configuration."""
 
     min_group_size: ClassVar[int] = 1
-    """How many rollouts of a task it needs to compare."""
+    """Smallest number of rollouts of a task that it compares."""
     needs_values: ClassVar[bool] = False
-    """Whether a critic must judge the tokens."""
+    """Whether a critic must estimate the value of each token."""
     needs_greedy: ClassVar[bool] = False
     """Whether each task gets one more rollout, at temperature 0 and not trained on: `TrajectoryGroup.references`."""
     needs_rewards: ClassVar[bool] = True
-    """Whether what nobody scored has nothing to teach."""
+    """Whether unscored trajectories cannot be learned from."""
     demonstrated: ClassVar[bool] = False
-    """Whether its tokens are shown to the policy, and were not sampled by it: then there is no sampler to compare with."""
+    """Whether its tokens are demonstrations, not samples of the policy, so that there is no sampler to compare
+    with."""
 
     usual_kl_estimator: ClassVar[KLEstimator] = "k3"
-    """How the divergence is estimated in the loss where `kl_estimator` is left open."""
+    """Estimator of the divergence in the loss if `kl_estimator` is not set."""
 
     clip_low: float = 0.2
-    """How far below 1 a token's probability ratio may fall before its gradient stops."""
+    """Distance below 1 that a token's probability ratio may fall before its gradient stops."""
     clip_high: float = 0.2
     """How far above 1 it may rise."""
     dual_clip: float | None = None
     """Bound on the ratio of bad tokens, above which they are pushed down no further; 3 is usual. None has no bound."""
     aggregation: Aggregation = "token-mean"
-    """What the loss is a mean of: tokens, sequences' means, sequences' sums, or sums over a fixed length."""
+    """The mean that the loss is: over tokens, sequences' means, sequences' sums, or sums over a fixed length."""
     fixed_length: int | None = None
     """Tokens that each sequence's sum is divided by under aggregation=fixed-length, such as rollout.max_tokens."""
     level: Literal["trajectory", "step"] = "trajectory"
-    """What is compared within a group: trajectory compares whole trajectories; step compares their first steps with each other,
-    their second ones, and so on, by each step's own discounted return."""
+    """Unit of comparison within a group: trajectory compares whole trajectories; step compares their first steps
+    with each other, their second ones, and so on, by the discounted return of each step."""
     gamma: float = 1.0
     """Discount of later rewards, where steps (level=step) or tokens (ppo, reinforce_plus_plus) are credited."""
     kl_coef: float = 0.0
-    """How strongly the policy is held to the reference, which is the model that the run began with."""
+    """Strength of the penalty for diverging from the reference, the model that the run began with."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the divergence is subtracted: from the loss, token by token, or from the reward, before it is credited."""
+    """Place where the divergence is subtracted: the loss, token by token, or the reward, before it is credited."""
     kl_estimator: KLEstimator | None = None
-    """How the divergence is estimated from the sampled token. In the loss all have the right gradient, and k3 is usual; in the
-    reward only k1 has, and is the default: near the reference the others hardly pull."""
+    """Estimator of the divergence from the sampled token. In the loss all have the right gradient, and k3 is usual;
+    in the reward only k1 has, and is the default: near the reference the others hardly pull."""
     entropy_coef: float = 0.0
-    """How strongly the policy's entropy is rewarded."""
+    """Strength of the bonus for the policy's entropy."""
     teacher_coef: float = 0.0
-    """What is added to each token's advantage, for every nat by which the teacher finds it likelier than the policy did:
-    on-policy distillation beside whatever else is learned."""
+    """Advantage added to each token for every nat by which the teacher finds it likelier than the policy: on-policy
+    distillation, beside any other credit."""
     correction: Literal["none", "truncate", "mask"] = "none"
-    """What to do about a sampler whose probabilities differ from the trainer's: weigh tokens by their ratio, bounded, or
-    also leave out what is out of bounds."""
+    """Treatment of a sampler whose probabilities differ from the trainer's: weigh tokens by their bounded ratio, or
+    also mask those out of bounds."""
     correction_level: Literal["token", "sequence"] = "token"
-    """Whether the ratio is that of the token, or the geometric mean over its sequence."""
+    """Ratio of single tokens, or the geometric mean over their sequence."""
     correction_cap: float = 2.0
     """Bound of the ratio."""
 
@@ -109,7 +110,7 @@ class Algorithm:
         self._check_fixed_length()
 
     def _refuse_details(self, switch: str, is_on: bool, *details: str) -> None:
-        """Refuse settings of something that is off: whoever sets them thinks that it is on."""
+        """Refuse settings of a feature that is off, since setting them suggests that it is meant to be on."""
         for item in fields(self):
             if item.name in details and not is_on:
                 self._require(
@@ -132,12 +133,12 @@ class Algorithm:
             raise ConfigError(f"algorithm.{name}={getattr(self, name)!r}: {remedy}")
 
     def settings(self) -> dict[str, Any]:
-        """Its fields by name, with what is used where one is left open."""
+        """Fields by name, with the values in effect for those that are not set."""
         return {**asdict(self), "kl_estimator": self.divergence_estimator}
 
     @property
     def divergence_estimator(self) -> KLEstimator:
-        """How the divergence is estimated."""
+        """Estimator of the divergence in effect."""
         return self.kl_estimator or ("k1" if self.kl_in == "reward" else self.usual_kl_estimator)
 
     @property
@@ -173,19 +174,19 @@ class Algorithm:
         return self.needs_values or self.needs_teacher or regularised
 
     def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
-        """The advantages of all groups of a batch; override to compare across groups."""
+        """Return the advantages of all groups of a batch; override to compare across groups."""
         return [self.credit(group) for group in groups]
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
-        """The advantage of each trajectory of a group, in order."""
+        """Return the advantage of each trajectory of a group, in order."""
         raise NotImplementedError(f"{type(self).__name__} must define credit(group)")
 
     def baseline(self, group: TrajectoryGroup) -> float | None:
-        """What the rewards of a group were compared with, for the records."""
+        """Return the value that the rewards of a group were compared with, for the records."""
         return None
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Advantages [N], and for a critic the returns [N] that it should have estimated.
+        """Return advantages [N], and for a critic the returns [N] that it should have estimated.
 
         Args:
             batch: its `rewards` lie on the last token of each step, less every token's divergence where that is taken off
@@ -195,7 +196,8 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} must define token_advantages(batch)")
 
     def value_loss(self, values: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """The critic's loss of (a part of) a batch, weighted as the policy's, and sums over its tokens that are of interest.
+        """Return the critic's loss of (a part of) a batch, weighted as the policy's, and sums of interest over its
+        tokens.
 
         Args:
             values: [N] the critic's estimates now, with gradient.
@@ -204,7 +206,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} must define value_loss(values, batch)")
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """The policy's loss of each token [N], and sums of interest. PPO's clipped one, unless overridden."""
+        """Return the policy's loss of each token [N], and sums of interest. Default: PPO's clipped surrogate."""
         losses, ratio, clipped = clipped_policy_loss(
             logprobs,
             old_logprobs,
@@ -216,7 +218,8 @@ class Algorithm:
         return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}
 
     def correction_weights(self, old: Tensor, batch: Batch) -> Tensor:
-        """[N] what each token counts, because `old` [N] is not what it was sampled from; for a `correction` but "none"."""
+        """Return [N] the weight of each token whose `old` [N] differs from its sampler; for a `correction` but
+        "none"."""
         assert self.correction != "none"
         assert batch.sampler_logprobs is not None, "demonstrations are not corrected for"
         return importance_weights(
@@ -229,7 +232,7 @@ class Algorithm:
         )
 
     def loss(self, logprobs: Tensor, batch: Batch, entropy: Tensor | None = None) -> tuple[Tensor, Sums]:
-        """The loss of (a part of) a batch, and sums over its tokens that are of interest.
+        """Return the loss of (a part of) a batch, and sums of interest over its tokens.
 
         Args:
             logprobs: [N], with gradient.

@@ -1,4 +1,4 @@
-"""What the optimiser is fed: token sequences, and one number for each of their trained tokens."""
+"""The optimiser's input: token sequences, and one number for each of their trained tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSpan:
-    """Which trained tokens of a sequence one step sampled."""
+    """Tokens of a sequence that one step sampled."""
 
     step_id: str
     start: int
@@ -32,10 +32,10 @@ class TokenSequence:
     ids: list[int]
     """Prompt, sampled and inserted tokens (tool results, user turns) in order."""
     spans: list[StepSpan]
-    """What was sampled, in order and apart; these tokens, and no others, are trained on."""
+    """Sampled ranges, in order and disjoint; only these tokens are trained on."""
     logprobs: list[float] | None
-    """The sampler's log-probability of each sampled token; as long as the spans together. `None`: the tokens were
-    demonstrated, so no sampler can say how likely they were."""
+    """The sampler's log-probability of each sampled token; as long as the spans together. `None` for
+    demonstrations, which no policy sampled."""
 
     def __post_init__(self) -> None:
         if self.logprobs is not None and self.num_sampled != len(self.logprobs):
@@ -55,7 +55,7 @@ class TokenSequence:
         return sum(span.stop - span.start for span in self.spans)
 
     def sampled_positions(self) -> list[int]:
-        """The positions of the sampled tokens, in order."""
+        """Return the positions of the sampled tokens, in order."""
         return [position for span in self.spans for position in range(span.start, span.stop)]
 
 
@@ -87,7 +87,7 @@ class Batch:
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], *, temperature: float = 1.0) -> Batch:
-        """The batch of these sequences, with zero advantages and token-mean weights."""
+        """Return the batch of these sequences, with zero advantages and token-mean weights."""
         lengths = torch.tensor([sequence.num_sampled for sequence in sequences], dtype=torch.long)
         total = int(lengths.sum())
         sampled = [sequence.ids[place] for sequence in sequences for place in sequence.sampled_positions()]
@@ -117,7 +117,7 @@ class Batch:
         return self._tree
 
     def with_weights(self, aggregation: Aggregation, fixed_length: int | None = None) -> Batch:
-        """The same batch whose loss `sum(weights * token_loss)` is the named mean over the *whole* batch.
+        """Return the batch whose loss `sum(weights * token_loss)` is the named mean over the *whole* batch.
 
         The weights are fixed here, before the batch is split, so that the sum over any number of micro-batches is the
         same loss.
@@ -125,7 +125,7 @@ class Batch:
         return replace(self, weights=token_weights(self.sequence_of, len(self), aggregation, fixed_length))
 
     def select(self, indices: Sequence[int]) -> Batch:
-        """The part of the batch with these sequences, in the batch's order; tokens keep their weights."""
+        """Return the part of the batch with these sequences, in the batch's order; tokens keep their weights."""
         if len(indices) == len(self):
             return self  # and its tree, if that is built
         chosen = torch.zeros(len(self), dtype=torch.bool)
@@ -140,8 +140,10 @@ class Batch:
         return replace(self, sequences=sequences, _tree=None, **per_token)
 
     def split(self, max_tokens: int) -> Iterator[list[int]]:
-        """Sequence indices in runs whose token trees hold about `max_tokens`; neighbours, which share prefixes, stay
-        together. A single sequence may exceed the limit."""
+        """Yield sequence indices in runs whose token trees hold about `max_tokens`.
+
+        Neighbours, which share prefixes, stay together. A single sequence may exceed the limit.
+        """
         run: list[int] = []
         size = 0
         for index, sequence in enumerate(self.sequences):
@@ -159,7 +161,7 @@ class Batch:
 def token_weights(
     sequence_of: Tensor, num_sequences: int, aggregation: Aggregation, fixed_length: int | None = None
 ) -> Tensor:
-    """[N] weights under which a sum over tokens is the named mean.
+    """Return [N] weights under which a sum over tokens is the named mean.
 
     `token-mean`: every token counts the same. `seq-mean-token-mean`: every sequence counts the same, and its tokens share
     its weight. `seq-mean-token-sum`: every token counts 1 / number of sequences. `fixed-length`: the same, divided by
@@ -175,7 +177,7 @@ def token_weights(
 
 
 def _known_logprobs(sequences: Sequence[TokenSequence]) -> Tensor | None:
-    """[N] the sampler's log-probabilities; `None` if there are demonstrations among the sequences."""
+    """Return [N] the sampler's log-probabilities; `None` if sequences are demonstrations."""
     values: list[float] = []
     for sequence in sequences:
         if sequence.logprobs is None:

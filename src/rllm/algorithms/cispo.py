@@ -17,9 +17,9 @@ class CISPO(GRPO):
     """GRPO that weighs the log-probability of each token by its bounded ratio."""
 
     clip_low: float = 1.0
-    """How far below 1 the weight may fall; 1 sets no bound, as in the paper."""
+    """Distance below 1 that the weight may fall; 1 sets no bound, as in the paper."""
     clip_high: float = 4.0
-    """How far above 1 it may rise."""
+    """Distance above 1 that it may rise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

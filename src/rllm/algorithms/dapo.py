@@ -43,13 +43,13 @@ class DAPO(GRPO):
         return super().baseline(self._shaped(group))
 
     def _shaped(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """The group with lengths penalised."""
+        """Return the group with lengths penalised."""
         penalties = group.penalties or [0.0] * len(group.trajectories)
         overlong = [self.overlong_penalty(length) for length in group.lengths]
         return replace(group, penalties=[one + other for one, other in zip(penalties, overlong, strict=True)])
 
     def overlong_penalty(self, length: int) -> float:
-        """From 0 to 1, by how far a trajectory of so many tokens has come into the buffer (eq. 13, negated)."""
+        """Return the penalty, 0 to 1, of a trajectory that reaches into the buffer (eq. 13, negated)."""
         if self.overlong_length is None or self.overlong_buffer is None:
             return 0.0
         return min(max(1 - (self.overlong_length - length) / self.overlong_buffer, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Losses per token, and what they are made of. Shapes: every argument and result is [N], aligned as `Batch` says."""
+"""Losses per token, and their parts. Shapes: every argument and result is [N], aligned as `Batch` defines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def probability_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """How much likelier each token has become."""
+    """Return the probability ratio of each token."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -27,7 +27,7 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated, token by token.
+    """Return PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated, token by token.
 
     With `dual_clip` (Ye et al. 2020) the loss of a bad token ends at `dual_clip` times its advantage, however likely the
     token has become.
@@ -69,7 +69,7 @@ def pull_of_teacher(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
 
 
 def mean_by_sequence(values: Tensor, sequence_of: Tensor) -> Tensor:
-    """The mean over each token's own sequence, at every token; gradients pass through."""
+    """Return the mean over each token's own sequence, at every token; gradients pass through."""
     num_sequences = int(sequence_of.max()) + 1 if len(sequence_of) else 0
     sums = values.new_zeros(num_sequences).index_add(0, sequence_of, values)
     lengths = torch.bincount(sequence_of).clamp(min=1)
@@ -85,7 +85,7 @@ def importance_weights(
     cap: float,
     mode: Literal["truncate", "mask"],
 ) -> Tensor:
-    """What each token's loss is multiplied with because the sampler is not exactly the trainer (Yao et al. 2025).
+    """Return the weight of each token for a sampler that differs from the trainer (Yao et al. 2025).
 
     The weight is trainer probability over sampler probability, of the token or (geometric mean) of its sequence.
     `truncate` bounds it by `cap`; `mask` gives 0 to what lies above `cap` or below `1 / cap`. No gradient.
@@ -104,7 +104,7 @@ EPSILON = 1e-8
 
 
 def whitened(values: Tensor) -> Tensor:
-    """The values with mean 0 and (population) standard deviation 1; exactly 0 if they are all alike."""
+    """Return the values with mean 0 and (population) standard deviation 1; exactly 0 if they are equal."""
     distances = (values - values[:1]).double()
     distances = distances - distances.mean()
     return (distances / (distances.square().mean().sqrt() + EPSILON)).to(values.dtype)

@@ -21,13 +21,13 @@ class PPO(Algorithm):
     needs_values: ClassVar[bool] = True
 
     gae_lambda: float = 0.95
-    """How far ahead rewards are believed rather than the critic: 1 trusts rewards alone, 0 the critic alone."""
+    """Trust in rewards far ahead over the critic: 1 trusts rewards alone, 0 the critic alone."""
     whiten: bool = True
-    """Whether the advantages of a batch are brought to mean 0 and standard deviation 1."""
+    """Bring the advantages of a batch to mean 0 and standard deviation 1."""
     value_clip: float | None = 0.2
-    """How far a value may move from what it was before the update until its gradient stops. None has no bound."""
+    """Distance that a value may move from before the update until its gradient stops. None has no bound."""
     value_coef: float = 0.5
-    """What the critic's loss counts beside the policy's."""
+    """Weight of the critic's loss beside the policy's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +38,7 @@ class PPO(Algorithm):
         self._require("value_coef", 0 < self.value_coef < math.inf, "use a number above 0, such as 0.5")
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [N] by generalised advantage estimation; each token is a decision."""
+        """Return advantages and returns [N] by generalised advantage estimation; each token is a decision."""
         assert batch.rewards is not None, "the batch of a critic has rewards"
         assert batch.values is not None, "the batch of a critic has values"
         assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
@@ -46,7 +46,7 @@ class PPO(Algorithm):
         return whitened(advantages) if self.whiten else advantages, advantages + batch.values
 
     def value_loss(self, values: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """Half the squared error, or that of the value held near what it was, whichever is larger; times `value_coef`."""
+        """Return half the squared error, or that of the clipped value, whichever is larger; times `value_coef`."""
         assert batch.values is not None, "the batch of a critic has values"
         assert batch.returns is not None, "the batch of a critic has returns"
         errors = (values - batch.returns).square()
@@ -63,7 +63,7 @@ class PPO(Algorithm):
 
 
 def gae(rewards: Tensor, values: Tensor, trajectory_of: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16). Arguments and result are [N].
+    """Return generalised advantage estimates [N] (Schulman et al. 2016, eq. 16); arguments are [N].
 
     The sum of how much each token and those after it surprised the critic, discounted by `gamma * gae_lambda` for each
     token between. Nothing follows the last token of a trajectory.

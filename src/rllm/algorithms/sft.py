@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the likelihood of what is demonstrated, whoever wrote or sampled it."""
+"""Supervised fine-tuning: the likelihood of demonstrations, written or sampled."""
 
 from __future__ import annotations
 
@@ -48,5 +48,6 @@ class SFT(Algorithm):
         return [1.0] * len(group.trajectories)
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """The negative log-likelihood of each token [N], times what its role weighs; `policy/nll` is that without."""
+        """Return the negative log-likelihood of each token [N], times the weight of its role; `policy/nll` is
+        without it."""
         return -batch.advantages * logprobs, {"policy/nll": -logprobs.detach().sum()}

@@ -59,7 +59,7 @@ class TokenTree:
         return stops
 
     def down_to(self, index: int) -> list[int]:
-        """Where the tokens of a node and of those above it lie in `ids`, from the root on; none for -1."""
+        """Return the places in `ids` of the tokens of a node and those above it, from the root; none for -1."""
         runs: list[range] = []
         while index >= 0:
             node = self.nodes[index]
@@ -71,7 +71,7 @@ class TokenTree:
 def build_tree(
     sequences: Sequence[Sequence[int]], *, min_saved: int = MIN_SAVED, row_tokens: int = ROW_TOKENS
 ) -> TokenTree:
-    """Merge the common prefixes of token sequences. None of them may be empty."""
+    """Merge the common prefixes of token sequences, none of which may be empty."""
     tree = TokenTree(paths=[[] for _ in sequences])
     lists = [list(ids) for ids in sequences]
     # A stack of our own, the next branch on top: sequences may fork more often than calls may nest.
@@ -113,7 +113,7 @@ def _grow(
 
 
 def _branches(sequences: list[list[int]], members: list[int], *, parent: int, offset: int, fork: int) -> list[_Branch]:
-    """The members by their token at `fork`; those of the token that appears first come last."""
+    """Return the members by their token at `fork`; those of the first token come last."""
     by_token: dict[int, list[int]] = {}
     for member in members:
         by_token.setdefault(sequences[member][fork], []).append(member)
@@ -121,7 +121,7 @@ def _branches(sequences: list[list[int]], members: list[int], *, parent: int, of
 
 
 def end_of_shared(sequences: Sequence[list[int]], start: int = 0) -> int:
-    """Where the common run of tokens from `start` on ends: as far as the smallest and the greatest of the sequences agree."""
+    """Return the end of the common run of tokens from `start`, by comparing the smallest and the greatest sequence."""
     if len(sequences) == 1:
         return len(sequences[0])
     for place in count(start, _PIECE):

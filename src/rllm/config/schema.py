@@ -31,7 +31,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_not_one(cls, value: Any, info: ValidationInfo) -> Any:
-        """In Python `True` counts as 1, so `num_steps=true` would train for a single step."""
+        """Refuse booleans for other settings: in Python `True` is 1, so `num_steps=true` would train for one step."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise PydanticCustomError("boolean", "Booleans are not accepted here")
         return value
@@ -73,19 +73,19 @@ class ModelConfig(Section):
     writes calls as <tool_call>{...}</tool_call> into answers, and results as <tool_response> into a user's turn. It
     becomes part of the chat template, and is kept with it."""
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What answers are sampled by: embedded works in this process, on the trainer's own weights; vllm is a server that is
+    """Sampler of answers: embedded works in this process, on the trainer's own weights; vllm is a server that is
     given the weights after each update (see vllm)."""
     lora_rank: NonNegativeInt = 0
     """Rank of a LoRA adapter, which is then all that is trained; 0 trains all weights."""
     lora_alpha: PositiveFloat = 16.0
-    """What the adapter adds is scaled by lora_alpha / lora_rank."""
+    """Scale of the adapter, divided by lora_rank."""
     lora_targets: Literal["all-linear"] | list[str] = "all-linear"
     """Ends of the names of the layers or weights that are adapted; all-linear takes all linear layers but the output
     head, and may stand in a list beside the names of others: [all-linear, experts.gate_up_proj]."""
     gradient_checkpointing: bool = False
-    """Whether layers are run again in the backward pass instead of being kept: much less memory, a third more work."""
+    """Recompute layers in the backward pass instead of keeping them: much less memory, a third more work."""
     reference_offload: bool = False
-    """Whether the reference model of kl_coef is kept in main memory between uses."""
+    """Keep the reference model of kl_coef in main memory between uses."""
 
 
 class VLLMConfig(Section):
@@ -114,21 +114,21 @@ class VLLMConfig(Section):
     start_timeout_s: PositiveFloat = 600.0
     """The longest that a start may take, and that calls wait for one."""
     max_restarts: NonNegativeInt = 2
-    """How often it is brought back in a run, with the weights that it had."""
+    """Restarts of the server in a run, each with the weights that it had."""
     sync_dir: Path | None = None
     """Folder through which weights are handed over, and which the server sees, too; None takes main memory where there is
     room (/dev/shm), else the run's folder."""
     largest_gap: PositiveFloat | None = None
-    """How far its log-probabilities may be from the trainer's (root mean square over a probe); None is 0.001 in float32,
-    and 0.3 in other formats, whose kernels differ."""
+    """Largest difference of its log-probabilities from the trainer's (root mean square over a probe); None is 0.001
+    in float32, and 0.3 in other formats, whose kernels differ."""
 
 
 class RolloutConfig(Section):
-    """How episodes are made."""
+    """Rollouts of the training tasks."""
 
     runner: Literal["local", "ray"] = "local"
-    """Where agents run: local is this process; ray is processes on the nodes of a Ray cluster (see ray), which reach the policy
-    through the gateway of this one."""
+    """Place where agents run: local is this process; ray is processes on the nodes of a Ray cluster (see ray),
+    which reach the policy through the gateway of this one."""
     group_size: PositiveInt = 8
     """Rollouts of each task in a training step."""
     temperature: PositiveFloat = 1.0
@@ -157,7 +157,7 @@ class RolloutConfig(Section):
 
 
 class FilterConfig(Section):
-    """Which rollouts are not trained on, beside those that failed or were not scored."""
+    """Rollouts that are not trained on, beside those that failed or were not scored."""
 
     ended_by: list[
         Literal[
@@ -173,18 +173,18 @@ class RoleConfig(Section):
     """Settings of trajectories of one name, for episodes with several."""
 
     trainable: bool = True
-    """Whether they are trained on."""
+    """Train on them."""
     weight: PositiveFloat = 1.0
     """Factor on their advantages."""
 
 
 class EvalConfig(Section):
-    """How the policy is judged on the held-out tasks."""
+    """Evaluations on the held-out tasks."""
 
     every: NonNegativeInt = 10
     """Training steps between evaluations; 0 evaluates before the first and after the last step only."""
     at_start: bool = True
-    """Whether the untrained policy is evaluated, too."""
+    """Evaluate the untrained policy, too."""
     num_rollouts: PositiveInt = 1
     """Rollouts of each held-out task."""
     temperature: float = Field(default=1.0, ge=0.0)
@@ -197,14 +197,14 @@ class EvalConfig(Section):
     @field_validator("top_k")
     @classmethod
     def _is_some_or_all(cls, value: int | None) -> int | None:
-        """Engines would refuse 0 call by call."""
+        """Refuse 0, which engines would refuse call by call."""
         if value == 0:
             raise PydanticCustomError("none", "Use -1 (all tokens) or at least 1")
         return value
 
 
 class OptimConfig(Section):
-    """How the weights are updated (AdamW; Loshchilov & Hutter 2019)."""
+    """Updates of the weights (AdamW; Loshchilov & Hutter 2019)."""
 
     lr: PositiveFloat | None = None
     """Learning rate after the warm-up; None takes the one that suits the model's size, LoRA and the kind of training, see
@@ -212,8 +212,8 @@ class OptimConfig(Section):
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up; linear and cosine let it fall to zero by the last update of a run each of whose
-    steps has something to learn."""
+    """Course of the learning rate after the warm-up; linear and cosine let it fall to zero by the last update of a
+    run each of whose steps has something to learn."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
@@ -230,7 +230,7 @@ class OptimConfig(Section):
     """Tokens in one forward and backward pass; bounds the memory and never changes the result. Unless it is set, on a CPU no
     more than a quarter of main memory has room for."""
     autocast: bool = False
-    """Whether the trainer's matrix products are done in bfloat16 for weights of more bits; on a CPU that can, the embedded
+    """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded
     sampler's, too."""
     offload: bool = False
     """Whether AdamW works in main memory, which spares a GPU two to three copies of the weights."""
@@ -253,14 +253,14 @@ class CriticConfig(Section):
 
 
 class SFTConfig(Section):
-    """What is learned of demonstrations (`AgentSFTTrainer`, `rllm sft`)."""
+    """Demonstrations to learn from (`AgentSFTTrainer`, `rllm sft`)."""
 
     train_on: Literal["all", "last"] = "all"
-    """Which answers of a conversation are learned."""
+    """Answers of a conversation that are learned."""
     tokenize_method: Literal["cumulative", "stepwise"] = "cumulative"
-    """How messages become tokens: cumulative makes one text of a conversation, every answer as it was written; stepwise
-    puts each answer behind the prompt that an engine would send, which may leave out earlier reasoning. Rows with token ids
-    keep them."""
+    """Way to turn messages into tokens: cumulative makes one text of a conversation, every answer as it was
+    written; stepwise puts each answer after the prompt that an engine would send, which may leave out earlier
+    reasoning. Rows with token ids keep them."""
     reward_threshold: float | None = None
     """Rejection sampling: only trajectories that earned at least this are learned from."""
     best_per_task: PositiveInt | None = None
@@ -290,7 +290,7 @@ class TeacherConfig(Section):
 
 
 class GatewaySettings(Section):
-    """Where agents reach the policy."""
+    """Gateway by which agents reach the policy."""
 
     host: str = "127.0.0.1"
     """Address to listen on: a loopback one where agents run on this machine. With rollout.runner=ray that becomes the one by which
@@ -298,11 +298,10 @@ class GatewaySettings(Section):
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
     exact_turns: bool = True
-    """Whether later turns are prompted with the very tokens that were sampled before, reasoning included; false leaves it to
-    the chat template to write the past anew."""
+    """Prompt later turns with the very tokens that were sampled before, reasoning included; false leaves it to the
+    chat template to render the past again."""
     otel: bool = False
-    """Whether rollouts, their agents, tools and calls are traced with OpenTelemetry, and exported to
-    OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """Trace rollouts, their agents, tools and calls with OpenTelemetry, and export to OTEL_EXPORTER_OTLP_ENDPOINT."""
 
 
 class RayConfig(Section):
@@ -318,8 +317,8 @@ class RayConfig(Section):
     cpus_per_actor: float = Field(default=0.0, ge=0.0)
     """CPUs that Ray keeps for each of them; rollouts mostly wait for the model, so none are kept by default."""
     working_dir: Path | None = None
-    """Folder that all nodes are given a copy of, and find as their current one; None takes the current one. Its .gitignore and
-    .rayignore say what stays here."""
+    """Folder that all nodes are given a copy of, and find as their current one; None takes the current one. Its
+    .gitignore and .rayignore exclude files."""
     start_timeout_s: PositiveFloat = 300.0
     """The longest that a node may take to start such a process, and to tell what it has."""
 
@@ -358,14 +357,14 @@ class TrainConfig(Section):
     save_every: NonNegativeInt = 20
     """Training steps between checkpoints; 0 saves at the end only."""
     keep_checkpoints: PositiveInt = 2
-    """How many of the newest checkpoints stay."""
+    """Number of the newest checkpoints that are kept."""
     keep_best: str | None = None
     """A metric of the evaluations, such as eval/accuracy: the checkpoint where it was highest stays, too. With a minus, as
     in -eval/loss, that where it was lowest."""
     keep_batches: NonNegativeInt | None = None
-    """How many of the newest batches stay in run_dir/batches for rllm view; None keeps all, 0 writes none."""
+    """Number of the newest batches kept in run_dir/batches for rllm view; None keeps all, 0 writes none."""
     backend: str = "local"
-    """What holds the weights: local, which is this process, verl, which is its workers on Ray, or a package.module:Class."""
+    """Holder of the weights: local is this process, verl its workers on Ray, or a package.module:Class."""
     store: str | None = None
     """Path or URL of the store of traces; None makes traces.db in run_dir."""
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -385,18 +384,18 @@ class TrainConfig(Section):
     ray: RayConfig = Field(default_factory=RayConfig)
     verl: VerlConfig = Field(default_factory=VerlConfig)
     trackers: list[str] = Field(default_factory=lambda: ["jsonl", "console"])
-    """Where metrics and sample conversations go: console, tensorboard, wandb, mlflow, trackio, or a package.module:Class; jsonl,
-    the run's metrics.jsonl, is always among them."""
+    """Destinations of metrics and sample conversations: console, tensorboard, wandb, mlflow, trackio, or a
+    package.module:Class; jsonl, the run's metrics.jsonl, is always among them."""
     log_samples: NonNegativeInt = 2
     """Sample conversations of a step, from the least to the best rewarded: trackers keep them of every step, and the console
     prints them of the first evaluation, the first step and each tenth. 0 shows none."""
     project: str = "rllm"
-    """What trackers file the run under; its name there is that of its folder."""
+    """Name that trackers file the run under; the run itself is named by its folder."""
 
     @field_validator("run_dir", mode="before")
     @classmethod
     def _names_a_folder(cls, value: Any) -> Any:
-        """Nothing would be the current folder."""
+        """Refuse an empty path, which would be the current folder."""
         if value == "":
             raise PydanticCustomError("empty", "It names no folder; leave it out for runs/<time>")
         return value

@@ -1,4 +1,16 @@
-"""The training loop, from a configuration to a trained policy. Read `loop.py` first."""
+"""Training, from a configuration to a trained policy.
+
+Read first: `loop` (the steps of a run), then `credit` (episodes to credited sequences to a batch), `rollout_sources` (where
+episodes come from) and `agent_trainer` (how all parts are put together). Around them:
+
+* `rollouts`, `selection`, `sequences`, `teacher`: requests of rollouts, filters, token sequences, distillation.
+* `async_loop`: rollouts ahead of updates, over the same types.
+* `checkpoint`, `resume`, `run_folder`: exact resume.
+* `metrics`, `run_health`, `batch_log`, `episode_records`: what a run records.
+* `explain`, `export`, `rescore`: reading a run afterwards.
+* `checkup`, `preflight`, `memory`: checks before work starts.
+* `agent_sft_trainer`, `demonstrations`: supervised fine-tuning through the same loop.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class AgentSFTTrainer(AgentTrainer):
 
 
 def _for_demonstrations(config: TrainConfig) -> TrainConfig:
-    """With the defaults that demonstrations have."""
+    """Return the configuration with the defaults of demonstrations."""
     if "algorithm" not in config.model_fields_set:
         config.algorithm = {"name": "sft"}
     elif "name" not in config.algorithm:
@@ -111,7 +111,7 @@ def _for_demonstrations(config: TrainConfig) -> TrainConfig:
 
 
 def _rows(source: Any, name: str) -> list[Row]:
-    """The rows of anything that a user may give.
+    """Return the rows of any source that a user may give.
 
     Raises:
         ConfigError: if it cannot be read, or is empty.
@@ -136,7 +136,7 @@ def _rows(source: Any, name: str) -> list[Row]:
 
 
 def _stored_rows(url: str, folder: Path, run_id: str | None) -> list[Row]:
-    """What the store of a run or of an evaluation has; an evaluation's rewards are in the episodes of its folder."""
+    """Return the rows of the store of a run or evaluation; an evaluation's rewards are in its folder's episodes."""
     episodes = folder / EPISODES
     with closing(open_store(url, read_only=True)) as store:
         if not episodes.exists():
@@ -145,7 +145,7 @@ def _stored_rows(url: str, folder: Path, run_id: str | None) -> list[Row]:
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
-    """The rows in the tokens of the model that is trained."""
+    """Return the rows in the tokens of the trained model."""
     from rllm.inference.local.loading import load_tokenizer
     from rllm.parser.tool_prompt import TemplateChoice
 
@@ -158,7 +158,8 @@ def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
 
 
 def _check_roles(names: set[str], config: TrainConfig) -> None:
-    """
+    """Check that at least one row is of a role that is trained.
+
     Raises:
         ConfigError: if none of the rows is learned from, so that there is no loss of them either.
     """
@@ -187,16 +188,16 @@ class DemonstrationRollouts(RolloutSource):
 
 
 class Demonstrator(AbstractContextManager["Demonstrator"]):
-    """A `Rollout` that asks nobody. The store gets a session for what the trainer notes, and no traces: nothing was called."""
+    """A `Rollout` without model calls: the store gets a session for the trainer's notes, and no traces."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
 
     def __exit__(self, *_: object) -> None:
-        """There is nothing to stop."""
+        """Do nothing."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
-        """The attempt's row as an episode."""
+        """Return the attempt's row as an episode."""
         if attempt.trainable:
             about = {name: getattr(attempt, name) for name in ("task_id", "index", "split", "run_id")}
             await asyncio.wrap_future(self._store.open_session(attempt.session_id, about))
@@ -221,12 +222,12 @@ class DemonstrationMetrics:
         return why_failed(episode)
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """`sft/reward`: what demonstrations that were sampled and scored had earned."""
+        """Return `sft/reward`: the mean reward of demonstrations that were sampled and scored."""
         rewards = rewards_of(episodes)
         return {"sft/reward": fmean(rewards)} if rewards else {}
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """`eval/loss`, as the training's; `eval/perplexity`, by the mean over tokens whatever the loss is a mean of."""
+        """Return `eval/loss`, as in training, and `eval/perplexity`, by the mean over tokens."""
         batch = assemble(episodes, self.algorithm, step=0, temperature=1.0, roles=self.roles).batch
         logprobs = self.backend.score(batch).float()
         losses, _ = self.algorithm.surrogate(logprobs, logprobs, batch)

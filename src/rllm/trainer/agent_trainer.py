@@ -62,12 +62,12 @@ logger = logging.getLogger(__name__)
 TaskSource: TypeAlias = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | str | Path
 
 MODEL_NAME = "policy"
-"""What the gateway calls the model; agents may send any name."""
+"""Name of the model in the gateway; agents may send any name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """Where a finished run lies."""
+    """Result of a finished run."""
 
     run_dir: Path
     checkpoint: Path
@@ -154,14 +154,14 @@ class AgentTrainer:
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
-        """What a command line that goes on with the run must be given: see `run_folder.beginning_of`."""
+        """Arguments that a command line needs to resume the run: see `run_folder.beginning_of`."""
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
         )
         self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
         self._start = self._starting_point()
         self._settings = self.config.model_dump(mode="json")
-        """As the user wants them; what a command line chooses for this process alone, such as a port, is not among them."""
+        """Settings as the user chose them, without those of this process alone, such as a port."""
         self._runner: RolloutRunner | None = None
 
     def _check_settings(self) -> None:
@@ -188,7 +188,7 @@ class AgentTrainer:
         self.config, self.rate_origin = with_learning_rate(
             self.config, demonstrates=self.source.demonstrates, resumed=self._begun_settings() if self._resume else ""
         )
-        """Where `optim.lr` is from, if the user did not set it."""
+        """Origin of `optim.lr`, if the user did not set it."""
         self.config = fitted_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
         check_rollouts(self.config, self.source)
@@ -252,7 +252,7 @@ class AgentTrainer:
         )
 
     def _starting_point(self) -> StartingPoint:
-        """Where the run begins, as its folder is now.
+        """Return where the run begins, given the present content of its folder.
 
         Raises:
             ConfigError: if the folder has another run, or one that is not to be gone on with.
@@ -277,7 +277,7 @@ class AgentTrainer:
             )
 
     def _loop(self, stack: ExitStack) -> TrainingLoop:
-        """The loop with all its parts, which work until the stack ends."""
+        """Return the loop with all its parts, which are closed with the stack."""
         start = self._start
         seed_generators(self.config.seed)
         teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
@@ -313,7 +313,7 @@ class AgentTrainer:
         )
 
     def _loaded_backend(self, stack: ExitStack) -> TrainingBackend:
-        """The backend as the run began, or as its checkpoint has it."""
+        """Return the backend in its initial state, or as its checkpoint has it."""
         backend = self._backend.from_config(self.config.model_copy(update={"run_dir": self.run_dir}))
         stack.callback(backend.close)
         if self._start.checkpoint is not None:
@@ -324,7 +324,7 @@ class AgentTrainer:
         return backend
 
     def _write_settings(self) -> None:
-        """Put what the run is now in the place of what its folder tells of lost steps, and of earlier settings."""
+        """Write the settings, and remove the metrics of lost steps."""
         self._start.forget_metrics(self.run_dir)
         settings = with_rate_origin(yaml.safe_dump(self._settings, sort_keys=False), self.rate_origin)
         replace_text(self.run_dir / "config.yaml", settings)
@@ -333,7 +333,7 @@ class AgentTrainer:
         seal(self.run_dir)
 
     def _opened_store(self, stack: ExitStack) -> TraceStore:
-        """The store, if it is the run's own without the rollouts of lost steps."""
+        """Return the store; if it is the run's own, without the rollouts of lost steps."""
         store = open_store(self.config.store or str(self.run_dir / "traces.db"))
         stack.callback(store.close)
         if self.config.store is None:
@@ -357,7 +357,7 @@ def check_model(config: TrainConfig) -> None:
 
 
 def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
-    """Refuse settings of evaluations where there are none; that there are to be none may be said.
+    """Refuse settings of evaluations without held-out tasks, except the one that disables them.
 
     Raises:
         ConfigError: naming the setting.
@@ -374,7 +374,7 @@ def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:
-    """Warn if held-out tasks are also trained on; only the content of the rows counts, not ids or the name of the split."""
+    """Warn if held-out tasks are also trained on, comparing the content of rows, not ids or splits."""
     if val_data is None:
         return
     trained = set(map(_content, train_data))

@@ -60,7 +60,7 @@ class BatchLog:
             logger.warning("the batch of step %d cannot be kept for `rllm view`: %s", step, error)
 
     def _kept(self) -> list[tuple[int, Path]]:
-        """The files by their steps, oldest first; their names no longer sort so from a million on."""
+        """Return the files by their steps, oldest first; from a million steps on, names do not sort so."""
         found = [(match, path) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return sorted((int(match[1]), path) for match, path in found)
 
@@ -103,7 +103,7 @@ def _sequence(sequence: TokenSequence) -> dict[str, Any]:
 
 
 def _packed(values: Tensor) -> dict[str, str]:
-    """An array with its kind, as NumPy writes it: `i4`, `f4` or `f2`."""
+    """Return an array with its kind, as NumPy writes it: `i4`, `f4` or `f2`."""
     array = values.detach().cpu().numpy()
     kind = f"{array.dtype.kind}{array.dtype.itemsize}"
     data = array.astype(f"<{kind}").tobytes()

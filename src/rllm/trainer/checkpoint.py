@@ -31,7 +31,7 @@ class Checkpoints:
     """The checkpoint folders of a run: `checkpoints/step-000020`, ..."""
 
     def __init__(self, run_dir: Path, *, keep: int, keep_best: str | None = None) -> None:
-        """`keep` of the newest stay, and the best by the metric `keep_best`."""
+        """Keep the newest `keep` checkpoints, and the best by the metric `keep_best`."""
         self.run_dir = run_dir
         self._folder = run_dir / "checkpoints"
         self._keep = keep
@@ -88,35 +88,35 @@ class Checkpoints:
             shutil.rmtree(abandoned, ignore_errors=True)
 
     def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+        """Return the complete checkpoints, oldest first."""
         if not self._folder.is_dir():
             return []
         found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and (path / STATE_FILE).exists()]
         return sorted(found, key=_step_of)
 
     def have(self, step: int) -> bool:
-        """Whether there is a complete one of this step."""
+        """Return whether a complete checkpoint of this step exists."""
         return self._path_of(step) in self.all()
 
     def _path_of(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint."""
+        """Return the newest complete checkpoint."""
         found = self.all()
         return found[-1] if found else None
 
     def best(self) -> Path | None:
-        """The checkpoint with the highest score, of equal ones the earliest; `None` if none has one."""
+        """Return the checkpoint with the highest score, the earliest of equal ones; `None` if none has one."""
         scored = self._scored()
         return max(scored, key=scored.__getitem__, default=None)
 
     def best_score(self) -> float | None:
-        """The score of the best checkpoint."""
+        """Return the score of the best checkpoint."""
         return max(self._scored().values(), default=None)
 
     def _scored(self) -> dict[Path, float]:
-        """Whole checkpoints with their scores. Those by another metric, which a run had before it was resumed, do not count."""
+        """Return complete checkpoints with their scores, except scores by a metric of before a resume."""
         states: dict[Path, dict[str, Any]] = {}
         for path in self.all():
             with suppress(ConfigError):  # a damaged one has no score
@@ -129,7 +129,7 @@ class Checkpoints:
         }
 
     def way_back(self, damaged: Path) -> str:
-        """What a user can do about a checkpoint that cannot be taken up."""
+        """Return the remedy for a checkpoint that cannot be loaded."""
         earlier = [path for path in self.all() if _step_of(path) < _step_of(damaged) and damage_of(path) is None]
         if not earlier:
             return "there is no whole checkpoint before it: begin anew in another run_dir"
@@ -137,7 +137,7 @@ class Checkpoints:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What `save` kept beside the weights.
+    """Return the state saved beside the weights.
 
     Raises:
         ConfigError: if the folder is not a checkpoint, or not all of one.
@@ -157,7 +157,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def damage_of(checkpoint: Path) -> ConfigError | None:
-    """What `read_state` has to say against a checkpoint."""
+    """Return the error of `read_state` for a damaged checkpoint."""
     try:
         read_state(checkpoint)
     except ConfigError as error:
@@ -166,12 +166,10 @@ def damage_of(checkpoint: Path) -> ConfigError | None:
 
 
 def score_of(metrics: Mapping[str, float], name: str | None, *, is_known: bool = False) -> float | None:
-    """The metric by which the best checkpoint is chosen, if one is: the higher the better, so that of `-name` is negated; `None`
-    where it is no number, which nothing would ever be higher than, or where an evaluation lacks it and earlier ones did not
-    (`is_known`), as that of a role of which nothing could be judged.
+    """Return the metric that ranks checkpoints, higher is better; that of `-name` is negated.
 
-    Raises:
-        ConfigError: if an evaluation does not have it, and none had.
+    Returns `None` if it is not a number, or if this evaluation lacks it but earlier ones had it (`is_known`).
+    Raises `ConfigError` if no evaluation has it.
     """
     if name is None:
         return None
@@ -190,7 +188,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _metric_of(state: Mapping[str, Any]) -> str | None:
-    """What the score of a checkpoint's state is of."""
+    """Return the metric that a checkpoint's score is of."""
     metric: str | None = state.get("config", {}).get("keep_best")
     return metric
 

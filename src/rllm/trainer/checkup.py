@@ -30,14 +30,14 @@ OLDEST_PYTHON = (3, 11)
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """Return the interpreter and its version."""
     ok = sys.version_info >= OLDEST_PYTHON
     said = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
     return Finding(name="python", ok=ok, said=said, fix="" if ok else "make an environment with Python 3.11 or newer")
 
 
 def gpus() -> Finding:
-    """What torch sees, beside what the driver does."""
+    """Return the GPUs that torch and the driver list."""
     driver = gpus_of_driver()
     try:
         import torch
@@ -62,7 +62,7 @@ def gpus() -> Finding:
 
 
 def memory(needed: float | None) -> Finding:
-    """Main memory; and where models run in it, whether it holds `needed` bytes."""
+    """Return main memory, and whether `needed` bytes fit where models run."""
     free = free_memory()
     said = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
@@ -74,7 +74,7 @@ def memory(needed: float | None) -> Finding:
 
 
 def disk(folder: Path, needed: float | None) -> Finding:
-    """Free space where runs are written; `needed` is what one checkpoint takes, in bytes."""
+    """Return the free space where runs are written; `needed` are the bytes of one checkpoint."""
     nearest = nearest_folder(str(folder.absolute()))
     if not nearest.is_dir():
         return Finding(name="disk", ok=False, said=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
@@ -91,7 +91,7 @@ def disk(folder: Path, needed: float | None) -> Finding:
 
 
 def reachable_port(port: int) -> Finding:
-    """Whether `rllm gateway` could listen there; a training run takes any free port."""
+    """Return whether `rllm gateway` could listen on a port; a training run takes any free one."""
     try:
         bind("127.0.0.1", port).close()
     except ConfigError as error:
@@ -127,14 +127,14 @@ TO_TRAIN = ("torch", "transformers", "peft", "safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """What is installed."""
+    """An installed package."""
 
     version: str
     requires: Sequence[str] = ()
 
 
 def installed_packages() -> dict[str, Package]:
-    """Every distribution of this environment, by its normal name; of two of a name that which is imported."""
+    """Return the imported distribution of every name in this environment."""
     found: dict[str, Package] = {}
     for item in distributions():
         name = item.metadata["Name"]
@@ -144,7 +144,7 @@ def installed_packages() -> dict[str, Package]:
 
 
 def version_findings(packages: Mapping[str, Package]) -> list[Finding]:
-    """What is installed for training; and each requirement that does not hold, with the command that mends it."""
+    """Return the packages for training, and each unmet requirement with the command that fixes it."""
     return [_for_training(packages), *(_conflict(packages, name) for name in _wrong(packages))]
 
 
@@ -169,7 +169,7 @@ class _Wrong:
 
 
 def _wrong(packages: Mapping[str, Package]) -> Iterator[_Wrong]:
-    """Every requirement that does not hold. What an extra of ours asks for must be right, where it is installed."""
+    """Yield every unmet requirement; installed packages of our extras must fit, too."""
     for owner in (*NEEDED, *OTHERS):
         for requirement in map(Requirement, packages[owner].requires if owner in packages else ()):
             found = packages.get(canonicalize_name(requirement.name))
@@ -222,7 +222,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 
 
 def training_bytes(model: str) -> float | None:
-    """What training all weights takes beside activations; `None` where the model's files are not here."""
+    """Return the bytes of training all weights beside activations; `None` if the model's files are not here."""
     try:
         from rllm.config.model_sizes import num_weights
     except ImportError:
@@ -235,7 +235,7 @@ def training_bytes(model: str) -> float | None:
 
 
 def model_findings(model: str) -> list[Finding]:
-    """What is wrong with a model's folder, or with what the hub gave of it."""
+    """Return the problems of a model folder, or of what the hub has of it."""
     try:
         from rllm.inference.local.loading import load_tokenizer
     except ImportError as error:
@@ -272,7 +272,7 @@ def _lora_findings(model: str) -> list[Finding]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Files that a model's folder must have; an adapter's folder has others."""
+    """Return the files that a model folder lacks; an adapter's folder has others."""
     if (folder / "adapter_config.json").exists():
         return []
     indexes = list(folder.glob("*.index.json"))
@@ -285,7 +285,7 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def _incomplete(folder: Path) -> str:
-    """What of a model's folder is not there, or not whole; nothing of one that is not there at all."""
+    """Return what is missing or damaged in a model folder; empty if the folder does not exist."""
     if not folder.is_dir():
         return ""
     if damaged := [path.name for path in sorted(folder.glob("*.json")) if not _is_json(path)]:
@@ -305,7 +305,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _is_whole(weights: Path) -> bool:
-    """Whether a file is as long as its header says, see https://huggingface.co/docs/safetensors."""
+    """Return whether a file is as long as its header states, see https://huggingface.co/docs/safetensors."""
     size = weights.stat().st_size
     with weights.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -376,7 +376,8 @@ _REWRITTEN = "rewritten"
 
 
 def _judged(template: Any, continuation: Any, tokenizer: Any, chat: Sequence[Message]) -> str:
-    """Nothing where the template is append-only, `_REWRITTEN` where our own rendering makes it so, else why that fails."""
+    """Return an empty text if the template is append-only, `_REWRITTEN` if our rendering makes it so, else the
+    reason."""
     tools = [_TOOL] if any(message["role"] == "tool" for message in chat) else None
     try:
         asked = template.render_text(chat[:1], tools, True)
@@ -390,7 +391,7 @@ def _judged(template: Any, continuation: Any, tokenizer: Any, chat: Sequence[Mes
 
 
 def generation_finding(folder: Path) -> Finding:
-    """Whether the model's own defaults would change what is sampled."""
+    """Return whether the model's own defaults would change what is sampled."""
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text()) if path.is_file() else {}
     changed = {name: settings[name] for name in NEUTRAL if name in settings and not _is_neutral(name, settings[name])}
@@ -411,7 +412,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 
 def checkup(*, model: str | None, run_dir: Path, port: int) -> list[Finding]:
-    """Everything that can be found out without training.
+    """Return all findings that need no training.
 
     Args:
         model: a folder or hub id, as `model.path`; `None` looks at the machine only.

@@ -1,4 +1,4 @@
-"""Episodes of a run as records: the outcome kept beside the traces of each, and the episodes read back from a folder."""
+"""Records of episodes: the outcome stored beside the traces of each, and episodes read back from a folder."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ Credited = tuple[str, int, str]
 """Ids of a session and a trace, and between them which trajectory it is: several may share a call."""
 
 _MAX_TEXT = 4000
-"""Characters of an error or a traceback that are kept, its end: there it says what happened."""
+"""Characters kept of an error or traceback: its end, which names the cause."""
 
 
 async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
-    """Note on the session of each episode how it ended; durable on return. What has no session in the store is passed over."""
+    """Store the outcome of each episode with its session, durable on return; episodes without a session are
+    skipped."""
     credit_of = {(credit.session_id, credit.trajectory_index, credit.trace_id): credit for credit in credits}
     await asyncio.to_thread(_keep, store, episodes, credit_of)
 
@@ -59,7 +60,7 @@ def note_outcome(
 
 
 def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
-    """The facts of an episode that are small, as JSON holds them.
+    """Return the small facts of an episode as JSON values.
 
     Args:
         episode: as its rollout, and its training if there was one, left it.
@@ -96,7 +97,7 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
 
 
 def _step_record(step: Step, credit: StepCredit | None) -> dict[str, Any]:
-    """What is said of a step only where it is: its own reward, what it was credited with, why its prompt drifted."""
+    """Return the record of a step: only the reward, advantage and drift that it has."""
     told: dict[str, Any] = {"id": step.id}
     if is_scored(step.reward) and _is_finite(step):
         told["reward"] = step.reward
@@ -108,31 +109,28 @@ def _step_record(step: Step, credit: StepCredit | None) -> dict[str, Any]:
 
 
 def _is_finite(item: Trajectory | Step) -> bool:
-    """Whether its reward, if it has one, is a number; where it is not, the rollout has failed for that reason."""
+    """Return whether a reward, if any, is a finite number; if not, the rollout failed for that reason."""
     reward: Any = item.reward
     return not is_scored(reward) or (is_number(reward) and math.isfinite(reward))
 
 
 def _tools_of(step: Step) -> list[str]:
-    """The tools that the answer calls."""
+    """Return the names of the tools that the answer calls."""
     answer = step.chat_completions[-1] if step.chat_completions else {}
     calls = [call for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
     return [str((call.get("function") or {}).get("name")) for call in calls]
 
 
 TOOLS_KEY = "tools"
-"""Where the `info` of a step of such an episode keeps the tools that its call was offered."""
+"""Key of a step's `info` for the tools that its call was offered."""
 
 
 def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Iterator[Episode]:
-    """Every episode that has ended, oldest first, with its task, rewards, messages and tokens.
+    """Yield every episode that has ended, oldest first, with its task, rewards, messages and tokens.
 
-    `info` says the `split`, and of training episodes the `training_step` (from 0). Of a rollout that an evaluation made
-    again, the last counts. `tasks` are those of a run whose folder does not keep them.
-
-    Raises:
-        ConfigError: if the folder is of no run and of no evaluation.
-        StoreError: if the traces, or what was noted of a rollout's end, cannot be read.
+    `info` has the `split`, and for training episodes the `training_step` (from 0). Of rollouts that an evaluation
+    repeated, the last is used. `tasks` are those of a run whose folder does not keep them. Raises `ConfigError` if
+    the folder is not one of a run or evaluation, and `StoreError` if traces or outcomes cannot be read.
     """
     url = store_of(folder)
     with closing(open_store(url, read_only=True)) as store:
@@ -150,7 +148,7 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Ite
 
 
 def store_of(folder: Path) -> str:
-    """Path or URL of the traces of a run or an evaluation.
+    """Return the path or URL of the traces of a run or an evaluation.
 
     Raises:
         ConfigError: if the folder is of neither.
@@ -169,13 +167,13 @@ def store_of(folder: Path) -> str:
 
 
 def named_store(source: str | Path) -> str | None:
-    """Path or URL of the traces that this is, or that this folder of a run or an evaluation has; `None` for anything else."""
+    """Return the path or URL of the traces that a source is or whose folder it is; `None` for anything else."""
     path = Path(source).expanduser()
     return str(path) if path.suffix == ".db" and path.is_file() else store_of_run(folder_of(path))
 
 
 def folder_of(source: str | Path) -> Path:
-    """The folder that is named, by itself or by a file in it."""
+    """Return the folder that is named directly or by a file in it."""
     path = Path(source).expanduser()
     return path.parent if path.is_file() and (path.suffix == ".db" or path.name == EPISODES) else path
 
@@ -216,14 +214,16 @@ def _trajectory(told: Mapping[str, Any]) -> Trajectory:
 
 
 def was_learnable(episode: Episode, path: Trajectory) -> bool:
-    """Whether a trajectory could be learned from: not one that was marked otherwise, such as an opponent's. Of a run's held-out
-    rollouts all are marked, so there the mark tells nothing."""
+    """Return whether a trajectory could be learned from, unlike that of an opponent.
+
+    All held-out rollouts of a run are marked as not trainable, so for them the mark means nothing.
+    """
     is_held_out = episode.info.get("split") != "train"
     return path.trainable or (is_held_out and not any(other.trainable for other in episode.trajectories))
 
 
 def filled(episode: Episode, store: TraceStore) -> Episode:
-    """The same episode, whose record has no token ids, with what the store has of its calls: messages, tools, tokens."""
+    """Fill an episode that has no token ids with messages, tools and tokens from the store, and return it."""
     traces = {trace.id: trace for trace in store.by_session(episode.session_id) if trace.error is None}
     for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
         if (trace := traces.get(step.id)) is not None:

@@ -19,7 +19,7 @@ Work = Callable[[], Coroutine[Any, Any, T]]
 
 
 def run_anywhere(work: Work[T]) -> T:
-    """What the work returns. Where an event loop runs here already, it is done in a thread with a loop of its own.
+    """Run the work and return its result, in a thread with a loop of its own if a loop runs here already.
 
     Raises:
         RolloutError: if the loop was stopped before the work was done.
@@ -29,7 +29,7 @@ def run_anywhere(work: Work[T]) -> T:
 
 
 def _in_a_loop() -> bool:
-    """Whether an event loop runs here. Asked apart from what is run, whose errors would else follow from there being none."""
+    """Return whether an event loop runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

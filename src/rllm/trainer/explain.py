@@ -1,4 +1,4 @@
-"""What an episode was trained with, read back from the store: reward, group, baseline and advantage of every step and token."""
+"""Explanation of an episode from the store: reward, group, baseline and advantage of every step and token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExplainedStep:
     trace_id: str
     role: str
     training_step: int | None
-    """`None`: nobody trained on this episode, as in an evaluation."""
+    """`None` if the episode was not trained on, as in an evaluation."""
     reward: float | None
     group_id: str | None
     baseline: float | None
@@ -66,7 +66,7 @@ class ExplainedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedEpisode:
-    """An episode: its calls in order; one that trajectories share is told of once for each."""
+    """An episode with its calls in order; a call that trajectories share is listed once for each."""
 
     episode_id: str
     session_id: str
@@ -76,7 +76,7 @@ class ExplainedEpisode:
     rewards: dict[str, float | None]
     steps: list[ExplainedStep]
     error: dict[str, str] | None = None
-    """What it failed with: `type`, `message` and `traceback`."""
+    """Type of the error; `unreadable` if the outcome was written by another program."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,7 +94,7 @@ class ListedEpisode:
     rewards: dict[str, float | None]
     """By role, the mean where one has several trajectories; none of an episode that has not ended."""
     error: str | None
-    """The kind of error that it failed with; `unreadable` where what was noted of its end is of another form than ours."""
+    """Type of the error; `unreadable` if the outcome was written by another program."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,14 +103,14 @@ class ListedEpisode:
 def latest_episodes(
     store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None, run_id: str | None = None
 ) -> list[ListedEpisode]:
-    """The newest episodes, newest first; where a split, a step or a run is given, those of it."""
+    """Return the newest episodes of a split, step or run, newest first."""
     known = every_session(store, run_id=run_id)
     rollouts = (session for session in known if _episode_id(session) and _is_of(session, split, step))
     return [_listed(session) for session in itertools.islice(rollouts, limit)]
 
 
 def _is_of(session: SessionInfo, split: str | None, step: int | None) -> bool:
-    """Whether it is of this split and step; `None` is any."""
+    """Return whether a session is of this split and step; `None` is any."""
     return split in (None, session.metadata.get("split")) and step in (None, _step_of(session))
 
 
@@ -128,13 +128,13 @@ def _listed(session: SessionInfo) -> ListedEpisode:
 
 
 def _step_of(session: SessionInfo) -> int | None:
-    """See `ListedEpisode.step`; sessions count from 0."""
+    """Return `ListedEpisode.step`; sessions count from 0."""
     step: int | None = session.metadata.get("training_step")
     return step + 1 if step is not None and session.metadata.get("split") == "train" else step
 
 
 def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
-    """Rewards by role and the kind of error that an outcome tells, which may be of a program other than ours."""
+    """Return rewards by role and the kind of error of an outcome, which another program may have written."""
     try:
         by_role: dict[str, list[float]] = {}
         for path in outcome.get("trajectories") or ():
@@ -155,11 +155,10 @@ def explain(
     run_id: str | None = None,
     fed: Fed | None = None,
 ) -> ExplainedEpisode:
-    """The newest episode of this id, as `latest_episodes` and logs name it, of a split, step or run where one is given; or that
-    of this session. Every evaluation of a run has episodes of the same ids. `fed` tells the advantages of single tokens.
+    """Return the newest episode of this id, or of this session, of a split, step or run if given.
 
-    Raises:
-        ConfigError: if the store has no such episode; some that it has are named.
+    Ids are those of `latest_episodes` and logs; every evaluation of a run repeats them. `fed` returns the
+    advantages of single tokens. Raises `ConfigError` naming some episodes if the store has no such one.
     """
     named = (session for session in every_session(store, run_id=run_id) if _episode_id(session) == episode)
     session = store.session(episode) or next((item for item in named if _is_of(item, split, step)), None)
@@ -191,7 +190,7 @@ def explain(
 
 
 def _error(told: Any) -> dict[str, str] | None:
-    """The error that an outcome tells, which may be of a program other than ours."""
+    """Return the error of an outcome, which another program may have written."""
     if not isinstance(told, Mapping):
         return None
     return {name: str(told.get(name, "")) for name in ("type", "message", "traceback")}
@@ -206,7 +205,7 @@ def _episode_id(session: SessionInfo) -> str:
 def _steps(
     trace: Trace, credits_: Sequence[StepCredit], fed: Fed | None, side_call: str | None
 ) -> Iterator[ExplainedStep]:
-    """A call, once for each of its credits."""
+    """Yield a call once for each of its credits."""
     trained = [credit for credit in credits_ if credit.trainer_logprobs]
     for credit in credits_:
         siblings = [item for item in trained if item.training_step == credit.training_step]

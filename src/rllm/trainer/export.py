@@ -1,4 +1,4 @@
-"""What a run leaves, in forms that other programs read: its episodes, conversations to learn from, its model."""
+"""Exports of a run for other programs: its episodes, conversations to learn from, its model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rllm.types import Episode, Trajectory
 _ROWS = 256
 """Rows to a group of a Parquet file: what is in memory at a time."""
 _OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json", "critic.pt", "verl")
-"""What of a checkpoint only a resumed run reads."""
+"""Files of a checkpoint that only a resumed run reads."""
 _ADAPTER = "adapter_config.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -46,11 +46,10 @@ def export_episodes(episodes: Iterable[Episode], path: Path) -> int:
 
 
 def export_chat(episodes: Iterable[Episode], path: Path) -> int:
-    """Write conversations in the chat format that `rllm sft` and others learn from: `messages`, `tools` where they were
-    offered, and the `reward`. Returns how many.
+    """Write conversations in the chat format that `rllm sft` and others read, and return their number.
 
-    Raises:
-        ConfigError: if the file cannot be written, or does not end in .jsonl.
+    A line has `messages`, `tools` if they were offered, and the `reward`. Raises `ConfigError` if the file cannot
+    be written or does not end in .jsonl.
     """
     if path.suffix != ".jsonl":
         raise ConfigError(f"chat={str(path)!r}: name a file that ends in .jsonl")
@@ -222,7 +221,7 @@ def _write_parquet(path: Path, episodes: Iterable[Episode]) -> int:
 
 
 def _parquet_row(episode: Episode, path: Trajectory) -> dict[str, Any]:
-    """Messages and the task have no fixed form, so they are kept as JSON."""
+    """Return an episode as a row; messages and task have no fixed form, so they are JSON."""
     return {
         "episode_id": episode.id,
         "session_id": episode.session_id,

@@ -76,40 +76,43 @@ class TrainingLoop:
     train_data: Dataset
     val_data: Dataset | None = None
     episode_metrics: EpisodeMetrics = field(default_factory=RolloutMetrics)
-    """What is made known of episodes."""
+    """Turns episodes into metrics."""
     teacher: Teacher | None = None
     """Teacher model for distillation, if the algorithm uses one."""
     batch_log: BatchLog | None = None
-    """Where batches are kept to be looked at."""
+    """Log of batches for `rllm view`."""
     num_unattributed_calls: Callable[[], int] = lambda: 0
     """Count of the calls that have named no session while rollouts were under way."""
     run_id: str | None = None
-    """What its rollouts are known by in a store that several runs may share."""
+    """Name of the run in a store that several runs share."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What a run that goes on from a checkpoint must have in common with this one."""
+    """Settings and data that a resumed run must share with this one."""
     steps_done: int = 0
-    """Where a resumed run goes on."""
+    """Training steps done by earlier processes, then by this one."""
     evaluated_at: int = -1
-    """After how many steps the policy was last evaluated."""
+    """Number of steps after which the policy was last evaluated."""
     score: float | None = None
     """The metric `keep_best` of that evaluation."""
     _health: RunHealth = field(default_factory=RunHealth, init=False)
     _num_unattributed: int = field(default=0, init=False)
     """Such calls until the last step was logged."""
     _is_first: bool = field(default=True, init=False)
-    """Whether no step was done since this process began."""
+    """True until this process has done its first step."""
     _has_named_side_call: bool = field(default=False, init=False)
-    """Whether an example of the calls that `dropped/side_call` counts was logged."""
+    """True once an example of the calls in `dropped/side_call` was logged."""
     _is_whole: bool = field(default=True, init=False)
-    """Whether weights and records are those of `steps_done` steps; an update that failed may have left them in between."""
+    """True while weights and records are those of `steps_done` steps; a failed update may leave them in between."""
     _state: dict[str, Any] = field(default_factory=dict, init=False)
-    """What a checkpoint of the last whole step keeps beside the weights."""
+    """State for the checkpoint of the last whole step."""
     _thread: SerialExecutor = field(default_factory=SerialExecutor, init=False)
-    """Where the backend works: always the same, which keeps its memory, and whose helpers stay with it."""
+    """Thread of the backend: always the same, so that its memory and helper threads stay with it."""
 
     async def run(self) -> None:
-        """Train until `num_steps` are done. However it ends, the last whole step is saved, unless a later one spoilt it. Before
-        the first one there is something to save only behind an evaluation, which need not be made again."""
+        """Train until `num_steps` are done.
+
+        However it ends, the last whole step is saved, unless a later one spoilt it. Before the first step only an
+        evaluation is worth saving.
+        """
         await self._note_state()
         failure: Exception | None = None
         try:
@@ -133,7 +136,7 @@ class TrainingLoop:
             self._thread.close()
 
     async def step(self) -> None:
-        """One training step. Once its update has begun it is finished, also when the run is being stopped."""
+        """Run one training step. Once its update has begun, it is completed even while the run is being stopped."""
         times: dict[str, float] = {}
         with _timed(times, "rollout"):
             episodes = await self._episodes_of(self.steps_done)
@@ -141,7 +144,7 @@ class TrainingLoop:
         await _to_the_end(self._learn(episodes, times), f"step {self.steps_done + 1} is finished{again}")
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
-        """Update the weights on these episodes, publish them, and tell the store and the trackers what came of it."""
+        """Update the weights on these episodes, publish them, and record the step in store and trackers."""
         if self._is_first:
             warn_of_unknown_roles(self.config.roles, episodes)
             self._is_first = False
@@ -168,7 +171,7 @@ class TrainingLoop:
         self._is_whole = True
 
     async def _assembled(self, episodes: Sequence[Episode]) -> Assembled:
-        """The batch of these episodes, without what is not to be trained on."""
+        """Return the batch of these episodes, without those that filters drop."""
         drop_filtered(episodes, self.config.filters)
         if self.config.rollout.resample_rounds:
             drop_uniform(episodes, self.algorithm)
@@ -186,7 +189,7 @@ class TrainingLoop:
     def _metrics(
         self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
     ) -> dict[str, float]:
-        """What a training step was like."""
+        """Return the metrics of a training step."""
         # A task's greedy rollout has the index behind them; it is the policy's, but not sampled as what is trained on.
         sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
@@ -242,8 +245,10 @@ class TrainingLoop:
             logger.warning("%s", error)
 
     async def _note_state(self) -> None:
-        """Note what a checkpoint of this moment keeps beside the weights. What is drawn and stored from here on belongs to the
-        next step, which a resumed run makes again."""
+        """Record the state that a checkpoint of this moment saves beside the weights.
+
+        Whatever is drawn and stored from here on belongs to the next step, which a resumed run repeats.
+        """
         self._state = {
             "config": self.config.model_dump(mode="json"),
             "identity": dict(self.identity),
@@ -254,11 +259,11 @@ class TrainingLoop:
         }
 
     async def _last_session(self) -> str | None:
-        """The newest session before the first one of a step that is still to be done."""
+        """Return the newest session before the first one of a step still to be done."""
         return await self._in_thread(newest_session, self.store)
 
     def _owes_evaluation(self) -> bool:
-        """Whether the policy as it is should have been evaluated, and was not before the run was stopped."""
+        """Return whether an evaluation of the present policy is due and missing."""
         due = self._due(self.config.eval.every) if self.steps_done else self.config.eval.at_start
         return due and self.evaluated_at < self.steps_done
 
@@ -270,7 +275,7 @@ class TrainingLoop:
         return best is None or score > best
 
     async def _episodes_of(self, step: int) -> list[Episode]:
-        """What a step is trained on: the rollouts of its tasks, and of others where those have nothing to teach."""
+        """Return the rollouts that a step is trained on: of its tasks, and of replacements for uninformative ones."""
         episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
         num_drawn = 0
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
@@ -322,7 +327,7 @@ class TrainingLoop:
             await self._in_thread(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """What the function returns, called in the backend's thread while the event loop goes on."""
+        """Call a function in the backend's thread while the event loop continues."""
         return await self._thread.run(partial(function, *args, **kwargs), name=BACKEND_THREAD)
 
     def _due(self, every: int) -> bool:
@@ -330,7 +335,7 @@ class TrainingLoop:
 
 
 def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredit]:
-    """The credits with the trainer's log-probabilities of what was in the batch.
+    """Return the credits with the trainer's log-probabilities of the tokens in the batch.
 
     Raises:
         TokenMismatchError: if there is not one for each token of the batch.
@@ -351,8 +356,7 @@ def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredi
 
 
 async def _to_the_end(work: Coroutine[Any, Any, object], what: str) -> None:
-    """Await work that must not be left half done; being cancelled meanwhile takes effect behind it, which says `what` is waited
-    for."""
+    """Await work that must not be interrupted; a cancellation takes effect after it. `what` is logged meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

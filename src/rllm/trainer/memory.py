@@ -18,8 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoint_bytes(config: TrainConfig) -> int | None:
-    """What checkpoints will take beside those that lie in the run's folder: the model as it is sampled from, and what its workers
-    go on from. `None` where the model's files are not here, or only an adapter is kept, which is small."""
+    """Return the bytes of future checkpoints: sampled model and state of the workers.
+
+    Returns `None` if the model's files are not here, or if only a small adapter is kept.
+    """
     number = _weights_of(config)
     if number is None or config.model.lora_rank:
         return None
@@ -60,7 +62,7 @@ def _summed(parts: Mapping[str, float]) -> str:
 
 
 def worker_memory(config: TrainConfig) -> list[str]:
-    """What each of verl's workers needs."""
+    """Describe the memory that each of verl's workers needs."""
     if config.backend != "verl":
         return []
     number = _weights_of(config)
@@ -133,7 +135,7 @@ def fitted_to_memory(config: TrainConfig, memory: int | None = None) -> TrainCon
 
 
 def bytes_of_token(config: TrainConfig) -> int | None:
-    """What a forward pass keeps of each token until the backward pass; `None` where the model is not described here."""
+    """Return the bytes that a forward pass keeps of each token for the backward pass; `None` without `config.json`."""
     described = Path(config.model.path).expanduser() / "config.json"
     try:
         about = json.loads(described.read_text(encoding="utf-8"))

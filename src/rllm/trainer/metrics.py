@@ -24,7 +24,7 @@ from rllm.types import Episode, Step, StepCredit, token_versions
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """`rollout/...` of the episodes of a training step."""
+    """Return `rollout/...` for the episodes of a training step."""
     rewards = rewards_of(episodes)
     steps = [step for episode in episodes for path in episode.trajectories for step in path.steps]
     lengths = [len(step.response_ids) for step in steps if step.response_ids]
@@ -45,7 +45,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def batch_metrics(assembled: Assembled) -> dict[str, float]:
-    """`batch/...`: what the optimiser was fed, and what was left out."""
+    """Return `batch/...`: the content of the batch, and what was dropped."""
     return {
         "batch/num_sequences": float(len(assembled.batch)),
         "batch/num_groups": float(assembled.num_groups),
@@ -59,8 +59,7 @@ def batch_metrics(assembled: Assembled) -> dict[str, float]:
 
 
 def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight_version: int) -> dict[str, float]:
-    """`tokens/staleness...`: how many publishes ago the tokens that are trained on were sampled; nothing where no version is
-    known."""
+    """Return `tokens/staleness...`: publishes since trained tokens were sampled; empty if versions are unknown."""
     trained = {(credit.session_id, credit.trace_id) for credit in credits if credit.dropped is None}
     steps = ((item.session_id, step) for item in episodes for path in item.trajectories for step in path.steps)
     ages = [
@@ -73,7 +72,7 @@ def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight
 
 
 def peak_memory() -> dict[str, float]:
-    """`memory/...` in gigabytes: the most that this process, and its GPU, have held at a time since it began."""
+    """Return `memory/...` in gigabytes: the peaks of this process and its GPU since it began."""
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     peaks = {"memory/peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
     if torch.cuda.is_available():
@@ -82,7 +81,7 @@ def peak_memory() -> dict[str, float]:
 
 
 def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """`eval/...` of the held-out tasks."""
+    """Return `eval/...` of the held-out tasks."""
     return {
         **{f"eval/{name}": value for name, value in _reported(episodes).items()},
         **_by_role("eval/reward", episodes),
@@ -100,9 +99,10 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def rates(
     times: Mapping[str, float], episodes: Sequence[Episode], num_trained: float = 0.0, *, ahead: bool = False
 ) -> dict[str, float]:
-    """`timing/..._s` of a step's phases and their sum; and tokens per second: those sampled, of the whole step and of the
-    rollouts, and those trained on, `num_trained`, of the update. `ahead`: rollouts are begun before their step, which then only
-    waits for what is left of them, so this wait is no measure of them."""
+    """Return `timing/..._s` of the phases of a step and their sum, and tokens per second of step, rollouts and update.
+
+    With `ahead`, rollouts begin before their step, which waits only for the remainder, so their rate is omitted.
+    """
     sampled = sum(len(step.response_ids) for item in episodes for path in item.trajectories for step in path.steps)
     total = sum(times.values())
     return {
@@ -124,19 +124,19 @@ def _cut_off(steps: Sequence[Step]) -> float:
 
 
 def _verdicts(episodes: Iterable[Episode]) -> list[float]:
-    """1 for each that was right, and 0 for those that were not, among them those that failed."""
+    """Return 1 for each correct episode and 0 for the others, failed ones included."""
     return [float(bool(episode.is_correct)) for episode in episodes if why_unscored(episode) is None]
 
 
 def why_unusable(episode: Episode) -> str | None:
-    """Why an episode says nothing about the policy; `None` if it does."""
+    """Return why nothing can be learned from an episode; `None` if something can."""
     if not episode.failed and any(path.final_reward() is not None for path in episode.trajectories):
         return None
     return why_failed(episode) or f"not scored: {episode.info.get('unscored', 'it has no reward')}"
 
 
 def failure_report(phase: str, reasons: Sequence[str | None]) -> str:
-    """Why some or all of these could not be used, most frequent reason first."""
+    """Return a report of the reasons, most frequent first, why some or all rollouts are unusable."""
     unusable = [reason for reason in reasons if reason]
     lines = [f"  {reason}" for reason in count_reasons(unusable)[:3]]
     if len(unusable) == len(reasons):
@@ -154,22 +154,22 @@ def error_of_all(episodes: Sequence[Episode]) -> type[RolloutError]:
 
 
 def rewards_of(episodes: Iterable[Episode]) -> list[float]:
-    """Of every trajectory that was scored, in episodes that did not fail."""
+    """Return the reward of every scored trajectory in episodes that did not fail."""
     return [reward for reward in _final_rewards(episodes) if reward is not None]
 
 
 def _final_rewards(episodes: Iterable[Episode]) -> list[float | None]:
-    """Of every trajectory of the episodes that did not fail."""
+    """Return the reward of every trajectory in episodes that did not fail."""
     return [path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories]
 
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The mean under its name; nothing where there are no values, since a mean of nothing is not zero."""
+    """Return the mean under its name; nothing without values, since it would not be zero."""
     return {name: fmean(values)} if values else {}
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """The tenth and the ninetieth percentile, between which most values lie."""
+    """Return the tenth and the ninetieth percentile."""
     if len(values) < 2:
         return {}
     cuts = quantiles(values, n=10, method="inclusive")
@@ -177,7 +177,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """The mean reward of each role and its spread, where there are several."""
+    """Return the mean reward of each role and its spread, if there are several roles."""
     by_role: dict[str, list[float]] = {}
     for episode in episodes:
         for path in episode.trajectories:
@@ -191,13 +191,13 @@ def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _endings(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The share of rollouts that ended for each reason, where agents say why."""
+    """Return the share of rollouts by reason of ending, if agents give one."""
     reasons = Counter(episode.termination_reason.value for episode in episodes if episode.termination_reason)
     return {f"rollout/ended_by/{reason}": count / len(episodes) for reason, count in sorted(reasons.items())}
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means of what the agents themselves reported in `Episode.metrics`, as `agent/...` where they name no group."""
+    """Return means of the metrics that agents report in `Episode.metrics`, as `agent/...` unless they name a group."""
     names = {name for episode in episodes for name in episode.metrics}
     return {
         name if "/" in name else f"agent/{name}": fmean(item.metrics[name] for item in episodes if name in item.metrics)
@@ -206,22 +206,22 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 _VERDICT = re.compile(r"accuracy$|/solve_|/pass@")
-"""Metrics that count what nobody judged as wrong."""
+"""Metrics that count unscored episodes as wrong."""
 
 
 class EpisodeMetrics(Protocol):
-    """How the episodes of a run are looked at; demonstrations tell other things than rollouts."""
+    """Metrics of the episodes of a run; those of demonstrations differ from those of rollouts."""
 
     def why_unusable(self, episode: Episode) -> str | None:
-        """Why nothing can be learned from the episode; `None` if something can."""
+        """Return why nothing can be learned from an episode; `None` if something can."""
         ...
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """The metrics of what a training step was made of."""
+        """Return the metrics of the episodes of a training step."""
         ...
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """The metrics of held-out episodes, `eval/...` among them. May take its time: it is called from a thread."""
+        """Return the metrics of held-out episodes, including `eval/...`. Called in a thread, so it may block."""
         ...
 
 
@@ -230,7 +230,7 @@ class RolloutMetrics:
     """Looks at rewards."""
 
     needs_rewards: bool = True
-    """Whether an episode that nobody scored is of no use."""
+    """Whether unscored episodes are unusable."""
 
     def why_unusable(self, episode: Episode) -> str | None:
         if not self.needs_rewards and not episode.failed:
@@ -244,7 +244,7 @@ class RolloutMetrics:
         return self._told({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
 
     def _told(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
-        """Without verdicts, where nobody gave one."""
+        """Return the metrics without accuracy if no episode was scored."""
         if any(why_unusable(episode) is None for episode in episodes):
             return metrics
         return {name: value for name, value in metrics.items() if not _VERDICT.search(name)}

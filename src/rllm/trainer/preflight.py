@@ -1,4 +1,4 @@
-"""Whether every node of a cluster can do its part in a run, asked before anything of it is taken; and the plan, in words."""
+"""Checks of every node of a cluster before a run takes anything of it, and the plan of the run in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rllm.trainer.run_folder import nearest_folder
 logger = logging.getLogger(__name__)
 
 SLOW_S = 50.0
-"""All nodes have answered by then, unless one is overloaded; from then on the log says who is waited for."""
+"""Seconds after which nodes that have not answered are logged; usually all have by then."""
 CONNECT_S = 5.0
 FOR_ROLLOUTS = ("rllm", "ray")
 FOR_WORKERS = ("torch", "transformers", "verl")
@@ -39,11 +39,11 @@ GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What each node is asked."""
+    """Facts that each node is asked for."""
 
     packages: tuple[str, ...]
     folders: tuple[str, ...] = ()
-    """What it has to see."""
+    """Folders that it has to see."""
     disk: str | None = None
     """A folder of the file system whose free space is wanted."""
     url: str | None = None
@@ -52,20 +52,20 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a node says of itself."""
+    """Facts about a node."""
 
     versions: Mapping[str, str | None]
     missing: Sequence[str] = ()
     disk_free: int = 0
     """Bytes."""
     unreached: str | None = None
-    """Why the URL cannot be reached from there."""
+    """Reason why the node cannot reach the URL."""
     gpus: Sequence[str] = ()
     """Name and memory of each."""
 
 
 def answered(question: Question) -> Answer:
-    """Runs on a node."""
+    """Return the facts about this node; runs on each node."""
     return Answer(
         versions={"python": platform.python_version(), **{name: _installed(name) for name in question.packages}},
         missing=[folder for folder in question.folders if not Path(folder).exists()],
@@ -76,7 +76,7 @@ def answered(question: Question) -> Answer:
 
 
 def preflight(config: TrainConfig) -> list[str]:
-    """Ask every node of the run's cluster what it has, all at once; returns what is going to happen, line by line.
+    """Check every node of the cluster at once, and return the plan of the run, line by line.
 
     Raises:
         ConfigError: if the cluster cannot be joined or has too little, or if a node cannot do its part; with the node, the
@@ -112,7 +112,7 @@ def _question(config: TrainConfig, url: str | None) -> Question:
 
 @contextlib.contextmanager
 def _listening(config: TrainConfig) -> Iterator[str | None]:
-    """Somebody at the gateway's address, while nodes try to reach it."""
+    """Listen at the gateway's address while nodes try to reach it."""
     if config.rollout.runner != "ray":
         yield None
         return
@@ -148,12 +148,13 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
 
 
 def who_has(addresses: Sequence[str]) -> str:
-    """`node 10.0.0.1 has`, `nodes 10.0.0.1, 10.0.0.2 have`."""
+    """Return `node 10.0.0.1 has` or `nodes 10.0.0.1, 10.0.0.2 have`."""
     return f"node {addresses[0]} has" if len(addresses) == 1 else f"nodes {', '.join(addresses)} have"
 
 
 def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
-    """
+    """Check that enough nodes have the resources of verl's workers, whether or not they are in use now.
+
     Raises:
         ConfigError: if fewer nodes have what verl's workers need than are asked for, whoever else uses them now.
     """
@@ -170,7 +171,8 @@ def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
 
 
 def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) -> None:
-    """
+    """Check the facts about a node.
+
     Raises:
         ConfigError: if what a node says will not do; with the node, the setting and the remedy.
     """
@@ -201,7 +203,7 @@ def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) ->
 
 
 def plan(config: TrainConfig, nodes: Sequence[ClusterNode], answers: Mapping[str, Answer]) -> list[str]:
-    """What each node has, what runs where, and how large a step is."""
+    """Describe the nodes and what runs on each."""
     told = [f"Ray cluster of {counted(len(nodes), 'node')}:"]
     for node in nodes:
         answer = answers[node.id]
@@ -239,7 +241,8 @@ def _installed(package: str) -> str | None:
 
 
 def _matters(name: str, found: str | None) -> Any:
-    """What of a version has to be equal: of Python's, the first two numbers, which decide how functions are sent."""
+    """Return the part of a version that must be equal: for Python major and minor, which decide how functions are
+    sent."""
     return found.split(".")[:2] if name == "python" and found is not None else found
 
 

@@ -1,4 +1,4 @@
-"""What a resumed run must have in common with the one that was stopped, and what it forgets of it."""
+"""Resuming of runs: the starting point, what must be unchanged, and what is repeated and so deleted."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ _FORMAT = "the weights' format (model.dtype)"
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """Where a run begins: a checkpoint, or nothing."""
+    """Beginning of a run: a checkpoint, or nothing."""
 
     checkpoint: Path | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the checkpoint keeps beside the weights."""
+    """State saved beside the weights."""
 
     @property
     def steps_done(self) -> int:
@@ -91,16 +91,16 @@ class StartingPoint:
         return int(self.state.get("evaluated_at", self.state.get("step", -1)))
 
     def has_done(self, num_steps: int) -> bool:
-        """Whether nothing is left of a run of so many steps, the evaluation behind its last one included."""
+        """Return whether a run of so many steps is complete, including its last evaluation."""
         return self.steps_done > num_steps or self.steps_done == num_steps <= self.evaluated_at
 
     def score(self, keep_best: str | None) -> float | None:
-        """What the policy was worth by this metric, if its last evaluation was by the same."""
+        """Return the score of the last evaluation, if it was by this metric."""
         score: float | None = self.state.get("score")
         return score if self.state.get("config", {}).get("keep_best") == keep_best else None
 
     def forget_metrics(self, run_dir: Path) -> None:
-        """Drop the lines of `metrics.jsonl` that will be written again; a run from nothing is new to its trackers, too."""
+        """Drop the lines of `metrics.jsonl` that will be written again; a new run is also new to its trackers."""
         path = run_dir / "metrics.jsonl"
         if self.checkpoint is None:
             forget_after(path, -1)
@@ -122,7 +122,7 @@ class StartingPoint:
 
 
 def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> StartingPoint:
-    """Where to begin. A run that was killed before its first checkpoint is resumed from the beginning.
+    """Return where to begin; a run killed before its first checkpoint begins again.
 
     Raises:
         ConfigError: if there is nothing to resume, if there is something and it is not to be, or if it is damaged.
@@ -148,7 +148,8 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
 
 
 def _check_free(run_dir: Path, *, begun: bool) -> None:
-    """
+    """Check that the folder has no files of something else that a run would replace or extend.
+
     Raises:
         ConfigError: if the folder has files of something else that a run would replace, or add to.
     """
@@ -158,7 +159,7 @@ def _check_free(run_dir: Path, *, begun: bool) -> None:
 
 
 def _check_never_saved(run_dir: Path) -> None:
-    """Refuse to begin anew what has lost its checkpoints: what it has measured and rolled out would be deleted.
+    """Refuse to restart a run that has lost its checkpoints, which would delete its metrics and rollouts.
 
     Raises:
         ConfigError: if its metrics tell of steps behind its first checkpoint.
@@ -175,7 +176,7 @@ def _check_never_saved(run_dir: Path) -> None:
 def identity_of(
     config: TrainConfig, algorithm: Algorithm, train_data: Dataset, val_data: Dataset | None = None
 ) -> dict[str, Any]:
-    """By key, everything that decides what a run learns, and the tasks that it is judged by."""
+    """Return everything that decides what a run learns, and the tasks it is evaluated on, by key."""
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
     told = {key: value for key, value in flat(settings) if not _may_change(key)}
@@ -198,8 +199,10 @@ def _format_of_weights(config: TrainConfig) -> str:
 
 
 def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, str]:
-    """What tells the weights apart that a resumed run takes from where it began, and not from its checkpoint: those below an
-    adapter, of a reference and of a teacher. Of a hub id nothing is said: one names the same weights for good."""
+    """Return digests of weights that a resumed run does not read from its checkpoint.
+
+    These are the base of an adapter, the reference and the teacher. A hub id identifies its weights.
+    """
     again = {"teacher.path": config.teacher.path}
     if config.model.lora_rank or algorithm.needs_reference:
         again["model.path"] = config.model.path
@@ -212,7 +215,8 @@ def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, 
 
 
 def digest_of_weights(folder: Path) -> str:
-    """By pieces from all over the files: to read the whole of a large model takes minutes, and training moves every matrix."""
+    """Return a digest of pieces all over the files: reading them whole takes minutes, and training changes every
+    matrix."""
     digest = sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
         if path.is_file():
@@ -230,11 +234,9 @@ def _may_change(key: str) -> bool:
 
 
 def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
-    """Refuse to go on with something else than what was begun. A setting that `before` does not know had its default.
-    Held-out tasks may be new, where there were none.
+    """Refuse to resume a different run. Settings missing in `before` had their defaults.
 
-    Raises:
-        ConfigError: naming every key that differs, with its old and its new value.
+    Held-out tasks may be added if there were none. Raises `ConfigError` naming every changed key with both values.
     """
     changed = [
         f"{key} was {one!r} and is {other!r}"
@@ -249,7 +251,7 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
 
 
 def _default(key: str, now: Mapping[str, Any]) -> Any:
-    """What a setting was that a run does not name; as it is now, if that is not known."""
+    """Return the value of a setting that a run does not record; the present one if unknown."""
     if key.startswith(_ROLES):
         field = RoleConfig.model_fields.get(key.rpartition(".")[2])
         return field.default if field else None
@@ -279,7 +281,7 @@ def forget_sessions_after(store: TraceStore, last: str | None, *, steps_done: in
 
 
 def _is_lost(metadata: Mapping[str, Any], steps_done: int, evaluated_at: int) -> bool:
-    """Whether a session is a rollout whose step, or evaluation, is still to be done."""
+    """Return whether a session is a rollout of a step or evaluation that will be repeated."""
     if "split" not in metadata:
         return False
     done = evaluated_at if metadata["split"] == "eval" else steps_done - 1
@@ -287,6 +289,6 @@ def _is_lost(metadata: Mapping[str, Any], steps_done: int, evaluated_at: int) ->
 
 
 def newest_session(store: TraceStore) -> str | None:
-    """The session that was opened last."""
+    """Return the session that was opened last."""
     newest = store.sessions(limit=1)
     return newest[0].id if newest else None

@@ -39,7 +39,7 @@ class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutContext:
-    """What a run offers to its rollouts."""
+    """Services of a run for its rollouts."""
 
     inference: InferenceEngine
     gateway: SessionGateway
@@ -57,16 +57,16 @@ class RolloutContext:
 
 
 class RolloutSource(ABC):
-    """What the user gave, checked."""
+    """Source of episodes, with its arguments checked."""
 
     retry_if: Callable[[RolloutError], bool] | None = None
-    """Which failures are worth another try; `None` leaves it to the runner."""
+    """Predicate of failures worth another try; `None` leaves it to the runner."""
     demonstrates: ClassVar[bool] = False
-    """Whether episodes are shown to the policy, and not made by it."""
+    """Whether episodes are demonstrations, not rollouts of the policy."""
 
     @property
     def max_parallel(self) -> int | None:
-        """How many rollouts one process may have under way; `None` is any number."""
+        """Number of rollouts that one process may run at a time; `None` for any number."""
         return None
 
     @abstractmethod
@@ -75,14 +75,14 @@ class RolloutSource(ABC):
 
     @abstractmethod
     def open(self, context: RolloutContext) -> RunningRollout:
-        """The rollouts of a run.
+        """Return the rollouts of a run.
 
         Raises:
             ConfigError: if a part does not fit.
         """
 
     def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
-        """What is made known of the episodes."""
+        """Return the metrics of these episodes."""
         return RolloutMetrics(needs_rewards=algorithm.needs_rewards)
 
 
@@ -139,7 +139,7 @@ class WorkflowSource(RolloutSource):
 
     @property
     def max_parallel(self) -> int | None:
-        """One, of a class that is not thread-safe."""
+        """Number of rollouts that one process may run at a time; `None` for any number."""
         return None if self.workflow_class.is_multithread_safe() else 1
 
     def check(self, data: Dataset) -> None:
@@ -171,7 +171,7 @@ def rollout_source(
     workflow_class: type[Workflow] | None,
     workflow_args: Mapping[str, Any] | None,
 ) -> RolloutSource:
-    """The one that was given.
+    """Return the one source that the arguments give.
 
     Raises:
         ConfigError: if none was, or more than one.

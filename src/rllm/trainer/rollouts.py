@@ -46,7 +46,7 @@ from rllm.types import Task
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteRolloutContext(RolloutContext):
-    """What a run offers to rollouts on another machine."""
+    """Services of a run for rollouts on another machine."""
 
     @property
     def recorded(self) -> RecordingEngine:
@@ -55,7 +55,7 @@ class RemoteRolloutContext(RolloutContext):
 
 
 def open_remote(source: RolloutSource, gateway: RemoteGateway, rollout: RolloutConfig) -> RunningRollout:
-    """The rollouts of a source in a process that knows the policy by its gateway only."""
+    """Return the rollouts of a source in a process that reaches the policy only through its gateway."""
     store = cast("TraceStore", gateway)  # rollouts only read sessions of it
     return source.open(
         RemoteRolloutContext(inference=GatewayEngine(gateway), gateway=gateway, store=store, rollout=rollout)
@@ -63,7 +63,7 @@ def open_remote(source: RolloutSource, gateway: RemoteGateway, rollout: RolloutC
 
 
 def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
-    """What can be said before anything is started; `ray.address` becomes that of verl's workers, too.
+    """Check the settings of rollouts before anything is started.
 
     Raises:
         ConfigError: naming a setting that would have no effect, an address where nobody is, or what cannot be sent.
@@ -80,7 +80,7 @@ def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
 
 
 def _join_workers(config: TrainConfig) -> None:
-    """Let verl's workers have the run's cluster, if they are told of no other."""
+    """Give verl's workers the cluster of `ray.address`, unless they name one."""
     if config.verl.ray_address is None and config.ray.address is not None:
         check_address(config.ray.address)
         config.verl.ray_address = config.ray.address
@@ -103,27 +103,27 @@ def _check_sendable(config: TrainConfig, source: RolloutSource) -> None:
 
 
 def address_of(config: TrainConfig) -> str | None:
-    """The cluster that the settings name, if they name one."""
+    """Return the cluster that the settings name, if any."""
     return config.ray.address or (config.verl.ray_address if config.backend == "verl" else None)
 
 
 def uses_ray(config: TrainConfig) -> bool:
-    """Whether anything of the run is on Ray."""
+    """Return whether any part of the run is on Ray."""
     return config.rollout.runner == "ray" or config.backend == "verl"
 
 
 def uses_a_cluster(config: TrainConfig) -> bool:
-    """Whether anything of the run is on a cluster that is there already."""
+    """Return whether any part of the run is on an existing cluster."""
     return uses_ray(config) and known_address(address_of(config)) is not None
 
 
 def on_ray(config: TrainConfig) -> AbstractContextManager[Any]:
-    """The connection to Ray for as long as the run takes, if its rollouts need one; verl's workers then use it, too."""
+    """Return the connection to Ray for the whole run, if rollouts need one; verl's workers share it."""
     return joined_for(config) if config.rollout.runner == "ray" else nullcontext()
 
 
 def joined_for(config: TrainConfig) -> AbstractContextManager[Any]:
-    """The connection that a run makes."""
+    """Return the connection of a run to its cluster."""
     cpus = max(os.cpu_count() or 1, config.verl.workers_per_node) if config.backend == "verl" else None
     return joined(
         address_of(config), working_dir=config.ray.working_dir, not_shipped=_not_shipped(config), num_cpus=cpus
@@ -131,7 +131,7 @@ def joined_for(config: TrainConfig) -> AbstractContextManager[Any]:
 
 
 def _not_shipped(config: TrainConfig) -> list[str]:
-    """The run's own folder, if it lies in what is sent."""
+    """Return the run's own folder, if it lies in the folder that is shipped."""
     root = (config.ray.working_dir or Path.cwd()).resolve()
     folder = config.run_dir.resolve() if config.run_dir is not None else None
     return [str(folder.relative_to(root))] if folder is not None and folder.is_relative_to(root) else []
@@ -155,7 +155,7 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
 def running(
     config: TrainConfig, source: RolloutSource, context: RolloutContext, gateway: GatewayServer
 ) -> Iterator[RolloutRunner]:
-    """The runner of a run, at work.
+    """Yield the running runner of a run.
 
     Raises:
         ConfigError: if a part does not fit, or a node cannot make rollouts.
@@ -185,7 +185,7 @@ def running(
 
 
 def spread_of(config: TrainConfig) -> Spread:
-    """How the rollouts of a run are spread over the nodes."""
+    """Return how rollouts are spread over the nodes."""
     settings = config.ray
     return Spread(
         num_actors=settings.num_actors,
@@ -196,7 +196,7 @@ def spread_of(config: TrainConfig) -> Spread:
 
 
 def remote_gateway(gateway: GatewayServer) -> RemoteGateway:
-    """The gateway as other machines reach it, which is by Ray's name for this one where it listens on all addresses."""
+    """Return the gateway as other machines reach it: by Ray's name of this machine if it listens on all addresses."""
     key = gateway.config.api_key
     assert key is not None, "a gateway for other machines has a key"
     return RemoteGateway(url=url_elsewhere(gateway.url, gateway.config.host), api_key=key)
@@ -217,7 +217,7 @@ def training_attempts(
     num_drawn: int = 0,
     num_tasks: int = 0,
 ) -> list[RolloutRequest]:
-    """`group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
+    """Return `group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
 
     Args:
         data: the tasks.
@@ -255,8 +255,10 @@ def training_attempts(
 
 
 def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[RolloutRequest]:
-    """`eval.num_rollouts` attempts at each held-out task after `step` steps. All evaluations of a run have the same seeds, so
-    that luck weighs less in their differences."""
+    """Return `eval.num_rollouts` attempts at each held-out task after `step` steps.
+
+    All evaluations of a run use the same seeds, which reduces the noise of their differences.
+    """
     judged = config.eval
     imposed = {"temperature": judged.temperature, "top_p": judged.top_p, "top_k": judged.top_k}
     sampling = {**imposed, "max_tokens": config.rollout.max_tokens}

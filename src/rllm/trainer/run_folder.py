@@ -65,7 +65,7 @@ def keep_beginning(run_dir: Path, arguments: Mapping[str, str]) -> None:
 
 
 def beginning_of(run_dir: Path) -> dict[str, str]:
-    """What `keep_beginning` kept; nothing of a run that no command began.
+    """Return what `keep_beginning` stored; empty for a run that no command began.
 
     Raises:
         ConfigError: if the file is damaged.
@@ -75,7 +75,7 @@ def beginning_of(run_dir: Path) -> dict[str, str]:
 
 
 def way_to_a_run(named: Path) -> str:
-    """For a message on a folder that is of no run: the runs that are near it or in the current folder, and how to name one."""
+    """Return, for a message on a folder that is not a run, the runs near it and how to name one."""
     for folder in (named, named / "runs", Path("runs")):
         runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
         names = [path.parent.name for path in runs]
@@ -87,8 +87,7 @@ def way_to_a_run(named: Path) -> str:
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
-    """The metrics of every evaluation of a run, each with its `step`, in order; a line that a crash or a full disk cut off is
-    left out."""
+    """Return the metrics of every evaluation of a run with its `step`, in order; cut-off lines are skipped."""
     rows = map(parse_json, lines_of(run_dir / "metrics.jsonl"))
     return [row for row in rows if any(name.startswith("eval/") for name in row)]
 

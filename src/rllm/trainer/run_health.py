@@ -15,13 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 _COMPARED = ("policy/entropy", "rollout/entropy", "rollout/reward", "batch/zero_variance")
-"""Metrics of earlier steps that tell what goes wrong."""
+"""Metrics of earlier steps that are compared with."""
 
 MAX_RATIO = 2.0
 """Mean probability ratio above which updates run far away from what was sampled."""
 MAX_UPDATE_KL = 1.0
-"""Nats a token that updates of one batch may move the policy; where most of what was sampled becomes impossible, the mean
-ratio falls."""
+"""Nats a token that the updates of one batch may move the policy. If most samples become impossible, the mean ratio
+falls instead."""
 MIN_ENTROPY = 0.02
 """Nats a token below which the policy hardly ever tries anything else."""
 MAX_CUT_OFF = 0.2
@@ -34,7 +34,7 @@ FALL = 10.0
 GOOD = 0.9
 """Accuracy from which a policy may be sure of itself."""
 LEAST_RISE = 0.05
-"""What counts as a rise of the reward, as a share of it, or of 1 where it is smaller."""
+"""Smallest rise of the reward that counts, relative to it, or to 1 if it is smaller."""
 _AROUND = 3
 """Steps whose mean a reward at the beginning, or now, is."""
 _QUIET_STEPS = 10
@@ -118,7 +118,7 @@ def signals(
 
 
 def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
-    """Return how the policy has ceased to explore by the last of these steps; nothing if it has not, or is good enough."""
+    """Return how the policy stopped exploring by the last step; empty if it did not, or is good enough."""
     entropies = [_entropy(step) for step in steps]
     now, last = entropies[-1], steps[-1]
     if not last.get("rollout/accuracy", math.nan) < GOOD or math.isnan(now):
@@ -139,8 +139,7 @@ def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
 
 
 def _entropy(metrics: Mapping[str, float]) -> float:
-    """Return the entropy of a step. Where nothing is trained on there is no forward pass; what was sampled then tells it, less
-    exactly."""
+    """Return the entropy of a step, less exactly from the samples if nothing was trained on."""
     return metrics.get("policy/entropy", metrics.get("rollout/entropy", math.nan))
 
 
@@ -163,21 +162,21 @@ def _has_risen(steps: Sequence[Mapping[str, float]]) -> bool:
 
 
 def _unscored_roles(episodes: Sequence[Episode]) -> list[str]:
-    """The names of trajectories none of which has a reward, in rollouts in which others have one."""
+    """Return the names of trajectories that never have a reward in rollouts in which others do."""
     paths = [path for episode in episodes if not episode.failed for path in episode.trajectories if path.trainable]
     scored = {path.name for path in paths if path.final_reward() is not None}
     return sorted({repr(path.name) for path in paths if scored and path.name not in scored})
 
 
 def _reasons(metrics: Mapping[str, float]) -> str:
-    """Why trajectories were left out, the most frequent reason first."""
+    """Return the reasons why trajectories were dropped, the most frequent first."""
     counts = {name: value for name, value in metrics.items() if name.startswith("dropped/")}
     told = [f"{counts[name]:.0f} x {name}" for name in sorted(counts, key=counts.__getitem__, reverse=True)]
     return ", ".join(told) or "all advantages are 0"
 
 
 def _remedy(metrics: Mapping[str, float]) -> str:
-    """What to do about a sampler that differs from the trainer, where it is not done yet."""
+    """Return remedies for a sampler that differs from the trainer, except those in use."""
     remedies = [] if "policy/correction" in metrics else ["set algorithm.correction=truncate"]
     age = metrics.get("tokens/staleness_max", 0.0)
     if age > 0:

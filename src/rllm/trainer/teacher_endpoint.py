@@ -35,13 +35,13 @@ class TeacherEndpoint:
         timeout_s: float = 120.0,
         num_retries: int = 3,
     ) -> None:
-        """Nothing is sent yet. `url` goes up to and including `/v1`; `model` of `None` is the only one that is served."""
+        """Prepare without connecting. `url` includes `/v1`; a `model` of `None` is the only one served."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"teacher.url={url!r}: use an address such as http://127.0.0.1:8000/v1")
         self._url = url
         self._model = model
         self.context_length: int | None = None
-        """Tokens that a prompt may have, if the server says so when it is checked."""
+        """Tokens that a prompt may have, if the server states it."""
         self._client = openai.OpenAI(
             base_url=url,
             api_key=key_of_user() or "EMPTY",
@@ -58,7 +58,7 @@ class TeacherEndpoint:
         self._client.close()
 
     def check(self, tokenizer: Any) -> None:
-        """Find out whether the server can teach a policy with this tokenizer.
+        """Check that the server can teach a policy with this tokenizer.
 
         Raises:
             ConfigError: if it does not tell the log-probabilities of prompts, or has another vocabulary.
@@ -84,7 +84,7 @@ class TeacherEndpoint:
                 )
 
     def score(self, batch: Batch) -> Tensor:
-        """[N] the teacher's log-probabilities of the batch's tokens.
+        """Return [N] the teacher's log-probabilities of the batch's tokens.
 
         Raises:
             InferenceError: if the server fails for good, or leaves some out.
@@ -98,7 +98,7 @@ class TeacherEndpoint:
         return torch.tensor(values, dtype=torch.float32)
 
     def _choose_model(self) -> None:
-        """The one that is wanted, or the only one; and what vLLM says of it: `{"id": "m", "max_model_len": 4096}`."""
+        """Choose the named model or the only one, and read its length: `{"id": "m", "max_model_len": 4096}`."""
         try:
             served = {item.id: item for item in self._client.models.list().data}
         except openai.OpenAIError as error:
@@ -113,7 +113,7 @@ class TeacherEndpoint:
         self.context_length = length - 1 if isinstance(length, int) else None
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """What the server says of each token of a prompt; of the first, about which nothing can be said, `{}`."""
+        """Return the server's entry for each token of a prompt; `{}` for the first, which has none."""
         try:
             response = self._client.completions.create(
                 model=str(self._model),
@@ -136,7 +136,7 @@ class TeacherEndpoint:
 
 
 def _entry(told: Any, token_id: int, place: int) -> dict[str, Any]:
-    """What is said of the prompt's own token; the server may name others beside it."""
+    """Return the entry of the prompt's own token; the server may list others beside it."""
     entry = told.get(str(token_id)) if isinstance(told, Mapping) else None
     logprob = entry.get("logprob") if isinstance(entry, Mapping) else None
     if not isinstance(logprob, int | float) or math.isnan(logprob):
@@ -145,7 +145,7 @@ def _entry(told: Any, token_id: int, place: int) -> dict[str, Any]:
 
 
 def _telling_ids(tokenizer: Any) -> list[int]:
-    """Ids from all over the vocabulary whose texts are plain words, so that they look the same however they are decoded."""
+    """Return ids across the vocabulary whose texts are plain words, which look the same however decoded."""
     vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     some = vocabulary[:: max(1, len(vocabulary) // (8 * _NUM_PROBED))]
     words = [token_id for token_id in some if tokenizer.decode([token_id]).strip().isalnum()]

@@ -1,0 +1,1 @@
+"""Demonstrations for supervised fine-tuning: `rows` turns conversations into tokens, `rejection` selects earlier rollouts."""

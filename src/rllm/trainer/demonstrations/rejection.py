@@ -40,7 +40,7 @@ def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: f
 
 
 def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
-    """The trajectory as a row; see `process_trajectories`. Without `task_id`, trajectories of equal tasks have equal ids."""
+    """Return the trajectory as a row; without `task_id`, trajectories of equal tasks have equal ids."""
     spoken = [step for step in trajectory.steps if step.response_ids]
     if not spoken and not trajectory.is_cumulative():
         raise ConfigError(
@@ -64,7 +64,7 @@ def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
 
 
 def rows_of_episode(episode: Episode) -> list[Row]:
-    """Its trainable trajectories; none of an episode that failed."""
+    """Return the rows of its trainable trajectories; none if the episode failed."""
     if episode.failed:
         return []
     task_id = plain_task_id(episode.task_id) or None
@@ -82,7 +82,7 @@ def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
 
 
 def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_per_task: int | None) -> list[Row]:
-    """The rows that earned at least so much; of those at most so many of each task, the best, of equal ones the first.
+    """Return the rows that earned enough, and of each task at most the best few.
 
     Raises:
         ConfigError: if rows have no reward, or one that is no number, or none is left.
@@ -112,7 +112,7 @@ def _check_rewards(rows: Sequence[Row]) -> None:
 
 
 def _best(rows: Sequence[Row], count: int) -> list[Row]:
-    """In the order of the rows."""
+    """Return the best rows of each task, in the order of the rows."""
     taken: Counter[str] = Counter()
     chosen = []
     for place in sorted(range(len(rows)), key=lambda place: -rows[place]["reward"]):
@@ -124,7 +124,7 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
-    """Training sessions that did not fail, and those that no run has made and somebody has judged, oldest first."""
+    """Yield training sessions that did not fail, and scored sessions of gateways, oldest first."""
     for session in every_session(store, oldest_first=True, run_id=run_id):
         told = session.metadata
         of_gateway = run_id is None and "split" not in told and _reward_told(told) is not None
@@ -133,7 +133,7 @@ def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
 
 
 def _has_failed(outcome: Any) -> bool:
-    """Whether a rollout ended with an error; an outcome of another form than ours does not say so."""
+    """Return whether a rollout ended with an error; outcomes of other programs do not state it."""
     return isinstance(outcome, Mapping) and bool(outcome.get("error"))
 
 
@@ -143,7 +143,7 @@ def _reward_told(metadata: Mapping[str, Any]) -> float | None:
 
 
 def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
-    """One for each trajectory that learns; where its steps were rewarded apart, one for each reward."""
+    """Return one row for each trained trajectory, or for each reward if its steps were rewarded separately."""
     task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
     if "split" not in session.metadata:
         return _judged(store.by_session(session.id), _reward_told(session.metadata), task_id)
@@ -161,7 +161,7 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
 
 
 def _judged(traces: Sequence[Trace], reward: float | None, task_id: str) -> list[Row]:
-    """A session as one trajectory: its calls that succeeded, without those beside the task."""
+    """Return a session as one trajectory of its successful calls, without side calls."""
     aside = side_calls(traces)
     steps = [Step.from_trace(trace) for trace in traces if trace.error is None and trace.id not in aside]
     learnable = [step for step in steps if NOT_TEXT_KEY not in step.info]

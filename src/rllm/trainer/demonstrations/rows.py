@@ -27,7 +27,7 @@ from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of,
 logger = logging.getLogger(__name__)
 
 FIELD = "demonstration"
-"""Where a prepared row keeps its `Demonstration`."""
+"""Field of a prepared row that holds its `Demonstration`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
-    """What is to be learned of one row."""
+    """Tokens of one row that are learned."""
 
     shown: tuple[Shown, ...]
     name: str = "agent"
     reward: float | None = None
-    """What it earned, where somebody judged it."""
+    """Reward, if the row was scored."""
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +54,7 @@ class Demonstration:
         return max(len(part.ids) for part in self.shown)
 
     def trajectory(self) -> Trajectory:
-        """The same as if it had been rolled out: a step for each answer, without log-probabilities."""
+        """Return a trajectory as if rolled out: a step for each answer, without log-probabilities."""
         steps = [
             Step(prompt_ids=part.ids[:start].tolist(), response_ids=part.ids[start:stop].tolist())
             for part in self.shown
@@ -66,7 +66,7 @@ class Demonstration:
 def prepared(
     rows: Sequence[Mapping[str, Any]], of: LoadedTokenizer, config: SFTConfig, max_length: int | None
 ) -> Dataset:
-    """The rows as demonstrations, in order, without those that are longer than `max_length` tokens, which are counted.
+    """Return the rows as demonstrations in order, without those longer than `max_length` tokens, which are counted.
 
     Raises:
         ConfigError: naming the first row that cannot be learned from, or if all are too long, or sampled by a model of other tokens.
@@ -136,7 +136,7 @@ class _Reader:
         return Demonstration(shown=tuple(shown), name=str(row.get("name") or "agent"), reward=row.get("reward"))
 
     def _sampled(self, steps: Any) -> list[Shown]:
-        """The steps' own tokens; all answers of an agent count, unless only its last one is wanted."""
+        """Return the steps' own tokens; all answers count, unless only the last one is wanted."""
         if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
             raise ConfigError(f"steps={steps!r:.80}: use a list of objects with prompt_ids and response_ids")
         shown = []
@@ -230,7 +230,7 @@ def _is_answer(message: Any) -> bool:
 
 
 def _called(answer: Message) -> list[str]:
-    """The names of the tools that an answer calls, in OpenAI's format or its former one."""
+    """Return the names of the tools that an answer calls, in OpenAI's present or former format."""
     calls = [call.get("function") for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
     return [
         str(call["name"])
@@ -240,7 +240,7 @@ def _called(answer: Message) -> list[str]:
 
 
 def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: bool) -> list[int]:
-    """The places of the answers that are to be learned."""
+    """Return the places of the answers that are learned."""
     learned = [place for place in answers if _counts(messages[place], place)]
     if not learned:
         of_weight = " whose weight is not 0" if answers else ""
@@ -264,7 +264,7 @@ def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any
 
 
 def _counts(answer: Mapping[str, Any], place: int) -> bool:
-    """Whether an answer is to be learned, which its `weight` says, as OpenAI's fine-tuning has it."""
+    """Return whether an answer is learned, by its `weight`, as in OpenAI's fine-tuning."""
     weight = answer.get("weight")
     if weight not in (None, 0, 1):
         raise ConfigError(
@@ -274,13 +274,13 @@ def _counts(answer: Mapping[str, Any], place: int) -> bool:
 
 
 def _one_answer(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> Shown:
-    """The last message as the answer to the prompt that an engine would send for those before it."""
+    """Return the last message as the answer to the prompt that an engine would send for the others."""
     prompt, ids, mask = parser.tokenize_and_mask(messages, tools)
     return _shown(prompt, ids, mask)
 
 
 def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, wanted: Sequence[bool]) -> Shown:
-    """The conversation as one text; `wanted` says which of its answers are learned."""
+    """Return the conversation as one text; `wanted` marks the answers that are learned."""
     shown = _shown(*parser.tokenize_and_mask_cumulative(messages, tools))
     if all(wanted):
         return shown
@@ -294,7 +294,7 @@ def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, 
 
 
 def _shown(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
-    """Prompt and what follows it, up to the last token that is to be learned."""
+    """Return the prompt and what follows, up to the last token that is learned."""
     if not prompt:
         raise ConfigError("the chat template prints nothing before the first answer: begin with a user's message")
     spans = tuple(_runs(mask, len(prompt)))
