@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from rllm.trainer.demonstrations.door import DemonstrationRollouts
 
 from rllm.engine.capture import RemoteGateway
 from rllm.engine.ray_actors import Spread
