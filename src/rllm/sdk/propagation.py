@@ -233,7 +233,8 @@ MODULES = {
     "dspy": "DSPy answers from its cache what was asked before: dspy.LM('openai/...', cache=False)",
     "crewai": "CrewAI: LLM(model='openai/...', base_url=...)",
     "google.adk": "Google ADK asks Google by default: LiteLlm(model='openai/...')",
-    "claude_agent_sdk": "the Claude Agent SDK starts a program: no ANTHROPIC_BASE_URL in ClaudeAgentOptions(env=...) or in settings.json",
+    "claude_agent_sdk": "the Claude Agent SDK starts a program: no ANTHROPIC_BASE_URL in "
+    "ClaudeAgentOptions(env=...) or in settings.json",
     "agents.models.openai_provider": f"the OpenAI Agents SDK {_OPENAI}; else set_default_openai_client(...)",
     "agent_framework": f"Microsoft Agent Framework {_OPENAI}; else OpenAIChatClient(base_url=...)",
     "autogen_ext": f"AutoGen {_OPENAI}; else OpenAIChatCompletionClient(base_url=...)",
@@ -242,16 +243,20 @@ MODULES = {
     "pydantic_ai": "pydantic-ai: OpenAIProvider(base_url=...), or a model named 'openai-chat:...'",
     "langchain_anthropic": "ChatAnthropic reads ANTHROPIC_BASE_URL; else ChatAnthropic(base_url=...)",
     "langchain_openai": "ChatOpenAI reads OPENAI_BASE_URL; else ChatOpenAI(base_url=...)",
-    "litellm": "LiteLLM reads OPENAI_BASE_URL for openai/..., HOSTED_VLLM_API_BASE for hosted_vllm/..., ANTHROPIC_BASE_URL for "
+    "litellm": "LiteLLM reads OPENAI_BASE_URL for openai/..., HOSTED_VLLM_API_BASE for "
+    "hosted_vllm/..., ANTHROPIC_BASE_URL for "
     "anthropic/...; else api_base=...",
-    "anthropic": "anthropic reads ANTHROPIC_BASE_URL (without /v1) when its client is made; else Anthropic(base_url=...)",
+    "anthropic": "anthropic reads ANTHROPIC_BASE_URL (without /v1) when its client is made; else "
+    "Anthropic(base_url=...)",
 }
 """Hints by imported module; frameworks built on others come first."""
 
 PROGRAMS = {
-    "codex": "codex reads no variable for this: name the gateway in a [model_providers] entry of config.toml, in a folder that "
+    "codex": "codex reads no variable for this: name the gateway in a [model_providers] entry "
+    "of config.toml, in a folder that "
     "CODEX_HOME names",
-    "opencode": "opencode reads OPENAI_BASE_URL for its provider openai; for others, provider.options.baseURL in opencode.json",
+    "opencode": "opencode reads OPENAI_BASE_URL for its provider openai; for others, "
+    "provider.options.baseURL in opencode.json",
     "claude": "claude reads ANTHROPIC_BASE_URL, unless its settings.json has another, or CLAUDE_CODE_USE_BEDROCK or "
     "CLAUDE_CODE_USE_VERTEX is set",
     "qwen": "qwen reads OPENAI_BASE_URL where OPENAI_API_KEY is its way to log in (--auth-type openai)",
