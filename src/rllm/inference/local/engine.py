@@ -201,7 +201,7 @@ class LocalEngine:
             yield
 
     def publish(self, version: int) -> None:
-        """Use the model's changed weights as this version: answers in progress continue with them, cached prefixes are dropped."""
+        """Use the model's changed weights as this version; cached prefixes are dropped, answers in progress continue."""
         with self.paused():
             if self._packed:
                 self._packed.update()
@@ -247,8 +247,8 @@ class LocalEngine:
         max_tokens = clamp_max_tokens(prompt_ids, sampling.max_tokens, self.max_length)
         if max_tokens < 1:
             raise PromptTooLongError(
-                f"the prompt has {len(prompt_ids)} tokens, and model.max_length={self.max_length} bounds prompt and answer "
-                f"together: shorten the messages{_longer(self.model, self.max_length)}",
+                f"the prompt has {len(prompt_ids)} tokens, and model.max_length={self.max_length} bounds prompt and "
+                f"answer together: shorten the messages{_longer(self.model, self.max_length)}",
                 num_tokens=len(prompt_ids),
             )
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
@@ -281,8 +281,8 @@ class LocalEngine:
             raise InferenceError(str(error), status_code=400) from error
         if max(ids, default=0) >= self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
             raise InferenceError(
-                f"the messages have {self.tokenizer.decode([max(ids)])!r}, token {max(ids)} of the tokenizer, but the model's ids "
-                f"are 0 to {self._num_tokens - 1}: leave it out",
+                f"the messages have {self.tokenizer.decode([max(ids)])!r}, token {max(ids)} of the tokenizer, but the model's "
+                f"ids are 0 to {self._num_tokens - 1}: leave it out",
                 status_code=400,
             )
         return ids

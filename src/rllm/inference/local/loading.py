@@ -102,7 +102,7 @@ def described(path: str | Path) -> Any | None:
 
 
 def longrope_note(config: Any) -> str:
-    """Return the reason why the context is shorter than the model's files state, as the end of a sentence; else empty."""
+    """Return why the context is shorter than the model's files state, as the end of a sentence; else empty."""
     limit, most = context_length(config), getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit == most:
         return ""
@@ -121,7 +121,8 @@ def check_length(config: Any, wanted: int) -> None:
     has = "" if limit is None else f", and the model has a context of {limit} tokens{longrope_note(config)}"
     use = f"at least {_SHORTEST}" if limit is None else f"{_SHORTEST} to {limit}"
     raise ConfigError(
-        f"model.max_length={wanted}: prompt and answer share it{has}; use {use}, or leave it out for the model's own context"
+        f"model.max_length={wanted}: prompt and answer share it{has}; use {use}, or leave it out for the "
+        "model's own context"
     )
 
 
@@ -205,7 +206,7 @@ def load_outline(path_or_id: str | Path) -> Any:
 
 
 def _kind_of(config: Any) -> Any:
-    """Return the class that loads a model. One with images is kept whole, so that a server can load what is saved of it.
+    """Return the class that loads a model. One with images is kept whole, so that a server can load it later.
 
     `transformers` has some of these as language models, too: their text part alone, under other names.
     """
@@ -470,8 +471,8 @@ def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
     if made_up:
         others = ", ..." if len(made_up) > 3 else ""
         raise ConfigError(
-            f"model={source!r}: {len(made_up)} weights of {type(model).__name__} are missing or have other shapes, and would "
-            f"be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
+            f"model={source!r}: {len(made_up)} weights of {type(model).__name__} are missing or have other shapes, "
+            f"and would be random ({', '.join(made_up[:3])}{others}): download or save the folder again"
         )
 
 
@@ -484,8 +485,8 @@ def _check_finite(source: str, model: Any) -> None:
     broken = next((name for name, weight in model.named_parameters() if not is_finite(weight)), None)
     if broken is not None:
         raise ConfigError(
-            f"model={source!r}: {broken} is infinite or NaN, as after a failed update: download or save the folder again, "
-            "or use an earlier checkpoint"
+            f"model={source!r}: {broken} is infinite or NaN, as after a failed update: download or save the folder "
+            "again, or use an earlier checkpoint"
         )
 
 

@@ -1,4 +1,4 @@
-"""Running `transformers` models: attention without copied keys, names of arguments, and checks of what a model computes."""
+"""Running `transformers` models: attention without copied keys, argument names, and checks of a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def grouped_attention(
     above: SharedPrefix | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Implement `transformers`' sdpa interface. In decoding (T = 1), the queries of a group become a sequence T = H / K.
+    """Implement `transformers`' sdpa interface. In decoding (T = 1), a group's queries become a sequence T = H / K.
 
     A model passes on arguments that it does not know, so `above` arrives from its caller. On a CPU, attention stays in
     float32 under autocast: the gradients of bfloat16 take twice as long.
@@ -155,8 +155,8 @@ def check_causal(model: Any) -> None:
     allowed = 1e-3 if model.dtype.itemsize >= 4 else 0.1
     if (one - other).norm() > allowed * one.norm():
         raise ConfigError(
-            f"{type(model).__name__} lets later tokens change a token's probabilities, so it can be neither sampled nor trained "
-            "token by token: use a causal model (BERT's family is causal with is_decoder=true in config.json; state-space "
+            f"{type(model).__name__} lets later tokens change a token's probabilities, so it can be neither sampled "
+            "nor trained token by token: use a causal model (BERT's family is causal with is_decoder=true in config.json; state-space "
             "layers without the package mamba-ssm are not always causal)"
         )
 

@@ -1,4 +1,4 @@
-"""A CPU copy of a model whose results for one row do not depend on the other rows: the sampler's own layout of the weights.
+"""A CPU copy of a model, with packed weights, whose results for one row do not depend on other rows.
 
 torch's float32 products sum in an order that depends on the number of rows, so a sampled token would depend on what is
 decoded beside it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do
@@ -53,7 +53,7 @@ class PackedModel:
     """A copy of a model that multiplies by packed weights; it shares all its tensors with the model."""
 
     def __init__(self, model: Any, *, autocast: bool = False) -> None:
-        """With `autocast`, products are in bfloat16 where the CPU can, and everything else in the model's own format."""
+        """Pack the model; with `autocast`, products are in bfloat16 where the CPU can."""
         self.products = torch.bfloat16 if autocast and multiplies_bfloat16() else torch.float32
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self.module = copy.deepcopy(model, memo=shared)

@@ -187,7 +187,10 @@ def _tools(server: _Server) -> Finding:
     try:
         server.chat(tools=[_TOOL], tool_choice="auto")
     except InferenceError as error:
-        fix = "agents with tools need them: vLLM takes --enable-auto-tool-choice --tool-call-parser hermes (or the model's)"
+        fix = (
+            "agents with tools need them: vLLM takes --enable-auto-tool-choice --tool-call-parser hermes "
+            "(or the model's)"
+        )
         return Finding(name="tools", ok=False, said=str(error), needed=False, fix=fix)
     return Finding(name="tools", ok=True, said="accepted", needed=False)
 
@@ -200,7 +203,7 @@ def _choices(server: _Server) -> Finding:
 
 
 def _kind(server: _Server, temperature: float) -> Finding:
-    """Check that log-probabilities are those of the sampling distribution: at half the temperature, they differ twice as much."""
+    """Check that log-probabilities are those sampled from: at half the temperature, they differ twice as much."""
     warm, cold = (_alternatives(server, each) for each in (1.0, _LOW_TEMPERATURE))
     common = sorted(warm.keys() & cold.keys(), key=lambda token: warm[token])
     name, fix = (

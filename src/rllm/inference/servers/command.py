@@ -164,8 +164,8 @@ def vllm_command(setting: str | None) -> list[str]:
     if (found := shutil.which("vllm")) is not None:
         return [found]
     raise MissingDependencyError(
-        "model.engine=vllm needs vLLM, which is not installed here: run pip install vllm, preferably in an environment of its own, "
-        "and name its program, as in vllm.command=/opt/vllm/bin/vllm; or join a server with vllm.url=http://HOST:PORT/v1"
+        "model.engine=vllm needs vLLM, which is not installed here: run pip install vllm, preferably in an "
+        "environment of its own, and name its program, as in vllm.command=/opt/vllm/bin/vllm; or join a server with vllm.url=http://HOST:PORT/v1"
     )
 
 

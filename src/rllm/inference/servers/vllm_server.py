@@ -238,7 +238,8 @@ class VLLMServer:
             self._set_ready(True)
             return
         raise InferenceError(
-            f"vLLM at {self.url} was gone more often than vllm.max_restarts={self._max_restarts}; the last time: {problem}",
+            f"vLLM at {self.url} was gone more often than vllm.max_restarts={self._max_restarts}; the last time: "
+            f"{problem}",
             status_code=503,
         )
 
@@ -299,6 +300,6 @@ def _check_port(port: int) -> None:
             return
     except OSError as error:
         raise ConfigError(
-            f"vllm.port={port}: another program listens there ({error.strerror}): leave it out to take a free one, or join "
-            f"that server with vllm.url=http://127.0.0.1:{port}/v1"
+            f"vllm.port={port}: another program listens there ({error.strerror}): leave it out to take a free one, or "
+            f"join that server with vllm.url=http://127.0.0.1:{port}/v1"
         ) from error
