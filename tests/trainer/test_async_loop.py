@@ -72,7 +72,7 @@ def test_a_failure_ahead_is_told_when_its_turn_comes(run_trainer: RunTrainer) ->
     assert run.backend.saved_at == [1], "the step before it is kept"
 
 
-def test_what_ends_a_run_is_told_and_not_what_became_of_the_rollouts_ahead(
+def test_the_error_of_a_run_comes_before_those_of_rollouts_ahead(
     run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -84,7 +84,7 @@ def test_what_ends_a_run_is_told_and_not_what_became_of_the_rollouts_ahead(
         ask(base_url, word)
         return float(len(word) % 2)
 
-    monkeypatch.setattr(ScriptedBackend, "update", fail)
+    monkeypatch.setattr(ScriptedBackend, "begin_update", fail)
     turn, ended = itertools.count(), threading.Event()
     run = run_trainer({"rollout": {"max_staleness": 1}}, agent=slow_ahead, raises=ValueError)
     ended.set()

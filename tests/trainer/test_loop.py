@@ -349,18 +349,18 @@ def test_tasks_that_a_second_ctrl_c_ends_are_no_news(run_trainer: RunTrainer, ca
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_an_agent_that_stops_the_event_loop_is_told_and_the_last_step_saved(run_trainer: RunTrainer) -> None:
+def test_stopping_the_event_loop_is_an_error_after_a_save(run_trainer: RunTrainer) -> None:
     async def agent(word: str, base_url: str) -> float:
         if ScriptedBackend.latest.weight_version == 1:
             asyncio.get_running_loop().stop()
         return await asyncio.to_thread(lambda: float(bool(ask(base_url, word))))
 
     run = run_trainer({"rollout": {"max_concurrent": 1}}, agent=agent, raises=RolloutError)
-    assert "stopped the event loop (loop.stop()), which all rollouts share: let it return instead" in str(run.error)
+    assert "loop.stop()" in str(run.error)
     assert run.backend.saved_at == [1]
 
 
-def test_an_agent_whose_task_exits_harms_no_other_rollout(run_trainer: RunTrainer) -> None:
+def test_exiting_in_a_task_is_an_error(run_trainer: RunTrainer) -> None:
     async def agent(word: str, base_url: str) -> float:
         async def leave() -> None:
             sys.exit(0)
@@ -369,9 +369,8 @@ def test_an_agent_whose_task_exits_harms_no_other_rollout(run_trainer: RunTraine
             await asyncio.gather(leave(), asyncio.sleep(60))
         return await asyncio.to_thread(lambda: float(bool(ask(base_url, word))))
 
-    run = run_trainer({"num_steps": 2}, agent=agent)
-    assert run.steps == [1, 2]
-    assert run.lines[0]["rollout/num_failed"] == 3
+    run = run_trainer({"num_steps": 2}, agent=agent, raises=RolloutError)
+    assert "sys.exit(0)" in str(run.error)
 
 
 def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) -> None:

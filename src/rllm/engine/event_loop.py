@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rllm._runtime.process import on_ctrl_c
 from rllm._runtime.threads import stack_of
-from rllm.errors import RolloutError
+from rllm.errors import RolloutError, place_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     `KeyboardInterrupt` at once. Other tasks that ignore their cancellation are abandoned with a warning.
 
     Raises:
-        RolloutError: if users' code stopped the loop.
+        RolloutError: if users' code stopped the loop, or exited in a task of its own.
     """
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -55,6 +55,11 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
             "an async agent, environment or reward stopped the event loop (loop.stop()), which all rollouts share: "
             "return instead, or run code that needs its own loop in a thread (await asyncio.to_thread(asyncio.run, "
             "...))"
+        ) from error
+    except SystemExit as error:
+        raise RolloutError(
+            f"an async agent, environment or reward called sys.exit({error.code!r}) in a task of its own{place_of(error)}, "
+            "which ends the event loop of all rollouts: return, or raise"
         ) from error
     finally:
         # asyncio does not restore the handler after a second Ctrl-C, because it finds ours in place of its own.
