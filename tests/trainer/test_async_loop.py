@@ -84,7 +84,7 @@ def test_the_error_of_a_run_comes_before_those_of_rollouts_ahead(
         ask(base_url, word)
         return float(len(word) % 2)
 
-    monkeypatch.setattr(ScriptedBackend, "begin_update", fail)
+    monkeypatch.setattr(ScriptedBackend, "publish", fail)
     turn, ended = itertools.count(), threading.Event()
     run = run_trainer({"rollout": {"max_staleness": 1}}, agent=slow_ahead, raises=ValueError)
     ended.set()
