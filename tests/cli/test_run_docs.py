@@ -81,9 +81,9 @@ def test_every_option_is_one():
 
 def test_every_variable_and_field_is_one():
     given = gateway_variables("http://127.0.0.1:1/sessions/s")
-    described = TEXT.partition("## What a program is given")[2]
+    described = TEXT.partition("## Environment of the program")[2]
     variables = re.findall(r"`([A-Z_]{4,})`", described)
     assert len(variables) >= 12
     assert set(variables) <= set(given)
-    fields = re.search(r"The result says (.*?)\. Outside", TEXT, re.DOTALL)[1]
+    fields = re.search(r"The result has (.*?)\. Outside", TEXT, re.DOTALL)[1]
     assert set(re.findall(r"`(\w+)`", fields)) <= set(ProgramResult.__dataclass_fields__)

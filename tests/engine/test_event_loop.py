@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from rllm.engine.event_loop import GC_THRESHOLDS, ignore_interrupted_tasks, rarely_collected, watched_loop
+from rllm.engine.event_loop import (
+    GC_THRESHOLDS,
+    ignore_interrupted_tasks,
+    rarely_collected,
+    run_to_end,
+    watched_loop,
+)
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
+from rllm.errors import RolloutError
 from rllm.types import Episode
 
 INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
@@ -100,3 +108,15 @@ async def test_rollouts_are_inside() -> None:
     await RolloutRunner(Looks()).run([RolloutRequest(task={}, task_id="a")])
     assert seen == [GC_THRESHOLDS]
     assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
+def test_exiting_in_a_task_is_an_error() -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def work() -> None:
+        await asyncio.gather(leave(), asyncio.sleep(60))
+
+    with pytest.raises(RolloutError, match=r"sys\.exit\(3\)"):
+        run_to_end(work())

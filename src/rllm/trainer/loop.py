@@ -311,7 +311,7 @@ class TrainingLoop:
         reasons = [self.episode_metrics.why_unusable(episode) for episode in episodes]
         if all(reasons) and not may_fail:
             await keep_outcomes(self.store, episodes)  # now, since nothing comes after this
-            where = f"Where each of them ended: rllm explain {shlex.quote(str(self.checkpoints.run_dir))}"
+            where = f"Details of each: rllm explain {shlex.quote(str(self.checkpoints.run_dir))}"
             raise error_of_all(episodes)(f"{failure_report(phase, reasons)}\n{where}")
         if any(reasons):
             logger.warning("%s", failure_report(phase, reasons))
