@@ -208,8 +208,8 @@ def test_more_than_64_mb_are_refused_and_the_next_call_is_answered(serve, path):
     assert served.post().status_code == 200
 
 
-@pytest.mark.parametrize("content", [bytes(1_000_000), [bytes(1000)] * 1000], ids=["whole", "in chunks"])
-def test_a_body_of_many_times_the_limit_is_told_so(serve, content):
+@pytest.mark.parametrize("content", [bytes(1_000_000), [bytes(10_000)] * 100], ids=["whole", "in chunks"])
+def test_a_body_of_many_times_the_limit_is_refused(serve, content):
     served = limited(serve, max_body_bytes=1000, max_header_bytes=2000)
     assert served.http.post("/v1/chat/completions", content=content).status_code == 413
     assert served.post().status_code == 200

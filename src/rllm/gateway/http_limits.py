@@ -75,9 +75,8 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_new:
-            # Java's HttpClient offers HTTP/2 with its first request. A server may ignore the offer (RFC 9110, 7.8),
-            # but the
-            # parser would drop the request's body.
+            # Java's HttpClient offers HTTP/2 with its first request. A server may ignore the offer (RFC 9110, 7.8), but
+            # the parser would drop the request's body.
             self._is_new = False
             if b"h2c" in data:
                 head, end, body = data.partition(b"\r\n\r\n")
@@ -172,8 +171,7 @@ class BoundedHTTP(HttpToolsProtocol):
         return GatewayError(
             431,
             f"the request has more than {limits.max_headers} headers, or more than {limits.max_header_bytes:,} "
-            "bytes of "
-            "them: send metadata with POST /sessions",
+            "bytes of them: send metadata with POST /sessions",
             code="headers_too_large",
         )
 
