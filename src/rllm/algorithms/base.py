@@ -1,8 +1,8 @@
-"""What an algorithm is: a credit for each trajectory of a group, and a loss over tokens.
+"""Base class of algorithms: a credit for each trajectory of a group, and a loss over tokens.
 
-An algorithm is one file: a subclass gives `credit` (or `credits`, to compare across groups), or `token_advantages` where
-single tokens are credited, and may replace `surrogate`, the part of the loss that moves the policy towards what paid. The
-options below belong to all of them.
+An algorithm is one file: a subclass defines `credit` (or `credits`, to compare across groups), or `token_advantages` to
+credit single tokens, and may replace `surrogate`, the part of the loss that moves the policy. The options below belong
+to all of them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ class Algorithm:
     min_group_size: ClassVar[int] = 1
     """Smallest number of rollouts of a task that it compares."""
     needs_values: ClassVar[bool] = False
-    """Whether a critic must estimate the value of each token."""
+    """Needs a critic that estimates the value of each token."""
     needs_greedy: ClassVar[bool] = False
-    """Whether each task gets one more rollout, at temperature 0 and not trained on: `TrajectoryGroup.references`."""
+    """Needs one more rollout per task, at temperature 0 and not trained on: `TrajectoryGroup.references`."""
     needs_rewards: ClassVar[bool] = True
-    """Whether unscored trajectories cannot be learned from."""
+    """Cannot learn from unscored trajectories."""
     demonstrated: ClassVar[bool] = False
-    """Whether its tokens are demonstrations, not samples of the policy, so that there is no sampler to compare
-    with."""
+    """Trains on demonstrations, not on samples of the policy, so there is no sampler to compare with."""
 
     usual_kl_estimator: ClassVar[KLEstimator] = "k3"
     """Estimator of the divergence in the loss if `kl_estimator` is not set."""
@@ -51,7 +50,7 @@ class Algorithm:
     clip_low: float = 0.2
     """Distance below 1 that a token's probability ratio may fall before its gradient stops."""
     clip_high: float = 0.2
-    """How far above 1 it may rise."""
+    """Distance above 1 to which the ratio may rise."""
     dual_clip: float | None = None
     """Bound on the ratio of bad tokens, above which they are pushed down no further; 3 is usual. None has no bound."""
     aggregation: Aggregation = "token-mean"
@@ -143,33 +142,35 @@ class Algorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference's log-probabilities are needed."""
+        """Return whether the reference's log-probabilities are needed."""
         return self.kl_coef > 0
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the teacher's log-probabilities are needed."""
+        """Return whether the teacher's log-probabilities are needed."""
         return self.teacher_coef > 0
 
     @property
     def credits_tokens(self) -> bool:
-        """Whether single tokens are credited, by `token_advantages`, and not trajectories, by `credit`; so do critics."""
+        """Return whether `token_advantages` credits single tokens, rather than `credit` trajectories; critics do so."""
         return self.needs_values
 
     @property
     def penalises_divergence(self) -> bool:
-        """Whether the divergence from the reference is taken off rewards, so that it must be known before they are credited."""
+        """Return whether the divergence from the reference is subtracted from rewards, before they are credited."""
         return self.needs_reference and self.kl_in == "reward"
 
     @property
     def needs_scores(self) -> bool:
-        """Whether the batch must be scored before rewards become advantages."""
+        """Return whether the batch must be scored before rewards become advantages."""
         return self.needs_values or self.penalises_divergence
 
     @property
     def learns_without_advantage(self) -> bool:
-        """Whether tokens whose trajectory is worth nothing move weights all the same: the critic's, or those of the policy
-        through its entropy, its divergence or its teacher."""
+        """Return whether tokens without advantage still move weights.
+
+        Those are the critic's weights, or the policy's through its entropy, its divergence or its teacher.
+        """
         regularised = self.entropy_coef != 0 or (self.needs_reference and self.kl_in == "loss")
         return self.needs_values or self.needs_teacher or regularised
 
@@ -189,19 +190,18 @@ class Algorithm:
         """Return advantages [N], and for a critic the returns [N] that it should have estimated.
 
         Args:
-            batch: its `rewards` lie on the last token of each step, less every token's divergence where that is taken off
-                the reward; with a critic it has `values`. The tokens of a trajectory (`trajectory_of`) lie together, in
-                the order in which they were chosen.
+            batch: its `rewards` lie on the last token of each step, less every token's divergence where that is taken
+                off the reward; with a critic it has `values`. The tokens of a trajectory (`trajectory_of`) lie
+                together, in the order in which they were chosen.
         """
         raise NotImplementedError(f"{type(self).__name__} must define token_advantages(batch)")
 
     def value_loss(self, values: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """Return the critic's loss of (a part of) a batch, weighted as the policy's, and sums of interest over its
-        tokens.
+        """Return the critic's loss of a batch or a part of it, weighted like the policy's, and sums over its tokens.
 
         Args:
             values: [N] the critic's estimates now, with gradient.
-            batch: what they are estimates of; `values` are those from before the update, `returns` what is right.
+            batch: its `values` are the estimates before the update, its `returns` the targets.
         """
         raise NotImplementedError(f"{type(self).__name__} must define value_loss(values, batch)")
 
@@ -218,8 +218,7 @@ class Algorithm:
         return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}
 
     def correction_weights(self, old: Tensor, batch: Batch) -> Tensor:
-        """Return [N] the weight of each token whose `old` [N] differs from its sampler; for a `correction` but
-        "none"."""
+        """Return [N] the weights that correct for tokens whose `old` [N] differs from their sampler's."""
         assert self.correction != "none"
         assert batch.sampler_logprobs is not None, "demonstrations are not corrected for"
         return importance_weights(

@@ -40,18 +40,19 @@ class TokenSequence:
     def __post_init__(self) -> None:
         if self.logprobs is not None and self.num_sampled != len(self.logprobs):
             raise TokenMismatchError(f"{self.num_sampled} sampled tokens have {len(self.logprobs)} log-probabilities")
-        end = 1  # a token has a probability only behind another one
+        end = 1  # a token only has a probability after another one
         for span in self.spans:
             if not end <= span.start <= span.stop <= len(self.ids):
                 raise TokenMismatchError(
-                    f"step {span.step_id} sampled tokens {span.start} to {span.stop} of {len(self.ids)}: steps must lie "
+                    f"step {span.step_id} sampled tokens {span.start} to {span.stop} of {len(self.ids)}: steps must "
+                    "lie "
                     "behind a prompt, in order and apart"
                 )
             end = span.stop
 
     @property
     def num_sampled(self) -> int:
-        """How many of the tokens are trained on."""
+        """Return the number of tokens that are trained on."""
         return sum(span.stop - span.start for span in self.spans)
 
     def sampled_positions(self) -> list[int]:
@@ -61,11 +62,11 @@ class TokenSequence:
 
 @dataclass(kw_only=True)
 class Batch:
-    """Sequences to train on, and what is known of their tokens.
+    """Sequences to train on, with tensors about their tokens.
 
-    **The alignment rule**: a tensor of shape [N] has one entry for each *sampled* token, sequence after sequence, in the
-    order of the tokens. Entry n is about that very token: `logprobs[n]` is its log-probability given all tokens before
-    it, `advantages[n]` is what having chosen it was worth. There is no padding and no shift.
+    **The alignment rule**: a tensor of shape [N] has one entry for each *sampled* token, sequence after sequence, in
+    the order of the tokens. Entry n is about that token: `logprobs[n]` is its log-probability given all tokens before
+    it, `advantages[n]` the advantage of having sampled it. There is no padding and no shift.
     """
 
     sequences: list[TokenSequence]
@@ -163,9 +164,9 @@ def token_weights(
 ) -> Tensor:
     """Return [N] weights under which a sum over tokens is the named mean.
 
-    `token-mean`: every token counts the same. `seq-mean-token-mean`: every sequence counts the same, and its tokens share
-    its weight. `seq-mean-token-sum`: every token counts 1 / number of sequences. `fixed-length`: the same, divided by
-    `fixed_length`, so that no length is favoured and the scale does not grow with it (Liu et al. 2025).
+    `token-mean`: every token counts the same. `seq-mean-token-mean`: every sequence counts the same, and its tokens
+    share its weight. `seq-mean-token-sum`: every token counts 1 / number of sequences. `fixed-length`: the same,
+    divided by `fixed_length`, so that no length is favoured and the scale does not grow with it (Liu et al. 2025).
     """
     total = len(sequence_of)
     if aggregation == "token-mean":

@@ -1,6 +1,6 @@
-"""DAPO (Yu et al. 2025): GRPO with more room for unlikely tokens, equal weight of tokens, and a slope before the length limit.
+"""DAPO (Yu et al. 2025): GRPO with a higher clip, a mean over tokens, and a penalty before the length limit.
 
-Its fourth part, sampling anew where a task's rewards are all alike, is a matter of which tasks are rolled out.
+Its fourth part, resampling tasks whose rewards are all alike, is a setting of rollouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class DAPO(GRPO):
 
     clip_high: float = 0.28
     overlong_length: int | None = None
-    """Tokens of a trajectory from which on 1 is taken off its reward, such as rollout.max_tokens. None takes nothing off."""
+    """Tokens of a trajectory from which 1 is subtracted from its reward, such as rollout.max_tokens; None subtracts
+    nothing."""
     overlong_buffer: int | None = None
     """Over how many tokens before that the penalty rises from 0, such as a fifth of them."""
 

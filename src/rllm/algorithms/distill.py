@@ -11,10 +11,10 @@ from rllm.types import TrajectoryGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(Algorithm):
-    """A token is worth how much likelier the teacher finds it than the policy did; rewards count for nothing.
+    """Distillation: the advantage of a token is its log-probability under the teacher less the policy's.
 
-    The gradient is that of the reverse divergence KL(policy || teacher), token by token. To learn from rewards, too, give
-    the algorithm that credits them a `teacher_coef` of its own: `algorithm.name=grpo algorithm.teacher_coef=0.1`.
+    Rewards are ignored. The gradient is that of the reverse divergence KL(policy || teacher), token by token. To learn
+    from rewards as well, give another algorithm a `teacher_coef`: `algorithm.name=grpo algorithm.teacher_coef=0.1`.
     """
 
     needs_rewards: ClassVar[bool] = False

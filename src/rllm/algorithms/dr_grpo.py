@@ -1,4 +1,4 @@
-"""Dr. GRPO (Liu et al. 2025): GRPO without its two biases, towards easy or hard tasks and towards long wrong answers."""
+"""Dr. GRPO (Liu et al. 2025): GRPO without its biases towards easy or hard tasks and towards long wrong answers."""
 
 from __future__ import annotations
 

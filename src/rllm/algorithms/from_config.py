@@ -41,8 +41,8 @@ def kind_of(section: Mapping[str, Any]) -> type[Algorithm]:
 def algorithm_of(config: TrainConfig) -> Algorithm:
     """Return the algorithm of a configuration, with the defaults that follow from its other settings.
 
-    The length that aggregation=fixed-length divides by is `rollout.max_tokens`; with `rollout.max_staleness`, samples of older
-    weights are corrected for.
+    The length that aggregation=fixed-length divides by is `rollout.max_tokens`; with `rollout.max_staleness`, samples
+    of older weights are corrected for.
 
     Raises:
         ConfigError: if the algorithm or one of its settings is unknown or does not fit.

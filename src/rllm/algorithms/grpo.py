@@ -15,10 +15,10 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO(Algorithm):
-    """A trajectory's advantage is how far its reward lies above its group's mean, in standard deviations.
+    """Group relative policy optimisation: rewards less the group's mean, in standard deviations of the group.
 
-    The deviation is that of the group itself; verl and TRL take that of a sample, larger by the root of n / (n - 1). The loss
-    is a mean over tokens, as verl's is; the paper's is aggregation=seq-mean-token-mean.
+    The deviation is that of the group itself; verl and TRL use that of a sample, larger by the root of n / (n - 1). The
+    loss is a mean over tokens, as in verl; the paper's is aggregation=seq-mean-token-mean.
     """
 
     min_group_size: ClassVar[int] = 2

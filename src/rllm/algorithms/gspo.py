@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation (Zheng et al. 2025): whole sequences, as they are rewarded, are weighed and clipped."""
+"""Group sequence policy optimisation (Zheng et al. 2025): ratios of whole sequences are weighted and clipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllm.algorithms.losses import clipped_policy_loss, mean_by_sequence
 
 @dataclass(frozen=True, kw_only=True)
 class GSPO(GRPO):
-    """GRPO whose ratio is the geometric mean over the sequence: it moves far less than a token's, so clip ranges are small."""
+    """GRPO whose ratio is the geometric mean over the sequence; it varies little, so clip ranges are small."""
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4

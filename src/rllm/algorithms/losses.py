@@ -29,8 +29,8 @@ def clipped_policy_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return PPO's clipped surrogate (Schulman et al. 2017, eq. 7), negated, token by token.
 
-    With `dual_clip` (Ye et al. 2020) the loss of a bad token ends at `dual_clip` times its advantage, however likely the
-    token has become.
+    With `dual_clip` (Ye et al. 2020) the loss of a bad token ends at `dual_clip` times its advantage, however likely
+    the token has become.
 
     Returns the loss, the probability ratios, and where a clipped branch was the one that counted.
     """
@@ -44,11 +44,11 @@ def clipped_policy_loss(
 
 
 def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """An estimate of KL(policy || reference) from the sampled token alone (Schulman 2020, "Approximating KL divergence").
+    """Return an estimate of KL(policy || reference) from the sampled token alone (Schulman 2020).
 
-    With `d = logprobs - ref_logprobs`: `k1 = d`, `k2 = d² / 2`, `k3 = exp(-d) - 1 + d`. Whatever the value, the gradient
-    is that of `k2`, `d * grad(logprobs)`: for tokens of the policy itself its expectation is the gradient of the
-    divergence, while that of `k1` is zero and that of `k3` belongs to the divergence the other way round.
+    With `d = logprobs - ref_logprobs`: `k1 = d`, `k2 = d² / 2`, `k3 = exp(-d) - 1 + d`. The gradient is always that of
+    `k2`, `d * grad(logprobs)`: for tokens of the policy itself its expectation is the gradient of the divergence, while
+    that of `k1` is zero and that of `k3` belongs to the opposite divergence.
     """
     distance = logprobs - ref_logprobs
     square = 0.5 * distance.square()
@@ -59,11 +59,10 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator
 
 
 def pull_of_teacher(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
-    """How much likelier the teacher finds each token than the policy that learns from it (Lu et al. 2025, "On-policy
-    distillation"), in nats.
+    """Return the teacher's log-probability of each token less the policy's, in nats (Lu et al. 2025).
 
-    Its negated mean over the policy's own tokens estimates KL(policy || teacher), the reverse divergence; as an advantage
-    it has that divergence's gradient. Bounded, since a teacher may find a token impossible.
+    Its negated mean over the policy's own tokens estimates the reverse divergence KL(policy || teacher); as an
+    advantage it has that divergence's gradient. It is bounded, since a token may be impossible for a teacher.
     """
     return (teacher_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 

@@ -1,4 +1,4 @@
-"""On-policy optimisation with the optimal baseline (Hao et al. 2025): long siblings count more in what rewards are compared with."""
+"""On-policy optimisation with the optimal baseline (Hao et al. 2025): longer siblings weigh more in the baseline."""
 
 from __future__ import annotations
 

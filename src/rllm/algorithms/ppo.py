@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017): a critic judges every token, by generalised advantage estimation."""
+"""Proximal policy optimisation (Schulman et al. 2017) with a critic and generalised advantage estimation."""
 
 from __future__ import annotations
 

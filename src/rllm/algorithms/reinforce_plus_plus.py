@@ -1,4 +1,4 @@
-"""REINFORCE++ (Hu 2025): PPO without a critic; the whole batch, not a task's own group, is the measure of an advantage."""
+"""REINFORCE++ (Hu 2025): PPO without a critic; advantages are normalised over the whole batch, not a task's group."""
 
 from __future__ import annotations
 

@@ -48,6 +48,5 @@ class SFT(Algorithm):
         return [1.0] * len(group.trajectories)
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        """Return the negative log-likelihood of each token [N], times the weight of its role; `policy/nll` is
-        without it."""
+        """Return the negative log-likelihood [N] times the weight of each role; `policy/nll` is without the weight."""
         return -batch.advantages * logprobs, {"policy/nll": -logprobs.detach().sum()}

@@ -1,9 +1,9 @@
-"""Token sequences merged into prefix trees, so that a token which several sequences share is computed once.
+"""Token sequences merged into prefix trees, so that a token shared by several sequences is computed once.
 
-The eight samples of one prompt share that prompt; the prompts of one batch share the system message and the tools. A
-*node* is a run of tokens that belong to the same sequences. Nodes are stored depth first: a node, all that lies below it,
-then its sibling. Their tokens lie behind each other in the same order, so `tree.ids` is one flat list, a sequence is a list
-of positions in it, and a whole subtree is one run of tokens.
+The samples of one prompt share that prompt; the prompts of one batch share the system message and the tools. A *node*
+is a run of tokens that belong to the same sequences. Nodes are stored depth first: a node, everything below it, then
+its sibling. Their tokens are stored in the same order, so `tree.ids` is one flat list, a sequence is a list of
+positions in it, and a subtree is one run of tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from itertools import count
 
 MIN_SAVED = 16
-"""A shared run becomes a node of its own when that saves at least this many tokens; below it costs more than it saves."""
+"""Tokens that a node must save: with fewer, it costs more than it saves."""
 ROW_TOKENS = 64
-"""Subtrees of up to this many tokens are computed as one row, in which a node costs nothing: there every run is shared.
-Shorter rows copy the keys above them more often, longer ones compute more pairs that are masked out: with twice as many an
-update of answers of 64 or 128 tokens takes some 4 % longer, and one of short answers as long."""
+"""Maximum tokens of a subtree that is computed as one row, in which nodes are free: there every run is shared.
+
+Shorter rows copy the keys above them more often, longer ones compute more masked pairs: with twice as many, an update
+of answers of 64 or 128 tokens takes some 4 % longer.
+"""
 _PIECE = 128
-"""Tokens of each sequence that are compared at a time: of long ones, most are not copied only to find that they differ early."""
+"""Tokens of each sequence compared at a time, so that long sequences that differ early are not copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class TokenTree:
     """For each sequence, in the order given, the node indices from root to leaf."""
 
     def positions(self, sequence: int) -> list[int]:
-        """Where each token of a sequence lies in `ids`; as long as the sequence."""
+        """Return the position in `ids` of each token of a sequence."""
         runs = (self.nodes[index] for index in self.paths[sequence])
         return [position for node in runs for position in range(node.start, node.start + node.length)]
 
@@ -83,7 +85,7 @@ def build_tree(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Branch:
-    """Sequences that agree up to the token at `fork` and with it; those before `offset` are in the nodes down to `parent`."""
+    """Sequences that agree up to and including `fork`; tokens before `offset` are in the nodes down to `parent`."""
 
     members: list[int]
     parent: int
@@ -94,9 +96,9 @@ class _Branch:
 def _grow(
     tree: TokenTree, sequences: list[list[int]], branch: _Branch, min_saved: int, row_tokens: int
 ) -> list[_Branch]:
-    """Add what the members of a branch share, and return what it branches into, the first last.
+    """Add the tokens that the members of a branch share, and return its branches, the first last.
 
-    A shared run that saves too little is left to those branches, which share it together with more tokens or not at all.
+    A shared run that saves too little is left to those branches, which share it with more tokens or not at all.
     """
     members, parent, offset = branch.members, branch.parent, branch.offset
     end = end_of_shared([sequences[member] for member in members], branch.fork)

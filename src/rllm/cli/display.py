@@ -209,7 +209,7 @@ def _beside(training: Sequence[str], held_out: Sequence[str]) -> str:
 
 
 def trend(values: Sequence[float], width: int = 40) -> str:
-    """The latest values as a line of bars, the lowest of them the shortest.
+    """Return the latest values as a line of bars, the lowest of them the shortest.
 
     Where one is no finite number there is a gap.
     """

@@ -1,6 +1,7 @@
 """Loading of a configuration: defaults, a file or mapping, the environment, and `key=value` overrides, in layers.
 
-Mappings may be hydra's, and keys may be ours or those of the rLLM framework (`rllm.compat.settings`), also side by side.
+Mappings may be hydra's, and keys may be ours or those of the rLLM framework (`rllm.compat.settings`), also side by
+side.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class ConfigLayer:
 def load_config(source: ConfigSource = None, overrides: Iterable[str] = ()) -> TrainConfig:
     """Return the configuration of `source`, with `key=value` overrides applied last.
 
-    Later layers win: the defaults; a file or mapping; the environment, where `RLLM__OPTIM__LR=1e-5` means `optim.lr=1e-5`;
-    `key=value`. The environment does not change a finished `TrainConfig`. Keys of the rLLM framework that have no meaning
-    for the backend are named in one warning.
+    Later layers win: the defaults; a file or mapping; the environment, where `RLLM__OPTIM__LR=1e-5` means
+    `optim.lr=1e-5`; `key=value`. The environment does not change a finished `TrainConfig`. Keys of the rLLM framework
+    that have no meaning for the backend are named in one warning.
 
     Args:
         source: a `TrainConfig`, a YAML path, a mapping (hydra's `DictConfig`, too), or a list of `key=value`.
@@ -131,7 +132,7 @@ def layer_that_sets(key: str, layers: Sequence[ConfigLayer]) -> ConfigLayer | No
 
 @contextmanager
 def locating_errors(layers: Sequence[ConfigLayer]) -> Iterator[None]:
-    """Prefix a `ConfigError` raised inside with the file and line, or the environment, that set the key it begins with."""
+    """Prefix a `ConfigError` raised inside with the file and line, or the environment, that set its key."""
     try:
         yield
     except ConfigError as error:

@@ -150,7 +150,9 @@ TABLE = (
         sft_lora=1e-4,
         group_size="8-16",
         answer_tokens="1,024-8,192",
-        hardware="4-8 GPUs of 80 GB with verl, or one with `optim.offload` and 160 GB of main memory; LoRA one of 48-80 GB",
+        hardware=(
+            "4-8 GPUs of 80 GB with verl, or one with `optim.offload` and 160 GB of main memory; LoRA one of 48-80 GB"
+        ),
     ),
 )
 """From small to large. Larger models have the rates of the last class."""
@@ -170,8 +172,8 @@ def num_weights(folder: Path) -> int | None:
 def size_of(model: str) -> float | None:
     """Return the number of weights of a folder or hub id, `None` if unknown.
 
-    It is read from files in the folder or the hub's cache, else from the name (`Qwen3-0.6B`). An adapter has the size of its
-    base.
+    It is read from files in the folder or the hub's cache, else from the name (`Qwen3-0.6B`). An adapter has the size
+    of its base.
     """
     folder = Path(model).expanduser()
     try:
@@ -325,7 +327,7 @@ def _kind(config: TrainConfig, demonstrates: bool, number: float | None) -> str:
 
 
 def _numbers_in(path: Path) -> int:
-    """Return the number of weights in a file: eight bytes of length, then so much JSON (https://huggingface.co/docs/safetensors)."""
+    """Return the number of weights in a safetensors file: eight bytes of length, then that many bytes of JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: Any = json.loads(file.read(length)) if length <= path.stat().st_size else None

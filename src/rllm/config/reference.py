@@ -43,7 +43,7 @@ class Setting:
     """Allowed values, in words."""
     doc: str
     optional: bool = False
-    """Whether the defaults lack it: a setting of one algorithm, or of a role."""
+    """Absent from the defaults: a setting of one algorithm, or of a role."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE
 
 
 def with_fixed_sampling(request: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the agent's request with imposed parameters in place of its own; a request may ask for a shorter answer."""
+    """Return the agent's request with imposed parameters; it may still ask for a shorter answer."""
     changed = {**request, **fixed}
     limits = [name for name in _LENGTH_LIMITS if fixed.get(name) is not None]
     if limits:
@@ -37,10 +37,10 @@ def derived_seed(*parts: Any) -> int:
 
 
 class CallSeeds:
-    """Seeds of a session's calls: the n-th of several equal calls has the same seed in every run, and each of them another.
+    """Seeds of a session's calls: the n-th of several equal calls has the same seed in every run.
 
-    Equal calls that are made at the same time are numbered as they arrive, which over HTTP may differ between runs. Their
-    answers together are the same.
+    Equal calls that are made at the same time are numbered as they arrive, which over HTTP may differ between runs.
+    Their answers together are the same.
     """
 
     def __init__(self) -> None:

@@ -58,14 +58,17 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward passes; auto is bfloat16 on CUDA and float32 elsewhere."""
     device: str = "auto"
-    """auto takes CUDA where there is one, and else the CPU, also on a Mac; or a torch device such as cuda:1, or mps, which is
-    not tested."""
+    """auto uses CUDA if there is one, else the CPU, also on a Mac; or a torch device such as cuda:1, or mps, which is
+    untested."""
     max_length: PositiveInt | None = None
     """Tokens that a prompt and its answer may have together; None takes the model's own context length."""
     tool_parser: str | None = None
-    """Format in which the model writes tool calls: hermes (Qwen's up to 3), qwen3_coder (Qwen3.5's, too), glm45, llama3_json, mistral,
-    deepseek_r1, harmony, muse_glimmer, or a package.module:Class, which vLLM does not know; None takes the one that the model's chat template
-    prints, or else hermes."""
+    """Format in which the model writes tool calls; None uses the one that the model's chat template prints, or else
+    hermes.
+
+    One of hermes (Qwen up to 3), qwen3_coder (also Qwen3.5), glm45, llama3_json, mistral, deepseek_r1, harmony,
+    muse_glimmer, or a package.module:Class, which vLLM does not know.
+    """
     chat_template: Path | None = None
     """Jinja file to use in place of the model's own chat template; it is kept in checkpoints and exports."""
     tool_prompt: Literal["hermes"] | None = None
@@ -94,30 +97,32 @@ class VLLMConfig(Section):
     command: str | None = None
     """Program that starts it, such as /opt/vllm/bin/vllm; None takes the one of this environment, or of the PATH."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Where it listens, on this machine only; 0 takes any free port."""
+    """Port of the server, on this machine only; 0 uses any free port."""
     devices: str | None = None
     """GPUs that it has, as in CUDA_VISIBLE_DEVICES; None shares the trainer's, and each works while the other rests."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of its weights; auto is the trainer's."""
     gpu_memory: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of each GPU's memory that it takes; None is 0.4 where it gives that back while the trainer works (`sleep`), else
-    vLLM's own default."""
+    """Share of each GPU's memory; None is 0.4 if vLLM frees it while the trainer works (`sleep`), else vLLM's own
+    default."""
     reasoning_parser: str | None = None
-    """vLLM's name of the format in which the model reasons, such as qwen3; None leaves reasoning in the answers' text."""
+    """vLLM's name of the format of reasoning, such as qwen3; None leaves reasoning in the answers' text."""
     args: list[str] = Field(default_factory=list)
     """More arguments for `vllm serve`, such as --tensor-parallel-size=2."""
     url: str | None = None
-    """Or a server to join, up to and including /v1; `rllm doctor --base-url URL` says whether it will do. Its key, if it
-    needs one, is OPENAI_API_KEY."""
+    """Server to join instead of starting one, including /v1; check it with `rllm doctor --base-url URL`.
+
+    Its key, if it needs one, is OPENAI_API_KEY.
+    """
     sleep: Literal["auto", "always", "never"] = "auto"
-    """Whether it gives its GPU memory back while the trainer works; auto does where they share a GPU."""
+    """Free the server's GPU memory while the trainer works; auto does so if they share a GPU."""
     start_timeout_s: PositiveFloat = 600.0
     """The longest that a start may take, and that calls wait for one."""
     max_restarts: NonNegativeInt = 2
     """Restarts of the server in a run, each with the weights that it had."""
     sync_dir: Path | None = None
-    """Folder through which weights are handed over, and which the server sees, too; None takes main memory where there is
-    room (/dev/shm), else the run's folder."""
+    """Folder for passing weights, also visible to the server; None uses /dev/shm if there is room, else the run's
+    folder."""
     largest_gap: PositiveFloat | None = None
     """Largest difference of its log-probabilities from the trainer's (root mean square over a probe); None is 0.001
     in float32, and 0.3 in other formats, whose kernels differ."""
@@ -132,8 +137,8 @@ class RolloutConfig(Section):
     group_size: PositiveInt = 8
     """Rollouts of each task in a training step."""
     temperature: PositiveFloat = 1.0
-    """Imposed on every model call of a training rollout, whatever the agent asks for; and with it, that nothing is cut off
-    (top_p, top_k, min_p) or penalised."""
+    """Temperature imposed on every model call of a training rollout; truncation (top_p, top_k, min_p) and penalties are
+    off."""
     max_tokens: PositiveInt | None = None
     """Imposed bound on each answer; None leaves it to the agent."""
     max_concurrent: PositiveInt = 64
@@ -146,8 +151,11 @@ class RolloutConfig(Section):
     """Times that tasks whose rollouts all earned the same are replaced by others, until tasks_per_step of them teach
     something (DAPO's dynamic sampling; Yu et al. 2025)."""
     max_staleness: NonNegativeInt = 0
-    """Training steps that rollouts may run ahead of the updates: a token is trained at most this many publishes after the
-    one that it was sampled from. 0 does one after the other. Above it algorithm.correction is truncate unless it is set."""
+    """Training steps that rollouts may run ahead of updates; 0 alternates.
+
+    A token is trained at most this many publishes after the weights that sampled it. Above 0, algorithm.correction is
+    truncate unless it is set.
+    """
     max_steps: PositiveInt | None = None
     """Steps that an agent may take in its environment; None is 5. Functions and workflows end by themselves."""
     side_calls: bool = False
@@ -207,8 +215,8 @@ class OptimConfig(Section):
     """Updates of the weights (AdamW; Loshchilov & Hutter 2019)."""
 
     lr: PositiveFloat | None = None
-    """Learning rate after the warm-up; None takes the one that suits the model's size, LoRA and the kind of training, see
-    docs/models-by-size.md."""
+    """Learning rate after the warm-up; None chooses it by model size, LoRA and kind of training
+    (docs/models-by-size.md)."""
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -227,13 +235,15 @@ class OptimConfig(Section):
     num_epochs: PositiveInt = 1
     """Times that each batch is gone through."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens in one forward and backward pass; bounds the memory and never changes the result. Unless it is set, on a CPU no
-    more than a quarter of main memory has room for."""
+    """Tokens in one forward and backward pass; bounds the memory and never changes the result.
+
+    Unless set, on a CPU no more than a quarter of main memory has room for.
+    """
     autocast: bool = False
     """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded
     sampler's, too."""
     offload: bool = False
-    """Whether AdamW works in main memory, which spares a GPU two to three copies of the weights."""
+    """Keep AdamW's state in main memory, which saves a GPU two to three copies of the weights."""
 
     @property
     def rate(self) -> float:
@@ -245,7 +255,7 @@ class CriticConfig(Section):
     """The model that judges tokens, for algorithms such as ppo."""
 
     lr: PositiveFloat = 1e-5
-    """Learning rate, the same in every update; what is not said here is as in optim."""
+    """Learning rate, constant; other settings are those of optim."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger global norm are scaled down to it."""
     warmup_steps: NonNegativeInt = 0
@@ -268,17 +278,19 @@ class SFTConfig(Section):
 
 
 class TeacherConfig(Section):
-    """The model that judges the policy's tokens, for algorithm.name=distill or algorithm.teacher_coef: `path` or `url`."""
+    """Model that scores the policy's tokens, for algorithm.name=distill or algorithm.teacher_coef: `path` or `url`."""
 
     path: str | None = None
     """Folder or hub id of a model with the policy's vocabulary, to run in this process."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of its forward passes."""
     device: str = "auto"
-    """Where it runs."""
+    """Device of the teacher."""
     url: str | None = None
-    """Or a server of such a model, up to and including /v1: one that gives prompt log-probabilities for prompts of token
-    ids, as vLLM does. Its key, if it needs one, is OPENAI_API_KEY."""
+    """Server of such a model, including /v1, with prompt log-probabilities for prompts of token ids, as vLLM has.
+
+    Its key, if it needs one, is OPENAI_API_KEY.
+    """
     model: str | None = None
     """The model's name at the server; None takes the only one that it serves."""
     max_concurrent: PositiveInt = 16
@@ -293,8 +305,11 @@ class GatewaySettings(Section):
     """Gateway by which agents reach the policy."""
 
     host: str = "127.0.0.1"
-    """Address to listen on: a loopback one where agents run on this machine. With rollout.runner=ray that becomes the one by which
-    Ray's nodes know this machine. Calls need a session's id or a key; see docs/gateway.md."""
+    """Address to listen on: loopback if agents run on this machine.
+
+    With rollout.runner=ray the default is the address by which Ray's nodes know this machine. Calls need a session's id
+    or a key; see docs/gateway.md.
+    """
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
     exact_turns: bool = True
@@ -308,8 +323,10 @@ class RayConfig(Section):
     """The cluster of rollout.runner=ray and backend=verl, and how rollouts are spread over it."""
 
     address: str | None = None
-    """The cluster, as host:port, or auto for the one on this machine; None takes the one that RAY_ADDRESS names, else starts one
-    that ends with the run. The workers of backend=verl are on the same one."""
+    """Cluster as host:port, or auto for the one on this machine; None uses RAY_ADDRESS, else starts one for the run.
+
+    The workers of backend=verl are on the same cluster.
+    """
     num_actors: PositiveInt | None = None
     """Processes that make rollouts; None starts one on each node that has a CPU."""
     concurrency: PositiveInt | None = None
@@ -320,7 +337,7 @@ class RayConfig(Section):
     """Folder that all nodes are given a copy of, and find as their current one; None takes the current one. Its
     .gitignore and .rayignore exclude files."""
     start_timeout_s: PositiveFloat = 300.0
-    """The longest that a node may take to start such a process, and to tell what it has."""
+    """Seconds that a node may take to start such a process, and to report its resources."""
 
 
 class VerlConfig(Section):
@@ -337,8 +354,11 @@ class VerlConfig(Section):
     timeout_s: PositiveFloat = 3600.0
     """The longest that the workers may take for one call: loading the model, one update, a checkpoint."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """verl's own keys for its workers, as in its ppo_trainer.yaml: verl.overrides.actor_rollout_ref.actor.fsdp_config...;
-    one that contradicts a setting of rllm is refused."""
+    """verl's own keys for its workers, as in its ppo_trainer.yaml:
+    verl.overrides.actor_rollout_ref.actor.fsdp_config...
+
+    A key that contradicts a setting of rllm is refused.
+    """
 
 
 class TrainConfig(Section):
@@ -359,8 +379,7 @@ class TrainConfig(Section):
     keep_checkpoints: PositiveInt = 2
     """Number of the newest checkpoints that are kept."""
     keep_best: str | None = None
-    """A metric of the evaluations, such as eval/accuracy: the checkpoint where it was highest stays, too. With a minus, as
-    in -eval/loss, that where it was lowest."""
+    """Metric of evaluations, such as eval/accuracy, whose best checkpoint is kept too; -eval/loss keeps the lowest."""
     keep_batches: NonNegativeInt | None = None
     """Number of the newest batches kept in run_dir/batches for rllm view; None keeps all, 0 writes none."""
     backend: str = "local"
@@ -387,8 +406,10 @@ class TrainConfig(Section):
     """Destinations of metrics and sample conversations: console, tensorboard, wandb, mlflow, trackio, or a
     package.module:Class; jsonl, the run's metrics.jsonl, is always among them."""
     log_samples: NonNegativeInt = 2
-    """Sample conversations of a step, from the least to the best rewarded: trackers keep them of every step, and the console
-    prints them of the first evaluation, the first step and each tenth. 0 shows none."""
+    """Sample conversations of each step for trackers, from the least to the best rewarded; 0 disables them.
+
+    The console prints them for the first evaluation, the first step and every tenth.
+    """
     project: str = "rllm"
     """Name that trackers file the run under; the run itself is named by its folder."""
 

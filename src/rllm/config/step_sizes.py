@@ -12,8 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def fitted_to_tasks(config: TrainConfig, num_tasks: int) -> TrainConfig:
-    """Return the configuration with `tasks_per_step` bounded by the number of tasks, unless it was set, and with the
-    `num_steps` that follow from `num_epochs`."""
+    """Return the configuration with `tasks_per_step` and `num_steps` derived from the number of tasks.
+
+    `tasks_per_step` is at most the number of tasks unless it was set; `num_steps` follows from `num_epochs`.
+    """
     fitted: dict[str, int] = {}
     tasks_per_step = config.tasks_per_step
     if "tasks_per_step" not in config.model_fields_set:
@@ -32,8 +34,10 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
     episodes, parts = num_episodes(config), config.optim.num_minibatches
     if episodes % parts:
         raise ConfigError(
-            f"optim.num_minibatches={parts} does not divide the {counted(episodes, 'episode')} of a step, tasks_per_step="
-            f"{config.tasks_per_step} x rollout.group_size={config.rollout.group_size}: use {_nearest_divisors(episodes, parts)}"
+            f"optim.num_minibatches={parts} does not divide the {counted(episodes, 'episode')} of a step, "
+            "tasks_per_step="
+            f"{config.tasks_per_step} x rollout.group_size={config.rollout.group_size}: use "
+            f"{_nearest_divisors(episodes, parts)}"
         )
     if config.tasks_per_step > num_tasks:
         logger.warning("%s", _repeated_tasks(config, num_tasks))
@@ -69,7 +73,8 @@ def sizes_in_words(config: TrainConfig, num_tasks: int, *, needs_greedy: bool) -
     times = config.num_steps * config.tasks_per_step / num_tasks
     tasks = counted(config.tasks_per_step, "task")
     lines = [
-        f"{tasks} x {counted(config.rollout.group_size, 'rollout')} = {counted(num_episodes(config), 'episode')} a step, "
+        f"{tasks} x {counted(config.rollout.group_size, 'rollout')} = {counted(num_episodes(config), 'episode')} a "
+        "step, "
         f"{_updates(config)}"
     ]
     if needs_greedy:
@@ -117,6 +122,7 @@ def _times(times: float) -> str:
 
 def _repeated_tasks(config: TrainConfig, num_tasks: int) -> str:
     return (
-        f"tasks_per_step={config.tasks_per_step} exceeds the {counted(num_tasks, 'task')} of the data set: a step repeats tasks, "
+        f"tasks_per_step={config.tasks_per_step} exceeds the {counted(num_tasks, 'task')} of the data set: a step "
+        "repeats tasks, "
         "each time as a separate group"
     )

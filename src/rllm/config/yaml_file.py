@@ -63,7 +63,7 @@ def _text_of(path: Path) -> str:
 
 
 class _SettingsLoader(yaml.SafeLoader):
-    """YAML with a bound on its nodes, in which no mapping has a key twice: the parser would keep the last value silently."""
+    """YAML loader with a limit on nodes that refuses repeated keys: the parser would keep the last value silently."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -103,7 +103,7 @@ class SessionTraces(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether store and gateway answer within microseconds, so that an event loop may wait for them."""
+        """Store and gateway answer within microseconds, so that an event loop may wait for them."""
         ...
 
     def by_session(self, session_id: str) -> list[Trace]:

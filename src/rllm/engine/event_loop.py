@@ -58,7 +58,8 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         ) from error
     except SystemExit as error:
         raise RolloutError(
-            f"an async agent, environment or reward called sys.exit({error.code!r}) in a task of its own{place_of(error)}, "
+            f"an async agent, environment or reward called sys.exit({error.code!r}) in a task of its "
+            f"own{place_of(error)}, "
             "which ends the event loop of all rollouts: return, or raise"
         ) from error
     finally:

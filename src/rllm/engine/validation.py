@@ -189,7 +189,8 @@ ACCEPTED = (
 )
 
 HOW_TO_SCORE = (
-    "name the function that judges it (--reward FILE.py:function, or rllm.rewards.scoring.with_reward in Python), or return "
+    "name the function that judges it (--reward FILE.py:function, or rllm.rewards.scoring.with_reward in Python), or "
+    "return "
     "the reward itself"
 )
 

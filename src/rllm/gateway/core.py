@@ -301,7 +301,7 @@ class DurableWrites:
             self._some_ended.set()
 
     def _on_done(self, waiter: asyncio.Future[None], write: Future[None]) -> None:
-        """Runs in the writer's thread."""
+        """Settle the waiter; called in the writer's thread."""
         self._done.append((waiter, write))
         if not self._waking:
             self._waking = True

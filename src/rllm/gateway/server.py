@@ -301,7 +301,7 @@ def _run(server: _Server, listener: socket.socket) -> None:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(server.serve(sockets=[listener]))
     finally:
-        server.ready.set()  # Whoever waits for a start that failed must not wait for ever.
+        server.ready.set()  # Threads that wait for a failed start must not wait forever.
         listener.close()
 
 

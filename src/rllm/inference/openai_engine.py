@@ -139,7 +139,8 @@ class OpenAIEngine:
         length = output.metrics.get("prompt_tokens", output.prompt_length)
         if self.max_prompt_length is not None and length > self.max_prompt_length:
             raise PromptTooLongError(
-                f"the prompt has {length:g} tokens, and max_prompt_length={self.max_prompt_length}: shorten the messages, or "
+                f"the prompt has {length:g} tokens, and max_prompt_length={self.max_prompt_length}: shorten the "
+                "messages, or "
                 "raise max_prompt_length of the engine"
             )
         return output

@@ -88,7 +88,7 @@ class AppendOnlyRenderer:
     def text(self, past: Sequence[Message], messages: Sequence[Message], *, ask: bool = False) -> str:
         """Return the text that the messages add to a conversation; `ask` adds the generation prompt.
 
-        Without it, a turn that the template could still extend (by another tool's answer, say) is left open.
+        Without it, a turn that the template could still extend (for example by another tool's answer) is left open.
         """
         text = "".join(turn.text for turn in self.turns(past, messages, open_end=not ask))
         return text + self._request([*past, *map(bare_message, messages)]) if ask else text

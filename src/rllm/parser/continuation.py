@@ -55,7 +55,6 @@ class Continuation:
             ConfigError: if the template refuses the messages, or cannot be rendered append-only here; or if the model
                 ended the answer itself, so that nothing can be appended to it.
         """
-
         control = self._template.control_tokens
 
         def printed(these: Sequence[Message], ask: bool) -> str:

@@ -9,7 +9,7 @@ from rllm.parser.reasoning import CLOSE, OPEN, split_reasoning
 
 
 def safe_length(text: str, markers: Iterable[str]) -> int:
-    """Return the length of the longest prefix of `text` without any part of a complete or unfinished marker.
+    r"""Return the length of the longest prefix of `text` without any part of a complete or unfinished marker.
 
     >>> safe_length("Wait.\nUser", ["\nUser:"])
     5

@@ -77,7 +77,7 @@ _TUPLE = re.compile(r"\([^(),]*,[^()]*\)")
 
 @dataclass(frozen=True)
 class RewardMathFn:
-    """Reward for the answer in the last `\boxed{}` of a text, which is required.
+    r"""Reward for the answer in the last `\boxed{}` of a text, which is required.
 
     The task's `ground_truth` is a text, a number, or a list of accepted alternatives; a text may be a whole solution
     with a box of its own. math-verify parses everything but plain text and numbers; values are compared exactly,

@@ -166,7 +166,7 @@ class Frame:
         return call
 
     def note_elsewhere(self, url: str) -> None:
-        """Record, for error messages, a model call that bypassed the gateway, without its query, which may hold keys."""
+        """Record a model call that bypassed the gateway for error messages, without its query, which may hold keys."""
         url = url.partition("?")[0]
         for session in self.sessions:
             if url not in session.elsewhere:

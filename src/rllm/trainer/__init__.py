@@ -1,7 +1,7 @@
 """Training, from a configuration to a trained policy.
 
-Read first: `loop` (the steps of a run), then `credit` (episodes to credited sequences to a batch), `rollout_sources` (where
-episodes come from) and `agent_trainer` (how all parts are put together). Around them:
+Read first: `loop` (the steps of a run), then `credit` (episodes to credited sequences to a batch), `rollout_sources`
+(where episodes come from) and `agent_trainer` (how all parts are put together). Around them:
 
 * `rollouts`, `selection`, `sequences`, `teacher`: requests of rollouts, filters, token sequences, distillation.
 * `async_loop`: rollouts ahead of updates, over the same types.

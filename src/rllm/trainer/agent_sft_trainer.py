@@ -44,11 +44,11 @@ _LOWER_IS_BETTER = ("eval/loss", "eval/perplexity")
 
 
 class AgentSFTTrainer(AgentTrainer):
-    """Trains a policy to say what is demonstrated; loop, checkpoints, metrics and settings are those of `AgentTrainer`.
+    """Trainer on demonstrations; loop, checkpoints, metrics and settings are those of `AgentTrainer`.
 
-    A row has `messages` in the OpenAI format, with `tools` where they were offered; of its answers, those whose `weight` is
-    not 0 are learned. Or it has token ids, as `process_trajectories` gives it. Trajectories, episodes, a file of either, and
-    the folder of an earlier run or evaluation, do as well; what was sampled there is learned token for token.
+    A row has `messages` in the OpenAI format, and `tools` if there were any; answers whose `weight` is not 0 are
+    learned. Or it has token ids, as `process_trajectories` returns it. Trajectories, episodes, a file of either, and
+    the folder of an earlier run or evaluation are accepted as well; their sampled tokens are learned unchanged.
     """
 
     process_trajectories = staticmethod(process_trajectories)
@@ -66,8 +66,8 @@ class AgentSFTTrainer(AgentTrainer):
         """Check everything that can be checked before work starts, and render every row.
 
         Args:
-            config: see `AgentTrainer`. `algorithm.name` is `sft` unless it names an algorithm of your own; `sft.*` says what is
-                learned; `tasks_per_step` is the number of demonstrations in a step.
+            config: see `AgentTrainer`. `algorithm.name` is `sft` unless it names an algorithm of your own; `sft.*` selects
+                what is learned; `tasks_per_step` is the number of demonstrations in a step.
             train_dataset: demonstrations.
             val_dataset: held-out ones, all of which `eval/loss` and `eval/perplexity` are taken from.
             backend: the same as `config.backend`.
@@ -121,7 +121,8 @@ def _rows(source: Any, name: str) -> list[Row]:
         rows = _stored_rows(url, folder, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
         if not rows:
             raise ConfigError(
-                f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded, and no session of a gateway "
+                f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded, and no session "
+                "of a gateway "
                 "with a number as `reward` in its metadata: tell it, by POST /sessions or the store's open_session"
             )
         return rows

@@ -80,10 +80,10 @@ class TrainResult:
 
 
 class AgentTrainer:
-    """Trains the policy behind an agent, which is one of three things.
+    """Trainer of the policy behind an agent, which is one of three things.
 
-    * `agent_run_func`: any sync or async function; it is called as `f(**task)` for every task and returns its reward (or
-      trajectories, see `rllm.engine.validation`). Its model calls are whatever it sends to `OPENAI_BASE_URL`.
+    * `agent_run_func`: any sync or async function; it is called as `f(**task)` for every task and returns its reward
+      (or trajectories, see `rllm.engine.validation`). Its model calls are those sent to `OPENAI_BASE_URL`.
     * `agent_class` and `env_class`: a `BaseAgent`, stepped through a `BaseEnv`.
     * `workflow_class`: a `Workflow`.
     """
@@ -110,20 +110,20 @@ class AgentTrainer:
 
         Args:
             agent_run_func: the agent, as a function.
-            agent_class: or its class, made anew for every rollout as `agent_class(**agent_args)`.
-            env_class: its environment's, made as `env_class.from_dict({**task, **env_args})`.
-            agent_args: see there.
-            env_args: see there.
-            workflow_class: or a workflow, made as `workflow_class(rollout_engine=..., **workflow_args)`.
-            workflow_args: see there.
+            agent_class: or its class, created for every rollout as `agent_class(**agent_args)`.
+            env_class: class of its environment, created as `env_class.from_dict({**task, **env_args})`.
+            agent_args: arguments of the agent.
+            env_args: arguments of the environment.
+            workflow_class: or a workflow, created as `workflow_class(rollout_engine=..., **workflow_args)`.
+            workflow_args: arguments of the workflow.
             source: or any other source of episodes.
-            train_dataset: tasks to learn from: rows, a function that gives rows, or what `Dataset.load` reads: the path of
-                a file, or the id of a dataset of Hugging Face.
-            val_dataset: held-out tasks, likewise.
+            train_dataset: tasks to learn from: rows, a function that returns rows, or what `Dataset.load` reads: the
+                path of a file, or the id of a dataset of Hugging Face.
+            val_dataset: held-out tasks, in the same forms.
             config: a `TrainConfig`, a mapping (hydra's `DictConfig`, too), a YAML path, or a list of `key=value`.
             backend: the same as `config.backend`.
-            trackers: more places for metrics, beside those of `config.trackers`.
-            resume: go on from the newest checkpoint of `config.run_dir`.
+            trackers: more trackers, besides those of `config.trackers`.
+            resume: resume from the newest checkpoint of `config.run_dir`.
 
         Raises:
             ConfigError: naming what is wrong, its value and the remedy.
@@ -147,10 +147,10 @@ class AgentTrainer:
         with locating_errors(layers):
             self._check_settings()
         run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-        self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) while the run goes on.
+        self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) during the run.
         check_places(self.run_dir, self.config.store)
         if self.config.store is not None:
-            self.config.store = absolute(self.config.store)  # Runs are read, and gone on with, from other folders, too.
+            self.config.store = absolute(self.config.store)  # Runs are read and resumed from other folders, too.
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: dict[str, str] = {}
@@ -207,17 +207,17 @@ class AgentTrainer:
 
     @property
     def steps_done(self) -> int:
-        """The training steps of earlier processes, which a run that is resumed goes on from; for displays."""
+        """Training steps of earlier processes, from which a resumed run continues."""
         return self._start.steps_done
 
     def train(self) -> TrainResult:
-        """Run the training to its end. May be called where an event loop is already running.
+        """Run the training to its end. May be called while an event loop is running.
 
         Raises:
-            ConfigError: if the run is done, or was begun before and is not to be resumed.
-            RolloutError: if every rollout of a step failed, or of the evaluation before the first, or one stopped the event
-                loop.
-            KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` goes on from it.
+            ConfigError: if the run is complete, or was started before and is not to be resumed.
+            RolloutError: if every rollout of a step failed, or of the evaluation before the first, or one stopped the
+                event loop.
+            KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` continues from it.
         """
         try:
             return run_anywhere(self._train)
@@ -252,10 +252,10 @@ class AgentTrainer:
         )
 
     def _starting_point(self) -> StartingPoint:
-        """Return where the run begins, given the present content of its folder.
+        """Return where the run starts, given the present content of its folder.
 
         Raises:
-            ConfigError: if the folder has another run, or one that is not to be gone on with.
+            ConfigError: if the folder has another run, or one that cannot be resumed.
         """
         start = starting_point(self._checkpoints, self.run_dir, resume=self._resume)
         if start.checkpoint is not None:
@@ -283,7 +283,7 @@ class AgentTrainer:
         teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
         stack.enter_context(on_ray(self.config))
         backend = self._loaded_backend(stack)
-        # Only what can be gone on with replaces what was there.
+        # Only a state that can be resumed replaces the previous one.
         self._write_settings()
         store = self._opened_store(stack)
         gateway = stack.enter_context(self._gateway(store, backend))
@@ -381,7 +381,8 @@ def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None
     num_shared = sum(_content(row) in trained for row in val_data)
     if num_shared:
         logger.warning(
-            "%d of %s (val_dataset, --val) also occur among the training tasks (train_dataset, --data): evaluations will "
+            "%d of %s (val_dataset, --val) also occur among the training tasks (train_dataset, --data): evaluations "
+            "will "
             "measure memory as well; take them out of one of the two",
             num_shared,
             counted(len(val_data), "held-out task"),

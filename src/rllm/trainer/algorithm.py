@@ -19,7 +19,8 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     algorithm = algorithm_of(config)
     if config.rollout.group_size < algorithm.min_group_size:
         raise ConfigError(
-            f"rollout.group_size={config.rollout.group_size}: {name_of(config.algorithm)} compares rollouts of one task; use at "
+            f"rollout.group_size={config.rollout.group_size}: {name_of(config.algorithm)} compares rollouts of one "
+            "task; use at "
             f"least {algorithm.min_group_size}"
         )
     return algorithm
@@ -37,7 +38,8 @@ def check_roles(config: TrainConfig, algorithm: Algorithm) -> None:
             refuse_changes(role, key, ("weight",), "on trajectories that are not trained on; leave out one of the two")
         if algorithm.credits_tokens and role.weight != 1.0:
             raise ConfigError(
-                f"{key}.weight: {type(algorithm).__name__} credits single tokens of all roles together: leave it out, or use "
+                f"{key}.weight: {type(algorithm).__name__} credits single tokens of all roles together: leave it out, "
+                "or use "
                 "an algorithm that compares rollouts, such as grpo"
             )
 
@@ -77,7 +79,8 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
         _refuse(config, _OF_DEMONSTRATIONS, "because there are no demonstrations")
         if config.rollout.resample_rounds and config.rollout.group_size == 1 and not algorithm.needs_greedy:
             raise ConfigError(
-                f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task (rollout.group_size=1) never "
+                f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task "
+                "(rollout.group_size=1) never "
                 "differs from others, so every task would be dropped; use a group_size of at least 2, or leave it out"
             )
     if not algorithm.needs_rewards:
@@ -85,7 +88,7 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
 
 
 def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
-    """Raise `ConfigError` for the first of these settings that differs from its default, since it would have no effect."""
+    """Raise `ConfigError` for the first of these settings that was changed, since it would have no effect."""
     for key in keys:
         section, _, name = key.partition(".")
         refuse_changes(getattr(config, section), section, [name], f"{why}; leave it out")

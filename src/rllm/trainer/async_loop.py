@@ -1,11 +1,11 @@
-"""Training while rollouts go on: the same loop, with the rollouts of later steps begun before earlier ones are trained on.
+"""Training during rollouts: the same loop, with the rollouts of later steps started before earlier ones are trained on.
 
-The rollouts of step k may begin once step k - `max_staleness` is reached, so that no token is sampled from weights that lie
-more than `max_staleness` publishes behind those it is trained with. Answers that are being sampled when new weights are
-published go on under these; the trace keeps where (`Trace.weight_updates`). Steps are trained in order, each on all the
-rollouts of its own tasks: a batch of whatever ends first would prefer short answers, and could not be made again.
+The rollouts of step k may start once step k - `max_staleness` is reached, so that every token is trained at most
+`max_staleness` publishes after the weights that sampled it. Unfinished answers continue under newly published weights,
+which the trace records (`Trace.weight_updates`). Steps are trained in order, each on all rollouts of its own tasks: a
+batch of the first to finish would prefer short answers, and could not be repeated.
 
-With `max_staleness=0` nothing is begun early, which is `TrainingLoop` to the bit.
+With `max_staleness=0` no rollout starts early, which equals `TrainingLoop` bit for bit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the optimiser was fed at each step, in a file of its own: `batches/step-000001.json`, which `rllm view` reads.
+"""Batches of the optimiser, one file per step: `batches/step-000001.json`, which `rllm view` reads.
 
-Ids and numbers of the tokens are little-endian, compressed and in base64; what is the same for all of them takes next to no
-room. Prompts are not repeated: a digest of each whole sequence shows whether it is what the store has.
+Ids and numbers of the tokens are little-endian, compressed and in base64. Prompts are not repeated: a digest of each
+whole sequence shows whether it equals the stored one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class BatchLog:
     """The batches of a run; those of steps that will be made again are taken away."""
 
     def __init__(self, run_dir: Path, *, steps_done: int, keep: int | None = None) -> None:
-        """
+        """Create the log.
+
         Args:
             run_dir: the run's folder.
-            steps_done: training steps that stay done; the batches of later ones go.
+            steps_done: training steps that stay; the batches of later ones are deleted.
             keep: how many of the newest stay; `None` keeps all, 0 writes none.
         """
         self._folder = run_dir / FOLDER

@@ -37,7 +37,8 @@ class Checkpoints:
         self._keep = keep
         self._keep_best = keep_best
         self._saving = threading.Lock()
-        """A save that is abandoned, as by a second Ctrl-C, goes on in its thread: the next one waits until it is done."""
+        """Held by a save; one that was abandoned, as by a second Ctrl-C, continues in its thread, and the next one
+        waits."""
 
     def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
         """Let `write` fill a folder, then put it in place in one step, so that a crash never leaves half of one.
@@ -56,7 +57,8 @@ class Checkpoints:
                 self._clear()
                 latest = self.latest()
                 raise CheckpointError(
-                    f"the checkpoint of step {step} cannot be written to {str(self._folder)!r} ({type(error).__name__}: {error}): "
+                    f"the checkpoint of step {step} cannot be written to {str(self._folder)!r} "
+                    f"({type(error).__name__}: {error}): "
                     "see whether its disk is full or read-only, and resume; "
                     + (f"{latest.name} is whole" if latest else "there is none before it")
                 ) from error

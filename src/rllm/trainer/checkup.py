@@ -376,8 +376,7 @@ _REWRITTEN = "rewritten"
 
 
 def _judged(template: Any, continuation: Any, tokenizer: Any, chat: Sequence[Message]) -> str:
-    """Return an empty text if the template is append-only, `_REWRITTEN` if our rendering makes it so, else the
-    reason."""
+    """Return an empty text for an append-only template, `_REWRITTEN` if our rendering makes it so, else the reason."""
     tools = [_TOOL] if any(message["role"] == "tool" for message in chat) else None
     try:
         asked = template.render_text(chat[:1], tools, True)
@@ -419,7 +418,6 @@ def checkup(*, model: str | None, run_dir: Path, port: int) -> list[Finding]:
         run_dir: where runs are to be written.
         port: where `rllm gateway` is to listen.
     """
-
     found = [python(), *version_findings(installed_packages())]
     needed = None if model is None else training_bytes(model)
     found += [gpus(), memory(needed), disk(run_dir, needed), reachable_port(port)]

@@ -3,7 +3,8 @@
 Each stage is a function that returns new values. `assemble` runs them in order:
 
 1. `samples_of`: trajectories with their token sequences and the units that are credited, or the reason to drop them.
-2. `_whole_batch`, `_scored`: all tokens that can be learned from, with log-probabilities and values if the algorithm needs them.
+2. `_whole_batch`, `_scored`: all tokens that can be learned from, with log-probabilities and values if the algorithm
+   needs them.
 3. `credited_groups` or `_token_credited`: advantages of units, from comparing groups, or of single tokens.
 4. `_trained`: the sequences that can move the weights.
 """
@@ -207,7 +208,7 @@ def assemble(
 
 
 def samples_of(episodes: Sequence[Episode], algorithm: Algorithm, roles: Roles) -> list[Sample]:
-    """Return every trajectory of the episodes that did not fail, with its sequences and units or the reason to drop it."""
+    """Return the trajectories of episodes that did not fail, with sequences and units or the reason to drop them."""
     return [
         _sample(episode, index, algorithm, roles.get(trajectory.name, _DEFAULT_ROLE))
         for episode in episodes
@@ -233,7 +234,7 @@ def _sample(episode: Episode, index: int, algorithm: Algorithm, role: RoleConfig
 
 
 def units_of(sample: Sample, level: Literal["trajectory", "step"], gamma: float) -> list[CreditUnit]:
-    """Return the units of a scored sample in the order of its steps; at level step, one for each step that sampled tokens."""
+    """Return the units of a scored sample in order; at level step, one for each step that sampled tokens."""
     if level == "trajectory":
         return [CreditUnit(trajectory=sample.trajectory, group_id=sample.role_key)]
     steps = sampled_steps(sample.trajectory)
@@ -255,8 +256,8 @@ def sampled_steps(trajectory: Trajectory) -> list[Step]:
 def rewards_by_step(trajectory: Trajectory) -> list[float]:
     """Return the reward of each step that sampled tokens.
 
-    Without rewards of steps, the last one has the trajectory's. The reward of a step that sampled nothing is added to the
-    sampling step before it, which caused it, or to the first one.
+    Without rewards of steps, the last one has the trajectory's. The reward of a step that sampled nothing is added to
+    the sampling step before it, which caused it, or to the first one.
     """
     rewards: list[float] = []
     carried = 0.0
@@ -356,7 +357,8 @@ def _checked_credits(algorithm: Algorithm, groups: Sequence[TrajectoryGroup]) ->
     for group, advantages in zip(groups, credited, strict=True):
         if len(advantages) != len(group.trajectories) or not all(map(math.isfinite, advantages)):
             raise ConfigError(
-                f"{type(algorithm).__name__} returned the advantages {advantages} for the rewards {group.rewards} of group "
+                f"{type(algorithm).__name__} returned the advantages {advantages} for the rewards {group.rewards} of "
+                "group "
                 f"{group.group_id!r}: return one finite number for each"
             )
     return credited
@@ -395,7 +397,7 @@ def _divergence(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _with_penalties(usable: Sequence[Sample], batch: Batch, algorithm: Algorithm) -> list[Sample]:
-    """Return the samples with the divergence of each unit's tokens as penalty; like rewards, later ones are discounted."""
+    """Return the samples with the divergence of each unit's tokens as penalty, discounted like rewards."""
     lost = sums_by_step(batch, _divergence(batch, algorithm))
     penalised = []
     for number, sample in enumerate(usable):
@@ -430,12 +432,14 @@ def _token_credited(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm
 def _check_token_values(values: Tensor, batch: Batch, algorithm: Algorithm) -> None:
     """Raise `ConfigError` unless an algorithm, which may be the user's own, returned a finite number for each token.
 
-    Numbers that a broken critic or reference made infinite are not the algorithm's fault; the backend skips such an update.
+    Numbers that a broken critic or reference made infinite are not the algorithm's fault; the backend skips such an
+    update.
     """
     is_broken = any(given is not None and not given.isfinite().all() for given in (batch.rewards, batch.values))
     if values.shape != (batch.num_tokens,) or not (is_broken or values.isfinite().all()):
         raise ConfigError(
-            f"token_advantages of {type(algorithm).__name__} returned {values} for {counted(batch.num_tokens, 'token')}: return "
+            f"token_advantages of {type(algorithm).__name__} returned {values} for "
+            f"{counted(batch.num_tokens, 'token')}: return "
             "a tensor of one finite number for each"
         )
 
@@ -450,8 +454,8 @@ def _taught(
 ) -> Batch:
     """Return the batch with each token's advantage raised by how much likelier the teacher finds it than the policy.
 
-    With a correction for older weights, "the policy" is the trainer's: relative to the weights that sampled them, tokens would
-    be pushed again by what later updates have already done.
+    With a correction for older weights, "the policy" is the trainer's: relative to the weights that sampled them,
+    tokens would be pushed again by what later updates have already done.
     """
     if algorithm.correction != "none" and batch.old_logprobs is None:
         batch = replace(batch, old_logprobs=_required(scorer).score(batch))
@@ -467,7 +471,7 @@ def _taught(
 
 
 def _with_token_means(usable: Sequence[Sample], batch: Batch) -> list[Sample]:
-    """Return the samples with the mean advantage of the tokens of each unit, and of each of its steps, for the records."""
+    """Return the samples with the mean advantage of the tokens of each unit and step, for the records."""
     totals = sums_by_step(batch, batch.advantages)
     averaged = []
     for number, sample in enumerate(usable):
@@ -521,7 +525,8 @@ def _with_records(
 def num_uniform_groups(groups: Groups, references: References, algorithm: Algorithm) -> int:
     """Return the number of compared groups in which no unit did better than another.
 
-    Differences that a critic or a divergence makes of equal rewards are noise. Groups of one are compared with each other.
+    Differences that a critic or a divergence makes of equal rewards are noise. Groups of one are compared with each
+    other.
     """
 
     def are_equal(units: Sequence[CreditUnit], others: Sequence[Trajectory] = ()) -> bool:

@@ -40,8 +40,7 @@ _MAX_TEXT = 4000
 
 
 async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
-    """Store the outcome of each episode with its session, durable on return; episodes without a session are
-    skipped."""
+    """Store the outcome of each episode with its session, durable on return; skip episodes without a session."""
     credit_of = {(credit.session_id, credit.trajectory_index, credit.trace_id): credit for credit in credits}
     await asyncio.to_thread(_keep, store, episodes, credit_of)
 

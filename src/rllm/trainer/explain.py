@@ -14,8 +14,8 @@ from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace, credits_by_trace, token_versions
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
-"""Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which they were
-trained on; nothing where that was not kept."""
+"""Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which
+they were trained on; nothing where that was not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ExplainedToken:
     trainer_logprob: float | None
     """Before the update; `None` where the token was not trained on."""
     advantage: float | None
-    """Where single tokens are credited and the batch was not kept, the mean of the step's."""
+    """Advantage; the mean of the step's if single tokens are credited and the batch was not kept."""
     weight_version: int | None
 
 
@@ -55,7 +55,7 @@ class ExplainedStep:
 
     @property
     def num_trained_tokens(self) -> int:
-        """How many tokens were in the optimiser's batch."""
+        """Number of tokens in the optimiser's batch."""
         return sum(token.trainer_logprob is not None for token in self.tokens)
 
     @property

@@ -57,8 +57,10 @@ def export_chat(episodes: Iterable[Episode], path: Path) -> int:
 
 
 def chat_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """A row for each trajectory that can be learned from; one that is not a single conversation has a row a call, of which
-    only the last answer counts."""
+    """Yield a row for each trajectory that can be learned from.
+
+    A trajectory that is not a single conversation has a row per call, in which only the last answer counts.
+    """
     for episode in episodes:
         paths = [path for path in episode.trajectories if was_learnable(episode, path)]
         for path in paths if not episode.failed else ():
@@ -106,7 +108,8 @@ def _check_base(checkpoint: Path, run: Path) -> None:
     base = base_of(checkpoint)
     if not _HUB_ID.fullmatch(base) or Path(base).exists():
         raise ConfigError(
-            f"run={str(run)!r}: its adapter names the folder {base!r} as its base model, and you did not begin this run "
+            f"run={str(run)!r}: its adapter names the folder {base!r} as its base model, and you did not begin this "
+            "run "
             f"here: {how_to_trust(run)}"
         )
 

@@ -190,7 +190,7 @@ class TrainingLoop:
         self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
     ) -> dict[str, float]:
         """Return the metrics of a training step."""
-        # A task's greedy rollout has the index behind them; it is the policy's, but not sampled as what is trained on.
+        # A task's greedy rollout has the index after them; it is the policy's, but not sampled like the trained ones.
         sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
         num_before, self._num_unattributed = self._num_unattributed, self.num_unattributed_calls()
@@ -204,10 +204,10 @@ class TrainingLoop:
         }
 
     async def evaluate(self) -> list[Episode]:
-        """Roll the held-out tasks out and log how well the policy does.
+        """Roll out the held-out tasks and log the results.
 
-        Where every rollout fails, the policy still has to be evaluated: before the first step that ends the run, later
-        training goes on, and a run that is resumed here evaluates again.
+        If every rollout fails before the first step, the run ends. Later, training continues, and a run that is resumed
+        here evaluates again.
         """
         episodes: list[Episode] = []
         if self.val_data:
@@ -228,7 +228,7 @@ class TrainingLoop:
         return episodes
 
     async def save(self) -> None:
-        """Keep the weights and all that is needed to go on from the last whole step."""
+        """Save the weights and everything needed to resume from the last whole step."""
         self.trackers.progress("save", 0, 1)
         saving = self._in_thread(self.checkpoints.save, self.steps_done, self.backend.save, self._state)
         await _to_the_end(saving, f"step {self.steps_done} is saved")
@@ -297,8 +297,8 @@ class TrainingLoop:
         """Make the attempts, before others of a higher rank.
 
         Raises:
-            RolloutError: if every one of them failed or was not scored, with the reasons; unless they `may_fail`, as the few
-                that stand in for others, and those of an evaluation during training.
+            RolloutError: if every one of them failed or was not scored, with the reasons; unless they `may_fail`, as
+                the few that stand in for others, and those of an evaluation during training.
         """
         attempts = [replace(attempt, run_id=self.run_id) for attempt in attempts]
         num_done = itertools.count(1)

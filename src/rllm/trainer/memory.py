@@ -101,9 +101,11 @@ def _vocabulary(config: TrainConfig) -> int | None:
 
 
 OF_HIDDEN, OF_INTERMEDIATE = 16, 5
-"""How many numbers each layer keeps of a token until its backward pass: so many times the hidden size, and so many times the
-intermediate size. Qwen3 models of 5, 20 and 79 million weights were measured to keep 157, 410 and 994 kB a token in float32;
-by this they keep 147, 426 and 1,081."""
+"""Numbers that each layer keeps of a token until its backward pass: multiples of the hidden and the intermediate size.
+
+Qwen3 models of 5, 20 and 79 million weights were measured to keep 157, 410 and 994 kB a token in float32; this formula
+gives 147, 426 and 1,081.
+"""
 PARTS = 4
 """One part in so many of main memory is for activations: weights, optimiser, sampler and rollouts need theirs."""
 LEAST = 1024
@@ -114,8 +116,8 @@ _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size")
 def fitted_to_memory(config: TrainConfig, memory: int | None = None) -> TrainConfig:
     """Return the configuration with `optim.micro_batch_tokens` bounded by main memory, unless it was set.
 
-    The bound depends on the model and on the machine's total memory, not on what is free, so that a resumed run has the same.
-    A GPU, or a model whose `config.json` is not on this machine, changes nothing.
+    The bound depends on the model and on the machine's total memory, not on what is free, so that a resumed run has the
+    same. A GPU, or a model whose `config.json` is not on this machine, changes nothing.
     """
     device = choose_device(config.model.device)
     if "micro_batch_tokens" in config.optim.model_fields_set or config.backend != "local" or device.type != "cpu":

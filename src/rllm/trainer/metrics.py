@@ -230,7 +230,7 @@ class RolloutMetrics:
     """Looks at rewards."""
 
     needs_rewards: bool = True
-    """Whether unscored episodes are unusable."""
+    """Unscored episodes cannot be used."""
 
     def why_unusable(self, episode: Episode) -> str | None:
         if not self.needs_rewards and not episode.failed:

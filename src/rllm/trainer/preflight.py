@@ -79,8 +79,8 @@ def preflight(config: TrainConfig) -> list[str]:
     """Check every node of the cluster at once, and return the plan of the run, line by line.
 
     Raises:
-        ConfigError: if the cluster cannot be joined or has too little, or if a node cannot do its part; with the node, the
-            setting and the remedy.
+        ConfigError: if the cluster cannot be joined or has too little, or if a node cannot do its part; with the node,
+            the setting and the remedy.
     """
     with joined_for(config) as ray:
         nodes = alive_nodes()
@@ -133,15 +133,18 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
     for node in nodes:
         if asked[node.id] not in ready:
             raise ConfigError(
-                f"node {node.address} has not answered within ray.start_timeout_s={timeout_s:g}: see `ray status` and the logs in "
-                "its Ray folder; a node that is overloaded or cannot make the environment of the program looks like that"
+                f"node {node.address} has not answered within ray.start_timeout_s={timeout_s:g}: see `ray status` and "
+                "the logs in "
+                "its Ray folder; a node that is overloaded or cannot make the environment of the program looks like "
+                "that"
             )
         try:
             answers[node.id] = ray.get(asked[node.id])
         except ray.exceptions.RayError as error:
             told = str(error).strip().rpartition("\n")[2]
             raise ConfigError(
-                f"node {node.address} cannot run our code ({told}): install there what is installed here, in the environment that "
+                f"node {node.address} cannot run our code ({told}): install there what is installed here, in the "
+                "environment that "
                 "its `ray start` ran in"
             ) from error
     return answers
@@ -153,10 +156,10 @@ def who_has(addresses: Sequence[str]) -> str:
 
 
 def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
-    """Check that enough nodes have the resources of verl's workers, whether or not they are in use now.
+    """Check that enough nodes have the resources of verl's workers, in use or not.
 
     Raises:
-        ConfigError: if fewer nodes have what verl's workers need than are asked for, whoever else uses them now.
+        ConfigError: if fewer nodes than needed have these resources.
     """
     if config.backend != "verl":
         return
@@ -174,30 +177,34 @@ def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) ->
     """Check the facts about a node.
 
     Raises:
-        ConfigError: if what a node says will not do; with the node, the setting and the remedy.
+        ConfigError: if a fact reported by a node does not fit; with the node, the setting and the remedy.
     """
     for name, expected in here.versions.items():
         found = told.versions.get(name)
         if _matters(name, found) != _matters(name, expected):
             what = f"pip install '{name}=={expected}'" if name != "python" else f"use Python {expected}"
             raise ConfigError(
-                f"node {address} has {name} {found or 'not installed'}, and here it is {expected}: {what} in the environment that its "
+                f"node {address} has {name} {found or 'not installed'}, and here it is {expected}: {what} in the "
+                "environment that its "
                 "`ray start` ran in"
             )
     for folder in told.missing:
         raise ConfigError(
-            f"node {address} does not see {folder!r} (model.path or run_dir): put it on a file system that all nodes share, or at "
+            f"node {address} does not see {folder!r} (model.path or run_dir): put it on a file system that all nodes "
+            "share, or at "
             "the same path on each"
         )
     if told.unreached is not None:
         raise ConfigError(
-            f"node {address} cannot reach the gateway of this machine ({told.unreached}): set gateway.host to an address of this "
+            f"node {address} cannot reach the gateway of this machine ({told.unreached}): set gateway.host to an "
+            "address of this "
             "machine that the nodes reach, and gateway.port to a port that is open to them"
         )
     needed = checkpoint_bytes(config) if config.backend == "verl" else None
     if needed is not None and told.disk_free < needed:
         raise ConfigError(
-            f"node {address} has {told.disk_free / GB:.1f} GB free at run_dir, and checkpoints take {needed / GB:.1f} GB: lower "
+            f"node {address} has {told.disk_free / GB:.1f} GB free at run_dir, and checkpoints take {needed / GB:.1f} "
+            "GB: lower "
             "keep_checkpoints, or set run_dir to a larger file system"
         )
 
@@ -241,8 +248,7 @@ def _installed(package: str) -> str | None:
 
 
 def _matters(name: str, found: str | None) -> Any:
-    """Return the part of a version that must be equal: for Python major and minor, which decide how functions are
-    sent."""
+    """Return the part of a version that must be equal: for Python major and minor, as functions are sent."""
     return found.split(".")[:2] if name == "python" and found is not None else found
 
 

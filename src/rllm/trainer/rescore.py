@@ -24,7 +24,7 @@ from rllm.trainer.event_loop import run_anywhere
 from rllm.types import Episode, Trajectory
 
 FOLDER = "rescored"
-"""Where a run's folder keeps new rewards, a file for each time."""
+"""Folder of new rewards in a run's folder, one file for each rescoring."""
 _SAME = 1e-9
 _AT_A_TIME = 64
 
@@ -37,25 +37,25 @@ class Rescored:
     session_id: str
     split: str
     trajectory: int
-    """Which of its episode's."""
+    """Index in its episode."""
     name: str
     before: float | None
     after: float | None
     """`None`: not scored."""
     answer: str
     is_correct: bool | None = None
-    """`None` where the new reward does not say."""
+    """`None` if the new reward does not decide it."""
     error: str | None = None
-    """Why the new reward raised, or that it took too long."""
+    """Error of the new reward, or that it timed out."""
 
     @property
     def change(self) -> float:
-        """How much more it earns; what was, or is, not scored counts as 0."""
+        """Difference of the rewards; unscored counts as 0."""
         return (self.after or 0.0) - (self.before or 0.0)
 
     @property
     def has_changed(self) -> bool:
-        """Whether the reward, or whether there is one, is another."""
+        """Return whether the reward, or whether it is scored, differs."""
         return (self.before is None) != (self.after is None) or abs(self.change) > _SAME
 
 
@@ -85,15 +85,17 @@ def rescore(
     timeout_s: float = 600.0,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Rescored]:
-    """Judge the last answer of every trajectory anew, in order; episodes that failed, and what could not be learned
-    from (see `was_learnable`), such as an opponent's trajectories, are left as they are.
+    """Score the last answer of every trajectory again, in order.
+
+    Failed episodes, and trajectories that could not be learned from (see `was_learnable`), such as an opponent's, stay
+    unchanged.
 
     Args:
         episodes: of a run or an evaluation.
-        reward_fn: called with each task and answer, in a thread; one that takes longer than `timeout_s` is left behind.
+        reward_fn: called with each task and answer, in a thread; it is abandoned after `timeout_s`.
         max_concurrent: rewards computed at a time.
-        timeout_s: see there.
-        on_done: hears how many are done.
+        timeout_s: seconds for each reward.
+        on_done: called with the number completed.
 
     Raises:
         ConfigError: if an episode has no task, because its folder has lost them.
@@ -128,7 +130,8 @@ async def _rescored(
     if episode.task is None:
         option = "--val" if episode.info.get("split") == "eval" else "--data"
         raise ConfigError(
-            f"episode {episode.id!r} has no task, since its folder does not keep them (no tasks.jsonl): name what the run was "
+            f"episode {episode.id!r} has no task, since its folder does not keep them (no tasks.jsonl): name what the "
+            "run was "
             f"given with {option}"
         )
     answer = path.steps[-1].model_response if path.steps else ""
@@ -156,7 +159,7 @@ async def _rescored(
 
 
 def compare(rescored: Sequence[Rescored], *, num_largest: int = 10) -> Comparison:
-    """What the new rewards change."""
+    """Return a summary of the changes."""
     changed = [item for item in rescored if item.has_changed]
     return Comparison(
         num_trajectories=len(rescored),
@@ -169,7 +172,7 @@ def compare(rescored: Sequence[Rescored], *, num_largest: int = 10) -> Compariso
 
 
 def write_rewards(folder: Path, name: str, rescored: Iterable[Rescored]) -> Path:
-    """A new file in the folder's `rescored`; none that is there is touched. Returns its path."""
+    """Write a new file in the folder's `rescored`, without touching existing ones, and return its path."""
     target = folder / FOLDER
     target.mkdir(exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "-", name).strip("-")
@@ -181,11 +184,12 @@ def write_rewards(folder: Path, name: str, rescored: Iterable[Rescored]) -> Path
 
 
 def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
-    """The episodes with the rewards of a file that `write_rewards` wrote, in place of those that they had; the last of them says
-    whether an episode is right.
+    """Yield the episodes with the rewards of a file written by `write_rewards`.
+
+    The last reward of an episode decides whether it is right.
 
     Raises:
-        ConfigError: if the file is none.
+        ConfigError: if the file is not one.
     """
     try:
         rows = [parse_json(line) for line in path.read_bytes().split(b"\n") if line.strip()]
@@ -207,7 +211,7 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
 
 
 def _is_right(reward: float | None, said: bool | None) -> bool | None:
-    """Whether an answer is right: as its reward says, else by what it earned; `None` where nothing tells."""
+    """Return whether an answer is right, as its reward states, else by what it earned; `None` if unknown."""
     return reward >= 1.0 if said is None and reward is not None else said
 
 

@@ -68,7 +68,7 @@ MAY_CHANGE = (
 
 VAL_DATASET = "val_dataset"
 _NUM_PIECES, _PIECE = 256, 4096
-"""How many pieces of a file of weights are looked at, and their bytes."""
+"""Number of pieces of a weights file that are compared, and their bytes."""
 _ROLES = "roles."
 _FORMAT = "the weights' format (model.dtype)"
 
@@ -116,7 +116,7 @@ class StartingPoint:
             logger.info("the traces of %s of lost steps are deleted", counted(num_lost, "rollout"))
 
     def restore_rng(self) -> None:
-        """Let random numbers go on where they were."""
+        """Restore the state of random numbers."""
         if "rng" in self.state:
             restore_generators(self.state["rng"])
 
@@ -162,13 +162,14 @@ def _check_never_saved(run_dir: Path) -> None:
     """Refuse to restart a run that has lost its checkpoints, which would delete its metrics and rollouts.
 
     Raises:
-        ConfigError: if its metrics tell of steps behind its first checkpoint.
+        ConfigError: if its metrics have steps after its first checkpoint.
     """
     steps_done = last_step(run_dir / "metrics.jsonl")
     save_every = read_settings(run_dir / "config.yaml")[0].get("save_every")
     if isinstance(save_every, int) and 0 < save_every < steps_done:
         raise ConfigError(
-            f"run_dir={str(run_dir)!r} has done {steps_done} steps and was saved every {save_every}, but its checkpoints are "
+            f"run_dir={str(run_dir)!r} has done {steps_done} steps and was saved every {save_every}, but its "
+            "checkpoints are "
             "gone; to begin anew would delete its metrics and rollouts: put checkpoints/ back, or choose another folder"
         )
 
@@ -215,8 +216,7 @@ def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, 
 
 
 def digest_of_weights(folder: Path) -> str:
-    """Return a digest of pieces all over the files: reading them whole takes minutes, and training changes every
-    matrix."""
+    """Return a digest of pieces all over the files; training changes every matrix, and whole files take minutes."""
     digest = sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
         if path.is_file():
@@ -245,7 +245,8 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
     ]
     if changed:
         raise ConfigError(
-            f"this is not the run that {str(checkpoint)!r} is of: {'; '.join(changed)}. Set it back; or begin a new run "
+            f"this is not the run that {str(checkpoint)!r} is of: {'; '.join(changed)}. Set it back; or begin a new "
+            "run "
             f"from these weights, with model.path={checkpoint} and another run_dir"
         )
 

@@ -62,7 +62,7 @@ class RolloutSource(ABC):
     retry_if: Callable[[RolloutError], bool] | None = None
     """Predicate of failures worth another try; `None` leaves it to the runner."""
     demonstrates: ClassVar[bool] = False
-    """Whether episodes are demonstrations, not rollouts of the policy."""
+    """Episodes are demonstrations, not rollouts of the policy."""
 
     @property
     def max_parallel(self) -> int | None:
@@ -143,7 +143,7 @@ class WorkflowSource(RolloutSource):
         return None if self.workflow_class.is_multithread_safe() else 1
 
     def check(self, data: Dataset) -> None:
-        """A workflow takes any task."""
+        """Accept any task."""
 
     def open(self, context: RolloutContext) -> RunningRollout:
         if context.rollout.max_steps is not None:

@@ -66,7 +66,7 @@ def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
     """Check the settings of rollouts before anything is started.
 
     Raises:
-        ConfigError: naming a setting that would have no effect, an address where nobody is, or what cannot be sent.
+        ConfigError: naming a setting without effect, an address without a server, or an object that cannot be sent.
         MissingDependencyError: if Ray is needed and not installed.
     """
     if config.backend == "verl":
@@ -86,7 +86,8 @@ def _join_workers(config: TrainConfig) -> None:
         config.verl.ray_address = config.ray.address
     if config.ray.address not in (None, config.verl.ray_address):
         raise ConfigError(
-            f"verl.ray_address={config.verl.ray_address!r} and ray.address={config.ray.address!r} are two clusters: set ray.address "
+            f"verl.ray_address={config.verl.ray_address!r} and ray.address={config.ray.address!r} are two clusters: "
+            "set ray.address "
             "only"
         )
 
@@ -202,7 +203,8 @@ def remote_gateway(gateway: GatewayServer) -> RemoteGateway:
     return RemoteGateway(url=url_elsewhere(gateway.url, gateway.config.host), api_key=key)
 
 
-# The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less likely.
+# The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less
+# likely.
 _CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
@@ -262,7 +264,7 @@ def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[Roll
     judged = config.eval
     imposed = {"temperature": judged.temperature, "top_p": judged.top_p, "top_k": judged.top_k}
     sampling = {**imposed, "max_tokens": config.rollout.max_tokens}
-    times: Counter[str] = Counter()  # rows that are the same task, as `Dataset.repeat` makes them, go on counting
+    times: Counter[str] = Counter()  # rows that are the same task, as `Dataset.repeat` makes them, continue counting
     attempts = []
     for row in range(len(data)):
         task_id = data.task_id(row)

@@ -82,7 +82,10 @@ def way_to_a_run(named: Path) -> str:
         if names:
             meant = folder / (closest(named.name, names) or names[0])
             more = ", ..." if len(names) > _MAX_NAMED else ""
-            return f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as {meant}"
+            return (
+                f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as "
+                f"{meant}"
+            )
     return f"there are no runs in {Path('runs').absolute()}; name one by its path, such as /path/to/runs/NAME"
 
 

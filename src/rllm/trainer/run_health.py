@@ -27,8 +27,8 @@ MIN_ENTROPY = 0.02
 MAX_CUT_OFF = 0.2
 """Share of the answers that may be cut off at their maximal length."""
 QUICK_STEPS, QUICK_FALL, MANY_CHOICES = 20, 5.0, 1.0
-"""A policy that had more than so many nats a token to choose from, and within so many steps has so many times less, no longer
-explores, whatever its reward does."""
+"""A policy that had more than so many nats a token to choose from, and within so many steps has so many times less, no
+longer explores, whatever its reward does."""
 FALL = 10.0
 """Times that the entropy may fall from where the run began, at any speed, while the reward does not rise."""
 GOOD = 0.9
@@ -64,7 +64,7 @@ def signals(
         return metrics.get(name, math.nan)  # comparisons with NaN are false: what is not known is not wrong
 
     steps = [*before, metrics]
-    # Where all is solved there is nothing to learn from single steps; tasks are too easy where it goes on like this.
+    # If all is solved, single steps have nothing to teach; tasks are too easy if it lasts.
     solved_for_long = len(steps) == 1 or all(step.get("batch/zero_variance") == 1.0 for step in steps[-_AROUND:])
     num_reward_errors = sum(episode.failed and episode.info["error"]["type"] == "RewardError" for episode in episodes)
     unscored = _unscored_roles(episodes)
@@ -72,22 +72,26 @@ def signals(
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0 and (solved_for_long or of("rollout/accuracy") != 1.0),
-            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so rewards teach nothing: "
-            + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
+            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so rewards teach "
+            "nothing: " + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
         ),
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
-            f"nothing of this step is trained on ({_reasons(metrics)}): see whether tasks are too hard or too easy, what "
-            "filters leave out, whether any role learns, and whether all rollouts of a task give trajectories the same names",
+            f"nothing of this step is trained on ({_reasons(metrics)}): see whether tasks are too hard or too easy, "
+            "what "
+            "filters leave out, whether any role learns, and whether all rollouts of a task give trajectories the "
+            "same names",
         ),
         "all_truncated": (
             of("rollout/truncated") == 1.0,
-            "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own max_tokens, the lower of "
+            "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own max_tokens, "
+            "the lower of "
             "which counts, or see why the model never ends",
         ),
         "many_truncated": (
             MAX_CUT_OFF <= of("rollout/truncated") < 1.0,
-            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length, and are judged by what they had "
+            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length, and are judged by "
+            "what they had "
             "come to: raise rollout.max_tokens and the agent's own max_tokens, the lower of which counts",
         ),
         "rewards_raise": (
@@ -97,7 +101,8 @@ def signals(
         ),
         "unscored_role": (
             of("dropped/unscored") > 0.0 and bool(unscored),
-            f"no trajectory of {' and '.join(unscored)} has a reward, so nothing is learned of what was done there: set one "
+            f"no trajectory of {' and '.join(unscored)} has a reward, so nothing is learned of what was done there: "
+            "set one "
             "on each, or roles.NAME.trainable=false if that is meant",
         ),
         "ratio_overflow": (
@@ -107,7 +112,8 @@ def signals(
         ),
         "entropy_collapse": (
             bool(collapse := _collapse(steps)),
-            f"{collapse}: lower optim.lr, set algorithm.entropy_coef, or hold the policy to its reference with algorithm.kl_coef",
+            f"{collapse}: lower optim.lr, set algorithm.entropy_coef, or hold the policy to its reference with "
+            "algorithm.kl_coef",
         ),
         "sampler_disagrees": (
             of("policy/sampler_gap_mean") > MAX_SAMPLER_GAP,
@@ -132,7 +138,10 @@ def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
     now = max(known[-2:])  # A single step may be of other tasks.
     recent, first = _second(known[-QUICK_STEPS:]), _second(known[:_AROUND])
     if recent >= MANY_CHOICES and now < recent / QUICK_FALL:
-        return f"the entropy fell from {recent:.3g} to {known[-1]:.3g} nats a token within {min(len(known), QUICK_STEPS)} steps"
+        return (
+            f"the entropy fell from {recent:.3g} to {known[-1]:.3g} nats a token within "
+            f"{min(len(known), QUICK_STEPS)} steps"
+        )
     if now < first / FALL and not _has_risen(steps):
         return f"the entropy fell from {first:.3g} to {known[-1]:.3g} nats a token, and the reward did not rise"
     return ""

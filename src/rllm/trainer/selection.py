@@ -1,4 +1,4 @@
-"""Selection of what is trained on: filters of trajectories and groups, and records of rollouts and calls that are not."""
+"""Selection of training data: filters of trajectories and groups, and records of what was left out."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def num_informative(episodes: Sequence[Episode], algorithm: Algorithm, roles: Ro
 
 
 def warn_of_unknown_roles(roles: Roles, episodes: Sequence[Episode]) -> None:
-    """Warn of roles without a trajectory: their settings have no effect, and names are known only after the first rollouts."""
+    """Warn of roles without a trajectory, whose settings have no effect; names are known after the first rollouts."""
     names = {path.name for episode in episodes for path in episode.trajectories}
     for name in sorted(roles.keys() - names if names else ()):
         logger.warning(
@@ -82,7 +82,7 @@ def warn_of_unknown_roles(roles: Roles, episodes: Sequence[Episode]) -> None:
 
 
 def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: int) -> list[StepCredit]:
-    """Return one record for each call of the failed episodes in each of its trajectories, with the reason of the failure."""
+    """Return a record for each call of the failed episodes in each trajectory, with the reason of the failure."""
     return [
         StepCredit(
             trace_id=trace.id,
@@ -110,8 +110,10 @@ def warn_of_side_call(episodes: Sequence[Episode], store: TraceStore) -> bool:
             for trace_id, reason in side_calls(traces).items():
                 trace = next(trace for trace in traces if trace.id == trace_id)
                 logger.warning(
-                    "side calls are not trained on (dropped/side_call counts them): their answers are in no later message. "
-                    "The first: session %s, %s, asked %s, answered %s. If they are part of the task: rollout.side_calls=true",
+                    "side calls are not trained on (dropped/side_call counts them): their answers are in no later "
+                    "message. "
+                    "The first: session %s, %s, asked %s, answered %s. If they are part of the task: "
+                    "rollout.side_calls=true",
                     episode.session_id,
                     reason,
                     _excerpt(" ".join(map(text_of, trace.messages))),

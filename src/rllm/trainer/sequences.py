@@ -1,8 +1,8 @@
 """Steps to token sequences, without re-tokenising, and the tokens of each step in a batch.
 
-A step whose prompt begins with all tokens of an earlier sequence, prompt and answer, continues that sequence: a conversation is
-one sequence, however many turns it has. Any other step begins a new sequence: the agent edited its history, or the template
-renders an answer differently from how it was sampled.
+A step whose prompt begins with all tokens of an earlier sequence, prompt and answer, continues that sequence: a
+conversation is one sequence, however many turns it has. Any other step begins a new sequence: the agent edited its
+history, or the template renders an answer differently from how it was sampled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class _OpenSequence:
 def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[TokenSequence]:
     """Return the token sequences of one trajectory's steps, in the order in which they begin.
 
-    Steps without sampled tokens are skipped. Demonstrations have no log-probabilities; those of an earlier policy are dropped.
+    Steps without sampled tokens are skipped. Demonstrations have no log-probabilities; those of an earlier policy are
+    dropped.
 
     Raises:
         TokenMismatchError: if a step's ids and log-probabilities disagree.

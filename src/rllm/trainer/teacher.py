@@ -46,7 +46,8 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
         refuse_changes(teacher, "teacher", ("dtype", "device"), "on a server; leave it out")
         if config.rollout.temperature != 1.0:
             raise ConfigError(
-                f"rollout.temperature={config.rollout.temperature}: the prompt log-probabilities of a server are those at "
+                f"rollout.temperature={config.rollout.temperature}: the prompt log-probabilities of a server are "
+                "those at "
                 "temperature 1; sample at 1, or run the teacher in this process with teacher.path"
             )
         return
@@ -61,8 +62,8 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
     """Yield the teacher; `None` if the algorithm needs none.
 
     Raises:
-        ConfigError: if the server does not return log-probabilities of prompts, has another vocabulary, or a shorter context
-            than the policy.
+        ConfigError: if the server does not return log-probabilities of prompts, has another vocabulary, or a shorter
+            context than the policy.
         InferenceError: if it cannot be reached.
     """
     teacher = config.teacher
@@ -93,7 +94,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
 
 
 def _check_model(config: TrainConfig, teacher: str) -> None:
-    """Raise `ConfigError` unless both models have the same ids, which are compared token by token, and enough context."""
+    """Raise `ConfigError` unless both models have the same ids, compared token by token, and enough context."""
     from rllm.inference.local.loading import load_tokenizer
 
     student = config.model.path
@@ -102,7 +103,8 @@ def _check_model(config: TrainConfig, teacher: str) -> None:
     if own != other:
         differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
         raise ConfigError(
-            f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens differ, such "
+            f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens "
+            "differ, such "
             f"as {differing[0]!r}. Take a teacher of the same family"
         )
     _check_length(config, policy.context_length, f"teacher.path={teacher!r}", judge.context_length)
@@ -113,5 +115,6 @@ def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int 
     bounds = [length for length in (config.model.max_length, own) if length is not None]
     if room is not None and bounds and min(bounds) > room:
         raise ConfigError(
-            f"{teacher} takes {room} tokens, and a prompt and its answer may have {min(bounds)}: set model.max_length={room}"
+            f"{teacher} takes {room} tokens, and a prompt and its answer may have {min(bounds)}: set "
+            f"model.max_length={room}"
         )

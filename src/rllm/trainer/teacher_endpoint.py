@@ -1,7 +1,7 @@
-"""A teacher behind an OpenAI-compatible server that tells the log-probabilities of a prompt's tokens, as vLLM does.
+"""Teacher on an OpenAI-compatible server that returns the log-probabilities of a prompt's tokens, as vLLM does.
 
 POST /v1/completions {"prompt": [1, 437, ...], "max_tokens": 1, "prompt_logprobs": 0}
--> choices[0].prompt_logprobs: [null, {"437": {"logprob": -2.1, "rank": 5, "decoded_token": " con"}}, ...]
+  -> choices[0].prompt_logprobs: [null, {"437": {"logprob": -2.1, "rank": 5, "decoded_token": " con"}}, ...]
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TeacherEndpoint:
         """Check that the server can teach a policy with this tokenizer.
 
         Raises:
-            ConfigError: if it does not tell the log-probabilities of prompts, or has another vocabulary.
+            ConfigError: if it does not return log-probabilities of prompts, or has another vocabulary.
             InferenceError: if it cannot be reached.
         """
         self._choose_model()
@@ -71,7 +71,8 @@ class TeacherEndpoint:
         except InferenceError as error:
             if error.status_code == 400:  # such as: token id 4711 is out of vocabulary
                 raise ConfigError(
-                    f"teacher.url={self._url!r} refuses ids of the policy's vocabulary, or to tell the log-probabilities of "
+                    f"teacher.url={self._url!r} refuses ids of the policy's vocabulary, or to tell the "
+                    "log-probabilities of "
                     f"a prompt: {error}"
                 ) from error
             raise
@@ -79,7 +80,8 @@ class TeacherEndpoint:
             text, own = entry.get("decoded_token"), tokenizer.decode([token_id])
             if isinstance(text, str) and text.strip() != own.strip():
                 raise ConfigError(
-                    f"teacher.url={self._url!r} has another vocabulary than the policy: token {token_id} is {text!r} there and "
+                    f"teacher.url={self._url!r} has another vocabulary than the policy: token {token_id} is {text!r} "
+                    "there and "
                     f"{own!r} here. Serve a teacher of the same family"
                 )
 
@@ -109,7 +111,7 @@ class TeacherEndpoint:
             raise ConfigError(f"teacher.model is missing: {self._url} serves {', '.join(served) or 'none'}; choose one")
         self._model = self._model or next(iter(served))
         length = getattr(served.get(self._model), "max_model_len", None)
-        # The last place is for the token that it samples behind a prompt: servers answer with one at least.
+        # The last place is for the token that it samples after a prompt: servers sample at least one.
         self.context_length = length - 1 if isinstance(length, int) else None
 
     def _prompt_logprobs(self, ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -127,8 +129,10 @@ class TeacherEndpoint:
         told = getattr(response.choices[0], "prompt_logprobs", None) if response.choices else None
         if not isinstance(told, list):
             raise ConfigError(
-                f"teacher.url={self._url!r} leaves out prompt_logprobs: it must be a server that tells the log-probabilities of "
-                "a prompt's tokens on /v1/completions, such as vLLM; or run the teacher in this process, with teacher.path"
+                f"teacher.url={self._url!r} leaves out prompt_logprobs: it must be a server that tells the "
+                "log-probabilities of "
+                "a prompt's tokens on /v1/completions, such as vLLM; or run the teacher in this process, with "
+                "teacher.path"
             )
         if len(told) != len(ids):
             raise InferenceError(f"{self._url} tells {len(told)} log-probabilities of a prompt of {len(ids)} tokens")

@@ -11,14 +11,14 @@ SYSTEM = "Think step by step. End with a line of its own: Answer: NUMBER"
 
 
 def agent(question: str, answer: str) -> str:
-    """Called with the fields of each task; whatever it asks a model, at OPENAI_BASE_URL, is captured and trained."""
+    """Answer one task; calls to the model at OPENAI_BASE_URL are captured and trained on."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     response = OpenAI().chat.completions.create(model="policy", messages=messages)
     return response.choices[0].message.content or ""
 
 
 def reward(task: dict[str, Any], text: str) -> float:
-    """1 for the right number, 0.1 for a wrong one that is easy to find, 0 where there is none."""
+    """Return 1 for the right number, 0.1 for another number in the right format, and 0 without a number."""
     found = re.findall(r"^Answer: *(-?\d+)", text, re.MULTILINE)
     if not found:
         return 0.0

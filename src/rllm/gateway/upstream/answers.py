@@ -218,7 +218,7 @@ class _AnswerWithIds(_Answer, gc=False):
 
 
 def parse_plain_answer(body: bytes) -> JSONObject | None:
-    """A chat completion with `logprobs.token_logprobs` instead of `logprobs.content`; `None` if it is not a plain one.
+    """Return a chat completion that has `logprobs.token_logprobs` for `logprobs.content`; `None` if not a plain one.
 
     Args:
         body: of the HTTP answer.

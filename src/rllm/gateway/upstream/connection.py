@@ -115,7 +115,7 @@ class HTTPConnections:
                 connecting.cancel()
 
     async def _free_or_new(self) -> tuple[Connection, bool]:
-        """A new connection, or the one that another call gives back before there is one; and whether it is new.
+        """Return a new connection, or one that another call releases earlier, and whether it is new.
 
         A server that is connected to by many at once may let some of them wait for seconds.
         """

@@ -180,7 +180,7 @@ class EngineUpstream:
 
 @contextmanager
 def _engine_at_work() -> Iterator[None]:
-    """Whatever an engine raises is a failure of its call, unless others end that.
+    """Turn anything that an engine raises into a failure of its call, unless the call was ended from outside.
 
     Raises:
         InferenceError: 503, in the place of a cancellation of the engine's own, or of what would end this process.

@@ -26,7 +26,7 @@ class DecodeThread:
     """Advances a scheduler while it has work. Other threads use it through these methods only."""
 
     def __init__(self, scheduler: Scheduler, model: Any) -> None:
-        """The model is kept in evaluation mode."""
+        """Keep the model in evaluation mode."""
         self._scheduler = scheduler
         self._model = model
         self._changed = threading.Condition()

@@ -264,7 +264,8 @@ def _check_adapter(adapter: Path) -> None:
         for pattern in map(str, [value] if isinstance(value, str) else value):
             if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MAX_REPEATS:
                 raise ConfigError(
-                    f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may never finish: list the "
+                    f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may never finish: list "
+                    "the "
                     "names of the modules"
                 )
 
@@ -285,7 +286,8 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
             )
         except RuntimeError as error:
             raise ConfigError(
-                f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, perhaps because tokens were added: save "
+                f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, perhaps because tokens were "
+                "added: save "
                 f"a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and use that"
             ) from error
     own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
@@ -294,7 +296,8 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
         take_weights(own, saved)
     elif any("missing adapter keys" in str(warning.message) for warning in caught):
         raise ConfigError(
-            f"model={str(adapter)!r}: this adapter's weights do not have the names of {type(loaded.model).__name__}, so it would "
+            f"model={str(adapter)!r}: this adapter's weights do not have the names of {type(loaded.model).__name__}, "
+            "so it would "
             f"change nothing: check that it was made for the model in its {ADAPTER_FILE} ({base_of(adapter)})"
         )
     _check_finite(str(adapter), with_adapter)
@@ -441,7 +444,8 @@ def _checked_source(path_or_id: str | Path) -> str:
         if not (folder / "config.json").is_file():
             of_run = ", such as a checkpoint of this run" if (folder / "checkpoints").is_dir() else ""
             raise ConfigError(
-                f"model={str(path_or_id)!r}: the folder has no config.json; point to a Hugging Face model folder{of_run}"
+                f"model={str(path_or_id)!r}: the folder has no config.json; point to a Hugging Face model "
+                f"folder{of_run}"
             )
         return str(folder)
     if folder.exists():

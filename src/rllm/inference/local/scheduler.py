@@ -277,7 +277,8 @@ class Scheduler:
         numbers = logprobs.tolist()
         if not all(map(isfinite, numbers)):
             raise InferenceError(
-                f"the model's logits are not finite (weight version {self.weight_version}): its weights are not, or its "
+                f"the model's logits are not finite (weight version {self.weight_version}): its weights are not, or "
+                "its "
                 "states overflow; load finite weights, or use dtype=float32"
             )
         for number, request in enumerate(self._live):

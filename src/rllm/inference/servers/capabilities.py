@@ -44,7 +44,7 @@ class Capabilities:
 
     @property
     def can_train(self) -> bool:
-        """Whether everything that training needs is there."""
+        """Return whether everything that training needs is available."""
         return all(finding.ok for finding in self.findings if finding.needed)
 
     @property

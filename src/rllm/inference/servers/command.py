@@ -154,7 +154,8 @@ def vllm_command(setting: str | None) -> list[str]:
         words = shlex.split(setting)
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(
-                f"vllm.command={setting!r}: there is no such program; name that of the environment that has vLLM, as in "
+                f"vllm.command={setting!r}: there is no such program; name that of the environment that has vLLM, as "
+                "in "
                 "/opt/vllm/bin/vllm"
             )
         return words
@@ -165,7 +166,8 @@ def vllm_command(setting: str | None) -> list[str]:
         return [found]
     raise MissingDependencyError(
         "model.engine=vllm needs vLLM, which is not installed here: run pip install vllm, preferably in an "
-        "environment of its own, and name its program, as in vllm.command=/opt/vllm/bin/vllm; or join a server with vllm.url=http://HOST:PORT/v1"
+        "environment of its own, and name its program, as in vllm.command=/opt/vllm/bin/vllm; "
+        "or join a server with vllm.url=http://HOST:PORT/v1"
     )
 
 

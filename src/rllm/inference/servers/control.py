@@ -258,7 +258,7 @@ class Handover(Protocol):
 
     @property
     def shows_bits(self) -> bool:
-        """Whether the server can report the bits of its weights."""
+        """Return whether the server can report the bits of its weights."""
         ...
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:

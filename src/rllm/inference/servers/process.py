@@ -33,7 +33,9 @@ REMEDIES = {
     "environment variable VLLM_CPU_KVCACHE_SPACE (GiB) lower",
     r"invalid tool call parser": "this vLLM has no such parser of tool calls: see model.tool_parser",
     r"invalid reasoning parser": "this vLLM has no such parser of reasoning: see vllm.reasoning_parser",
-    r"unrecognized arguments|invalid choice": "this vLLM does not take these arguments: see vllm.args, or use a newer one",
+    r"unrecognized arguments|invalid choice": (
+        "this vLLM does not take these arguments: see vllm.args, or use a newer one"
+    ),
     r"No module named": "vLLM's environment is incomplete: start it by hand with the command in the log",
     r"is greater than the derived max_model_len": "the model has no room for so many tokens: lower model.max_length",
     r"PackageNotFoundError|No package metadata": "vLLM's environment has no metadata of a package `vllm`: reinstall it",

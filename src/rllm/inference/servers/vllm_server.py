@@ -134,7 +134,7 @@ class VLLMServer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers with the weights that it received last."""
+        """Return whether it answers with the weights that it received last."""
         return self._ready
 
     @property
@@ -275,7 +275,8 @@ class VLLMServer:
             if time.monotonic() >= deadline:
                 log = "" if self._process is None else f" {self._process.why_it_ended()}"
                 raise InferenceError(
-                    f"vLLM at {self.url} was not healthy within vllm.start_timeout_s={self.start_timeout_s:g}: raise it "
+                    f"vLLM at {self.url} was not healthy within vllm.start_timeout_s={self.start_timeout_s:g}: raise "
+                    "it "
                     f"if the model is large, or look for the cause in its log.{log}"
                 )
             if self._closing.wait(_START_POLL_S):

@@ -1,1 +1,1 @@
-"""Demonstrations for supervised fine-tuning: `rows` turns conversations into tokens, `rejection` selects earlier rollouts."""
+"""Demonstrations for supervised fine-tuning: `rows` makes tokens of conversations, `rejection` selects rollouts."""

@@ -1,4 +1,4 @@
-"""Rejection sampling: what was rolled out before, and earned enough, as rows to learn from; its tokens stay as they are."""
+"""Rejection sampling: earlier rollouts with enough reward as rows to learn from, with their tokens unchanged."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Row = dict[str, Any]
 
 
 def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: float) -> list[Row]:
-    """Rows of the trajectories that earned at least `reward_threshold`; those that nobody scored, or that are not trainable,
-    are left out.
+    """Return rows of the trainable trajectories that earned at least `reward_threshold`; unscored ones are left out.
 
     A row has the `messages`, for reading, the exact token ids as `steps`, the `reward`, the `name` of the role and a
-    `task_id`. It is JSON. A trajectory of a server that told no ids has no `steps`: its messages are rendered anew.
+    `task_id`. It is JSON. A trajectory of a server without token ids has no `steps`: its messages are rendered by the
+    template.
 
     Raises:
-        ConfigError: if a trajectory has no ids, and its messages are not one conversation either; or if it was shown more than text.
+        ConfigError: if a trajectory has no ids and its messages are not one conversation, or it has non-text content.
     """
     return [
         row_of(trajectory)
@@ -44,12 +44,14 @@ def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
     spoken = [step for step in trajectory.steps if step.response_ids]
     if not spoken and not trajectory.is_cumulative():
         raise ConfigError(
-            f"trajectory {trajectory.name!r} has no token ids, and its steps do not extend each other, so it is not one "
+            f"trajectory {trajectory.name!r} has no token ids, and its steps do not extend each other, so it is not "
+            "one "
             "conversation: give rows with the messages of each step instead"
         )
     if kinds := sorted({kind for step in trajectory.steps for kind in step.info.get(NOT_TEXT_KEY, ())}):
         raise ConfigError(
-            f"trajectory {trajectory.name!r} was shown parts of type {', '.join(kinds)}, and the policy learns from text alone: "
+            f"trajectory {trajectory.name!r} was shown parts of type {', '.join(kinds)}, and the policy learns from "
+            "text alone: "
             "leave it out"
         )
     row: Row = {
@@ -72,20 +74,20 @@ def rows_of_episode(episode: Episode) -> list[Row]:
 
 
 def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
-    """What a run of ours was trained on, oldest first: every trajectory that the trainer credited, with its reward; none of a
-    rollout that failed. Without `run_id` that is every run of the store, and every session of a gateway whose metadata has a
-    `reward`.
+    """Return every trajectory that the trainer credited, with its reward, oldest first.
 
-    Of a run with algorithm.level=step, steps that did not earn the same from there on are rows of their own.
+    Trajectories of failed rollouts are left out. Without `run_id`, all runs of the store are included, and all sessions
+    of a gateway whose metadata has a `reward`. In a run with algorithm.level=step, steps with different returns are
+    rows of their own.
     """
     return [row for session in _sessions(store, run_id) for row in _rows_of_session(store, session)]
 
 
 def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_per_task: int | None) -> list[Row]:
-    """Return the rows that earned enough, and of each task at most the best few.
+    """Return the rows that earned enough, and for each task at most the best few.
 
     Raises:
-        ConfigError: if rows have no reward, or one that is no number, or none is left.
+        ConfigError: if rows have no reward, or one that is not a number, or no row is left.
     """
     _check_rewards(rows)
     if reward_threshold is None and best_per_task is None:
@@ -97,7 +99,8 @@ def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_pe
     kept = [row for row in scored if reward_threshold is None or row["reward"] >= reward_threshold]
     if not kept:
         raise ConfigError(
-            f"sft.reward_threshold={reward_threshold} leaves nothing of {counted(len(rows), 'trajectory', 'trajectories')}: "
+            f"sft.reward_threshold={reward_threshold} leaves nothing of "
+            f"{counted(len(rows), 'trajectory', 'trajectories')}: "
             f"the best earned {max(row['reward'] for row in scored)}"
         )
     return kept if best_per_task is None else _best(kept, best_per_task)

@@ -1,7 +1,7 @@
 """Conversations, or tokens that were once sampled, to demonstrations: ids, and which of them are to be learned.
 
-Rows that hold token ids (`steps`) keep them byte for byte. Rows that hold messages only are rendered by the model's chat
-template, once, before training begins, so that a row that cannot be learned from is named before any work is done.
+Rows that hold token ids (`steps`) keep them byte for byte. Rows that hold messages only are rendered by the model's
+chat template, once, before training begins, so that a row that cannot be learned from is named before any work is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Shown:
 
     ids: array[int]
     spans: tuple[tuple[int, int], ...]
-    """Start and stop of each answer, in order and apart; the first one lies behind a prompt."""
+    """Start and stop of each answer, in order and disjoint; the first one follows a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,8 @@ def prepared(
     """Return the rows as demonstrations in order, without those longer than `max_length` tokens, which are counted.
 
     Raises:
-        ConfigError: naming the first row that cannot be learned from, or if all are too long, or sampled by a model of other tokens.
+        ConfigError: naming the first row that cannot be learned from, or if all are too long, or sampled by a model of
+            other tokens.
     """
     reader = _Reader(of, config)
     tasks = [(task_id_of(row, number), reader.read(number, row)) for number, row in enumerate(rows)]
@@ -85,7 +86,8 @@ def prepared(
         )
         if not kept:
             raise ConfigError(
-                f"{too_long}: nothing is left to learn from; raise model.max_length up to the model's context, or cut them "
+                f"{too_long}: nothing is left to learn from; raise model.max_length up to the model's context, or cut "
+                "them "
                 "into shorter ones"
             )
         logger.warning("%s, and are left out", too_long)
@@ -93,8 +95,10 @@ def prepared(
 
 
 def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
-    """Refuse ids of another tokenizer, which are other words here. An agent may tell of its messages otherwise than they were
-    sampled, so that is said only where no row has what was sampled in its messages.
+    """Refuse token ids of another tokenizer, which stand for other words here.
+
+    An agent's messages may differ from the sampled text, so this is reported only if no row has its sampled text in its
+    messages.
 
     Raises:
         ConfigError: if so, with an example.
@@ -110,8 +114,10 @@ def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
             example = example or (read, answers[-1])
     if example is not None:
         raise ConfigError(
-            f"no row's tokens are in this model what its messages say, such as {example[0]!r:.60} where these have {example[1]!r:.60}: "
-            "a model with other tokens sampled them; learn from their words (`rllm export RUN --chat FILE`, or rows without 'steps')"
+            f"no row's tokens are in this model what its messages say, such as {example[0]!r:.60} where these have "
+            f"{example[1]!r:.60}: "
+            "a model with other tokens sampled them; learn from their words (`rllm export RUN --chat FILE`, or rows "
+            "without 'steps')"
         )
 
 
@@ -125,7 +131,7 @@ class _Reader:
         self.num_lost: Counter[str] = Counter()
         """Rows with content of each kind that is not in what is learned."""
         self._compared = False
-        """Whether it is known that a conversation as one text is what an engine would send."""
+        """Set once a conversation rendered as one text is known to equal an engine's prompt."""
 
     def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
         try:
@@ -149,7 +155,8 @@ class _Reader:
             least, most = min(min(prompt), min(answer)), max(max(prompt), max(answer))
             if least < 0 or most >= self._of.num_ids:
                 raise ConfigError(
-                    f"steps[{place}] has the token id {least if least < 0 else most}, and the model knows {self._of.num_ids}: another model "
+                    f"steps[{place}] has the token id {least if least < 0 else most}, and the model knows "
+                    f"{self._of.num_ids}: another model "
                     "sampled it; leave 'steps' out to have the messages rendered for this one"
                 )
             shown.append(Shown(prompt + answer, ((len(prompt), len(prompt) + len(answer)),)))
@@ -193,34 +200,40 @@ class _Reader:
         self.num_lost.update(lost)
 
     def _checked(self, shown: list[Shown], messages: Sequence[Message], learned: Sequence[int]) -> list[Shown]:
-        """Refuse calls of which a template prints nothing, as of `function_call`; and tokens that a tokenizer knows and its model does
-        not, as Gemma 3 1B's has one of images."""
+        """Refuse calls that a template does not print, and tokens that a model does not know.
+
+        Examples are `function_call`, and Gemma 3 1B's token for images.
+        """
         called = [(place, name) for place in learned for name in _called(messages[place])]
         answers = [part.ids[start:stop] for part in shown for start, stop in part.spans] if called else []
         written = "".join(map(self._of.tokenizer.decode, answers))
         for place, name in called:
             if name not in written:
                 raise ConfigError(
-                    f"messages[{place}] calls {name!r}, and the chat template prints nothing of it, so that an answer without it would be "
+                    f"messages[{place}] calls {name!r}, and the chat template prints nothing of it, so that an answer "
+                    "without it would be "
                     "learned: use tool_calls, and a model whose template knows them; or write the call into the content"
                 )
         most = max(max(part.ids) for part in shown)
         if most >= self._of.num_ids:
             raise ConfigError(
-                f"messages have {self._of.tokenizer.decode([most])!r}, which is a token of the tokenizer (id {most}), and the model "
+                f"messages have {self._of.tokenizer.decode([most])!r}, which is a token of the tokenizer (id {most}), "
+                "and the model "
                 f"knows {self._of.num_ids}: leave it out"
             )
         return shown
 
 
 def _check_text(messages: Any) -> None:
-    """
+    """Check that messages contain only text.
+
     Raises:
-        ConfigError: if there is more in them than text, of which tokens do not say what it was.
+        ConfigError: if there is other content, which tokens do not represent.
     """
     if kinds := parts_beside_text(messages if isinstance(messages, list) else ()):
         raise ConfigError(
-            f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row out, or put into "
+            f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row "
+            "out, or put into "
             "words what they show"
         )
 
@@ -258,7 +271,8 @@ def _ids(step: Mapping[str, Any], name: str, place: int) -> array[int]:
 def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> None:
     if not parser.verify_equivalence(messages, tools):
         logger.warning(
-            "sft.tokenize_method=cumulative: the chat template prints earlier answers otherwise than it first did (without "
+            "sft.tokenize_method=cumulative: the chat template prints earlier answers otherwise than it first did "
+            "(without "
             "their reasoning, say), so the policy learns behind another past than an engine will send it; use stepwise"
         )
 
@@ -286,7 +300,8 @@ def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, 
         return shown
     if len(shown.spans) != len(wanted):
         raise ConfigError(
-            f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be told apart: merge "
+            f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be told apart: "
+            "merge "
             "answers that follow each other, or learn from all of them"
         )
     spans = tuple(span for span, is_wanted in zip(shown.spans, wanted, strict=True) if is_wanted)
