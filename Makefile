@@ -162,11 +162,12 @@ nightly: $(VENV)/.dev  ## The long suites; TURN=0, 1 or 2 for a third of them.
 		echo "== $$suite: $$(($$(date +%s) - begin)) s"; \
 	done
 
-check: $(VENV)/.dev  ## Formatting, lint, types, layers.
+check: $(VENV)/.dev  ## Formatting, lint, types, layers, language.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest tests/test_language.py
 
 .audit/bin/pip-audit:
 	$(PYTHON) -m venv .audit
