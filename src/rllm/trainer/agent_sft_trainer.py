@@ -66,7 +66,7 @@ class AgentSFTTrainer(AgentTrainer):
         """Check everything that can be checked before work starts, and render every row.
 
         Args:
-            config: see `AgentTrainer`. `algorithm.name` is `sft` unless it names an algorithm of your own; `sft.*` selects
+            config: see `AgentTrainer`. `algorithm.name` is `sft` unless it names your own algorithm; `sft.*` selects
                 what is learned; `tasks_per_step` is the number of demonstrations in a step.
             train_dataset: demonstrations.
             val_dataset: held-out ones, all of which `eval/loss` and `eval/perplexity` are taken from.
