@@ -79,11 +79,11 @@ def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_
         sampler.sync_weights(version)
         assert server.control.weight_version().endswith(f":{version}")
         assert sampler._published is not None
-        assert sampler._published.found.gap < ROUNDING
+        assert sampler._published.logprobs.gap < ROUNDING
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     handover.times = 2
-    with pytest.raises(WeightSyncError, match=r"version 3 did not reach the sampler .* tried twice"):
+    with pytest.raises(WeightSyncError, match=r"version 3 did not reach the sampler .* two tries"):
         sampler.sync_weights(3)
     with pytest.raises(ConfigError, match=r"SGLang.*model\.lora_rank"):
         choose_handover(server.control, lora=True)

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,17 +21,24 @@ from .conftest import ARGUMENTS, Servers
 pytestmark = pytest.mark.vllm
 
 
-def test_a_model_is_served_by_vllm_and_what_it_says_is_kept(
-    servers: Servers, vllm_command: str, tmp_path: Path
-) -> None:
+@contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill the process at the end, so that a failed assertion does not wait for it."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def test_calls_of_a_served_model_are_stored(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
     servers.close()
     settings = ["model.engine=vllm", f"vllm.command={vllm_command}", f"vllm.args=[{','.join(ARGUMENTS)}]"]
     command = [sys.executable, "-m", "rllm", "serve", str(servers.folder / "model"), *settings, "model.device=cpu"]
     command += ["--port", "0", "--store", "said.db"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process, killed(process):
         assert process.stdout is not None
-        assert process.stdout.readline().endswith("traces are kept in said.db\n")
-        assert process.stdout.readline() == "starting vLLM; what it says is in vllm.log\n"
+        assert "said.db" in process.stdout.readline()
+        assert "vllm.log" in process.stdout.readline()
         greeting = process.stdout.readline()
         address = re.search(r"http://\S+/v1", greeting)
         assert address, (tmp_path / "vllm.log").read_text()[-3000:]
@@ -43,7 +52,7 @@ def test_a_model_is_served_by_vllm_and_what_it_says_is_kept(
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert rest.endswith("rllm serve: stopped\n")
+    assert rest.endswith("stopped\n")
     with open_store(str(tmp_path / "said.db"), read_only=True) as store:
         traces = [trace for session in store.sessions() for trace in store.by_session(session.id)]
     assert len(traces) == 2
