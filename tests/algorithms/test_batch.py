@@ -133,8 +133,8 @@ def spans(*bounds: tuple[int, int]) -> list[StepSpan]:
     [
         ({"spans": spans((1, 3)), "logprobs": [-1.0]}, "2 sampled tokens have 1 log-probabilities"),
         ({"spans": spans((2, 4)), "logprobs": [-1.0, -1.0]}, "tokens 2 to 4 of 3"),
-        ({"spans": spans((0, 1)), "logprobs": [-1.0]}, "behind a prompt"),
-        ({"spans": spans((1, 3), (2, 3)), "logprobs": [-1.0] * 3}, "in order and apart"),
+        ({"spans": spans((0, 1)), "logprobs": [-1.0]}, "follow a prompt"),
+        ({"spans": spans((1, 3), (2, 3)), "logprobs": [-1.0] * 3}, "in order"),
     ],
 )
 def test_a_sequence_that_does_not_line_up_is_refused(fields: dict[str, Any], told: str) -> None:

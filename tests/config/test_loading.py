@@ -146,7 +146,7 @@ def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
         ("optim:\n  lr: 1\n lr: 2\n", "run.yaml, line 3, column 2 is not valid YAML"),
         ("a: 1\n---\nb: 2\n", "run.yaml, line 2, column 1 is not valid YAML: expected a single document"),
         ("a: \0", "run.yaml is not valid YAML: unacceptable character"),
-        ("a: &a {b: *a}", "is not valid YAML: an alias stands for what it is part of"),
+        ("a: &a {b: *a}", "is not valid YAML: an alias refers"),
         ("- a\n- b\n", "holds a list: use `key: value` lines"),
         ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "run.yaml, line 3, column 1 is not valid YAML: seed is there twice"),
         ("optim: {lr: 1, lr: 1}\n", "lr is there twice"),

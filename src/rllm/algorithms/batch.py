@@ -45,8 +45,7 @@ class TokenSequence:
             if not end <= span.start <= span.stop <= len(self.ids):
                 raise TokenMismatchError(
                     f"step {span.step_id} sampled tokens {span.start} to {span.stop} of {len(self.ids)}: steps must "
-                    "lie "
-                    "behind a prompt, in order and apart"
+                    "follow a prompt, in order and without overlap"
                 )
             end = span.stop
 

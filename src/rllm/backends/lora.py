@@ -55,9 +55,8 @@ class LoraSettings:
         if model.lora_rank and is_adapter(model.path):
             raise ConfigError(
                 f"model.lora_rank={model.lora_rank}: model.path={model.path!r} is a LoRA adapter itself, and a new "
-                "one names "
-                "the model below both, so the first would be lost on loading: merge it with "
-                "`rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
+                "one names the model below both, so the first would be lost on loading: merge it with `rllm export "
+                "RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
             )
         if model.lora_rank:
             return cls(rank=model.lora_rank, alpha=model.lora_alpha, targets=model.lora_targets)
@@ -90,8 +89,7 @@ class Adapter:
         if hasattr(model.get_input_embeddings(), "base_layer"):
             raise ConfigError(
                 f"model.lora_targets={settings.targets!r}: the embeddings are not a linear layer: leave them out, or "
-                "use "
-                f"{ALL_LINEAR}"
+                f"use {ALL_LINEAR}"
             )
         _keep_buffers(self._inside)
         try:
@@ -99,9 +97,8 @@ class Adapter:
                 model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
         except Exception as error:  # layers that are not used as linear ones, such as some routers, may raise anything
             raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on "
-                "all of these: "
-                f"use those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
+                f"model.lora_targets={settings.targets!r}: {type(model).__name__} does not run with an adapter on all "
+                f"of these: use those of its attention, such as [q_proj, k_proj, v_proj, o_proj] ({first_line(error)})"
             ) from error
         logger.warning("%s", self.coverage)
 

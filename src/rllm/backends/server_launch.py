@@ -62,9 +62,8 @@ def check_serving(config: TrainConfig) -> None:
     if _sleeps(config) and config.rollout.max_staleness:
         raise ConfigError(
             f"rollout.max_staleness={config.rollout.max_staleness}: the server and the trainer share a GPU and take "
-            "turns, so "
-            "rollouts cannot continue during updates: give the server its own GPUs (vllm.devices=1), or use "
-            "max_staleness=0"
+            "turns, so rollouts cannot continue during updates: give the server its own GPUs (vllm.devices=1), or "
+            "use max_staleness=0"
         )
 
 

@@ -213,8 +213,7 @@ class ServerSampler:
         except (OSError, SafetensorError) as error:
             raise WeightSyncError(
                 f"weights of version {version} cannot be written to {str(self._scratch)!r}, where the sampler reads "
-                f"them ({error}): "
-                "make room for two sets of them there, or choose another folder with vllm.sync_dir"
+                f"them ({error}): make room for two sets of them there, or choose another folder with vllm.sync_dir"
             ) from error
         return folder
 

@@ -75,8 +75,7 @@ class Probe:
         if not gap <= self.largest_gap:
             raise WeightSyncError(
                 "the sampler has the new weights, but still uses cached states of the old ones: after a prompt that "
-                "it had "
-                f"cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
+                f"it had cached, its log-probabilities differ from the trainer's by {gap:.2g} (root mean square)"
             )
         return found
 
@@ -91,10 +90,9 @@ class Probe:
     def _equal(self, found: ProbeLogprobs) -> ProbeLogprobs:
         if not found.gap <= self.largest_gap:
             raise WeightSyncError(
-                f"the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
+                "the weights did not arrive: the sampler's log-probabilities of a probe differ from the trainer's by "
                 f"{found.gap:.2g} (root mean square over {len(found.trainer)} tokens; up to {self.largest_gap:g} "
-                "counts "
-                "as rounding, see vllm.largest_gap)"
+                "counts as rounding, see vllm.largest_gap)"
             )
         return found
 
@@ -143,9 +141,8 @@ def check_moved(before: ProbeLogprobs, after: ProbeLogprobs) -> None:
         return
     if rms(after.sampler - before.trainer) <= after.gap:
         raise WeightSyncError(
-            "the weights did not arrive: the update moved the trainer's log-probabilities of a probe by "
-            f"{moved:.2g}, and "
-            f"the sampler's by {rms(after.sampler - before.sampler):.2g} (root mean square)"
+            f"the weights did not arrive: the update moved the trainer's log-probabilities of a probe by {moved:.2g}, "
+            f"and the sampler's by {rms(after.sampler - before.sampler):.2g} (root mean square)"
         )
 
 

@@ -35,8 +35,7 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
     if episodes % parts:
         raise ConfigError(
             f"optim.num_minibatches={parts} does not divide the {counted(episodes, 'episode')} of a step, "
-            "tasks_per_step="
-            f"{config.tasks_per_step} x rollout.group_size={config.rollout.group_size}: use "
+            f"tasks_per_step={config.tasks_per_step} x rollout.group_size={config.rollout.group_size}: use "
             f"{_nearest_divisors(episodes, parts)}"
         )
     if config.tasks_per_step > num_tasks:
@@ -74,8 +73,7 @@ def sizes_in_words(config: TrainConfig, num_tasks: int, *, needs_greedy: bool) -
     tasks = counted(config.tasks_per_step, "task")
     lines = [
         f"{tasks} x {counted(config.rollout.group_size, 'rollout')} = {counted(num_episodes(config), 'episode')} a "
-        "step, "
-        f"{_updates(config)}"
+        f"step, {_updates(config)}"
     ]
     if needs_greedy:
         lines.append(f"and {counted(config.tasks_per_step, 'greedy rollout')} to compare with, one for each task")
@@ -123,6 +121,5 @@ def _times(times: float) -> str:
 def _repeated_tasks(config: TrainConfig, num_tasks: int) -> str:
     return (
         f"tasks_per_step={config.tasks_per_step} exceeds the {counted(num_tasks, 'task')} of the data set: a step "
-        "repeats tasks, "
-        "each time as a separate group"
+        "repeats tasks, each time as a separate group"
     )

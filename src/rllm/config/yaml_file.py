@@ -76,7 +76,7 @@ class _SettingsLoader(yaml.SafeLoader):
         before = self._num_nodes
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self._sizes:
-            raise yaml.composer.ComposerError(None, None, "an alias stands for what it is part of", mark)
+            raise yaml.composer.ComposerError(None, None, "an alias refers to a node that contains it", mark)
         self._num_nodes += self._sizes[id(node)] if is_alias else 1
         if self._num_nodes > MAX_NODES:
             raise yaml.composer.ComposerError(None, None, f"more than {MAX_NODES:,} values, aliases repeated", mark)

@@ -59,8 +59,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     except SystemExit as error:
         raise RolloutError(
             f"an async agent, environment or reward called sys.exit({error.code!r}) in a task of its "
-            f"own{place_of(error)}, "
-            "which ends the event loop of all rollouts: return, or raise"
+            f"own{place_of(error)}, which ends the event loop of all rollouts: return, or raise"
         ) from error
     finally:
         # asyncio does not restore the handler after a second Ctrl-C, because it finds ours in place of its own.

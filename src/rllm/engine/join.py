@@ -144,7 +144,7 @@ def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], asi
         else:
             raise AgentError(
                 f"{len(trajectories)} trajectories were returned, and {trajectory.name!r} has no steps, so its calls "
-                "cannot be told from the others': make it with @trajectory, or add Step(id=response.id) for each of "
+                "cannot be told apart: make it with @trajectory, or add Step(id=response.id) for each of "
                 "its calls"
             )
         taken = [trace for trace in calls if trace.id not in aside] or calls

@@ -290,8 +290,8 @@ class RayActors:
         except TimeoutError as error:
             self._replace(place)
             raise RolloutTimeout(
-                f"the process on node {place.node.address} said nothing of it for {self._silence_s:.0f} s, and was "
-                "ended: an async agent makes a blocking call; make it a sync function, or await asyncio.to_thread(...)"
+                f"the process on node {place.node.address} was silent for {self._silence_s:.0f} s and was "
+                "stopped: an async agent makes a blocking call; make it sync, or await asyncio.to_thread(...)"
             ) from error
         except ray.exceptions.RayError as error:
             raise _LostError(first_line(error)) from error

@@ -190,8 +190,7 @@ ACCEPTED = (
 
 HOW_TO_SCORE = (
     "name the function that judges it (--reward FILE.py:function, or rllm.rewards.scoring.with_reward in Python), or "
-    "return "
-    "the reward itself"
+    "return the reward itself"
 )
 
 

@@ -221,9 +221,8 @@ class UpstreamAdmin:
         if scheme.lower() != "bearer" or not secrets.compare_digest(presented.strip().encode(), self._key.encode()):
             raise GatewayError(
                 401,
-                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin "
-                "key, or with its "
-                "API key if it has no other",
+                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin key, or "
+                "with its API key if it has no other",
                 type="authentication_error",
                 code="invalid_api_key",
             )

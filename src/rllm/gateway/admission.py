@@ -106,9 +106,8 @@ def _is_internet_name(host: bytes) -> bool:
 def _page_refused(header: str, value: bytes) -> GatewayError:
     return GatewayError(
         403,
-        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key does nothing for web pages of "
-        "other sites: use "
-        "localhost or an address, or start it with --api-key KEY",
+        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key does nothing for web pages of other "
+        "sites: use localhost or an address, or start it with --api-key KEY",
         type="permission_error",
         code="web_page",
     )

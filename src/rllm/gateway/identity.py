@@ -128,9 +128,8 @@ def refused() -> GatewayError:
     """Return the error for a request without a valid key."""
     return GatewayError(
         401,
-        "this gateway needs its API key, or that of a session which is still there: send the OPENAI_API_KEY "
-        "that the agent "
-        "is given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the "
+        "this gateway needs its API key, or that of a session which is still there: send the OPENAI_API_KEY that the "
+        "agent is given as 'Authorization: Bearer KEY', or call the agent's base_url. An operator sends the "
         "gateway's own key",
         type="authentication_error",
         code="invalid_api_key",
@@ -222,9 +221,8 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> JSONObject:
         if name.startswith(RESERVED_PREFIX):
             raise GatewayError(
                 400,
-                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, as only names of the "
-                "gateway's own may: "
-                "choose another name",
+                f"header {METADATA_HEADER}: {name!r} begins with {RESERVED_PREFIX!r}, as only names of the gateway's "
+                "own may: choose another name",
                 code="invalid_metadata",
             )
     return metadata

@@ -140,8 +140,7 @@ class OpenAIEngine:
         if self.max_prompt_length is not None and length > self.max_prompt_length:
             raise PromptTooLongError(
                 f"the prompt has {length:g} tokens, and max_prompt_length={self.max_prompt_length}: shorten the "
-                "messages, or "
-                "raise max_prompt_length of the engine"
+                "messages, or raise max_prompt_length of the engine"
             )
         return output
 

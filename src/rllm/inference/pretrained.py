@@ -38,23 +38,20 @@ def from_pretrained(load: Callable[..., Any], source: str, part: str, *, setting
     except UnpicklingError as error:
         raise ConfigError(
             f"{setting}={source!r}: cannot load its {part}: they are pickled and hold more than tensors, which could "
-            "run code "
-            f"({first_line(error)}); save the model again with safetensors"
+            f"run code ({first_line(error)}); save the model again with safetensors"
         ) from error
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             remedy = (
                 "it brings code of its own (auto_map in its config.json), which is not run; use a model known to "
-                "transformers, "
-                f"or read the code and set {TRUSTED_MODELS}={source}"
+                f"transformers, or read the code and set {TRUSTED_MODELS}={source}"
             )
         elif Path(source).is_dir():
             remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
         else:
             remedy = (
                 "there is no such local folder, and the hub did not provide it; check the id and the network, "
-                "download it, "
-                "or set HF_HUB_OFFLINE=1 to use only what is already cached"
+                "download it, or set HF_HUB_OFFLINE=1 to use only what is already cached"
             )
         raise ConfigError(f"{setting}={source!r}: cannot load its {part}: {remedy} ({first_line(error)})") from error
 

@@ -257,8 +257,8 @@ def _template_text(tokenizer: Any) -> str:
     except (ValueError, AttributeError) as error:
         path = getattr(tokenizer, "name_or_path", "") or "<in memory>"
         raise ConfigError(
-            f"tokenizer={path!r} has no chat template: use an instruction-tuned model, or name a template with "
-            "model.chat_template=PATH, which a chat_template.jinja in its folder is, too"
+            f"tokenizer={path!r} has no chat template: use an instruction-tuned model, or set "
+            "model.chat_template=PATH, or put a chat_template.jinja into its folder"
         ) from error
     return text
 

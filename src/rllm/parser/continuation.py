@@ -85,5 +85,5 @@ class Continuation:
         said: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         _, found, sampled = said.rpartition(content)
         if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
-            raise ConfigError(f"the agent wrote {written_on[:80]!r} behind an answer that does not go on so")
+            raise ConfigError(f"the agent wrote {written_on[:80]!r} after an answer that cannot be continued like this")
         return written_on.removeprefix(sampled)

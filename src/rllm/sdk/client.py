@@ -195,8 +195,8 @@ class _Tracker:
             return
         if self._use_proxy and has_outlived_rollout():
             raise RLLMError(
-                f"{request.method} {request.url}: the rollout that this thread or task was begun in has ended, so its "
-                "model calls are no longer led to the gateway, and nobody wants them elsewhere"
+                f"{request.method} {request.url}: the rollout of this thread or task has ended, so its model calls "
+                "can no longer be recorded; end threads and tasks with their rollout"
             )
         frame = current_frame()
         if frame is None:

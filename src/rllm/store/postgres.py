@@ -306,9 +306,9 @@ class PostgresConnection:
     def bases(self, wanted: Sequence[tuple[int, str, bytes]]) -> dict[tuple[int, str, bytes], int]:
         columns = [list(map(_storable, column)) for column in zip(*wanted, strict=True)]
         found = self._connection.execute(
-            "SELECT wanted.*, traces.seq "
-            "FROM unnest(%s::bigint[], %s::text[], %s::bytea[]) AS wanted (session, id, digest) JOIN traces "
-            "ON traces.session = wanted.session AND traces.id = wanted.id AND traces.digest = wanted.digest",
+            "SELECT wanted.*, traces.seq FROM unnest(%s::bigint[], %s::text[], %s::bytea[]) AS wanted (session, id, "
+            "digest) JOIN traces ON traces.session = wanted.session AND traces.id = wanted.id AND traces.digest = "
+            "wanted.digest",
             columns,
             binary=True,
         )

@@ -265,7 +265,7 @@ class MCPServer:
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
-            raise ConfigError(f"MCP server {self.name!r}: give either `command` or `url`, not both and not neither")
+            raise ConfigError(f"MCP server {self.name!r}: give either `command` or `url`")
         if not self.name:
             object.__setattr__(self, "name", " ".join([self.command, *self.args]) if self.command else _bare(self.url))
 

@@ -382,8 +382,7 @@ def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None
     if num_shared:
         logger.warning(
             "%d of %s (val_dataset, --val) also occur among the training tasks (train_dataset, --data): evaluations "
-            "will "
-            "measure memory as well; take them out of one of the two",
+            "will measure memory as well; take them out of one of the two",
             num_shared,
             counted(len(val_data), "held-out task"),
         )

@@ -20,8 +20,7 @@ def make_algorithm(config: TrainConfig) -> Algorithm:
     if config.rollout.group_size < algorithm.min_group_size:
         raise ConfigError(
             f"rollout.group_size={config.rollout.group_size}: {name_of(config.algorithm)} compares rollouts of one "
-            "task; use at "
-            f"least {algorithm.min_group_size}"
+            f"task; use at least {algorithm.min_group_size}"
         )
     return algorithm
 
@@ -39,8 +38,7 @@ def check_roles(config: TrainConfig, algorithm: Algorithm) -> None:
         if algorithm.credits_tokens and role.weight != 1.0:
             raise ConfigError(
                 f"{key}.weight: {type(algorithm).__name__} credits single tokens of all roles together: leave it out, "
-                "or use "
-                "an algorithm that compares rollouts, such as grpo"
+                "or use an algorithm that compares rollouts, such as grpo"
             )
 
 
@@ -80,8 +78,8 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
         if config.rollout.resample_rounds and config.rollout.group_size == 1 and not algorithm.needs_greedy:
             raise ConfigError(
                 f"rollout.resample_rounds={config.rollout.resample_rounds}: a single rollout of a task "
-                "(rollout.group_size=1) never "
-                "differs from others, so every task would be dropped; use a group_size of at least 2, or leave it out"
+                "(rollout.group_size=1) never differs from others, so every task would be dropped; use a group_size "
+                "of at least 2, or leave it out"
             )
     if not algorithm.needs_rewards:
         _refuse(config, ("rollout.resample_rounds",), f"because {name} does not compare rewards")

@@ -358,8 +358,7 @@ def _checked_credits(algorithm: Algorithm, groups: Sequence[TrajectoryGroup]) ->
         if len(advantages) != len(group.trajectories) or not all(map(math.isfinite, advantages)):
             raise ConfigError(
                 f"{type(algorithm).__name__} returned the advantages {advantages} for the rewards {group.rewards} of "
-                "group "
-                f"{group.group_id!r}: return one finite number for each"
+                f"group {group.group_id!r}: return one finite number for each"
             )
     return credited
 

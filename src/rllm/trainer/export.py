@@ -109,8 +109,7 @@ def _check_base(checkpoint: Path, run: Path) -> None:
     if not _HUB_ID.fullmatch(base) or Path(base).exists():
         raise ConfigError(
             f"run={str(run)!r}: its adapter names the folder {base!r} as its base model, and you did not begin this "
-            "run "
-            f"here: {how_to_trust(run)}"
+            f"run here: {how_to_trust(run)}"
         )
 
 

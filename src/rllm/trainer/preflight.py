@@ -134,9 +134,8 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
         if asked[node.id] not in ready:
             raise ConfigError(
                 f"node {node.address} has not answered within ray.start_timeout_s={timeout_s:g}: see `ray status` and "
-                "the logs in "
-                "its Ray folder; a node that is overloaded or cannot make the environment of the program looks like "
-                "that"
+                "the logs in its Ray folder; a node that is overloaded or cannot make the environment of the program "
+                "looks like that"
             )
         try:
             answers[node.id] = ray.get(asked[node.id])
@@ -144,8 +143,7 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
             told = str(error).strip().rpartition("\n")[2]
             raise ConfigError(
                 f"node {node.address} cannot run our code ({told}): install there what is installed here, in the "
-                "environment that "
-                "its `ray start` ran in"
+                "environment that its `ray start` ran in"
             ) from error
     return answers
 
@@ -185,27 +183,23 @@ def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) ->
             what = f"pip install '{name}=={expected}'" if name != "python" else f"use Python {expected}"
             raise ConfigError(
                 f"node {address} has {name} {found or 'not installed'}, and here it is {expected}: {what} in the "
-                "environment that its "
-                "`ray start` ran in"
+                "environment that its `ray start` ran in"
             )
     for folder in told.missing:
         raise ConfigError(
             f"node {address} does not see {folder!r} (model.path or run_dir): put it on a file system that all nodes "
-            "share, or at "
-            "the same path on each"
+            "share, or at the same path on each"
         )
     if told.unreached is not None:
         raise ConfigError(
             f"node {address} cannot reach the gateway of this machine ({told.unreached}): set gateway.host to an "
-            "address of this "
-            "machine that the nodes reach, and gateway.port to a port that is open to them"
+            "address of this machine that the nodes reach, and gateway.port to a port that is open to them"
         )
     needed = checkpoint_bytes(config) if config.backend == "verl" else None
     if needed is not None and told.disk_free < needed:
         raise ConfigError(
             f"node {address} has {told.disk_free / GB:.1f} GB free at run_dir, and checkpoints take {needed / GB:.1f} "
-            "GB: lower "
-            "keep_checkpoints, or set run_dir to a larger file system"
+            "GB: lower keep_checkpoints, or set run_dir to a larger file system"
         )
 
 

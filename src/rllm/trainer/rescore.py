@@ -131,8 +131,7 @@ async def _rescored(
         option = "--val" if episode.info.get("split") == "eval" else "--data"
         raise ConfigError(
             f"episode {episode.id!r} has no task, since its folder does not keep them (no tasks.jsonl): name what the "
-            "run was "
-            f"given with {option}"
+            f"run was given with {option}"
         )
     answer = path.steps[-1].model_response if path.steps else ""
     verdict, error = RewardOutput(None), None

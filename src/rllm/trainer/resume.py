@@ -169,8 +169,8 @@ def _check_never_saved(run_dir: Path) -> None:
     if isinstance(save_every, int) and 0 < save_every < steps_done:
         raise ConfigError(
             f"run_dir={str(run_dir)!r} has done {steps_done} steps and was saved every {save_every}, but its "
-            "checkpoints are "
-            "gone; to begin anew would delete its metrics and rollouts: put checkpoints/ back, or choose another folder"
+            "checkpoints are gone; to begin anew would delete its metrics and rollouts: put checkpoints/ back, or "
+            "choose another folder"
         )
 
 
@@ -246,8 +246,7 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
     if changed:
         raise ConfigError(
             f"this is not the run that {str(checkpoint)!r} is of: {'; '.join(changed)}. Set it back; or begin a new "
-            "run "
-            f"from these weights, with model.path={checkpoint} and another run_dir"
+            f"run from these weights, with model.path={checkpoint} and another run_dir"
         )
 
 

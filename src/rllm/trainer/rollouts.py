@@ -87,8 +87,7 @@ def _join_workers(config: TrainConfig) -> None:
     if config.ray.address not in (None, config.verl.ray_address):
         raise ConfigError(
             f"verl.ray_address={config.verl.ray_address!r} and ray.address={config.ray.address!r} are two clusters: "
-            "set ray.address "
-            "only"
+            "set ray.address only"
         )
 
 

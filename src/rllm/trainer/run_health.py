@@ -78,21 +78,19 @@ def signals(
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
             f"nothing of this step is trained on ({_reasons(metrics)}): see whether tasks are too hard or too easy, "
-            "what "
-            "filters leave out, whether any role learns, and whether all rollouts of a task give trajectories the "
-            "same names",
+            "what filters leave out, whether any role learns, and whether all rollouts of a task give trajectories "
+            "the same names",
         ),
         "all_truncated": (
             of("rollout/truncated") == 1.0,
-            "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own max_tokens, "
-            "the lower of "
-            "which counts, or see why the model never ends",
+            "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own "
+            "max_tokens, the lower of which counts, or see why the model never ends",
         ),
         "many_truncated": (
             MAX_CUT_OFF <= of("rollout/truncated") < 1.0,
             f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length, and are judged by "
-            "what they had "
-            "come to: raise rollout.max_tokens and the agent's own max_tokens, the lower of which counts",
+            "what they had come to: raise rollout.max_tokens and the agent's own max_tokens, the lower of which "
+            "counts",
         ),
         "rewards_raise": (
             num_reward_errors > len(episodes) / 2,
@@ -102,8 +100,7 @@ def signals(
         "unscored_role": (
             of("dropped/unscored") > 0.0 and bool(unscored),
             f"no trajectory of {' and '.join(unscored)} has a reward, so nothing is learned of what was done there: "
-            "set one "
-            "on each, or roles.NAME.trainable=false if that is meant",
+            "set one on each, or roles.NAME.trainable=false if that is meant",
         ),
         "ratio_overflow": (
             of("policy/ratio") > MAX_RATIO or of("policy/update_kl") > MAX_UPDATE_KL,

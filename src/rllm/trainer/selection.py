@@ -111,8 +111,7 @@ def warn_of_side_call(episodes: Sequence[Episode], store: TraceStore) -> bool:
                 trace = next(trace for trace in traces if trace.id == trace_id)
                 logger.warning(
                     "side calls are not trained on (dropped/side_call counts them): their answers are in no later "
-                    "message. "
-                    "The first: session %s, %s, asked %s, answered %s. If they are part of the task: "
+                    "message. The first: session %s, %s, asked %s, answered %s. If they are part of the task: "
                     "rollout.side_calls=true",
                     episode.session_id,
                     reason,

@@ -47,8 +47,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
         if config.rollout.temperature != 1.0:
             raise ConfigError(
                 f"rollout.temperature={config.rollout.temperature}: the prompt log-probabilities of a server are "
-                "those at "
-                "temperature 1; sample at 1, or run the teacher in this process with teacher.path"
+                "those at temperature 1; sample at 1, or run the teacher in this process with teacher.path"
             )
         return
     assert teacher.path is not None
@@ -104,8 +103,7 @@ def _check_model(config: TrainConfig, teacher: str) -> None:
         differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
         raise ConfigError(
             f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens "
-            "differ, such "
-            f"as {differing[0]!r}. Take a teacher of the same family"
+            f"differ, such as {differing[0]!r}. Take a teacher of the same family"
         )
     _check_length(config, policy.context_length, f"teacher.path={teacher!r}", judge.context_length)
 

@@ -72,8 +72,7 @@ class TeacherEndpoint:
             if error.status_code == 400:  # such as: token id 4711 is out of vocabulary
                 raise ConfigError(
                     f"teacher.url={self._url!r} refuses ids of the policy's vocabulary, or to tell the "
-                    "log-probabilities of "
-                    f"a prompt: {error}"
+                    f"log-probabilities of a prompt: {error}"
                 ) from error
             raise
         for token_id, entry in zip(ids[1:], told[1:], strict=True):
@@ -81,8 +80,7 @@ class TeacherEndpoint:
             if isinstance(text, str) and text.strip() != own.strip():
                 raise ConfigError(
                     f"teacher.url={self._url!r} has another vocabulary than the policy: token {token_id} is {text!r} "
-                    "there and "
-                    f"{own!r} here. Serve a teacher of the same family"
+                    f"there and {own!r} here. Serve a teacher of the same family"
                 )
 
     def score(self, batch: Batch) -> Tensor:
@@ -130,9 +128,8 @@ class TeacherEndpoint:
         if not isinstance(told, list):
             raise ConfigError(
                 f"teacher.url={self._url!r} leaves out prompt_logprobs: it must be a server that tells the "
-                "log-probabilities of "
-                "a prompt's tokens on /v1/completions, such as vLLM; or run the teacher in this process, with "
-                "teacher.path"
+                "log-probabilities of a prompt's tokens on /v1/completions, such as vLLM; or run the teacher in this "
+                "process, with teacher.path"
             )
         if len(told) != len(ids):
             raise InferenceError(f"{self._url} tells {len(told)} log-probabilities of a prompt of {len(ids)} tokens")

@@ -70,8 +70,7 @@ def choose_forward(model: PreTrainedModel) -> HiddenStates:
                 return whole_tree_states
             logger.warning(
                 "FlexAttention fails with %s (the log has its error at level DEBUG) or gives other results, so token "
-                "trees "
-                "are run in rows: exact, but slower",
+                "trees are run in rows: exact, but slower",
                 type(model).__name__,
             )
         if device == "cpu" and agree(model, *_in_few_and_many_rows(shared_saved=1)):

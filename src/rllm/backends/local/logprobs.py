@@ -70,9 +70,8 @@ class Head:
         body = body_of(model)
         if body is model:
             raise ConfigError(
-                f"{type(model).__name__} has no body apart from its head, whose states are needed here: use "
-                "backend=verl, "
-                "whose workers run the model as a whole"
+                f"{type(model).__name__} has no body separate from its head, whose hidden states are needed here: "
+                "use backend=verl, whose workers run the model as a whole"
             )
         ids = torch.tensor(
             [[token % model.get_input_embeddings().num_embeddings for token in _PROBE]], device=model.device
@@ -90,8 +89,7 @@ class Head:
                     return head
         raise ConfigError(
             f"{type(model).__name__} changes its logits in an unknown way, so it would be trained on other "
-            "probabilities than "
-            "it is sampled from: use backend=verl, whose workers run the model's own forward pass"
+            "probabilities than it is sampled from: use backend=verl, whose workers run the model's own forward pass"
         )
 
     @classmethod

@@ -83,8 +83,7 @@ class Cluster:
         elif address not in (None, "auto", "local") and _full(address) != ray.get_runtime_context().gcs_address:
             raise ConfigError(
                 f"verl.ray_address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} "
-                "already: "
-                "leave it out, or call ray.shutdown() first"
+                "already: leave it out, or call ray.shutdown() first"
             )
         try:
             self._check()
@@ -114,10 +113,8 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(
                 f"verl.ray_address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one "
-                "with "
-                "`ray start --head` and name its address, or leave verl.ray_address and RAY_ADDRESS out for one on "
-                "this "
-                "machine alone"
+                "with `ray start --head` and name its address, or leave verl.ray_address and RAY_ADDRESS out for one "
+                "on this machine alone"
             ) from error
 
     def _check(self) -> None:
@@ -172,8 +169,7 @@ class Cluster:
             except ray.exceptions.GetTimeoutError as error:
                 raise ConfigError(
                     f"node {name} has not answered within {ASK_S:g} s: see `ray status` and the logs in its Ray "
-                    "folder; it may "
-                    "be overloaded"
+                    "folder; it may be overloaded"
                 ) from error
             except Exception as error:  # Ray raises many types: the node cannot run our code
                 raise ConfigError(
@@ -241,8 +237,7 @@ def check_node(name: str, found: NodeReport) -> None:
         if installed != version(package):
             raise ConfigError(
                 f"node {name} has {package} {installed}, and this machine has {version(package)}: install the same "
-                "version "
-                "on all nodes"
+                "version on all nodes"
             )
     for folder in found["missing"]:
         raise ConfigError(

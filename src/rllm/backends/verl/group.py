@@ -100,9 +100,8 @@ class WorkerGroup:
             return outcome.result(self._timeout_s)
         except TimeoutError as error:
             raise WorkerError(
-                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if that is "
-                "what it "
-                "takes; `ray stack` on their nodes shows what they wait for"
+                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if that is what "
+                "it takes; `ray stack` on their nodes shows what they wait for"
             ) from error
         except RLLMError:
             raise
@@ -149,10 +148,8 @@ def _explained(what: str, error: Exception) -> str:
     if is_dead:
         return (
             f"a worker of verl{where} died as it should {what}: see its log in Ray's folder (worker-*.err), and "
-            "resume from "
-            "the last checkpoint; if the log gives no reason, the system may have killed it for its memory: "
-            f"{_SMALLER} "
-            f"({_last_line(text)})"
+            "resume from the last checkpoint; if the log gives no reason, the system may have killed it for its "
+            f"memory: {_SMALLER} ({_last_line(text)})"
         )
     return f"a worker of verl{where} failed to {what}: {_last_line(text)}"
 

@@ -73,8 +73,7 @@ def check_settings(config: TrainConfig) -> None:
     if is_adapter(config.model.path):
         raise ConfigError(
             f"model.path={config.model.path!r} is a LoRA adapter, from which verl's workers cannot start: merge it "
-            "into its "
-            "model with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
+            "into its model with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
         )
     tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
     TemplateChoice.of(config.model).read()
@@ -119,8 +118,7 @@ def _check_mean(policy_loss: str, aggregation: str) -> None:
     if aggregation != "seq-mean-token-mean" and (obeys_from is None or is_before("verl", obeys_from)):
         raise ConfigError(
             f"algorithm.aggregation={aggregation!r}: verl.policy_loss={policy_loss} is always a mean over sequences "
-            "in the installed "
-            "verl: set algorithm.aggregation=seq-mean-token-mean"
+            "in the installed verl: set algorithm.aggregation=seq-mean-token-mean"
             + (f", or install verl {obeys_from}" if obeys_from else "")
         )
 

@@ -181,7 +181,7 @@ class ServedEngine:
         prior = PriorAnswer(trace_id="", num_messages=num_known, token_ids=list(known_ids), appended_text=written_on)
         prompt_ids = self._tokens.continued(request, prior)
         if prompt_ids is None:
-            raise ConfigError("the template cannot go on from these messages")
+            raise ConfigError("the template cannot continue these messages")
         return prompt_ids
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:

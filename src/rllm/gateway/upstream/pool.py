@@ -388,9 +388,8 @@ class UpstreamPool:
         if len(self._waiting) >= self._config.max_waiting:
             raise GatewayError(
                 503,
-                f"{len(self._waiting):,} calls wait for the inference servers already: make fewer at a time, "
-                "add servers, "
-                "or raise max_waiting",
+                f"{len(self._waiting):,} calls wait for the inference servers already: make fewer at a time, add "
+                "servers, or raise max_waiting",
                 code="overloaded",
                 retry_after_s=1.0,
             )

@@ -81,9 +81,8 @@ class TokenPrompts:
         if _may_call(request) and self._tool_parser is None:
             self._warn_once(
                 "format",
-                "the chat template prints no tool calls in a known format: turns with tools are left to the "
-                "server, which "
-                "renders them again instead of continuing the sampled tokens",
+                "the chat template prints no tool calls in a known format: turns with tools are left to the server, "
+                "which renders them again instead of continuing the sampled tokens",
             )
             return None
         messages = for_template(request["messages"])
@@ -127,11 +126,9 @@ class TokenPrompts:
         if quoted:
             self._warn_once(
                 "quoted",
-                f"messages quote control tokens of the model ({', '.join(quoted)}): the server, which renders "
-                "the first turn "
-                "of a conversation, reads them as such, so their text can begin and end turns; later turns are "
-                "sent as tokens, "
-                "with the quoted ones as text",
+                f"messages quote control tokens of the model ({', '.join(quoted)}): the server, which renders the "
+                "first turn of a conversation, reads them as such, so their text can begin and end turns; later "
+                "turns are sent as tokens, with the quoted ones as text",
             )
 
     def _warn_once(self, kind: str, warning: str) -> None:

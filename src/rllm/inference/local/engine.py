@@ -281,9 +281,8 @@ class LocalEngine:
             raise InferenceError(str(error), status_code=400) from error
         if max(ids, default=0) >= self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
             raise InferenceError(
-                f"the messages have {self.tokenizer.decode([max(ids)])!r}, token {max(ids)} of the tokenizer, but the "
-                "model's "
-                f"ids are 0 to {self._num_tokens - 1}: leave it out",
+                f"the messages have {self.tokenizer.decode([max(ids)])!r}, token {max(ids)} of the tokenizer, but "
+                f"the model's ids are 0 to {self._num_tokens - 1}: leave it out",
                 status_code=400,
             )
         return ids

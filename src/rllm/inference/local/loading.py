@@ -265,8 +265,7 @@ def _check_adapter(adapter: Path) -> None:
             if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MAX_REPEATS:
                 raise ConfigError(
                     f"model={str(adapter)!r}: {name} in its {ADAPTER_FILE} is a pattern that may never finish: list "
-                    "the "
-                    "names of the modules"
+                    "the names of the modules"
                 )
 
 
@@ -287,8 +286,7 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
         except RuntimeError as error:
             raise ConfigError(
                 f"model={str(adapter)!r}: this adapter does not fit {base_of(adapter)}, perhaps because tokens were "
-                "added: save "
-                f"a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and use that"
+                "added: save a whole model with peft's AutoPeftModelForCausalLM and merge_and_unload(), and use that"
             ) from error
     own = peft.get_peft_model_state_dict(with_adapter, save_embedding_layers=False)
     weights = adapter / ADAPTER_WEIGHTS_FILE
@@ -297,8 +295,8 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     elif any("missing adapter keys" in str(warning.message) for warning in caught):
         raise ConfigError(
             f"model={str(adapter)!r}: this adapter's weights do not have the names of {type(loaded.model).__name__}, "
-            "so it would "
-            f"change nothing: check that it was made for the model in its {ADAPTER_FILE} ({base_of(adapter)})"
+            f"so it would change nothing: check that it was made for the model in its {ADAPTER_FILE} "
+            f"({base_of(adapter)})"
         )
     _check_finite(str(adapter), with_adapter)
     _untie(loaded.model)

@@ -157,8 +157,7 @@ def check_causal(model: Any) -> None:
         raise ConfigError(
             f"{type(model).__name__} lets later tokens change a token's probabilities, so it can be neither sampled "
             "nor trained token by token: use a causal model (BERT's family is causal with is_decoder=true in "
-            "config.json; state-space "
-            "layers without the package mamba-ssm are not always causal)"
+            "config.json; state-space layers without the package mamba-ssm are not always causal)"
         )
 
 

@@ -278,8 +278,7 @@ class Scheduler:
         if not all(map(isfinite, numbers)):
             raise InferenceError(
                 f"the model's logits are not finite (weight version {self.weight_version}): its weights are not, or "
-                "its "
-                "states overflow; load finite weights, or use dtype=float32"
+                "its states overflow; load finite weights, or use dtype=float32"
             )
         for number, request in enumerate(self._live):
             if request.num_top:

@@ -155,8 +155,7 @@ def vllm_command(setting: str | None) -> list[str]:
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(
                 f"vllm.command={setting!r}: there is no such program; name that of the environment that has vLLM, as "
-                "in "
-                "/opt/vllm/bin/vllm"
+                "in /opt/vllm/bin/vllm"
             )
         return words
     beside = Path(sys.executable).with_name("vllm")

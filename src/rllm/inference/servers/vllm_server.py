@@ -276,8 +276,7 @@ class VLLMServer:
                 log = "" if self._process is None else f" {self._process.why_it_ended()}"
                 raise InferenceError(
                     f"vLLM at {self.url} was not healthy within vllm.start_timeout_s={self.start_timeout_s:g}: raise "
-                    "it "
-                    f"if the model is large, or look for the cause in its log.{log}"
+                    f"it if the model is large, or look for the cause in its log.{log}"
                 )
             if self._closing.wait(_START_POLL_S):
                 raise InferenceError("vLLM was stopped while it started")

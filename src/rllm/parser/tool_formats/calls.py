@@ -195,7 +195,7 @@ def _type_of(value: Any) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _listed(value: Any) -> list[Any]:

@@ -45,14 +45,12 @@ def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
     if not spoken and not trajectory.is_cumulative():
         raise ConfigError(
             f"trajectory {trajectory.name!r} has no token ids, and its steps do not extend each other, so it is not "
-            "one "
-            "conversation: give rows with the messages of each step instead"
+            "one conversation: give rows with the messages of each step instead"
         )
     if kinds := sorted({kind for step in trajectory.steps for kind in step.info.get(NOT_TEXT_KEY, ())}):
         raise ConfigError(
             f"trajectory {trajectory.name!r} was shown parts of type {', '.join(kinds)}, and the policy learns from "
-            "text alone: "
-            "leave it out"
+            "text alone: leave it out"
         )
     row: Row = {
         "task_id": task_id or hashlib.sha256(to_json(trajectory.task, sort_keys=True)).hexdigest()[:16],

@@ -87,8 +87,7 @@ def prepared(
         if not kept:
             raise ConfigError(
                 f"{too_long}: nothing is left to learn from; raise model.max_length up to the model's context, or cut "
-                "them "
-                "into shorter ones"
+                "them into shorter ones"
             )
         logger.warning("%s, and are left out", too_long)
     return Dataset(({"task_id": task_id, FIELD: shown} for task_id, shown in kept), name="demonstrations")
@@ -115,9 +114,8 @@ def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
     if example is not None:
         raise ConfigError(
             f"no row's tokens are in this model what its messages say, such as {example[0]!r:.60} where these have "
-            f"{example[1]!r:.60}: "
-            "a model with other tokens sampled them; learn from their words (`rllm export RUN --chat FILE`, or rows "
-            "without 'steps')"
+            f"{example[1]!r:.60}: a model with other tokens sampled them; learn from their words (`rllm export RUN "
+            "--chat FILE`, or rows without 'steps')"
         )
 
 
@@ -211,15 +209,14 @@ class _Reader:
             if name not in written:
                 raise ConfigError(
                     f"messages[{place}] calls {name!r}, and the chat template prints nothing of it, so that an answer "
-                    "without it would be "
-                    "learned: use tool_calls, and a model whose template knows them; or write the call into the content"
+                    "without it would be learned: use tool_calls, and a model whose template knows them; or write "
+                    "the call into the content"
                 )
         most = max(max(part.ids) for part in shown)
         if most >= self._of.num_ids:
             raise ConfigError(
                 f"messages have {self._of.tokenizer.decode([most])!r}, which is a token of the tokenizer (id {most}), "
-                "and the model "
-                f"knows {self._of.num_ids}: leave it out"
+                f"and the model knows {self._of.num_ids}: leave it out"
             )
         return shown
 
@@ -233,8 +230,7 @@ def _check_text(messages: Any) -> None:
     if kinds := parts_beside_text(messages if isinstance(messages, list) else ()):
         raise ConfigError(
             f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row "
-            "out, or put into "
-            "words what they show"
+            "out, or put into words what they show"
         )
 
 
@@ -272,8 +268,8 @@ def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any
     if not parser.verify_equivalence(messages, tools):
         logger.warning(
             "sft.tokenize_method=cumulative: the chat template prints earlier answers otherwise than it first did "
-            "(without "
-            "their reasoning, say), so the policy learns behind another past than an engine will send it; use stepwise"
+            "(without their reasoning, say), so the policy learns behind another past than an engine will send it; "
+            "use stepwise"
         )
 
 
@@ -301,8 +297,7 @@ def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, 
     if len(shown.spans) != len(wanted):
         raise ConfigError(
             f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be told apart: "
-            "merge "
-            "answers that follow each other, or learn from all of them"
+            "merge answers that follow each other, or learn from all of them"
         )
     spans = tuple(span for span, is_wanted in zip(shown.spans, wanted, strict=True) if is_wanted)
     return Shown(shown.ids, spans)
