@@ -98,5 +98,5 @@ def test_editors_are_told_the_same() -> None:
     assert not check({"optim": {"rl": 1e-5}})
     assert not check({"model": {"engine": "sglang"}})
     described = schema["$defs"]["OptimConfig"]["properties"]["lr"]["description"]
-    assert described.startswith("Learning rate after the warm-up; None takes the one that suits the model's size")
+    assert described.startswith("Learning rate after the warm-up; None ")
     assert schema["properties"]["algorithm"]["properties"]["clip_high"]["description"] == "How far above 1 it may rise."

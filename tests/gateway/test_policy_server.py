@@ -133,7 +133,7 @@ def test_a_later_turn_goes_on_from_the_very_tokens(server: ScriptedServer, token
     prompt = engine.continued_prompt(known, messages, 2)
     assert prompt[: len(known)] == known
     assert template.render(messages)[-8:] == prompt[-8:]
-    with pytest.raises(ConfigError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="cannot continue"):
         engine.continued_prompt(known, [*messages, {"role": "assistant", "content": 5}], 2)
 
 

@@ -97,7 +97,7 @@ def test_a_thread_that_outlives_its_rollout_calls_nobody(server: ModelServer, ne
         ended.set()
         thread.join()
         assert server.received == []
-        assert "the rollout that this thread or task was begun in has ended" in str(raised[0])
+        assert "the rollout of this thread or task has ended" in str(raised[0])
         client.chat.completions.create(model="m", messages=user("hello"))
     assert len(server.received) == 1
 

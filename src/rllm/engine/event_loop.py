@@ -37,7 +37,8 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     `KeyboardInterrupt` at once. Other tasks that ignore their cancellation are abandoned with a warning.
 
     Raises:
-        RolloutError: if users' code stopped the loop, or exited in a task of its own.
+        RolloutError: if users' code stopped the loop.
+        SystemExit: if users' code or a handler of signals exits, which is logged.
     """
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -56,11 +57,9 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
             "return instead, or run code that needs its own loop in a thread (await asyncio.to_thread(asyncio.run, "
             "...))"
         ) from error
-    except SystemExit as error:
-        raise RolloutError(
-            f"an async agent, environment or reward called sys.exit({error.code!r}) in a task of its "
-            f"own{place_of(error)}, which ends the event loop of all rollouts: return, or raise"
-        ) from error
+    except SystemExit as error:  # in a task of users' code, or in a handler of signals
+        logger.error("sys.exit(%r) was called%s, which ends all rollouts and the run", error.code, place_of(error))
+        raise
     finally:
         # asyncio does not restore the handler after a second Ctrl-C, because it finds ours in place of its own.
         if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
