@@ -99,4 +99,7 @@ def test_editors_are_told_the_same() -> None:
     assert not check({"model": {"engine": "sglang"}})
     described = schema["$defs"]["OptimConfig"]["properties"]["lr"]["description"]
     assert described.startswith("Learning rate after the warm-up; None ")
-    assert schema["properties"]["algorithm"]["properties"]["clip_high"]["description"] == "Distance above 1 to which the ratio may rise."
+    assert (
+        schema["properties"]["algorithm"]["properties"]["clip_high"]["description"]
+        == "Distance above 1 to which the ratio may rise."
+    )
