@@ -69,7 +69,7 @@ def test_the_command_line_evaluates_the_agent(readme, policy):
     assert done.returncode == 0, done.stderr
     for word in ("accuracy", "pass@2", "reward", "tokens"):
         assert word in done.stdout
-    assert "already there" in rllm(*arguments, "sampling.max_tokens=8", "--out", "judged", cwd=readme).stderr
+    assert "done already" in rllm(*arguments, "sampling.max_tokens=8", "--out", "judged", cwd=readme).stderr
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     assert generated == config["tasks_per_step"] == 32
     assert config["run_dir"] == "runs/simple-math/grpo-baseline"
     logged = "\n".join(log)
-    assert "the backend local: actor_rollout_ref.rollout.tensor_model_parallel_size\n" in logged
+    assert "backend=local: actor_rollout_ref.rollout.tensor_model_parallel_size" in logged
     assert "tasks_per_step=32 is more than the 1 there is" in logged
     assert "optim.lr=1e-06, by model size" in logged
 
