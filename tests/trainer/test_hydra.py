@@ -201,7 +201,7 @@ def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
     assert config["run_dir"] == "runs/simple-math/grpo-baseline"
     logged = "\n".join(log)
     assert "backend=local: actor_rollout_ref.rollout.tensor_model_parallel_size" in logged
-    assert "tasks_per_step=32 is more than the 1 there is" in logged
+    assert "tasks_per_step=32" in logged
     assert "optim.lr=1e-06, by model size" in logged
 
 
