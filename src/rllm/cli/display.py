@@ -211,7 +211,7 @@ def _beside(training: Sequence[str], held_out: Sequence[str]) -> str:
 def trend(values: Sequence[float], width: int = 40) -> str:
     """Return the latest values as a line of bars, the lowest of them the shortest.
 
-    Where one is no finite number there is a gap.
+    Values that are not finite leave a gap.
     """
     shown = list(values)[-width:]
     finite = list(filter(math.isfinite, shown))

@@ -43,7 +43,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's model, episodes, conversations to train on, or a report; several at once."""
-    from rllm.errors import ConfigError, counted
+    from rllm.errors import ConfigError
     from rllm.trainer.export import chosen_checkpoint, export_adapter, export_chat, export_episodes, export_model
 
     if not any((episodes, chat, model, adapter, html)):

@@ -97,8 +97,6 @@ def _print_schema() -> None:
 
 
 def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from rllm.algorithms import ALGORITHMS
     from rllm.cli.terminal import print_json
     from rllm.config.reference import HINT, as_yaml, matching, section_docs, settings
@@ -227,8 +225,6 @@ def _mark(finding: Finding) -> str:
 
 def _right_command() -> str:
     """Return the command that starts a server with everything that training needs."""
-    import shlex
-
     from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
 
     options = ServeOptions(model="MODEL", port=8000, served_name="policy")

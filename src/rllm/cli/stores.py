@@ -28,8 +28,6 @@ def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
     Raises:
         ConfigError: if the URL does not name a persistent store, or the file does not exist.
     """
-    from pathlib import Path
-
     from rllm.store import open_store, path_of
 
     path = path_of(url)

@@ -142,7 +142,7 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
         num_unscored=sum(task.num_unscored for task in tasks),
         accuracy=estimates.get(1),
         pass_at_k=estimates,
-        mean_reward=_mean(_reward(outcome) for outcome in outcomes),
+        mean_reward=mean_of_known(_reward(outcome) for outcome in outcomes),
         rewards=_rewards_by_role(outcomes),
         cost=_cost(outcomes),
         failures=count_reasons(outcome.failure for outcome in outcomes if outcome.failure is not None),
@@ -162,7 +162,7 @@ def _task_report(task_id: str, outcomes: Sequence[Outcome]) -> TaskReport:
         num_failed=sum(outcome.failure is not None for outcome in outcomes),
         num_unscored=num_unscored,
         accuracy=num_correct / num_counted if num_counted else None,
-        mean_reward=_mean(_reward(outcome) for outcome in outcomes),
+        mean_reward=mean_of_known(_reward(outcome) for outcome in outcomes),
         cost=_cost(outcomes),
     )
 
@@ -193,13 +193,14 @@ def _rewards_by_role(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 def _cost(outcomes: Sequence[Outcome]) -> Cost:
     return Cost(
-        prompt_tokens=_mean(outcome.prompt_tokens for outcome in outcomes),
-        sampled_tokens=_mean(outcome.sampled_tokens for outcome in outcomes),
-        num_calls=_mean(outcome.num_calls for outcome in outcomes),
-        seconds=_mean(outcome.seconds for outcome in outcomes),
+        prompt_tokens=mean_of_known(outcome.prompt_tokens for outcome in outcomes),
+        sampled_tokens=mean_of_known(outcome.sampled_tokens for outcome in outcomes),
+        num_calls=mean_of_known(outcome.num_calls for outcome in outcomes),
+        seconds=mean_of_known(outcome.seconds for outcome in outcomes),
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not `None`; `None` without any."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

@@ -40,8 +40,6 @@ def training_memory(config: TrainConfig) -> list[str]:
     number = size_of(config.model.path)
     if config.backend != "local" or number is None:
         return []
-    from rllm.inference.local.loading import choose_device, choose_dtype
-
     device = choose_device(config.model.device)
     itemsize = choose_dtype(config.model.dtype, device).itemsize
     trained = trained_bytes(number, itemsize=itemsize, lora=bool(config.model.lora_rank), offload=config.optim.offload)

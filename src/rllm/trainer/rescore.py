@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rllm._runtime.files import replace_text
 from rllm._runtime.threads import in_thread
 from rllm._runtime.untrusted import parse_json
 from rllm.errors import ConfigError, RewardError
+from rllm.evaluation.report import mean_of_known
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import as_reward_output
 from rllm.trainer.episode_records import was_learnable
@@ -164,8 +164,8 @@ def compare(rescored: Sequence[Rescored], *, num_largest: int = 10) -> Compariso
         num_trajectories=len(rescored),
         num_changed=len(changed),
         num_failed=sum(item.error is not None for item in rescored),
-        mean_before=_mean(item.before for item in rescored),
-        mean_after=_mean(item.after for item in rescored),
+        mean_before=mean_of_known(item.before for item in rescored),
+        mean_after=mean_of_known(item.after for item in rescored),
         largest=sorted(changed, key=lambda item: -abs(item.change))[:num_largest],
     )
 
@@ -212,8 +212,3 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
 def _is_right(reward: float | None, said: bool | None) -> bool | None:
     """Return whether an answer is right, as its reward states, else by what it earned; `None` if unknown."""
     return reward >= 1.0 if said is None and reward is not None else said
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -235,7 +235,7 @@ def recomputable_layers(model: Module) -> list[Module]:
 def recomputing(layers: Sequence[Module]) -> Iterator[None]:
     """Keep only these layers' inputs in forward passes inside the block, and run the layers again backwards.
 
-    There is no dropout here, so the second run gives what the first gave. The checkpointing of `transformers` would
+    Models run without dropout, so the second pass equals the first. The checkpointing of `transformers` would
     take the cache away from the layers; here the cache carries the prefix tree.
     """
     for layer in layers:

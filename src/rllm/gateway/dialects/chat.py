@@ -69,8 +69,8 @@ def _with_allowed_tools(asked: JSONObject) -> JSONObject:
     return {**asked, "tools": tools, "tool_choice": allowed.get("mode") or "auto"}
 
 
-class ChatStreamEncoder:
-    """Encoder of chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
+class _HeldBackEncoder:
+    """Base of encoders that hold finish reasons, usage and `[DONE]` back for the end."""
 
     keep_alive = COMMENT
 
@@ -80,21 +80,24 @@ class ChatStreamEncoder:
         self._endings: list[JSONObject] = []
         self._usage: list[JSONObject] = []
 
+    def finish(self) -> bytes:
+        return b"".join([*map(_data, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
+
+
+class ChatStreamEncoder(_HeldBackEncoder):
+    """Encoder of chunks as server-sent events."""
+
     def feed(self, chunks: list[JSONObject]) -> bytes:
         events = []
         for chunk in chunks:
             _fill_head(chunk, "chat.completion.chunk")
             _strip(chunk, self._asked)
             if self._hold_back(chunk):
-                events.append(b"data: %s\n\n" % orjson.dumps(chunk))
+                events.append(_data(chunk))
         return b"".join(events)
 
-    def finish(self) -> bytes:
-        held = [*self._endings, *self._usage]
-        return b"".join([*(b"data: %s\n\n" % orjson.dumps(chunk) for chunk in held), b"data: [DONE]\n\n"])
-
     def fail(self, error: GatewayError) -> bytes:
-        return b"data: %s\n\n" % orjson.dumps(error.to_dict())
+        return _data(error.to_dict())
 
     def _hold_back(self, chunk: JSONObject) -> bool:
         """Take the usage and the finish reasons out of a chunk; return whether anything remains to be sent now."""
@@ -280,16 +283,11 @@ def _alternatives(entries: Iterable[JSONMapping]) -> JSONObject:
     return {str(entry.get("token")): entry.get("logprob") for entry in entries}
 
 
-class CompletionsStreamEncoder:
-    """Encoder of chunks as server-sent events; finish reasons, usage and `[DONE]` are held back for the end."""
-
-    keep_alive = COMMENT
+class CompletionsStreamEncoder(_HeldBackEncoder):
+    """Encoder of chunks as server-sent events of completions."""
 
     def __init__(self, asked: JSONMapping) -> None:
-        self._asked = asked
-        self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
-        self._endings: list[JSONObject] = []
-        self._usage: list[JSONObject] = []
+        super().__init__(asked)
         self._offsets: dict[int, _Offsets] = {}
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
@@ -308,9 +306,6 @@ class CompletionsStreamEncoder:
                 # Some servers count in every chunk.
                 self._usage = [{**head, "choices": [], "usage": chunk["usage"], **_facts(chunk, self._asked)}]
         return b"".join(events)
-
-    def finish(self) -> bytes:
-        return b"".join([*map(_data, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
 
     def fail(self, error: GatewayError) -> bytes:
         return _data(error.to_dict(prompt="prompt"))
