@@ -53,7 +53,9 @@ class CallNode:
         """Return the node of a trace; `None` if it has no sampled tokens, since no call can continue it."""
         if not trace.response_ids:
             return None
-        return cls.of(trace.id, array("I", trace.prompt_ids).tobytes() + array("I", trace.response_ids).tobytes())
+        ids = array("I", trace.prompt_ids)
+        ids.fromlist(trace.response_ids)
+        return cls.of(trace.id, ids.tobytes())
 
     def precedes(self, prompt_ids: bytes) -> bool:
         """Return whether a prompt, four bytes for each id, begins with all tokens of this call."""
