@@ -9,7 +9,8 @@ from typer.main import get_command
 
 from rllm.cli import app
 from rllm.gateway.app import create_app
-from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+from rllm.gateway.config import PoolConfig
+from rllm.gateway.upstream import HTTPUpstream, UpstreamPool
 from rllm.store.memory import MemoryTraceStore
 
 TEXT = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from rllm.gateway.app import create_app
-from rllm.gateway.config import GatewayConfig
+from rllm.gateway.config import GatewayConfig, PoolConfig
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+from rllm.gateway.upstream import HTTPUpstream, UpstreamPool
 from rllm.store.memory import MemoryTraceStore
 
 from .servers import ANSWER, CUT, GOOD, STREAMED, RawServer, event_stream, http

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from rllm.errors import ConfigError, InferenceError
+from rllm.gateway.config import PoolConfig
 from rllm.gateway.errors import GatewayError, UpstreamError
-from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamCall, UpstreamPool
+from rllm.gateway.upstream import HTTPUpstream, UpstreamCall, UpstreamPool
 from rllm.gateway.upstream.base import UPSTREAM_KEY, Route
 from rllm.gateway.upstream.pool import preference
 

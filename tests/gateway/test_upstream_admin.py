@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from rllm.gateway.app import create_app
-from rllm.gateway.config import GatewayConfig
+from rllm.gateway.config import GatewayConfig, PoolConfig
 from rllm.gateway.identity import session_key
 from rllm.gateway.server import GatewayServer
-from rllm.gateway.upstream import PoolConfig, UpstreamPool
+from rllm.gateway.upstream import UpstreamPool
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted_server import ScriptedServer
 

@@ -110,10 +110,10 @@ def gateway(
     from rllm.cli.model_source import token_prompts
     from rllm.gateway.app import create_app
     from rllm.gateway.call_hooks import log_as_json
-    from rllm.gateway.config import GatewayConfig
+    from rllm.gateway.config import GatewayConfig, PoolConfig
     from rllm.gateway.redaction import load_redact
     from rllm.gateway.server import bind, serve, url_of
-    from rllm.gateway.upstream import HTTPUpstream, PoolConfig, UpstreamPool
+    from rllm.gateway.upstream import HTTPUpstream, UpstreamPool
     from rllm.store import open_store
     from rllm.store.maintenance import Retention, pruning
 

@@ -97,3 +97,29 @@ class GatewayConfig:
             key = getattr(self, name)
             if key is not None and not (key.isascii() and key.isprintable() and key):
                 raise ConfigError(f"gateway {name}: use one or more printable ASCII characters")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolConfig:
+    """Limits of a pool of inference servers."""
+
+    max_in_flight: int = 1024
+    """Calls in progress at one replica; further ones wait in the gateway."""
+    max_waiting: int = 10_000
+    """Calls that wait; further ones are refused with status 503 and `Retry-After`."""
+    hold_timeout_s: float = 60.0
+    """Seconds for which a call waits while no replica answers. While they are paused or full, it waits
+    `total_timeout_s`."""
+    total_timeout_s: float = 3600.0
+    """Seconds that a call may take in all, waiting and retries included."""
+    check_interval_s: float = 10.0
+    """Longest pause between two checks of a replica that is down."""
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1:
+            raise ConfigError(f"max_in_flight={self.max_in_flight}: use 1 or more")
+        if self.max_waiting < 0:
+            raise ConfigError(f"max_waiting={self.max_waiting}: use 0 to refuse calls that find no room, or more")
+        for name in ("hold_timeout_s", "total_timeout_s", "check_interval_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: use a number of seconds above 0")

@@ -9,6 +9,6 @@ completions.
 from rllm.gateway.upstream.base import Upstream, UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.gateway.upstream.http import HTTPUpstream, UpstreamKind
-from rllm.gateway.upstream.pool import PoolConfig, UpstreamPool
+from rllm.gateway.upstream.pool import UpstreamPool
 
-__all__ = ["EngineUpstream", "HTTPUpstream", "PoolConfig", "Upstream", "UpstreamCall", "UpstreamKind", "UpstreamPool"]
+__all__ = ["EngineUpstream", "HTTPUpstream", "Upstream", "UpstreamCall", "UpstreamKind", "UpstreamPool"]

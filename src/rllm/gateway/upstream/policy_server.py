@@ -15,11 +15,12 @@ from rllm._runtime.ids import new_id
 from rllm._runtime.threads import EventLoopThread
 from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError
+from rllm.gateway.config import PoolConfig
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.gateway.upstream.http import HTTPUpstream
-from rllm.gateway.upstream.pool import PoolConfig, UpstreamPool
+from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine, ModelOutput, output_of_answer
 from rllm.types import JSONMapping, JSONObject, Message

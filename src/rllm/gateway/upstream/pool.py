@@ -15,11 +15,11 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from rllm.capture import PriorAnswer
 from rllm.errors import ConfigError, InferenceError
+from rllm.gateway.config import PoolConfig
 from rllm.gateway.errors import GatewayError, UpstreamError
 from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.gateway.upstream.http import HTTPUpstream
@@ -39,32 +39,6 @@ _FIRST_PAUSE_S = 0.25
 # Calls wait for a minute only, so a longer `Retry-After` would fail them just before the replica is asked again.
 _MAX_REST_S = 30.0
 _CHECK_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolConfig:
-    """Limits of a pool."""
-
-    max_in_flight: int = 1024
-    """Calls in progress at one replica; further ones wait in the gateway."""
-    max_waiting: int = 10_000
-    """Calls that wait; further ones are refused with status 503 and `Retry-After`."""
-    hold_timeout_s: float = 60.0
-    """Seconds for which a call waits while no replica answers. While they are paused or full, it waits
-    `total_timeout_s`."""
-    total_timeout_s: float = 3600.0
-    """Seconds that a call may take in all, waiting and retries included."""
-    check_interval_s: float = 10.0
-    """Longest pause between two checks of a replica that is down."""
-
-    def __post_init__(self) -> None:
-        if self.max_in_flight < 1:
-            raise ConfigError(f"max_in_flight={self.max_in_flight}: use 1 or more")
-        if self.max_waiting < 0:
-            raise ConfigError(f"max_waiting={self.max_waiting}: use 0 to refuse calls that find no room, or more")
-        for name in ("hold_timeout_s", "total_timeout_s", "check_interval_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: use a number of seconds above 0")
 
 
 class Replica:
