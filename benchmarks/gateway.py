@@ -1,4 +1,4 @@
-"""What capturing a call costs: calls a second, CPU and added latency of the gateway, against the leanest one possible.
+"""Cost of capturing a call: calls a second, CPU and added latency of the gateway, against the leanest one possible.
 
     python benchmarks/gateway.py [--seconds 8] [--connections 64] [--litellm .litellm] [--json]
 
@@ -229,7 +229,7 @@ def _load(port: int, prefix: str, mode: str, seconds: float, connections: int) -
     output, _ = load.communicate(timeout=seconds + 60)
     result: dict[str, Any] = json.loads(output)
     if result["failures"] or not result["latencies"]:
-        sys.exit(f"{len(result['failures'])} connections failed; the first was told: {result['failures'][:1]}")
+        sys.exit(f"{len(result['failures'])} connections failed; the first error: {result['failures'][:1]}")
     return result
 
 
@@ -270,7 +270,7 @@ Measured: TypeAlias = tuple[int, psutil.Process] | tuple[int, psutil.Process, st
 
 
 class Tally:
-    """What several turns of load on one gateway add up to."""
+    """Sums over several turns of load on one gateway."""
 
     def __init__(self, port: int, process: psutil.Process, prefix: str = "/sessions/MODE-SESSION") -> None:
         self.port, self.process, self.prefix = port, process, prefix

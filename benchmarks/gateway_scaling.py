@@ -1,11 +1,11 @@
-"""How the gateway bears many connections and many calls: calls a second, added latency, CPU and memory.
+"""The gateway under many connections and many calls: calls a second, added latency, CPU and memory.
 
     python benchmarks/gateway_scaling.py [--seconds 3] [--connections 1 16 64 256 1024] [--memory-calls 200000] [--json]
 
 The load, the upstream and the calls are those of `benchmarks/gateway.py`. At each number of connections three take turns: the
 gateway, the leanest gateway that keeps what passes (`bare_gateway.py`), and the leanest forwarder that keeps nothing
 (`bare_forwarder.py`). Latencies are what each adds to the upstream alone at as many connections. `--memory-calls` then sends
-so many calls through the gateway, and tells its memory on the way: it has to stay as it is.
+so many calls through the gateway, and prints its memory meanwhile, which must not grow.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Measured:
         return self.process.memory_info().rss / 2**20
 
     def bear(self, mode: str, connections: int, seconds: float, direct: list[float]) -> dict[str, Any]:
-        """What a load does to it; `direct` are the percentiles of the upstream alone."""
+        """Return the figures of one load; `direct` are the percentiles of the upstream alone."""
         before = self.cpu_s
         load = gateway._load(self.port, f"/sessions/{mode}-{connections}-SESSION", mode, seconds, connections)
         cpu_s, num_calls = self.cpu_s - before, len(load["latencies"])
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of load, for each line of the table")
     parser.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS)
     parser.add_argument(
-        "--memory-calls", type=int, default=0, help="send so many calls, and tell the memory on the way"
+        "--memory-calls", type=int, default=0, help="send so many calls, and print the memory meanwhile"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()

@@ -4,7 +4,7 @@
     python benchmarks/learning.py runs/learning    # gathers them, and draws
     python benchmarks/learning.py                  # draws what was gathered before
 
-A curve is the mean reward on held-out tasks after so many training steps. `tests/learning` says what is trained, and how.
+A curve is the mean reward on held-out tasks after so many training steps. `tests/learning` defines the tasks and settings.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What it takes to give a running vLLM new weights: CPU seconds per gigabyte, each way that is built, beside a plain copy and a plain file.
+"""Cost of giving a running vLLM new weights: CPU seconds per gigabyte for each way, beside a plain copy and a plain file.
 
     python benchmarks/publishing.py --vllm .vllm/bin/vllm [--layers 10] [--rounds 3] [--json]
 
 A random Qwen3 (by default of 0.4 GB in float32) is served by a real vLLM on the CPU, and changed before every publish. `transfer` is
-in place, from a safetensors file, through rllm's extension; `reload` has vLLM read the folder anew, as for servers without the
+in place, from a safetensors file, through rllm's extension; `reload` has vLLM read the folder again, as for servers without the
 extension; `lora` loads an adapter, whose gigabytes are those of the model that it changes. Of each: the file is written, the
 server takes it while its generation is paused, and then proves that it has it. The baselines, on the same bytes in the same run: all
-tensors copied in memory, and written by safetensors into the same folder. Told are CPU seconds of this process and the server's
+tensors copied in memory, and written by safetensors into the same folder. It prints CPU seconds of this process and the server's
 together, medians of the rounds: they wait for each other, so on a machine that does nothing else that is the time it takes.
 """
 

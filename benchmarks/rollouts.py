@@ -1,4 +1,4 @@
-"""What orchestration costs: three-step rollouts of an agent in an environment, and of a workflow, with a model that takes no time.
+"""Cost of orchestration: three-step rollouts of an agent in an environment, and of a workflow, with a model that takes no time.
 
     python benchmarks/rollouts.py [--json]
 

@@ -1,4 +1,4 @@
-"""What rollouts on Ray cost, and where a gateway in front of many inference replicas saturates.
+"""Cost of rollouts on Ray, and saturation of a gateway in front of many inference replicas.
 
     python benchmarks/scaling.py [--json] [--gateway-ms 0.5 --stream-ms 1.0] [--runner-ms 1.0]
 
@@ -8,7 +8,7 @@ milliseconds that one costs the trainer and the process that makes it. The targe
 
 Second, simulated from what was measured, here and by benchmarks/gateway.py: agents that are always asking, as many as 1, 8, 64
 and 512 replicas have room for. An answer passes a gateway process twice, each time for half of what a call costs there, and one
-call after the other; every third answer ends a rollout, which costs the one process of the runner. Told is how much of the
+call after the other; every third answer ends a rollout, which costs the one process of the runner. It prints how much of the
 replicas' time is used with one gateway process, how many processes it takes to use 95 % of it, and how much is used with those
 and the runner: where that is less, the runner is in the way, whose process then takes a whole CPU.
 """
@@ -187,13 +187,13 @@ def show_simulated(rows: list[dict[str, Any]], call_ms: dict[str, float], runner
     costs = ", ".join(f"{value:g} ms a call ({kind})" for kind, value in call_ms.items())
     print(f"\nsimulated: {SLOTS} places a replica, {ANSWER_S:g} s an answer, {costs}, {runner_ms:.2f} ms a rollout")
     for row in rows:
-        told = "; ".join(
+        shares = "; ".join(
             f"{kind}: {row[f'{kind}_busy']:4.0%} busy with 1 gateway process, {ENOUGH:.0%} takes "
             f"{row[f'{kind}_gateways']}, {row[f'{kind}_busy_then']:.0%} with the runner"
             for kind in call_ms
         )
         print(
-            f"{row['replicas']:4} replicas, {row['calls_per_s']:5,.0f} calls/s, runner {row['runner_cpu']:.2f} CPUs; {told}"
+            f"{row['replicas']:4} replicas, {row['calls_per_s']:5,.0f} calls/s, runner {row['runner_cpu']:.2f} CPUs; {shares}"
         )
 
 
@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--gateway-ms", type=float, default=0.5, help="CPU of a call, see benchmarks/gateway.py")
-    parser.add_argument("--stream-ms", type=float, default=1.0, help="CPU of a streamed call, likewise")
+    parser.add_argument("--stream-ms", type=float, default=1.0, help="CPU of a streamed call")
     parser.add_argument("--runner-ms", type=float, help="CPU of a rollout in the trainer, instead of measuring it")
     arguments = parser.parse_args()
     measured_rows = measure() if arguments.runner_ms is None else []

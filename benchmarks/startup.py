@@ -1,4 +1,4 @@
-"""How long `import rllm.sdk` and `rllm --help` take beyond the interpreter and `openai`.
+"""Time of `import rllm.sdk` and `rllm --help` beyond the interpreter and `openai`.
 
     python benchmarks/startup.py [--runs 7] [--json]
 

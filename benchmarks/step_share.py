@@ -48,7 +48,7 @@ MICRO_BATCH_TOKENS = {False: 16384, True: 2048}
 
 
 class Marks:
-    """CPU seconds of the process at each turn of a step; a tracker, and what the backend tells when an update ends."""
+    """CPU seconds of the process at each turn of a step; a tracker that the backend notifies when an update ends."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -67,7 +67,7 @@ class Marks:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if "timing/step_s" in metrics:
-            self.mark("told")
+            self.mark("reported")
             self.steps.append({**self._now, "clients": self._in_clients})
             self._now, self._in_clients = {}, 0.0
 
@@ -93,7 +93,7 @@ MARKS = Marks()
 
 
 class Marked(LocalBackend):
-    """The local backend, which says when an update is done."""
+    """The local backend, with a mark at the end of each update."""
 
     def publish(self) -> int:
         MARKS.mark("updated")
@@ -105,7 +105,7 @@ def reward(task: Mapping[str, Any], answer: str) -> float:
 
 
 class Speaker(ChatAgent):
-    """Says what the policy says."""
+    """Answers with the policy."""
 
     def response_to_action(self, response: str) -> str:
         return response
@@ -119,9 +119,9 @@ def door_of(kind: str) -> dict[str, Any]:
     def ask(question: str, base_url: str) -> float:
         started = time.thread_time()
         client = OpenAI(base_url=base_url, api_key="none")
-        said = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        answer = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
         MARKS.add_client(time.thread_time() - started)
-        return reward({}, said.choices[0].message.content or "")
+        return reward({}, answer.choices[0].message.content or "")
 
     return {"agent_run_func": ask}
 
@@ -168,10 +168,10 @@ def shares(steps: list[dict[str, float]]) -> dict[str, float]:
             "agents' clients": step["clients"],
             "runner and gateway": step["rolled out"] - step["begun"] - generation - step["clients"],
             "assemble": step["assembled"] - step["rolled out"],
-            "publish and explain": step["told"] - step["updated"],
-            "between steps": step["begun"] - before["told"],
+            "publish and explain": step["reported"] - step["updated"],
+            "between steps": step["begun"] - before["reported"],
         }
-        whole = step["told"] - before["told"]
+        whole = step["reported"] - before["reported"]
         rows.append({"step": whole, **row, "share": 1.0 - (row["generation"] + row["update"]) / whole})
     return {name: median(row[name] for row in rows) for name in rows[0]}
 

@@ -30,7 +30,7 @@ Result = dict[str, Any]
 
 
 class Results:
-    """What each job cost, in a file of one JSON object a line; several processes may add to it."""
+    """Costs of jobs, in a file of one JSON object a line; several processes may append to it."""
 
     def __init__(self, folder: Path, peer_python: str) -> None:
         self._file = folder / "results.jsonl"
@@ -40,10 +40,10 @@ class Results:
         """From the file, or by running it."""
         result = self._known(job)
         if result is None:
-            result = run_job(job, self._peer_python, tell=lambda news: report(f"  {news}"))
+            result = run_job(job, self._peer_python, on_news=lambda news: report(f"  {news}"))
             with self._file.open("a") as file:
                 file.write(json.dumps({"job": _identity(job), "result": result}) + "\n")
-        say(job, result)
+        print_result(job, result)
         return result
 
     def _known(self, job: Job) -> Result | None:
@@ -53,11 +53,11 @@ class Results:
 
 
 def _identity(job: Job) -> dict[str, Any]:
-    """What the result depends on; a limit that was not reached changes nothing, and one that was is kept as the answer."""
+    """Return the parameters that the result depends on; a limit that was not reached is not one of them."""
     return {name: value for name, value in asdict(job).items() if name not in ("model", "most_cpu_s")}
 
 
-def say(job: Job, result: Result) -> None:
+def print_result(job: Job, result: Result) -> None:
     end = "reached" if result["reached"] else "not reached"
     accuracies = list(result["accuracies"].values())
     report(

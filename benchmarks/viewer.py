@@ -1,4 +1,4 @@
-"""What `rllm view` takes for its pages when a run is large: 10,000 rollouts, and one trajectory of 32,000 tokens.
+"""CPU and memory of `rllm view` for the pages of a large run: 10,000 rollouts, and one trajectory of 32,000 tokens.
 
     python benchmarks/viewer.py [--rollouts 10000] [--tokens 32000] [--json]
 
@@ -61,7 +61,7 @@ class Cost:
 
 
 def call_of(session_id: str, number: int, *, prompt: list[int], answer: list[int]) -> Trace:
-    said = " ".join(f"word{token % 97}" for token in answer[:40])
+    text = " ".join(f"word{token % 97}" for token in answer[:40])
     name = f"{session_id}-{number}"
     return Trace(
         id=name,
@@ -69,7 +69,7 @@ def call_of(session_id: str, number: int, *, prompt: list[int], answer: list[int
         session_id=session_id,
         model="policy",
         messages=[{"role": "user", "content": f"How many figs are in box {session_id}?"}],
-        response={"role": "assistant", "content": said},
+        response={"role": "assistant", "content": text},
         prompt_ids=prompt,
         response_ids=answer,
         logprobs=[-(token % 40) / 10 for token in answer],
@@ -267,7 +267,7 @@ def main() -> None:
         )
         tokens = compare(Path(folder, "tokens"), {"small": (1, FEW_TOKENS), "large": (1, options.tokens)}, OF_TOKENS)
     if options.json:
-        told = {
+        figures = {
             kind: {
                 size: {
                     name: {key: round(value, 4) for key, value in vars(cost).items()} for name, cost in pages.items()
@@ -276,7 +276,7 @@ def main() -> None:
             }
             for kind, costs in (("rollouts", rollouts), ("tokens", tokens))
         }
-        print(json.dumps(told))
+        print(json.dumps(figures))
         return
     show(f"{options.rollouts:,} rollouts; baseline: {FEW_ROLLOUTS}", rollouts)
     show(f"a trajectory of {options.tokens:,} tokens; baseline: {FEW_TOKENS:,}", tokens)

@@ -23,7 +23,7 @@ def main() -> None:
     else:
         from .peer import train
     out = sys.stdout
-    watch = Watch(job, tell=lambda news: print(json.dumps({"news": news}), file=out, flush=True))
+    watch = Watch(job, on_news=lambda news: print(json.dumps({"news": news}), file=out, flush=True))
     with redirect_stdout(sys.stderr):  # what the trainers print
         train(job, watch)
     print(json.dumps(watch.summary()))

@@ -30,31 +30,31 @@ class Job:
     seed: int = 0
     threads: int = 1
     autocast: bool = False
-    """Whether matrix products of the update are done in bfloat16."""
+    """True if matrix products of the update are computed in bfloat16."""
 
 
-def run_job(job: Job, peer_python: str, tell: Callable[[str], None] = lambda news: None) -> dict[str, Any]:
-    """What the run cost; see `watch.Watch.summary`. `tell` hears of every test of the policy."""
+def run_job(job: Job, peer_python: str, on_news: Callable[[str], None] = lambda news: None) -> dict[str, Any]:
+    """Run a job and return its costs; see `watch.Watch.summary`. `on_news` is called after each test of the policy."""
     python = sys.executable if job.side == "rllm" else str(Path(peer_python).absolute())
     command = [python, "-m", "against_trl", json.dumps(asdict(job))]
-    said: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, cwd=FOLDER, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            said = json.loads(line)
-            if "news" in said:
-                tell(said["news"])
+            message = json.loads(line)
+            if "news" in message:
+                on_news(message["news"])
         if process.wait() != 0:
             errors.seek(0)
             raise SystemExit(f"{job} failed:\n{errors.read()[-3000:]}")
-    return said
+    return message
 
 
 def has_peer(peer_python: str) -> bool:
-    """Whether TRL's Python is there; if not, says how to make it."""
+    """Return TRL's Python; exit with instructions if there is none."""
     if Path(peer_python).exists():
         return True
     print(

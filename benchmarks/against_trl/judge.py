@@ -1,4 +1,4 @@
-"""How often a policy is right on questions that it is not trained on: the same program for both sides."""
+"""Accuracy of a policy on questions that it is not trained on: the same program for both sides."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from .workloads import WORKLOADS, Workload, correctness, questions, vowels
 
 @rarely_collected()
 def train(job: Job, watch: Watch) -> None:
-    """Train until the watch says that it is enough."""
+    """Train until the watch ends it."""
     workload, algorithm = WORKLOADS[job.workload], GRPO()
     backend = LocalBackend(
         load_model(job.model, dtype="float32", device="cpu"),

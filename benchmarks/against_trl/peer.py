@@ -1,4 +1,4 @@
-"""TRL's side: its own trainer, told what ours does. A conversation's turns are trained apart, as it does by default.
+"""TRL's side: its own trainer, configured like ours. A conversation's turns are trained apart, as it does by default.
 
 Turns are micro-batches of one update, each sampled by itself, so that no prompt is padded to the length of later turns.
 """
@@ -19,7 +19,7 @@ from .workloads import WORKLOADS, Workload, correctness, turns_apart, vowels
 
 
 def train(job: Job, watch: Watch) -> None:
-    """Train until the watch says that it is enough."""
+    """Train until the watch ends it."""
     workload = WORKLOADS[job.workload]
     reward = correctness if workload.warm or job.target is not None else vowels
 
@@ -67,7 +67,7 @@ def _config(job: Job, workload: Workload, scratch: str) -> GRPOConfig:
 
 
 class _Told(TrainerCallback):  # type: ignore[misc]
-    """Tells the watch, and stops when it says so."""
+    """Reports to the watch, and stops when the watch ends the run."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

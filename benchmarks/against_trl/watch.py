@@ -1,4 +1,4 @@
-"""What a training run costs, step by step, and how good it has made the policy."""
+"""Costs of a training run, step by step, and the accuracy of its policy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STEPS_BETWEEN_TESTS = 5
 class Watch:
     """Counts CPU and wall seconds from `start`, and from each step's end to the next; testing the policy is not counted."""
 
-    def __init__(self, job: Job, tell: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, on_news: Callable[[str], None]) -> None:
         self._job = job
-        self._tell = tell
+        self._on_news = on_news
         self._seconds: list[tuple[float, float]] = []
         self._accuracies: dict[int, float] = {}
         self.num_tokens = 0
@@ -30,7 +30,7 @@ class Watch:
         self._resume()
 
     def step_done(self, model: Any, tokenizer: Any) -> bool:
-        """Whether to go on."""
+        """Return True if training should continue."""
         cpu, wall = self._since
         self._seconds.append((time.process_time() - cpu, time.perf_counter() - wall))
         if len(self._seconds) % STEPS_BETWEEN_TESTS == 0:
@@ -40,7 +40,7 @@ class Watch:
 
     @property
     def reached(self) -> bool:
-        """Whether the policy is as good as was asked for."""
+        """Return True if the policy has reached the target."""
         target = self._job.target
         return target is not None and max(self._accuracies.values()) >= target
 
@@ -60,7 +60,7 @@ class Watch:
         if self._job.target is not None:
             step = len(self._seconds)
             self._accuracies[step] = sampled_accuracy(model, tokenizer)
-            self._tell(f"step {step}: accuracy {self._accuracies[step]:.2f}, {sum(self._cpu_s):.0f} CPU-s")
+            self._on_news(f"step {step}: accuracy {self._accuracies[step]:.2f}, {sum(self._cpu_s):.0f} CPU-s")
 
     def summary(self) -> dict[str, Any]:
         return {

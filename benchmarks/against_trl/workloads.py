@@ -1,4 +1,4 @@
-"""What is trained on: conversations about strings of digits, every digit one token, and what an answer is worth."""
+"""Training tasks: conversations about strings of digits, every digit one token, and their rewards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Workload:
     """At most; a random policy nearly always uses them all."""
     num_turns: int = 1
     warm: bool = False
-    """Whether the policy has begun to learn the task, and is rewarded for right answers."""
+    """True if the policy has begun to learn the task, and is rewarded for right answers."""
 
     @property
     def num_rollouts(self) -> int:
@@ -71,7 +71,7 @@ def digits(rng: random.Random, number: int) -> str:
 
 
 def questions(workload: Workload, seed: int) -> Iterator[list[str]]:
-    """Endless conversations, each as what the user says in its turns: reverse these digits."""
+    """Yield conversations without end, each as the user's messages: reverse these digits."""
     rng = random.Random(seed)
     while True:
         yield [f"reverse {digits(rng, workload.num_digits)}" for _ in range(workload.num_turns)]
@@ -87,8 +87,8 @@ def turns_apart(workload: Workload, seed: int) -> Iterator[list[Message]]:
         chats: list[list[Message]] = [[] for _ in range(workload.num_prompts)]
         asked = [next(source) for _ in chats]
         for turn in range(workload.num_turns):
-            for chat, said in zip(chats, asked, strict=True):
-                chat.append({"role": "user", "content": said[turn]})
+            for chat, turns in zip(chats, asked, strict=True):
+                chat.append({"role": "user", "content": turns[turn]})
                 yield list(chat)
                 chat.append({"role": "assistant", "content": digits(rng, workload.answer_tokens)})
 

@@ -33,8 +33,8 @@ async def propose_and_check(question: str, target: int, nums: list[int], **kwarg
     task = {"target": target, "nums": nums}
     with session() as talk:
         result = await team().run(task=question)
-    said = [message.to_text() for message in result.messages if message.source != "user"]
-    proposals, verdicts = said[0::2], said[1::2]
+    texts = [message.to_text() for message in result.messages if message.source != "user"]
+    proposals, verdicts = texts[0::2], texts[1::2]
     return [
         TrajectoryView(name="checker", steps=talk.steps[1::2], reward=checker_reward(proposals, verdicts, task)),
         TrajectoryView(name="proposer", steps=talk.steps[0::2], reward=proposer_reward(proposals, task)),

@@ -1,4 +1,4 @@
-"""What lets the team train without network: countdown with two numbers, and a tiny model that mostly guesses.
+"""Training data and a model for the team, without network: countdown with two numbers, and a tiny model that mostly guesses.
 
 `python offline.py` builds the model, and prints its folder.
 """
@@ -21,14 +21,14 @@ SETTINGS = {
     "num_steps": 24,
     "tasks_per_step": 8,
     "rollout": {"group_size": 8, "max_tokens": 40, "timeout_s": 60},
-    # With 5e-4 the checker may learn within three steps to say nothing but NO, which is mostly right at first.
+    # With 5e-4 the checker may learn within three steps to answer nothing but NO, which is mostly right at first.
     "optim": {"lr": 2e-4, "schedule": "linear"},
     "eval": {"every": 8},
 }
 NUM_HELD_OUT = 70
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 WORKS_IT_OUT = 0.15
-"""How often the model's first teacher compares the target with the numbers; otherwise it guesses."""
+"""Share of turns in which the model's first teacher compares the target with the numbers; otherwise it guesses."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def policy() -> Path:
 
 
 def _conversations(seed: int, *, works_it_out: float) -> Iterator[list[Message]]:
-    """What a team says, from its proposer's side and from its checker's in turn; half of them speak twice."""
+    """Yield conversations of a team, from the proposer's side and from the checker's in turn; half of them have two rounds."""
     rng = random.Random(seed)
     every = countdowns()
     while True:

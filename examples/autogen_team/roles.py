@@ -1,4 +1,4 @@
-"""What the two roles are told, and what each of them earns: the proposer for its last proposal, the checker for its verdicts."""
+"""Prompts and rewards of the two roles: the proposer is rewarded for its last proposal, the checker for its verdicts."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ AGREED = "YES"
 
 
 def is_right(proposal: str, task: Task) -> bool:
-    """Whether the last answer in a proposal solves the task."""
+    """Return whether the last answer in a proposal solves the task."""
     answer = "".join(re.findall(r"<answer>[^<]*</answer>", proposal)[-1:])
     return bool(countdown_reward_fn(task, answer).reward == 1.0)
 

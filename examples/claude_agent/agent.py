@@ -48,12 +48,12 @@ async def run_agent(question: str, answer: int, prices: dict[str, int], stock: d
         max_turns=MAX_TURNS,
         cwd=gettempdir(),
     )
-    said = ""
+    answer_text = ""
     try:
         async for message in query(prompt=question, options=options):
             if isinstance(message, ResultMessage):
-                said = message.result or ""
+                answer_text = message.result or ""
     except ResultError as error:
         if error.subtype != "error_max_turns":
             raise
-    return float(re.findall(r"\d+", said)[-1:] == [str(answer)])
+    return float(re.findall(r"\d+", answer_text)[-1:] == [str(answer)])

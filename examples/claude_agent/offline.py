@@ -1,4 +1,4 @@
-"""What lets the agent train without network: the demo's shops, and a tiny model that can ask for prices but mostly guesses.
+"""Training data and a model for the agent, without network: the demo's shops, and a tiny model that mostly guesses.
 
 `python offline.py` builds the model, and prints its folder.
 """
@@ -25,9 +25,9 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 60
 SERVER = "mcp__shop__"
-"""How Claude Code calls the tools of a server that is called `shop`."""
+"""Prefix of the tools of an MCP server named `shop` in Claude Code."""
 IDENTITY = "You are a Claude agent, built on Anthropic's Claude Agent SDK."
-"""What Claude Code says before any system prompt."""
+"""Text that Claude Code puts before any system prompt."""
 TOOLS = [
     {
         "type": "function",
@@ -62,11 +62,11 @@ def _conversations(clerk: Clerk, seed: int) -> Iterator[list[Message]]:
         "role": "system",
         "content": [{"type": "text", "text": IDENTITY}, {"type": "text", "text": SYSTEM}],
     }
-    for _, *said in conversations(clerk, system=SYSTEM, seed=seed):
-        for message in said:
+    for _, *chat in conversations(clerk, system=SYSTEM, seed=seed):
+        for message in chat:
             for call in message.get("tool_calls", ()):
                 call["function"]["name"] = SERVER + call["function"]["name"]
-        yield [system, *said]
+        yield [system, *chat]
 
 
 if __name__ == "__main__":

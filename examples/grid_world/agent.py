@@ -1,4 +1,4 @@
-"""A walker: it sees the lake from above, and says one direction a turn."""
+"""A walker on a frozen lake: it sees the lake from above, and names one direction a turn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rllm.environments.grid_world import LEGEND
 from rllm.types import Message
 
 SYSTEM = "Walk from P to G, around every O. Say Up, Down, Left or Right."
-"""It says what the letters mean, so the environment need not say it again every turn."""
+"""It explains the letters once, so the environment does not have to in every turn."""
 
 
 class Walker(BaseAgent):
-    """Keeps the conversation; each answer of the model is a `Step` whose action is what it said."""
+    """Keeps the conversation; each answer of the model is a `Step` with the direction as its action."""
 
     def __init__(self) -> None:
         self.reset()

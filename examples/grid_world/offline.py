@@ -1,4 +1,4 @@
-"""What lets the walker train without network: small lakes, and a tiny model that knows the way but mostly wanders.
+"""Training data and a model for the walker, without network: small lakes, and a tiny model that mostly wanders.
 
 `python offline.py` builds the model, and prints its folder.
 """
@@ -28,7 +28,7 @@ SETTINGS = {
 }
 NUM_TRAIN, NUM_HELD_OUT = 1000, 200
 LOOKS = 0.1
-"""How often the model's first teacher looks where the goal is; otherwise it goes anywhere."""
+"""Share of turns in which the model's first teacher walks to the goal; otherwise it goes anywhere."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:

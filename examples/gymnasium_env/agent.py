@@ -1,4 +1,4 @@
-"""A card player: it sees its hand and the dealer's card, and says hit or stick."""
+"""A Blackjack player: it sees its hand and the dealer's card, and answers hit or stick."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SYSTEM = "Play Blackjack. Say hit or stick."
 
 
 class CardPlayer(ChatAgent):
-    """A `ChatAgent` keeps conversation and trajectory; what is left to say is what an answer means."""
+    """`ChatAgent` keeps the conversation and the trajectory; only the meaning of an answer is left to define."""
 
     def __init__(self) -> None:
         super().__init__(system_prompt=SYSTEM)
@@ -26,4 +26,4 @@ def describe(observation: tuple[int, int, int]) -> str:
 
 
 GAME: dict[str, Any] = {"env": "Blackjack-v1", "action_labels": ["stick", "hit"], "observation_to_text": describe}
-"""What `GymnasiumEnv` is made of, together with the seed of each task."""
+"""Arguments of `GymnasiumEnv`; the task adds the seed."""

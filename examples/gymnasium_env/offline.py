@@ -1,4 +1,4 @@
-"""What lets the player train without network: hands to play, and a tiny model that knows the rules but plays wildly."""
+"""Training data and a model for the player, without network: hands to play, and a tiny model that plays at random."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SETTINGS = {
 }
 NUM_TRAIN, NUM_HELD_OUT = 2000, 1000
 KEEPS_TO_THE_BOOK = 0.5
-"""How often the model's first teacher decides by its hand; otherwise it takes another card."""
+"""Share of turns in which the model's first teacher decides by its hand; otherwise it takes another card."""
 
 Choice = Callable[[str, random.Random], str]
-"""From a hand, as the agent sees it, to what a player says."""
+"""The player's answer for each hand, as the agent sees it."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:

@@ -1,6 +1,6 @@
-"""What lets the agent train without network: a corpus of lighthouses, and a tiny model that can search but mostly guesses.
+"""Training data and a model for the agent, without network: a corpus of lighthouses, and a tiny model that mostly guesses.
 
-`python offline.py` writes the corpus anew, builds the model, and prints its folder.
+`python offline.py` writes the corpus, builds the model, and prints its folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 100
 CARE = 0.5
-"""How often the model's first teacher searches and does not just guess, and then reads and does not just name a number."""
+"""Share of turns in which the model's first teacher searches, and then reads, rather than guessing."""
 
 FIRST = "Amber Birch Cedar Coral Ebony Grey Holly Ivory Maple Olive Pearl Ruby Silver Stone Violet Willow".split()
 SECOND = "Bay Beach Cape Cliff Cove Creek Head Isle Ness Point Reef Rock Shoal Sound Spit Strand".split()

@@ -16,12 +16,12 @@ SYSTEM = "Answer with a number."
 
 
 def agent_args(tools: Sequence[MCPTool]) -> dict[str, Any]:
-    """How the agent is made. The chat template lists the tools, as the model expects them."""
+    """Settings of the agent. The chat template lists the tools, as the model expects them."""
     return {"system_prompt": SYSTEM, "tools": tools, "schemas_in_prompt": False}
 
 
 def env_args(tools: Sequence[MCPTool]) -> dict[str, Any]:
-    """How the environment is made: the same tools, and what an answer earns."""
+    """Settings of the environment: the same tools, and the reward of an answer."""
     return {"tools": tools, "reward_fn": names_the_number, "max_steps": 4}
 
 

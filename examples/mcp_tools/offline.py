@@ -1,4 +1,4 @@
-"""What lets the clerk train without network: questions, and a tiny model that can use the tools but mostly guesses."""
+"""Training data and a model for the clerk, without network: questions, and a tiny model that can use the tools but mostly guesses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 100
 CARE = 0.5
-"""How often the model's first teacher makes the next call that is needed, and does not just guess a number."""
+"""Share of turns in which the model's first teacher makes the call that is needed; otherwise it guesses a number."""
 
 LOCATE, ARRIVAL = "Which van has parcel {}?", "When does parcel {} come?"
 

@@ -15,7 +15,7 @@ server = MCPServer("parcels", log_level="CRITICAL")
 
 @server.tool()
 def locate(parcel: int) -> str:
-    """Which van has it."""
+    """Return the van that carries the parcel."""
     if parcel not in VAN_OF:
         raise ToolError(f"there is no parcel {parcel}")
     return f"van {VAN_OF[parcel]}"

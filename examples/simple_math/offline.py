@@ -1,4 +1,4 @@
-"""What lets the agent train without network: sums of three digits, and a tiny model that can add but mostly guesses.
+"""Training data and a model for the agent, without network: sums of three digits, and a tiny model that mostly guesses.
 
 `python offline.py` builds the model, and prints its folder.
 """
@@ -25,7 +25,7 @@ SETTINGS = {
 }
 NUM_HELD_OUT = 100
 WORKS_IT_OUT = 0.35
-"""How often the model's first teacher works a sum out; otherwise it guesses a number, with or without a box."""
+"""Share of sums that the model's first teacher works out; otherwise it guesses a number, with or without a box."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:

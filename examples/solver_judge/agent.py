@@ -34,7 +34,7 @@ def answer_in(text: str) -> str:
 
 
 async def ask(role: str, prompt: str) -> str:
-    """What the model says to this in its role."""
+    """Return the model's answer to a prompt in its role."""
     messages: Any = [{"role": "system", "content": role}, {"role": "user", "content": prompt}]
     response = await client.chat.completions.create(model="policy", messages=messages)
     return response.choices[0].message.content or ""

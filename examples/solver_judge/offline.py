@@ -1,4 +1,4 @@
-"""What lets the two roles train without network: countdown with two numbers, and a tiny model that mostly guesses.
+"""Training data and a model for both roles, without network: countdown with two numbers, and a tiny model that mostly guesses.
 
 `python offline.py` builds the model, and prints its folder.
 """
@@ -27,7 +27,7 @@ SETTINGS = {
 NUM_HELD_OUT = 70
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 WORKS_IT_OUT = 0.35
-"""How often the model's first teacher compares the target with the numbers; otherwise it guesses."""
+"""Share of turns in which the model's first teacher compares the target with the numbers; otherwise it guesses."""
 
 
 @dataclass(frozen=True)

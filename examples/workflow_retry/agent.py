@@ -14,7 +14,7 @@ SENT_BACK = "No. Try again."
 
 
 class ProposeAndCheck(Workflow):
-    """The proposer may try again until the checker accepts, `max_tries` times in all; what it said last is the answer."""
+    """The proposer may try again until the checker accepts, `max_tries` times in all; its last bid is the answer."""
 
     def __init__(self, rollout_engine: InferenceEngine | None = None, *, max_tries: int = 2, **kwargs: Any) -> None:
         super().__init__(rollout_engine, **kwargs)
@@ -46,7 +46,7 @@ class ProposeAndCheck(Workflow):
         episode.is_correct = bool(proposals) and proposals[-1].reward == 1.0
 
     def collect_metrics(self, episode: Episode) -> None:
-        """How often the proposer tried, beside the mean reward of each role."""
+        """Return the mean number of tries, beside the mean reward of each role."""
         super().collect_metrics(episode)
         episode.metrics["num_tries"] = sum(trajectory.name == "proposer" for trajectory in episode.trajectories)
 

@@ -1,4 +1,4 @@
-"""What lets the two train without network: auctions, and a tiny model that can read the bids but mostly guesses."""
+"""Training data and a model for both roles, without network: auctions, and a tiny model that mostly guesses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = {
 }
 NUM_BIDS, NUM_HELD_OUT = 4, 200
 PROPOSER_READS, CHECKER_READS = 0.05, 0.5
-"""How often the model's first teachers read all bids; otherwise the one names any of them, and the other says yes."""
+"""Share of tasks in which the model's first teachers read all bids; otherwise one picks any of them, and the other agrees."""
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:

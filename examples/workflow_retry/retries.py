@@ -1,4 +1,4 @@
-"""What a second try is worth to a model as it is, without training: `python examples/workflow_retry/retries.py [MODEL]`."""
+"""Measure how much a second try helps an untrained model: `python examples/workflow_retry/retries.py [MODEL]`."""
 
 from __future__ import annotations
 

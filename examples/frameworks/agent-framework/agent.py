@@ -22,7 +22,7 @@ class Packing(BaseModel):
 
 
 def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     packed = Packing.model_validate(packing)  # it comes as a dict
     total = quantity * PRICES[item] + (0.50 if packed.gift else 0)
     return f"{total:.2f} euro for {item} in {packed.paper} paper"

@@ -21,7 +21,7 @@ class Packing(TypedDict):
 
 
 def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     total = quantity * PRICES[item] + (0.50 if packing["gift"] else 0)
     return f"{total:.2f} euro for {item} in {packing['paper']} paper"
 

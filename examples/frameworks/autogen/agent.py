@@ -25,7 +25,7 @@ class Packing(BaseModel):
 
 
 async def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     total = quantity * PRICES[item] + (0.50 if packing.gift else 0)
     return f"{total:.2f} euro for {item} in {packing.paper} paper"
 
@@ -65,7 +65,7 @@ async def stream(agent: AssistantAgent) -> str:
 
 
 async def team() -> str:
-    """The assistant, and a colleague who looks up the same prices and approves of what it says."""
+    """The assistant, and a colleague who looks up the same prices and approves the answer."""
     colleague = agent("colleague", "You check sums. Say APPROVED if they are right.")
     approved = TextMentionTermination("APPROVED", sources=["colleague"])
     talk = RoundRobinGroupChat([assistant(), colleague], termination_condition=approved, max_turns=6)

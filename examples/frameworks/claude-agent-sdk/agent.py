@@ -37,7 +37,7 @@ SCHEMA = {
 }
 
 
-@tool("price", "What so many of an item cost, packed.", SCHEMA)
+@tool("price", "Return the price of a number of items, packed.", SCHEMA)
 async def price(asked):
     packing = asked["packing"]
     total = asked["quantity"] * PRICES[asked["item"]] + (0.50 if packing["gift"] else 0)

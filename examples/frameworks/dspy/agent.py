@@ -14,7 +14,7 @@ MODEL = os.environ.get("OPENAI_MODEL", "policy")
 QUESTION = "What do seven crèmes brûlées, gift-wrapped, and two cafés au lait cost together?"
 PRICES = {"crème brûlée": 6.05, "café au lait": 3.10}
 
-dspy.configure(lm=dspy.LM(f"openai/{MODEL}", cache=False))  # a cache would answer with what an earlier policy said
+dspy.configure(lm=dspy.LM(f"openai/{MODEL}", cache=False))  # a cache would return the answers of an earlier policy
 
 
 class Packing(BaseModel):
@@ -23,7 +23,7 @@ class Packing(BaseModel):
 
 
 def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     total = quantity * PRICES[item] + (0.50 if packing.gift else 0)
     return f"{total:.2f} euro for {item} in {packing.paper} paper"
 

@@ -30,7 +30,7 @@ class Packing(BaseModel):
 
 @tool
 def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     total = quantity * PRICES[item] + (0.50 if packing.gift else 0)
     return f"{total:.2f} euro for {item} in {packing.paper} paper"
 
@@ -67,12 +67,12 @@ async def run_async(runnable) -> str:
 
 
 def stream(runnable) -> str:
-    """Every token as it comes; what the last message says is the answer."""
-    said: dict[str, str] = {}
+    """Read every token as it arrives; the last message is the answer."""
+    texts: dict[str, str] = {}
     for message, _ in runnable.stream({"messages": [("user", QUESTION)]}, stream_mode="messages"):
         if isinstance(message, AIMessage):
-            said[message.id] = said.get(message.id, "") + message.text
-    return list(said.values())[-1]
+            texts[message.id] = texts.get(message.id, "") + message.text
+    return list(texts.values())[-1]
 
 
 def injected() -> ChatOpenAI:

@@ -23,7 +23,7 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "price",
-        "description": "What so many of an item cost, packed.",
+        "description": "Return the price of a number of items, packed.",
         "parameters": {
             "type": "object",
             "properties": {"item": {"type": "string"}, "quantity": {"type": "number"}, "packing": PACKING},

@@ -24,7 +24,7 @@ class Packing(BaseModel):
 
 
 def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     packing = Packing.model_validate(packing)
     total = quantity * PRICES[item] + (0.50 if packing.gift else 0)
     return f"{total:.2f} euro for {item} in {packing.paper} paper"

@@ -22,7 +22,7 @@ class Packing(BaseModel):
 
 @function_tool
 def price(item: str, quantity: float, packing: Packing) -> str:
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
     total = quantity * PRICES[item] + (0.50 if packing.gift else 0)
     return f"{total:.2f} euro for {item} in {packing.paper} paper"
 

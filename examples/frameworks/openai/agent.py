@@ -21,7 +21,7 @@ class Packing(BaseModel):
 
 
 class Price(BaseModel):
-    """What so many of an item cost, packed."""
+    """Return the price of a number of items, packed."""
 
     item: str
     quantity: float

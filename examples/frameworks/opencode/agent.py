@@ -20,7 +20,7 @@ PROVIDERS = {
 
 
 def run(way: str) -> str:
-    """What it says, once it has written the bill."""
+    """Return its answer, once it has written the bill."""
     package, url, key = PROVIDERS[way]
     provider = {
         "npm": package,

@@ -15,7 +15,7 @@ PRICES = {"crème brûlée": 6.05, "café au lait": 3.10}
 
 @tool
 def price(item: str, quantity: float, packing: dict) -> str:
-    """What so many of an item cost, packed.
+    """Return the price of a number of items, packed.
 
     Args:
         item: What is bought.
