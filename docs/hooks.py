@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages made from code, links to these, and links out of this folder as mere text."""
+"""Hooks of mkdocs: pages generated from code, links to them, and plain text for links to files outside this folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GENERATED = {
     "algorithms-and-backends": "reference/capabilities.md",
     "python": "reference/api.md",
 }
-"""The pages made from code, by the section of reference.md that stands for each of them in a clone."""
+"""Generated pages, by the section of reference.md that represents each of them in a clone."""
 
 
 def on_config(config: Any) -> Any:
-    """mkdocs reads its settings. Every page of a framework is in the navigation."""
+    """Add a page for each framework to the navigation."""
     folder = Path(config["docs_dir"], "frameworks")
     pages = sorted(f"frameworks/{page.name}" for page in folder.glob("*.md") if page.stem != "index")
     next(item for item in config["nav"] if "Frameworks" in item)["Frameworks"] += pages
@@ -29,7 +29,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """mkdocs asks for more pages."""
+    """Add the generated pages."""
     from mkdocs.structure.files import File
 
     for path, text in generated_pages().items():
@@ -38,13 +38,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Adapt the links of a page: files beside this folder are not on the site, and the pages made from code are."""
+    """Adapt the links of a page: files outside this folder are not on the site, generated pages are."""
     inward = _REFERENCE.sub(lambda found: f"]({found[1]}{GENERATED[found[2]]})", markdown)
     return _OUTWARDS.sub(r"\1", inward)
 
 
 def generated_pages() -> Mapping[str, str]:
-    """Every page that is made from code, by its path in this folder."""
+    """Return each generated page by its path in this folder."""
     return {
         "reference/settings.md": _settings(),
         "reference/commands.md": _commands(),
@@ -70,31 +70,33 @@ def _settings() -> str:
 
 
 _ENVIRONMENT = (
-    "A setting is written as `optim.lr=1e-5` behind a command, or is a variable of the environment, `RLLM__OPTIM__LR=1e-5`, or a",
-    "line of the file of `--config`; where several say it, the first of these counts.",
+    "A setting is an argument of a command (`optim.lr=1e-5`), an environment variable (`RLLM__OPTIM__LR=1e-5`), or a line in the",
+    "file named by `--config`. If it is set in several places, the first of these takes precedence.",
     "",
-    "## The environment",
+    "## Environment variables",
     "",
-    "| variable | what reads it |",
+    "| variable | meaning |",
     "| -- | -- |",
 )
 VARIABLES = {
-    "RLLM__SECTION__KEY": "a setting, of any command that takes settings and of `AgentTrainer`",
-    "RLLM_HOME": "where `DatasetRegistry` and `ProxyManager` keep their files, and the key that marks your own runs; `~/.rllm` without it",
-    "RLLM_CACHE": "where the tiny policies of the demo, the examples and `rllm.testing` are kept; `~/.cache/rllm` without it",
-    "RLLM_GATEWAY_API_KEY": "`rllm gateway`, `rllm serve` and `rllm run`, as `--api-key`",
-    "RLLM_GATEWAY_ADMIN_KEY": "`rllm gateway`, as `--admin-key`",
-    "RLLM_UPSTREAM_API_KEY": "`rllm gateway`, as `--upstream-api-key`; the key of the server of `rllm eval --base-url` and `rllm run --base-url`",
-    "RLLM_VIEW_TOKEN": "`rllm view`, as `--token`",
-    "RLLM_STORE": "the callback for a LiteLLM proxy: where traces are kept; `sqlite:///traces.db` without it",
-    "RLLM_TRUSTED_RUNS": "folders of runs to trust as if you had begun them yourself, separated as in `PATH`: these may be resumed, and "
-    "may keep their traces elsewhere",
-    "RLLM_TRUSTED_MODELS": "model folders (or folders above them) and hub ids whose own code (`auto_map`) may run, separated as in `PATH`",
-    "RLLM_RAY_LOGS": "set to anything, it shows what processes on Ray print",
-    "OPENAI_API_KEY": "the key of servers that have none of their own above: `vllm.url`, `teacher.url`, `rllm doctor --base-url`",
-    "RAY_ADDRESS": "the Ray cluster, where no setting names one",
+    "RLLM__SECTION__KEY": "a setting, for every command that takes settings and for `AgentTrainer`",
+    "RLLM_HOME": "folder of `DatasetRegistry`, `ProxyManager` and the key that marks your own runs; default `~/.rllm`",
+    "RLLM_CACHE": "folder of the tiny policies of the demo, the examples and `rllm.testing`; default `~/.cache/rllm`",
+    "RLLM_GATEWAY_API_KEY": "`--api-key` of `rllm gateway`, `rllm serve` and `rllm run`",
+    "RLLM_GATEWAY_ADMIN_KEY": "`--admin-key` of `rllm gateway`",
+    "RLLM_UPSTREAM_API_KEY": "`--upstream-api-key` of `rllm gateway`; key of the server that `--base-url` of `rllm eval` and "
+    "`rllm run` names",
+    "RLLM_VIEW_TOKEN": "`--token` of `rllm view`",
+    "RLLM_STORE": "trace store of the callback for a LiteLLM proxy; default `sqlite:///traces.db`",
+    "RLLM_TRUSTED_RUNS": "run folders to trust like your own, separated as in `PATH`: they may be resumed, and may keep their "
+    "traces elsewhere",
+    "RLLM_TRUSTED_MODELS": "model folders (or their parents) and hub ids whose own code (`auto_map`) may run, separated as "
+    "in `PATH`",
+    "RLLM_RAY_LOGS": "if set, the output of processes on Ray is shown",
+    "OPENAI_API_KEY": "key of servers without a key above: `vllm.url`, `teacher.url`, `rllm doctor --base-url`",
+    "RAY_ADDRESS": "the Ray cluster, if no setting names one",
 }
-"""Variables of the environment, and what they mean."""
+"""Environment variables and their meaning."""
 
 
 def _setting_tables(items: Iterable[Any], docs: Mapping[str, str]) -> Iterator[str]:
@@ -107,7 +109,7 @@ def _setting_tables(items: Iterable[Any], docs: Mapping[str, str]) -> Iterator[s
 
 
 def _table(items: Iterable[Any]) -> Iterator[str]:
-    yield from ("| setting | default | may be | meaning |", "| -- | -- | -- | -- |")
+    yield from ("| setting | default | values | meaning |", "| -- | -- | -- | -- |")
     for item in items:
         cells = (f"`{item.key}`", f"`{item.default!r}`", item.allowed, item.doc)
         yield "| " + " | ".join(_in_a_cell(str(cell)) for cell in cells) + " |"
@@ -118,7 +120,7 @@ def _commands() -> str:
 
     from rllm.cli import app
 
-    ends = "They end with 0, with 1 for what failed, 2 for what the user wrote, 130 for Ctrl-C, 143 for SIGTERM and 129 for SIGHUP."
+    ends = "Exit codes: 0 for success, 1 for a failure, 2 for a usage error, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."
     return "\n".join(["# Commands", "", ends, "", *_command(get_command(app), ("rllm",))])
 
 
@@ -142,8 +144,8 @@ def _option(parameter: Any) -> str:
     name = ", ".join(parameter.opts) if is_option else parameter.metavar or parameter.name.upper()
     value = f" {parameter.metavar}" if is_option and parameter.metavar else ""
     variable = f" By default `${parameter.envvar}`." if parameter.envvar else ""
-    told = getattr(parameter, "show_default", None)
-    default = told if isinstance(told, str) else parameter.default
+    described = getattr(parameter, "show_default", None)
+    default = described if isinstance(described, str) else parameter.default
     shown = "" if default is None or default is False or callable(default) else f"`{default}`"
     meaning = f"{_in_a_cell(getattr(parameter, 'help', None) or '')}{variable}"
     return f"| `{_in_a_cell(name + value)}` | {meaning} | {'required' if parameter.required else shown} |"
@@ -164,7 +166,7 @@ FEATURES = {
     "a teacher beside the rewards": ["teacher.path=Qwen/Qwen3-8B", "algorithm.teacher_coef=0.1"],
     "verl's own policy loss": ["verl.policy_loss=vanilla"],
 }
-"""What a run may ask for, and the settings that ask for it."""
+"""Features of a run, and the settings that enable them."""
 
 
 def _capabilities() -> str:
@@ -175,14 +177,14 @@ def _capabilities() -> str:
         [
             "# Algorithms and backends",
             "",
-            "What each backend says to a configuration that asks for it, before anything is loaded. What a backend cannot do",
-            "is refused by name, never ignored.",
+            "Support of each backend. A backend refuses a setting that it does not support, by name and before it loads",
+            "anything; no setting is ignored.",
             "",
             "| | settings | `backend=local` | `backend=verl` |",
             "| -- | -- | -- | -- |",
             *(
-                f"| {what} | `{' '.join(overrides)}` | {verdict('local', overrides)} | {verdict('verl', overrides)} |"
-                for what, overrides in asked.items()
+                f"| {name} | `{' '.join(overrides)}` | {verdict('local', overrides)} | {verdict('verl', overrides)} |"
+                for name, overrides in asked.items()
             ),
             "",
         ]
@@ -190,7 +192,7 @@ def _capabilities() -> str:
 
 
 def verdict(backend: str, overrides: Iterable[str]) -> str:
-    """`yes`, or why not in the backend's own words."""
+    """Return `yes`, or `no` with the reason that the backend gives."""
     from rllm.backends.local.backend import LocalBackend
     from rllm.backends.verl.worker_config import check_settings
     from rllm.errors import ConfigError, MissingDependencyError
@@ -200,7 +202,7 @@ def verdict(backend: str, overrides: Iterable[str]) -> str:
     try:
         {"local": LocalBackend.check, "verl": check_settings}[backend](config)
     except MissingDependencyError:
-        return "yes"  # there it is
+        return "yes"  # supported where verl is installed
     except ConfigError as error:
         return f"no: {_in_a_cell(str(error))}"
     return "yes"
@@ -250,24 +252,29 @@ PACKAGES = (
     "rllm.testing",
     "rllm.testing.tiny_policy",
 )
-"""Whose public names are shown, each where it comes first."""
+"""Packages of the reference. A name that several of them export is documented in the first."""
 
 
 def _api() -> str:
-    lines = ["# Python", "", "What users import. A name that several packages have is told in the first of them.", ""]
-    told: dict[int, str] = {}
+    lines = [
+        "# Python",
+        "",
+        "Public names. A name that several packages export is documented in the first of them.",
+        "",
+    ]
+    homes: dict[int, str] = {}
     for package in PACKAGES:
         module = importlib.import_module(package)
         lines += [f"## `{package}`", "", (module.__doc__ or "").strip().partition("\n\n")[0], ""]
         for name in public_names(module):
             here = f"{package}.{name}"
-            home = told.setdefault(id(getattr(module, name)), here)
+            home = homes.setdefault(id(getattr(module, name)), here)
             lines += [f"::: {here}" if home == here else f"`{name}`: see [`{home}`][{home}].", ""]
     return "\n".join(lines)
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module says is public, or else the classes and functions that it defines; other names of a thing come last."""
+    """Return the names in `__all__`, or else the classes and functions that the module defines; aliases come last."""
     declared = getattr(module, "__all__", None) or [
         name for name, value in vars(module).items() if _is_own(value, module)
     ]
