@@ -122,7 +122,7 @@ def _rows(source: Any, name: str) -> list[Row]:
         if not rows:
             raise ConfigError(
                 f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded, and no session "
-                "of a gateway with a number as `reward` in its metadata: tell it, by POST /sessions or the store's "
+                "of a gateway with a number as `reward` in its metadata: set it by POST /sessions or the store's "
                 "open_session"
             )
         return rows

@@ -80,7 +80,7 @@ class TrainResult:
 
 
 class AgentTrainer:
-    """Trainer of the policy behind an agent, which is one of three things.
+    """Trainer of an agent's policy. The agent is given in one of three forms.
 
     * `agent_run_func`: any sync or async function; it is called as `f(**task)` for every task and returns its reward
       (or trajectories, see `rllm.engine.validation`). Its model calls are those sent to `OPENAI_BASE_URL`.

@@ -55,7 +55,9 @@ class BatchLog:
         if self._keep == 0:
             return
         try:
-            replace_text(self._folder / f"step-{step:06d}.json", json.dumps(_told(step, batch, update, algorithm)))
+            replace_text(
+                self._folder / f"step-{step:06d}.json", json.dumps(_batch_record(step, batch, update, algorithm))
+            )
             self._forget_oldest()
         except OSError as error:
             logger.warning("the batch of step %d cannot be kept for `rllm view`: %s", step, error)
@@ -71,7 +73,7 @@ class BatchLog:
                 path.unlink(missing_ok=True)
 
 
-def _told(step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> dict[str, Any]:
+def _batch_record(step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> dict[str, Any]:
     clips_tokens = type(algorithm).surrogate is Algorithm.surrogate
     numbers = {
         "advantage": (batch.advantages, torch.float32),

@@ -134,7 +134,7 @@ class Checkpoints:
         """Return the remedy for a checkpoint that cannot be loaded."""
         earlier = [path for path in self.all() if _step_of(path) < _step_of(damaged) and damage_of(path) is None]
         if not earlier:
-            return "there is no whole checkpoint before it: begin anew in another run_dir"
+            return "there is no whole checkpoint before it: start over in another run_dir"
         return f"delete this folder, and resuming goes on from {str(earlier[-1])!r}, which is whole"
 
 

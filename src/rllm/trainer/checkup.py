@@ -32,8 +32,10 @@ OLDEST_PYTHON = (3, 11)
 def python() -> Finding:
     """Return the interpreter and its version."""
     ok = sys.version_info >= OLDEST_PYTHON
-    said = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
-    return Finding(name="python", ok=ok, said=said, fix="" if ok else "make an environment with Python 3.11 or newer")
+    summary = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    return Finding(
+        name="python", ok=ok, said=summary, fix="" if ok else "make an environment with Python 3.11 or newer"
+    )
 
 
 def gpus() -> Finding:
@@ -42,8 +44,8 @@ def gpus() -> Finding:
     try:
         import torch
     except ImportError as error:
-        said = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
-        return Finding(name="gpu", ok=not driver, said=said, fix="pip install 'rllm[train]'" if driver else "")
+        summary = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
+        return Finding(name="gpu", ok=not driver, said=summary, fix="pip install 'rllm[train]'" if driver else "")
     if torch.cuda.is_available():
         free = (torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
         names = (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
@@ -54,8 +56,8 @@ def gpus() -> Finding:
         return Finding(name="gpu", ok=True, said="; ".join(each))
     if driver:
         fix = "install a build of torch for its driver: see https://pytorch.org/get-started/locally"
-        said = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
-        return Finding(name="gpu", ok=False, said=said, fix=fix)
+        summary = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
+        return Finding(name="gpu", ok=False, said=summary, fix=fix)
     apple = torch.backends.mps.is_available()
     more = ", unless model.device=mps, which is not tested" if apple else ""
     return Finding(name="gpu", ok=True, said=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
@@ -64,13 +66,13 @@ def gpus() -> Finding:
 def memory(needed: float | None) -> Finding:
     """Return main memory, and whether `needed` bytes fit where models run."""
     free = free_memory()
-    said = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
+    summary = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
-        return Finding(name="memory", ok=True, said=said)
+        return Finding(name="memory", ok=True, said=summary)
     room = max([total_memory() if free is None else free, *_free_on_gpus()])
-    said += f"; training all weights takes {needed / GB:.1f} GB beside activations"
+    summary += f"; training all weights takes {needed / GB:.1f} GB beside activations"
     fix = "" if needed <= room else "set model.lora_rank=16, or take a smaller model or a larger machine"
-    return Finding(name="memory", ok=needed <= room, said=said, fix=fix)
+    return Finding(name="memory", ok=needed <= room, said=summary, fix=fix)
 
 
 def disk(folder: Path, needed: float | None) -> Finding:
@@ -79,15 +81,15 @@ def disk(folder: Path, needed: float | None) -> Finding:
     if not nearest.is_dir():
         return Finding(name="disk", ok=False, said=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
     if (why := why_unwritable(nearest)) is not None:
-        said = f"{nearest} cannot be written to ({why})"
-        return Finding(name="disk", ok=False, said=said, fix="set run_dir (--run-dir) to a folder of yours")
+        summary = f"{nearest} cannot be written to ({why})"
+        return Finding(name="disk", ok=False, said=summary, fix="set run_dir (--run-dir) to a folder of yours")
     free = shutil.disk_usage(nearest).free
-    said = f"{free / GB:.1f} GB free at {folder}"
+    summary = f"{free / GB:.1f} GB free at {folder}"
     least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
     if needed is not None:
-        said += f"; a checkpoint takes about {needed / GB:.1f} GB"
+        summary += f"; a checkpoint takes about {needed / GB:.1f} GB"
     fix = "" if free >= least else "set run_dir to a larger file system, or keep_checkpoints=1"
-    return Finding(name="disk", ok=free >= least, said=said, fix=fix)
+    return Finding(name="disk", ok=free >= least, said=summary, fix=fix)
 
 
 def reachable_port(port: int) -> Finding:
@@ -151,15 +153,15 @@ def version_findings(packages: Mapping[str, Package]) -> list[Finding]:
 def _for_training(packages: Mapping[str, Package]) -> Finding:
     there = [name for name in (*TO_TRAIN, *OTHERS) if name in packages]
     missing = [name for name in TO_TRAIN if name not in packages]
-    said = " ".join(f"{name} {packages[name].version}" for name in there) or "none"
+    summary = " ".join(f"{name} {packages[name].version}" for name in there) or "none"
     if missing:
         return Finding(
             name="packages",
             ok=False,
-            said=f"{said}; not installed: {', '.join(missing)}",
+            said=f"{summary}; not installed: {', '.join(missing)}",
             fix="pip install 'rllm[train]'; the gateway and the SDK work without",
         )
-    return Finding(name="packages", ok=True, said=said)
+    return Finding(name="packages", ok=True, said=summary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,8 +241,8 @@ def model_findings(model: str) -> list[Finding]:
     try:
         from rllm.inference.local.loading import load_tokenizer
     except ImportError as error:
-        said = f"cannot be looked at: {error}"
-        return [Finding(name="model", ok=False, said=said, fix="pip install 'rllm[train]'")]
+        summary = f"cannot be looked at: {error}"
+        return [Finding(name="model", ok=False, said=summary, fix="pip install 'rllm[train]'")]
     folder = Path(model).expanduser()
     if problem := _incomplete(folder):
         fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
@@ -264,11 +266,11 @@ def _lora_findings(model: str) -> list[Finding]:
     if is_adapter(model):
         return []
     try:
-        told = str(coverage(model, LoraSettings(rank=1, alpha=1.0)))
+        covered = str(coverage(model, LoraSettings(rank=1, alpha=1.0)))
     except (ConfigError, MissingDependencyError) as error:
         fix = "name layers in model.lora_targets, or train all weights: model.lora_rank=0"
         return [Finding(name="lora", ok=False, said=str(error), needed=False, fix=fix)]
-    return [Finding(name="lora", ok=True, said=f"with model.lora_rank set, {told}")]
+    return [Finding(name="lora", ok=True, said=f"with model.lora_rank set, {covered}")]
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -330,8 +332,8 @@ def template_findings(tokenizer: Any) -> list[Finding]:
         lost = lost_finding(template.shape.lost)
     except ConfigError as error:
         _, _, found = str(error).partition(": ")
-        said, _, remedy = found.rpartition(": ")
-        return [Finding(name="chat template", ok=False, said=said, fix=remedy)]
+        summary, _, remedy = found.rpartition(": ")
+        return [Finding(name="chat template", ok=False, said=summary, fix=remedy)]
     turns = _turns_finding(template, tokenizer)
     return [turns] if lost is None else [lost] if turns.ok else [lost, turns]
 
@@ -344,11 +346,11 @@ def lost_finding(lost: Mapping[str, str]) -> Finding | None:
 
     dropped = [kind for kind, error in lost.items() if not error]
     refused = [f"{kind} ({error})" for kind, error in lost.items() if error]
-    said = [f"prints no {', '.join(dropped)}"] if dropped else []
-    said += [f"refuses {'; '.join(refused)}"] if refused else []
+    summary = [f"prints no {', '.join(dropped)}"] if dropped else []
+    summary += [f"refuses {'; '.join(refused)}"] if refused else []
     remedies = dict.fromkeys(map(remedy_for, lost))
     fix = "; ".join(each for each in remedies if not any(each in other for other in remedies if other != each))
-    return Finding(name="chat template", ok=False, said=", and ".join(said), needed=False, fix=fix)
+    return Finding(name="chat template", ok=False, said=", and ".join(summary), needed=False, fix=fix)
 
 
 def _turns_finding(template: Any, tokenizer: Any) -> Finding:
@@ -361,14 +363,12 @@ def _turns_finding(template: Any, tokenizer: Any) -> Finding:
     rewritten = [kind for kind, why in judged.items() if why == _REWRITTEN]
     if refused:
         fix = "use a template that prints each message once; else every later turn is trained as a sequence of its own"
-        said = f"later turns cannot go on from sampled tokens: {'; '.join(refused)}"
-        return Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)
+        summary = f"later turns cannot continue from sampled tokens: {'; '.join(refused)}"
+        return Finding(name="chat template", ok=False, said=summary, needed=False, fix=fix)
     if rewritten:
-        fix = (
-            "leave gateway.exact_turns on: later turns then go on from the sampled tokens, whatever the template prints"
-        )
-        said = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
-        return Finding(name="chat template", ok=False, said=said, needed=False, fix=fix)
+        fix = "leave gateway.exact_turns on: later turns then continue from the sampled tokens in any case"
+        summary = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
+        return Finding(name="chat template", ok=False, said=summary, needed=False, fix=fix)
     return Finding(name="chat template", ok=True, said="append-only: it prints earlier turns as it did at first")
 
 
@@ -380,13 +380,13 @@ def _judged(template: Any, continuation: Any, tokenizer: Any, chat: Sequence[Mes
     tools = [_TOOL] if any(message["role"] == "tool" for message in chat) else None
     try:
         asked = template.render_text(chat[:1], tools, True)
-        told = template.render_text(chat[:2], tools, False)
+        rendered = template.render_text(chat[:2], tools, False)
         later = template.render_text(chat, tools, True)
-        ids = tokenizer.encode(told.rstrip(), add_special_tokens=False)
+        ids = tokenizer.encode(rendered.rstrip(), add_special_tokens=False)
         continuation.prompt_ids(ids, list(chat), 2, tools)
     except ConfigError as error:
         return str(error).partition(":")[0]
-    return "" if told.startswith(asked) and later.startswith(told.rstrip()) else _REWRITTEN
+    return "" if rendered.startswith(asked) and later.startswith(rendered.rstrip()) else _REWRITTEN
 
 
 def generation_finding(folder: Path) -> Finding:

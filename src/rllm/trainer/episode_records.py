@@ -97,14 +97,14 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
 
 def _step_record(step: Step, credit: StepCredit | None) -> dict[str, Any]:
     """Return the record of a step: only the reward, advantage and drift that it has."""
-    told: dict[str, Any] = {"id": step.id}
+    record: dict[str, Any] = {"id": step.id}
     if is_scored(step.reward) and _is_finite(step):
-        told["reward"] = step.reward
+        record["reward"] = step.reward
     if credit is not None and credit.advantage is not None:
-        told["advantage"] = credit.advantage
+        record["advantage"] = credit.advantage
     if DRIFT_KEY in step.info:
-        told["drift"] = step.info[DRIFT_KEY]
-    return told
+        record["drift"] = step.info[DRIFT_KEY]
+    return record
 
 
 def _is_finite(item: Trajectory | Step) -> bool:
@@ -206,9 +206,9 @@ def _episode(session: SessionInfo, tasks: Mapping[Key, Any]) -> Episode:
     )
 
 
-def _trajectory(told: Mapping[str, Any]) -> Trajectory:
-    steps = [{"id": step["id"], "reward": step.get("reward")} for step in told.get("steps") or ()]
-    about = {"name": told["name"], "reward": told.get("reward"), "trainable": told.get("trainable", True)}
+def _trajectory(record: Mapping[str, Any]) -> Trajectory:
+    steps = [{"id": step["id"], "reward": step.get("reward")} for step in record.get("steps") or ()]
+    about = {"name": record["name"], "reward": record.get("reward"), "trainable": record.get("trainable", True)}
     return Trajectory.from_dict({**about, "steps": steps})
 
 

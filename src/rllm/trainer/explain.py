@@ -189,11 +189,11 @@ def explain(
     )
 
 
-def _error(told: Any) -> dict[str, str] | None:
+def _error(error: Any) -> dict[str, str] | None:
     """Return the error of an outcome, which another program may have written."""
-    if not isinstance(told, Mapping):
+    if not isinstance(error, Mapping):
         return None
-    return {name: str(told.get(name, "")) for name in ("type", "message", "traceback")}
+    return {name: str(error.get(name, "")) for name in ("type", "message", "traceback")}
 
 
 def _episode_id(session: SessionInfo) -> str:

@@ -186,8 +186,10 @@ def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
                 by_role.setdefault(path.name, []).append(reward)
     if len(by_role) < 2:
         return {}
-    told = ({**_mean(f"{name}/{role}", found), **_spread(f"{name}/{role}", found)} for role, found in by_role.items())
-    return {key: value for metrics in told for key, value in metrics.items()}
+    summaries = (
+        {**_mean(f"{name}/{role}", found), **_spread(f"{name}/{role}", found)} for role, found in by_role.items()
+    )
+    return {key: value for metrics in summaries for key, value in metrics.items()}
 
 
 def _endings(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -238,12 +240,14 @@ class RolloutMetrics:
         return why_unusable(episode)
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        return self._told({**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes)
+        return self._without_unscored_verdicts(
+            {**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes
+        )
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        return self._told({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
+        return self._without_unscored_verdicts({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
 
-    def _told(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+    def _without_unscored_verdicts(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
         """Return the metrics without accuracy if no episode was scored."""
         if any(why_unusable(episode) is None for episode in episodes):
             return metrics

@@ -140,9 +140,9 @@ def _ask(ray: Any, nodes: Sequence[ClusterNode], question: Question, timeout_s: 
         try:
             answers[node.id] = ray.get(asked[node.id])
         except ray.exceptions.RayError as error:
-            told = str(error).strip().rpartition("\n")[2]
+            reason = str(error).strip().rpartition("\n")[2]
             raise ConfigError(
-                f"node {node.address} cannot run our code ({told}): install there what is installed here, in the "
+                f"node {node.address} cannot run our code ({reason}): install there what is installed here, in the "
                 "environment that its `ray start` ran in"
             ) from error
     return answers
@@ -171,48 +171,48 @@ def check_room(config: TrainConfig, nodes: Sequence[ClusterNode]) -> None:
         )
 
 
-def check_node(address: str, told: Answer, here: Answer, config: TrainConfig) -> None:
+def check_node(address: str, answer: Answer, here: Answer, config: TrainConfig) -> None:
     """Check the facts about a node.
 
     Raises:
         ConfigError: if a fact reported by a node does not fit; with the node, the setting and the remedy.
     """
     for name, expected in here.versions.items():
-        found = told.versions.get(name)
+        found = answer.versions.get(name)
         if _matters(name, found) != _matters(name, expected):
             what = f"pip install '{name}=={expected}'" if name != "python" else f"use Python {expected}"
             raise ConfigError(
                 f"node {address} has {name} {found or 'not installed'}, and here it is {expected}: {what} in the "
                 "environment that its `ray start` ran in"
             )
-    for folder in told.missing:
+    for folder in answer.missing:
         raise ConfigError(
             f"node {address} does not see {folder!r} (model.path or run_dir): put it on a file system that all nodes "
             "share, or at the same path on each"
         )
-    if told.unreached is not None:
+    if answer.unreached is not None:
         raise ConfigError(
-            f"node {address} cannot reach the gateway of this machine ({told.unreached}): set gateway.host to an "
+            f"node {address} cannot reach the gateway of this machine ({answer.unreached}): set gateway.host to an "
             "address of this machine that the nodes reach, and gateway.port to a port that is open to them"
         )
     needed = checkpoint_bytes(config) if config.backend == "verl" else None
-    if needed is not None and told.disk_free < needed:
+    if needed is not None and answer.disk_free < needed:
         raise ConfigError(
-            f"node {address} has {told.disk_free / GB:.1f} GB free at run_dir, and checkpoints take {needed / GB:.1f} "
-            "GB: lower keep_checkpoints, or set run_dir to a larger file system"
+            f"node {address} has {answer.disk_free / GB:.1f} GB free at run_dir, and checkpoints take "
+            f"{needed / GB:.1f} GB: lower keep_checkpoints, or set run_dir to a larger file system"
         )
 
 
 def plan(config: TrainConfig, nodes: Sequence[ClusterNode], answers: Mapping[str, Answer]) -> list[str]:
     """Describe the nodes and what runs on each."""
-    told = [f"Ray cluster of {counted(len(nodes), 'node')}:"]
+    lines = [f"Ray cluster of {counted(len(nodes), 'node')}:"]
     for node in nodes:
         answer = answers[node.id]
         units = f"{counted(int(node.num_cpus), 'CPU')}, {counted(int(node.num_gpus), 'GPU')}"
         kind = f" ({answer.gpus[0]})" if answer.gpus else ""
         installed = " ".join(f"{name} {found}" for name, found in answer.versions.items())
-        told.append(f"  {node.address}: {units}{kind}, {answer.disk_free / GB:.0f} GB of disk; {installed}")
-    return [*told, *_roles(config, nodes), *worker_memory(config)]
+        lines.append(f"  {node.address}: {units}{kind}, {answer.disk_free / GB:.0f} GB of disk; {installed}")
+    return [*lines, *_roles(config, nodes), *worker_memory(config)]
 
 
 def _roles(config: TrainConfig, nodes: Sequence[ClusterNode]) -> Iterator[str]:

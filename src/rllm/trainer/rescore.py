@@ -204,11 +204,11 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
                     step.reward = None
                 verdicts.append(_is_right(trajectory.reward, is_correct))
         if verdicts:
-            said = [verdict for verdict in verdicts if verdict is not None]
-            episode.is_correct = bool(said) and said[-1]
+            known = [verdict for verdict in verdicts if verdict is not None]
+            episode.is_correct = bool(known) and known[-1]
         yield episode
 
 
-def _is_right(reward: float | None, said: bool | None) -> bool | None:
+def _is_right(reward: float | None, verdict: bool | None) -> bool | None:
     """Return whether an answer is right, as its reward states, else by what it earned; `None` if unknown."""
-    return reward >= 1.0 if said is None and reward is not None else said
+    return reward >= 1.0 if verdict is None and reward is not None else verdict

@@ -139,7 +139,7 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     if not resume:
         raise ConfigError(
             f"run_dir={str(run_dir)!r} already holds a run: to go on with it, resume it (--resume {run_dir}, or "
-            "AgentTrainer(..., resume=True)); to begin anew, choose another folder, or delete this one"
+            "AgentTrainer(..., resume=True)); to start over, choose another folder, or delete this one"
         )
     try:
         return StartingPoint(checkpoint=latest, state=read_state(latest))
@@ -169,7 +169,7 @@ def _check_never_saved(run_dir: Path) -> None:
     if isinstance(save_every, int) and 0 < save_every < steps_done:
         raise ConfigError(
             f"run_dir={str(run_dir)!r} has done {steps_done} steps and was saved every {save_every}, but its "
-            "checkpoints are gone; to begin anew would delete its metrics and rollouts: put checkpoints/ back, or "
+            "checkpoints are gone; to start over would delete its metrics and rollouts: put checkpoints/ back, or "
             "choose another folder"
         )
 
@@ -180,16 +180,16 @@ def identity_of(
     """Return everything that decides what a run learns, and the tasks it is evaluated on, by key."""
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
-    told = {key: value for key, value in flat(settings) if not _may_change(key)}
-    told[_FORMAT] = _format_of_weights(config)
-    del told["model.dtype"]  # whose `auto` may mean another one on another device
+    identity = {key: value for key, value in flat(settings) if not _may_change(key)}
+    identity[_FORMAT] = _format_of_weights(config)
+    del identity["model.dtype"]  # whose `auto` may mean another one on another device
     if config.optim.schedule != "constant":
-        told["num_steps"] = config.num_steps  # the schedule is stretched over them
-    told["train_dataset"] = dataset_identity(train_data)
+        identity["num_steps"] = config.num_steps  # the schedule is stretched over them
+    identity["train_dataset"] = dataset_identity(train_data)
     if val_data is not None:
-        told[VAL_DATASET] = dataset_identity(val_data)
-    told |= _weights_read_again(config, algorithm)
-    plain: dict[str, Any] = orjson.loads(to_json(told))
+        identity[VAL_DATASET] = dataset_identity(val_data)
+    identity |= _weights_read_again(config, algorithm)
+    plain: dict[str, Any] = orjson.loads(to_json(identity))
     return plain
 
 

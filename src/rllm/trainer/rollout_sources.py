@@ -184,8 +184,8 @@ def rollout_source(
     }
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
-        told = f"{' and '.join(given)} were given" if given else "nothing to roll out was given"
-        raise ConfigError(f"{told}: give one of {', '.join(sources)}")
+        problem = f"{' and '.join(given)} were given" if given else "nothing to roll out was given"
+        raise ConfigError(f"{problem}: give one of {', '.join(sources)}")
     check_arguments(agent_args=agent_args, env_args=env_args, workflow_args=workflow_args)
     if source is not None:
         return source

@@ -117,7 +117,7 @@ def signals(
             f"sampler and trainer differ by {of('policy/sampler_gap_mean'):.3g} nats a token: {_remedy(metrics)}",
         ),
     }
-    return {name: told for name, (is_so, told) in found.items() if is_so}
+    return {name: message for name, (is_so, message) in found.items() if is_so}
 
 
 def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
@@ -177,8 +177,8 @@ def _unscored_roles(episodes: Sequence[Episode]) -> list[str]:
 def _reasons(metrics: Mapping[str, float]) -> str:
     """Return the reasons why trajectories were dropped, the most frequent first."""
     counts = {name: value for name, value in metrics.items() if name.startswith("dropped/")}
-    told = [f"{counts[name]:.0f} x {name}" for name in sorted(counts, key=counts.__getitem__, reverse=True)]
-    return ", ".join(told) or "all advantages are 0"
+    parts = [f"{counts[name]:.0f} x {name}" for name in sorted(counts, key=counts.__getitem__, reverse=True)]
+    return ", ".join(parts) or "all advantages are 0"
 
 
 def _remedy(metrics: Mapping[str, float]) -> str:

@@ -67,15 +67,15 @@ class TeacherEndpoint:
         self._choose_model()
         ids = _telling_ids(tokenizer)
         try:
-            told = self._prompt_logprobs(ids)
+            entries = self._prompt_logprobs(ids)
         except InferenceError as error:
             if error.status_code == 400:  # such as: token id 4711 is out of vocabulary
                 raise ConfigError(
-                    f"teacher.url={self._url!r} refuses ids of the policy's vocabulary, or to tell the "
+                    f"teacher.url={self._url!r} refuses ids of the policy's vocabulary, or to return the "
                     f"log-probabilities of a prompt: {error}"
                 ) from error
             raise
-        for token_id, entry in zip(ids[1:], told[1:], strict=True):
+        for token_id, entry in zip(ids[1:], entries[1:], strict=True):
             text, own = entry.get("decoded_token"), tokenizer.decode([token_id])
             if isinstance(text, str) and text.strip() != own.strip():
                 raise ConfigError(
@@ -89,10 +89,10 @@ class TeacherEndpoint:
         Raises:
             InferenceError: if the server fails for good, or leaves some out.
         """
-        told = self._pool.map(self._prompt_logprobs, [sequence.ids for sequence in batch.sequences])
+        entries = self._pool.map(self._prompt_logprobs, [sequence.ids for sequence in batch.sequences])
         values = [
             float(logprobs[place]["logprob"])
-            for sequence, logprobs in zip(batch.sequences, told, strict=True)
+            for sequence, logprobs in zip(batch.sequences, entries, strict=True)
             for place in sequence.sampled_positions()
         ]
         return torch.tensor(values, dtype=torch.float32)
@@ -124,24 +124,28 @@ class TeacherEndpoint:
             )
         except openai.OpenAIError as error:
             raise _named(error, self._url) from error
-        told = getattr(response.choices[0], "prompt_logprobs", None) if response.choices else None
-        if not isinstance(told, list):
+        entries = getattr(response.choices[0], "prompt_logprobs", None) if response.choices else None
+        if not isinstance(entries, list):
             raise ConfigError(
-                f"teacher.url={self._url!r} leaves out prompt_logprobs: it must be a server that tells the "
+                f"teacher.url={self._url!r} leaves out prompt_logprobs: it must be a server that returns the "
                 "log-probabilities of a prompt's tokens on /v1/completions, such as vLLM; or run the teacher in this "
                 "process, with teacher.path"
             )
-        if len(told) != len(ids):
-            raise InferenceError(f"{self._url} tells {len(told)} log-probabilities of a prompt of {len(ids)} tokens")
-        return [{}, *(_entry(told[place], token_id, place) for place, token_id in enumerate(ids) if place)]
+        if len(entries) != len(ids):
+            raise InferenceError(
+                f"{self._url} returns {len(entries)} log-probabilities of a prompt of {len(ids)} tokens"
+            )
+        return [{}, *(_entry(entries[place], token_id, place) for place, token_id in enumerate(ids) if place)]
 
 
-def _entry(told: Any, token_id: int, place: int) -> dict[str, Any]:
+def _entry(value: Any, token_id: int, place: int) -> dict[str, Any]:
     """Return the entry of the prompt's own token; the server may list others beside it."""
-    entry = told.get(str(token_id)) if isinstance(told, Mapping) else None
+    entry = value.get(str(token_id)) if isinstance(value, Mapping) else None
     logprob = entry.get("logprob") if isinstance(entry, Mapping) else None
     if not isinstance(logprob, int | float) or math.isnan(logprob):
-        raise InferenceError(f"the teacher's server says {told!r:.200} of token {token_id}, number {place} of a prompt")
+        raise InferenceError(
+            f"the teacher's server returned {value!r:.200} for token {token_id}, number {place} of a prompt"
+        )
     return dict(entry or {})
 
 

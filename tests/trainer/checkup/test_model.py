@@ -47,7 +47,7 @@ def test_a_template_that_drops_earlier_reasoning() -> None:
 def test_a_template_that_nobody_can_go_on_from() -> None:
     found = finding(LAST_FIRST)
     assert not found.ok
-    assert "later turns cannot go on from sampled tokens" in found.said
+    assert "sampled tokens" in found.said
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _check_rewards(rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows):
         if not isinstance(row.get("reward"), int | float | None):
             raise ConfigError(
-                f"row {number}: reward={row['reward']!r:.80}: use a number, or leave it out where nobody judged"
+                f"row {number}: reward={row['reward']!r:.80}: use a number, or leave it out if the row was not judged"
             )
 
 
@@ -127,9 +127,9 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
 def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
     """Yield training sessions that did not fail, and scored sessions of gateways, oldest first."""
     for session in every_session(store, oldest_first=True, run_id=run_id):
-        told = session.metadata
-        of_gateway = run_id is None and "split" not in told and _reward_told(told) is not None
-        if (told.get("split") == "train" or of_gateway) and not _has_failed(told.get(OUTCOME_KEY)):
+        metadata = session.metadata
+        of_gateway = run_id is None and "split" not in metadata and _reward_of(metadata) is not None
+        if (metadata.get("split") == "train" or of_gateway) and not _has_failed(metadata.get(OUTCOME_KEY)):
             yield session
 
 
@@ -138,7 +138,7 @@ def _has_failed(outcome: Any) -> bool:
     return isinstance(outcome, Mapping) and bool(outcome.get("error"))
 
 
-def _reward_told(metadata: Mapping[str, Any]) -> float | None:
+def _reward_of(metadata: Mapping[str, Any]) -> float | None:
     reward = metadata.get("reward")
     return float(reward) if isinstance(reward, int | float) else None
 
@@ -147,7 +147,7 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
     """Return one row for each trained trajectory, or for each reward if its steps were rewarded separately."""
     task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
     if "split" not in session.metadata:
-        return _judged(store.by_session(session.id), _reward_told(session.metadata), task_id)
+        return _judged(store.by_session(session.id), _reward_of(session.metadata), task_id)
     credits_of = credits_by_trace(store.credits(session.id))
     by_trajectory: dict[tuple[int, str, float | None], list[Step]] = {}
     for trace in store.by_session(session.id):

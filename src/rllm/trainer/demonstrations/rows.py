@@ -113,7 +113,7 @@ def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
             example = example or (read, answers[-1])
     if example is not None:
         raise ConfigError(
-            f"no row's tokens are in this model what its messages say, such as {example[0]!r:.60} where these have "
+            f"no row's tokens decode to its messages with this model, such as {example[0]!r:.60} where these have "
             f"{example[1]!r:.60}: a model with other tokens sampled them; learn from their words (`rllm export RUN "
             "--chat FILE`, or rows without 'steps')"
         )
@@ -267,9 +267,9 @@ def _ids(step: Mapping[str, Any], name: str, place: int) -> array[int]:
 def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> None:
     if not parser.verify_equivalence(messages, tools):
         logger.warning(
-            "sft.tokenize_method=cumulative: the chat template prints earlier answers otherwise than it first did "
-            "(without their reasoning, say), so the policy learns behind another past than an engine will send it; "
-            "use stepwise"
+            "sft.tokenize_method=cumulative: the chat template prints earlier answers differently than at first "
+            "(such as without their reasoning), so the policy learns after a different history than an engine "
+            "will send; use stepwise"
         )
 
 
@@ -296,7 +296,7 @@ def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, 
         return shown
     if len(shown.spans) != len(wanted):
         raise ConfigError(
-            f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be told apart: "
+            f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be distinguished: "
             "merge answers that follow each other, or learn from all of them"
         )
     spans = tuple(span for span, is_wanted in zip(shown.spans, wanted, strict=True) if is_wanted)
