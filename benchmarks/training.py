@@ -9,7 +9,7 @@ Gateway and store are measured elsewhere.
 
 `turns` are conversations of five turns. Ours are sampled turn by turn, and each is trained as one sequence. TRL trains a
 prompt and its answer, so it gets the five prompts of each conversation apart, and samples and trains as many answers of the
-same lengths behind prompts of the same lengths, in one update.
+same lengths after prompts of the same lengths, in one update.
 
 TRL wants an environment of its own, because it pins other versions:
 

@@ -54,7 +54,7 @@ def run_job(job: Job, peer_python: str, on_news: Callable[[str], None] = lambda 
 
 
 def has_peer(peer_python: str) -> bool:
-    """Return TRL's Python; exit with instructions if there is none."""
+    """Return True if TRL's Python is there; otherwise print how to install it."""
     if Path(peer_python).exists():
         return True
     print(
