@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rllm.errors import ConfigError
 from rllm.parser.chat_template import ChatTemplate
-from rllm.parser.tool_formats.hermes import HermesToolParser
+from rllm.parser.tool_parser import tool_parser
 
 PLAIN = "{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 QUOTING = (
@@ -94,7 +94,7 @@ def test_arguments_are_parsed_for_templates_that_would_quote_them(arguments: Any
     ],
 )
 def test_a_parsed_answer_renders_to_the_text_it_was_parsed_from(answer: str) -> None:
-    parsed = HermesToolParser().parse(answer)
+    parsed = tool_parser("hermes").parse(answer)
     message = {"role": "assistant", "content": parsed.content or None, "tool_calls": parsed.tool_calls}
     assert text_of(VERBATIM, message, add_generation_prompt=False) == answer
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rllm.agents.tool_agent import ToolAgent
 from rllm.parser import ChatTemplateParser, get_tool_parser
-from rllm.parser.streaming import visible_content
+from rllm.parser.answer import visible_content
 from rllm.parser.tool_parser import parser_of_answer, tool_parser
 
 PROPERTIES: dict[str, Any] = {
@@ -219,5 +219,5 @@ def test_calls_are_looked_for_where_tools_are_offered_or_every_answer_is_written
     assert parser_of_answer(coder, TOOLS, None).parse(call("find", count="1")).tool_calls
     assert parser_of_answer(coder, TOOLS, "none") is None
     assert parser_of_answer(coder, None, None) is None
-    assert parser_of_answer(harmony, None, None) is harmony
+    assert parser_of_answer(harmony, None, None) == harmony
     assert parser_of_answer(None, TOOLS, None) is None

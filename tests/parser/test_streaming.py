@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllm.parser.answer import safe_length, visible_content, visible_reasoning
 from rllm.parser.reasoning import SplitText, split_reasoning
-from rllm.parser.streaming import safe_length, visible_content, visible_reasoning
-from rllm.parser.tool_formats.hermes import HermesToolParser
+from rllm.parser.tool_parser import tool_parser
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_reasoning(text: str, starts_open: bool, expected: SplitText) -> None:
     ],
 )
 def test_text_that_may_still_become_something_else_is_held_back(text: str, shown: str) -> None:
-    assert visible_content(text, stop=["STOP"], markers=HermesToolParser.markers) == shown
+    assert visible_content(text, stop=["STOP"], markers=tool_parser("hermes").markers) == shown
 
 
 def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
@@ -82,7 +82,7 @@ PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "STOP
 
 @given(st.lists(st.sampled_from(PIECES), max_size=10).map("".join), st.booleans())
 def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open: bool) -> None:
-    parser = HermesToolParser()
+    parser = tool_parser("hermes")
     stop = text.find("STOP")
     whole = text if stop < 0 else text[:stop]
     split = split_reasoning(whole, starts_open=starts_open)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.parser.streaming import visible_content
-from rllm.parser.tool_parser import TOOL_PARSERS, ToolFormat, tool_format_of_template, tool_parser
+from rllm.parser.answer import visible_content
+from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
+from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 
 R1_BLOCK, R1_BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 R1_CALL, R1_CALL_END, R1_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -335,6 +336,6 @@ def test_a_template_without_calls_has_no_format() -> None:
 
 
 def test_aliases() -> None:
-    assert type(tool_parser("qwen")) is type(tool_parser("hermes"))
-    assert type(tool_parser("r1")) is type(tool_parser("deepseek_r1"))
-    assert set(NAMES) < set(TOOL_PARSERS)
+    assert tool_parser("qwen") is tool_parser("hermes")
+    assert tool_parser("r1") is tool_parser("deepseek_r1")
+    assert set(NAMES) < set(TOOL_FORMATS)

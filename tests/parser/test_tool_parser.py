@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
-from rllm.parser.tool_formats.hermes import HermesToolParser
 from rllm.parser.tool_parser import tool_parser
 
-PARSER = HermesToolParser()
+PARSER = tool_parser("hermes")
 
 
 def call(body: str) -> str:
@@ -112,7 +111,8 @@ def test_any_text_is_parsed_without_an_exception_and_without_loss(parts: list[st
 
 
 def test_parsers_resolve_by_name() -> None:
-    assert isinstance(tool_parser("hermes"), HermesToolParser)
-    assert isinstance(tool_parser("rllm.parser.tool_formats.hermes:HermesToolParser"), HermesToolParser)
+    assert tool_parser("rllm.parser.tool_formats:_HERMES") is PARSER
+    with pytest.raises(ConfigError, match="tool_parser='json:dumps'"):
+        tool_parser("json:dumps")
     with pytest.raises(ConfigError, match="tool_parser='herms' is not known: did you mean 'hermes'"):
         tool_parser("herms")

@@ -26,7 +26,7 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.http import _read_answer
 from rllm.inference.openai_engine import OpenAIEngine
-from rllm.parser.streaming import IncrementalText
+from rllm.parser.answer import IncrementalText
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing import ScriptedEngine
 from rllm.tools.mcp_tool import mcp_tools

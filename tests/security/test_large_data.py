@@ -18,7 +18,7 @@ import zstandard
 from rllm._runtime.untrusted import TooLargeError, check_values, parse_json, unpack_zlib
 from rllm.data.files import read_file
 from rllm.errors import ConfigError, StoreError
-from rllm.parser.tool_formats.calls import arguments_json
+from rllm.parser.tool_json import arguments_json
 from rllm.parser.tool_parser import tool_parser
 from rllm.store import codec, open_store
 from rllm.types import Trace

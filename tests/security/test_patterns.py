@@ -23,8 +23,9 @@ from typing import Any
 import pytest
 
 import rllm
-from rllm.parser.streaming import visible_content
-from rllm.parser.tool_parser import TOOL_PARSERS, tool_parser
+from rllm.parser.answer import visible_content
+from rllm.parser.tool_formats import TOOL_FORMATS
+from rllm.parser.tool_parser import tool_parser
 from rllm.rewards.choice_reward import chosen_letter
 from rllm.rewards.countdown_reward import countdown_reward_fn
 from rllm.rewards.math_reward import RewardMathFn
@@ -252,7 +253,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_reads_answers_takes_linear_time(reader: str) -> None:
-    markup = tool_parser(reader).markup if reader in TOOL_PARSERS else ("\\boxed{", "<answer>", "```\n", "A, B, ", "1 ")
+    markup = tool_parser(reader).markup if reader in TOOL_FORMATS else ("\\boxed{", "<answer>", "```\n", "A, B, ", "1 ")
     for unit in [*markup, *(mark + '{"' for mark in markup), *(mark + '{"a":' for mark in markup), '{"a":', " ", "["]:
         started = time.thread_time()
         READERS[reader](_repeated(unit, 50_000))

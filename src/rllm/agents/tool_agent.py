@@ -8,8 +8,7 @@ from typing import Any
 
 from rllm.agents.chat_agent import ChatAgent
 from rllm.parser.reasoning import CLOSE, OPEN, SplitText
-from rllm.parser.tool_call_parser import get_tool_parser
-from rllm.parser.tool_parser import tool_parser
+from rllm.parser.tool_parser import get_tool_parser, tool_parser
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool
 from rllm.types import Message
@@ -41,7 +40,7 @@ class ToolAgent(ChatAgent):
 
         Args:
             system_prompt: text before the tools' schemas.
-            parser_name: the format of calls, a name of `rllm.parser.tool_parser.TOOL_PARSERS`.
+            parser_name: the format of calls, a name of `rllm.parser.tool_parser.TOOL_FORMATS`.
             tools: tools, functions or names, as `MultiTool` takes them; pass the same to the environment.
             tool_map: names to tool classes, instead of `tools`.
             schemas_in_prompt: False passes the schemas with every model call (`tool_schemas`), for the chat template to

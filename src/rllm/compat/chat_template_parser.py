@@ -25,7 +25,8 @@ from rllm.parser.append_only import (
 from rllm.parser.chat_template import ChatTemplate, check_role
 from rllm.parser.decoding import TextDecoder, special_tokens
 from rllm.parser.reasoning import OPEN, split_reasoning
-from rllm.parser.tool_parser import ParsedText, tool_format_of_template, tool_parser
+from rllm.parser.tool_formats import ParsedText
+from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 from rllm.types import Message
 
 logger = logging.getLogger(__name__)

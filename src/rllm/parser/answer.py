@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rllm.parser.decoding import TextDecoder
-from rllm.parser.reasoning import OPEN, split_reasoning
-from rllm.parser.streaming import IncrementalText, first_stop, safe_length, visible_content, visible_reasoning
-from rllm.parser.tool_parser import ParsedText, ToolFormat
+from rllm.parser.reasoning import CLOSE, OPEN, split_reasoning
+from rllm.parser.tool_formats import ParsedText, ToolFormat
+from rllm.types import JSONObject
 
 _LAST_PROMPT_TOKENS = 8
+_MOST_HELD = 16
+_LONGEST_CHARACTER = 4
+"""Bytes of a character, so also the most ids of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,14 +23,14 @@ class Answer:
     text: str
     content: str
     reasoning: str
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_calls: list[JSONObject] = field(default_factory=list)
     stop_string: str | None = None
-    """The one that follows it, if one does."""
+    """Stop string that ended the answer, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Text of an answer that is streamed, in the order in which it is."""
+    """Text of an answer that a streaming client can see."""
 
     reasoning: str = ""
     content: str = ""
@@ -50,34 +52,31 @@ class AnswerReader:
         tool_parser: ToolFormat | None,
         plain: bool = False,
     ) -> None:
-        """`plain`: the text is the content, whatever is in it: what continues a bare prompt has no other parts."""
+        """Create a reader; `plain` makes the whole text content, as in the continuation of a bare prompt."""
         self._decoder = decoder
         self._stop = tuple(stop)
         self._is_plain = plain
         self._tool_parser = tool_parser
-        self._markers = tool_parser.markers if tool_parser else ()
-        self._opening_markers = tool_parser.opening_markers if tool_parser else ()
         prompt_end = decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:]).rstrip()
         self._starts_open = prompt_end.endswith(OPEN)
         self._so_far = IncrementalText(decoder)
         self._shown = Shown()
 
     def show(self, ids: Sequence[int]) -> Shown:
-        """Take the next ids in; returns what can be shown in addition."""
+        """Add the next ids, and return the text that can be shown in addition."""
         text = self._so_far.extend(ids)
         earlier, self._shown = self._shown, self._visible(text)
         return self._shown.beyond(earlier)
 
     def _visible(self, text: str) -> Shown:
-        """Of an unfinished answer."""
         if self._is_plain:
             return Shown(content=text[: safe_length(text, self._stop)])
         reasoning = visible_reasoning(text, stop=self._stop, starts_open=self._starts_open)
         content = visible_content(
             text,
             stop=self._stop,
-            markers=self._markers,
-            opening_markers=self._opening_markers,
+            markers=self._tool_parser.markers if self._tool_parser else (),
+            opening_markers=self._tool_parser.opening_markers if self._tool_parser else (),
             starts_open=self._starts_open,
         )
         return Shown(reasoning, content)
@@ -99,3 +98,104 @@ class AnswerReader:
         reasoning = split.reasoning or parsed.reasoning
         calls = parsed.tool_calls
         return Answer(text=text, content=parsed.content, reasoning=reasoning, tool_calls=calls, stop_string=stop)
+
+
+def safe_length(text: str, markers: Iterable[str]) -> int:
+    r"""Return the length of the longest prefix of `text` without any part of a complete or unfinished marker.
+
+    >>> safe_length("Wait.\nUser", ["\nUser:"])
+    5
+    """
+    return min((_length_before(text, marker) for marker in markers), default=len(text))
+
+
+def _length_before(text: str, marker: str) -> int:
+    complete = text.find(marker)
+    if complete >= 0:
+        return complete
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:length]):
+            return len(text) - length
+    return len(text)
+
+
+def visible_content(
+    text: str,
+    *,
+    stop: Sequence[str] = (),
+    markers: Sequence[str] = (),
+    opening_markers: Sequence[str] = (),
+    starts_open: bool = False,
+) -> str:
+    """Return the part of an unfinished answer's content that no further text can change.
+
+    `stop` strings end the whole text; `markers` begin a tool call, and so do `opening_markers` at the start of the
+    content. Reasoning is not content.
+    """
+    text = text[: safe_length(text, stop)]
+    body = text.lstrip()
+    if starts_open or body.startswith(OPEN):
+        if CLOSE not in text:
+            return ""
+    elif OPEN.startswith(body):  # it may still become reasoning
+        return ""
+    content = split_reasoning(text, starts_open=starts_open).answer
+    start = content.lstrip()
+    if any(start.startswith(marker) or marker.startswith(start) for marker in opening_markers):
+        return ""
+    return content[: safe_length(content, markers)]
+
+
+def visible_reasoning(text: str, *, stop: Sequence[str] = (), starts_open: bool = False) -> str:
+    """Return the part of an unfinished answer's reasoning that no further text can change."""
+    text = text[: safe_length(text, stop)]
+    body = text.lstrip()
+    if OPEN.startswith(body):  # the tag itself may still follow
+        return ""
+    if not starts_open and not body.startswith(OPEN):
+        return ""
+    return split_reasoning(text[: safe_length(text, [CLOSE])], starts_open=starts_open).reasoning
+
+
+class IncrementalText:
+    """The text of a growing list of ids; a character shows once its last byte is there."""
+
+    def __init__(self, decoder: TextDecoder) -> None:
+        self._decoder = decoder
+        self._window: list[int] = []
+        """The last ids that are shown, as context for the ids that are not shown yet."""
+        self._num_shown = 0
+        self.text = ""
+
+    def extend(self, ids: Sequence[int]) -> str:
+        """Add new ids, and return the text so far."""
+        self._window += ids
+        shown = self._decoder.text(self._window[: self._num_shown])
+        text = self._decoder.text(self._window)
+        if len(text) > len(shown) and not text.endswith("\ufffd"):
+            self._show(text[len(shown) :], len(self._window))
+        elif len(self._window) - self._num_shown > _MOST_HELD:
+            self._show_bytes_of_no_character(text, len(shown))
+        return self.text
+
+    def _show(self, text: str, end: int) -> None:
+        """Add the text of the ids of the window up to `end`."""
+        self.text += text
+        self._window = self._window[self._num_shown :]
+        self._num_shown = end - self._num_shown
+
+    def _show_bytes_of_no_character(self, text: str, start: int) -> None:
+        """Show ids that never become a character, except those that may begin one.
+
+        Otherwise a model that writes such ids without end would have all of them decoded for each new one.
+        """
+        for end in range(len(self._window) - _LONGEST_CHARACTER, self._num_shown, -1):
+            begin = self._decoder.text(self._window[:end])
+            if text.startswith(begin):  # else it cuts a character
+                self._show(begin[start:], end)
+                return
+
+
+def first_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Return the position of the earliest stop string."""
+    return min((place for place in map(text.find, stop) if place >= 0), default=None)

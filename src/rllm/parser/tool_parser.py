@@ -1,37 +1,21 @@
-"""The model's text to OpenAI tool calls, without re-serialising what the model wrote."""
+"""A model's text to tool calls: choice of the format, and parsers as agents use them.
+
+The formats themselves are rows of the table in `tool_formats.py`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import ClassVar
 
-from rllm._runtime.lazy import lazy_names
+from rllm.errors import ConfigError
+from rllm.parser.reasoning import split_without_prompt
+from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
 from rllm.registry import resolve
-
-__getattr__, _ = lazy_names(
-    __name__,
-    dict.fromkeys(("QwenToolParser", "R1ToolParser", "ToolParser", "get_tool_parser"), "rllm.parser.tool_call_parser"),
-)
-"""Names that users of the framework import from here."""
-
-TOOL_PARSERS = {  # vLLM's names, too
-    "hermes": "rllm.parser.tool_formats.hermes:HermesToolParser",
-    "qwen": "rllm.parser.tool_formats.hermes:HermesToolParser",
-    "qwen3_coder": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
-    "qwen3_xml": "rllm.parser.tool_formats.qwen3_coder:Qwen3CoderToolParser",
-    "glm45": "rllm.parser.tool_formats.qwen3_coder:Glm45ToolParser",
-    "llama3_json": "rllm.parser.tool_formats.llama3:Llama3JsonToolParser",
-    "mistral": "rllm.parser.tool_formats.mistral:MistralToolParser",
-    "deepseek_r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
-    "r1": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
-    "deepseek_v3": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
-    "deepseek_v31": "rllm.parser.tool_formats.deepseek:DeepSeekToolParser",
-    "harmony": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
-    "openai": "rllm.parser.tool_formats.harmony:HarmonyToolParser",
-    "muse_glimmer": "rllm.parser.tool_formats.harmony:MuseToolParser",
-}
+from rllm.types import JSONMapping, JSONObject
 
 _TOOL_PROMPT = re.compile(r"\{#- rllm tool prompt: (\w+) -#\}")
 
@@ -39,56 +23,20 @@ DEFAULT_FORMAT = "hermes"
 """For a chat template that prints no calls that are known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedText:
-    """A model's text, taken apart."""
-
-    content: str
-    """Everything that is not part of a well-formed call, byte for byte."""
-    reasoning: str = ""
-    """Only from a format that marks reasoning itself, as Harmony does; `<think>` tags are `split_reasoning`'s."""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """In the OpenAI format: `{"id", "type": "function", "function": {"name", "arguments"}}`."""
-
-
-class ToolFormat(Protocol):
-    """Finds tool calls in text. It never raises: what is malformed stays content. Inherit from it for the defaults."""
-
-    markers: tuple[str, ...]
-    """A call begins with one of these; while text may still become one, it is not shown to a streaming client."""
-    opening_markers: tuple[str, ...] = ()
-    """With one of these a call begins only where nothing but white space stands before it."""
-    markup: tuple[str, ...] = ()
-    """Tokens of the format, which decoding must leave in the text although tokenizers may call them special."""
-    reads_every_answer: bool = False
-    """True where every answer is written in this format, also where no tools are offered."""
-    template_marks: tuple[str, ...] = ()
-    """Marks of templates that print this format; without any, the markers decide."""
-    foreign_marks: tuple[str, ...] = ()
-    """A template that has one of these prints another format, although it has the marks."""
-    example: str = ""
-    """Example of a call, for a prompt that teaches the format."""
-    legend: str = "the tool's name for NAME and a JSON object of its arguments for {ARGUMENTS}"
-    """Explanation of the example's placeholders."""
-
-    def for_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
-        """Return the parser for answers to a request with these tools (in the OpenAI format).
-
-        Only formats without typed values need the tools' schemas.
-        """
-        return self
-
-    def parse(self, text: str) -> ParsedText: ...
-
-
 def tool_parser(name: str) -> ToolFormat:
-    """Return the parser of this short name or `package.module:Class`."""
-    parser: ToolFormat = resolve(name, TOOL_PARSERS, kind="tool_parser")()
-    return parser
+    """Return the format of this name in `TOOL_FORMATS`, or of `package.module:NAME`, which names a `ToolFormat`.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    found = TOOL_FORMATS.get(name) or resolve(name, dict.fromkeys(TOOL_FORMATS, ""), kind="tool_parser")
+    if not isinstance(found, ToolFormat):
+        raise ConfigError(f"tool_parser={name!r}: name a rllm.parser.tool_formats.ToolFormat")
+    return found
 
 
 def parser_of_answer(
-    parser: ToolFormat | None, tools: Sequence[Mapping[str, Any]] | None, tool_choice: Any
+    parser: ToolFormat | None, tools: Sequence[JSONMapping] | None, tool_choice: object
 ) -> ToolFormat | None:
     """Return the parser for the answer to a request with these tools; `None` if it cannot contain calls."""
     if parser is None:
@@ -104,10 +52,7 @@ def tool_format_of_template(template: str) -> str | None:
     """
     if prompt := _TOOL_PROMPT.match(template):
         return prompt[1]
-    for name in TOOL_PARSERS:
-        if _prints(template, tool_parser(name)):
-            return name
-    return None
+    return next((name for name, known in TOOL_FORMATS.items() if known.is_printed_by(template)), None)
 
 
 def chosen_format(setting: str | None, template: str) -> str:
@@ -115,6 +60,82 @@ def chosen_format(setting: str | None, template: str) -> str:
     return setting or tool_format_of_template(template) or DEFAULT_FORMAT
 
 
-def _prints(template: str, parser: ToolFormat) -> bool:
-    marked = any(mark.strip() in template for mark in parser.template_marks or parser.markers)
-    return marked and not any(mark in template for mark in parser.foreign_marks)
+@dataclass(slots=True)
+class ToolCall:
+    """One call that a model asks for."""
+
+    name: str
+    arguments: JSONObject = field(default_factory=dict)
+
+    def to_dict(self) -> JSONObject:
+        """Return `name` and `arguments` as a new object; OpenAI's format has the arguments as JSON text."""
+        return {"name": self.name, "arguments": dict(self.arguments)}
+
+
+class ToolParser:
+    """Parser of one format, for agents: a list of `ToolCall`s, and a prompt that teaches the format.
+
+    A subclass may implement `parse` and `get_tool_prompt` by itself.
+    """
+
+    format: ClassVar[str]
+    """A name for `tool_parser`."""
+
+    @staticmethod
+    def get_parser(tokenizer: object) -> ToolParser:
+        """Return the parser of the format in which this tokenizer's chat template prints calls.
+
+        Raises:
+            ConfigError: if the format is not known.
+        """
+        from rllm.parser.chat_template import ChatTemplate  # which itself needs this module
+
+        name = tool_format_of_template(ChatTemplate(tokenizer).text)
+        if name is None:
+            raise ConfigError(
+                "the tokenizer's chat template prints tool calls in no known format: choose one with "
+                f"get_tool_parser(NAME), one of {sorted(TOOL_FORMATS)}"
+            )
+        return get_tool_parser(name)()
+
+    def parse(self, text: str) -> list[ToolCall]:
+        """Return the well-formed calls of the answer, in order.
+
+        Calls inside reasoning do not count, even if the prompt opened it (`<think>`). Formats that write values as bare
+        text (`qwen3_coder`) return every value as text.
+        """
+        calls = tool_parser(self.format).parse(split_without_prompt(text).answer).tool_calls
+        return [ToolCall(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+    def get_tool_prompt(self, tools_schema: str) -> str:
+        """Return a system prompt's section on tools; `tools_schema` is their JSON schema as text."""
+        chosen = tool_parser(self.format)
+        return (
+            f"# Tools\n\nThese tools are at your disposal, each described by a JSON schema:\n<tools>\n{tools_schema}\n"
+            f"</tools>\n\nTo call one, write exactly this, with {chosen.legend}:\n{chosen.example}\n"
+        )
+
+
+class QwenToolParser(ToolParser):
+    """The format of Qwen and Hermes models."""
+
+    format = "qwen"
+
+
+class R1ToolParser(ToolParser):
+    """The format of DeepSeek models."""
+
+    format = "deepseek_r1"
+
+
+_CLASSES = {"qwen": QwenToolParser, "hermes": QwenToolParser, "r1": R1ToolParser, "deepseek_r1": R1ToolParser}
+
+
+def get_tool_parser(parser_name: str) -> type[ToolParser]:
+    """Return the parser class of a format, such as `qwen` or `llama3_json`; see `tool_parser`.
+
+    Raises:
+        ConfigError: if there is no such format.
+    """
+    tool_parser(parser_name)
+    return _CLASSES.get(parser_name) or type("NamedToolParser", (ToolParser,), {"format": parser_name})

@@ -20,7 +20,7 @@ from rllm.errors import ConfigError
 from rllm.parser.bounded_template import render_bounded
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.template_shape import SYSTEM
-from rllm.parser.tool_call_parser import get_tool_parser
+from rllm.parser.tool_parser import get_tool_parser
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from pydantic_core import ArgsKwargs
 
 from rllm._runtime.threads import in_thread, run_in_own_loop
 from rllm.errors import ConfigError, shown
-from rllm.parser.tool_call_parser import ToolCall
+from rllm.parser.tool_parser import ToolCall
 from rllm.telemetry import Span, tool_span
 
 __all__ = ["Tool", "ToolCall", "ToolOutput"]

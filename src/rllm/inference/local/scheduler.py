@@ -18,8 +18,8 @@ import torch
 from rllm.errors import InferenceError
 from rllm.inference.engine import SamplingParams
 from rllm.inference.local.sampling import RowSettings, likeliest, sample
+from rllm.parser.answer import IncrementalText, first_stop
 from rllm.parser.decoding import TextDecoder
-from rllm.parser.streaming import IncrementalText, first_stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _MANAGED_FLAGS = {
     "--weight-transfer-config": "nothing: weights are transferred by rllm's own",
 }
 """Flags that are set here, and the settings that determine them."""
-_TOOL_PARSERS = {"qwen": "hermes", "deepseek_r1": "deepseek_v3", "r1": "deepseek_v3", "harmony": "openai"}
+_VLLM_NAMES = {"qwen": "hermes", "deepseek_r1": "deepseek_v3", "r1": "deepseek_v3", "harmony": "openai"}
 """vLLM's names of formats that have another name here."""
 _DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _ON_CPU = {
@@ -107,7 +107,7 @@ def serve_arguments(options: ServeOptions) -> list[str]:
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",
         "--enable-auto-tool-choice": None,
-        "--tool-call-parser": _TOOL_PARSERS.get(options.tool_parser, options.tool_parser),
+        "--tool-call-parser": _VLLM_NAMES.get(options.tool_parser, options.tool_parser),
         "--worker-extension-cls": "rllm_vllm.Extension",
         "--weight-transfer-config": json.dumps({"backend": "rllm_file"}),
     }

@@ -1,4 +1,4 @@
-"""Parts shared by the formats: JSON read as the exact text that a model wrote, and calls built from it."""
+"""JSON of tool calls, read as the exact text that a model wrote, and calls built from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
+
+from rllm.types import JSONMapping, JSONObject
+
+Schemas: TypeAlias = Mapping[str, JSONMapping]
+"""JSON schema of the parameters of each tool."""
 
 _scan = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
@@ -15,12 +20,12 @@ _beside_arguments = frozenset({"name", "id", "type"})
 _object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
 
-def new_call(name: str, arguments: str) -> dict[str, Any]:
+def new_call(name: str, arguments: str) -> JSONObject:
     """Return a call in the OpenAI format, with a new id."""
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def call_of_object(text: str) -> dict[str, Any] | None:
+def call_of_object(text: str) -> JSONObject | None:
     """Return the call in a JSON object of a name and arguments (or parameters); `None` if it is not one.
 
     Arguments may be absent, unless another key looks like a misspelling of theirs; and they may be an object that the
@@ -30,17 +35,14 @@ def call_of_object(text: str) -> dict[str, Any] | None:
     if spans is None or "name" not in spans:
         return None
     name = json.loads(spans["name"])
-    arguments = _arguments_of(spans)
+    arguments = spans.get("arguments", spans.get("parameters"))
+    if arguments is None:
+        arguments = "{}" if spans.keys() <= _beside_arguments else ""
+    elif arguments.startswith('"'):
+        arguments = str(json.loads(arguments))
     if not isinstance(name, str) or not name or _surrogate.search(name + arguments) or not is_object(arguments):
         return None
     return new_call(name, arguments)
-
-
-def _arguments_of(spans: Mapping[str, str]) -> str:
-    written = spans.get("arguments", spans.get("parameters"))
-    if written is None:
-        return "{}" if spans.keys() <= _beside_arguments else ""
-    return str(json.loads(written)) if written.startswith('"') else written
 
 
 def is_object(text: str) -> bool:
@@ -96,7 +98,7 @@ def objects(text: str, position: int, separator: str) -> tuple[list[str], int]:
     return [], position
 
 
-def all_or_none(calls: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
+def all_or_none(calls: Sequence[JSONObject | None]) -> list[JSONObject]:
     """Return the calls, or none if one of them is malformed."""
     good = [call for call in calls if call is not None]
     return good if len(good) == len(calls) else []
@@ -109,28 +111,30 @@ def skip_space(text: str, position: int) -> int:
 
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-"""Constants as JSON has them, by how Python's or JSON's spelling looks in lower case."""
+"""JSON constants by their lower-case spelling in JSON or Python."""
+_TYPES = {bool: "boolean", int: "number", float: "number", type(None): "null", str: "string", dict: "object"}
 _MAX_PARTS = 100
-"""Of one argument's schema, which are looked at for the types that it allows."""
+"""Parts of one argument's schema that are searched for allowed types."""
 
 
-def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def schemas_of(tools: Sequence[JSONMapping]) -> Schemas:
     """Return the JSON schema of each tool's parameters; the tools are in the OpenAI format."""
-    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), Mapping)]
+    functions = [tool.get("function") for tool in tools if isinstance(tool, Mapping)]
+    described = [item for item in functions if isinstance(item, Mapping)]
     return {
-        str(item.get("name")): item["parameters"] for item in functions if isinstance(item.get("parameters"), Mapping)
+        str(item.get("name")): item["parameters"] for item in described if isinstance(item.get("parameters"), Mapping)
     }
 
 
-def arguments_json(written: Mapping[str, str], schema: Mapping[str, Any]) -> str:
+def arguments_json(written: Mapping[str, str], schema: JSONMapping) -> str:
     """Return the arguments as one JSON object; `schema` is that of all parameters."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
-    items = (f"{_quoted(key)}: {value_json(text, known.get(key), schema)}" for key, text in written.items())
+    items = (f"{_quoted(key)}: {_value_json(text, known.get(key), schema)}" for key, text in written.items())
     return f"{{{', '.join(items)}}}"
 
 
-def value_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+def _value_json(text: str, schema: object, root: JSONMapping) -> str:
     """Return a value as JSON: the text itself if it is JSON of a type that the schema allows, else as a string.
 
     `root` resolves the schema's references. A value without a type in its schema is a string; a fraction instead of an
@@ -142,7 +146,7 @@ def value_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     return bare if _type_of_json(bare) in types else _quoted(text)
 
 
-def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+def _types(schema: object, root: JSONMapping, seen: set[int]) -> Iterator[str]:
     """Return the types that a schema allows, as far as it names them.
 
     `seen` has the ids of the parts that were looked at: references may go round in circles, and double on the way.
@@ -151,22 +155,17 @@ def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Iterator[str
         return
     seen.add(id(schema))
     named = schema.get("type")
-    yield from [named] if isinstance(named, str) else _listed(named)
+    yield from (name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
     for value in [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]:
-        yield _type_of(value)
+        yield _TYPES.get(type(value), "array")
     for kind in ("anyOf", "oneOf", "allOf"):
         for option in _listed(schema.get(kind)):
             yield from _types(option, root, seen)
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _types(_at(root, reference), root, seen)
-
-
-def _at(root: Mapping[str, Any], reference: str) -> Any:
-    """Return the target of `#/$defs/Name`."""
-    place: Any = root
-    for key in reference.removeprefix("#/").split("/"):
-        place = place.get(key) if isinstance(place, Mapping) else None
-    return place
+    if isinstance(reference := schema.get("$ref"), str):  # such as #/$defs/Name
+        place: object = root
+        for key in reference.removeprefix("#/").split("/"):
+            place = place.get(key) if isinstance(place, Mapping) else None
+        yield from _types(place, root, seen)
 
 
 def _type_of_json(text: str) -> str | None:
@@ -175,30 +174,14 @@ def _type_of_json(text: str) -> str | None:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    return None if isinstance(value, str) else _type_of(value)
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case None:
-            return "null"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case _:
-            return "array"
+    return None if isinstance(value, str) else _TYPES.get(type(value), "array")
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 

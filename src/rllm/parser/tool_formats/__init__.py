@@ -1,1 +1,0 @@
-"""Formats of tool calls by model family, one module each, built with `calls`."""
