@@ -225,7 +225,7 @@ PACKAGES = (
     "rllm.parser",
     "rllm.parser.tool_parser",
     "rllm.data",
-    "rllm.data.order",
+    "rllm.data.dataset",
     "rllm.trainer",
     "rllm.trainer.config",
     "rllm.evaluation.evaluate",

@@ -7,7 +7,7 @@ import sys
 import agent
 import offline
 
-from rllm.data import prepare_arithmetic
+from rllm.data.prepare import prepare_arithmetic
 from rllm.trainer import AgentTrainer
 from rllm.trainer.config import load_config
 
@@ -16,7 +16,7 @@ def main(settings: list[str]) -> None:
     """Train, and print the accuracy on held-out questions before and after."""
     config = load_config(None, settings)
     if config.model.path:
-        train, held_out = prepare_arithmetic.prepare(seed=config.seed)
+        train, held_out = prepare_arithmetic(seed=config.seed)
     else:
         config = load_config({**offline.SETTINGS, "model": {"path": str(offline.policy())}}, settings)
         train, held_out = offline.tasks(config.seed)

@@ -10,7 +10,7 @@ from statistics import fmean
 import agent
 import offline
 
-from rllm.data import prepare_countdown
+from rllm.data.prepare import prepare_countdown
 from rllm.trainer import AgentTrainer
 from rllm.trainer.config import load_config
 from rllm.types import Episode
@@ -20,7 +20,7 @@ def main(settings: list[str]) -> None:
     """Train, and print what each role earns on held-out tasks before and after."""
     config = load_config(None, settings)
     if config.model.path:
-        train, held_out = prepare_countdown.prepare(seed=config.seed)
+        train, held_out = prepare_countdown(seed=config.seed)
     else:
         config = load_config({**offline.SETTINGS, "model": {"path": str(offline.policy())}}, settings)
         train, held_out = offline.tasks(config.seed)

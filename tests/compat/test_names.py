@@ -21,7 +21,7 @@ rllm.sdk: trajectory Trace StepView TrajectoryView ContextVarSession SessionCont
   SessionBufferProtocol get_current_metadata get_current_session get_current_session_name get_chat_client
   get_chat_client_async session InMemorySessionTracer SqliteTracer TracerProtocol
 rllm.sdk.shortcuts: get_chat_client get_chat_client_async session
-rllm.sdk.decorators: trajectory
+rllm.sdk.context: trajectory
 rllm.sdk.protocol: Trace StepView TrajectoryView LLMInput LLMOutput trace_to_step_view
 rllm.sdk.session: ContextVarSession SessionContext SessionProtocol get_current_session get_current_metadata
   get_current_session_name get_active_session_uids wrap_with_session_context OpenTelemetrySession otel_session

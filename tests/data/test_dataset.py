@@ -36,11 +36,11 @@ def test_a_dataset_can_be_sent_to_another_process() -> None:
     ("data", "told"),
     [
         ([{"a": 1}, "b"], "row 1 of the dataset is 'b': use an object"),
-        ("tasks.jsonl", r"Dataset\('tasks.jsonl'\): give it rows; files and functions are read by Dataset.load"),
-        (Path("tasks.jsonl"), "give it rows; files"),
-        (lambda: [{"a": 1}], "give it rows; files and functions"),
-        ({"a": 1}, "give it a list of rows, each an object"),
-        (7, "give it a list of rows"),
+        ("tasks.jsonl", r"Dataset\('tasks.jsonl'\): pass rows; Dataset.load reads files"),
+        (Path("tasks.jsonl"), "pass rows"),
+        (lambda: [{"a": 1}], "pass rows"),
+        ({"a": 1}, "pass a list of rows"),
+        (7, "pass a list of rows"),
     ],
 )
 def test_what_is_no_rows_is_refused(data: Any, told: str) -> None:
@@ -96,7 +96,7 @@ def test_shuffle_depends_on_the_seed_alone_and_keeps_task_ids() -> None:
 
 def test_select_takes_places_in_their_order() -> None:
     assert letters_of(LETTERS.select([3, -1, 3])) == "dhd"
-    with pytest.raises(ConfigError, match="there is no row 8, the dataset has 8"):
+    with pytest.raises(ConfigError, match="there is no row 8; the dataset has 8"):
         LETTERS.select([0, 8])
 
 
@@ -125,7 +125,7 @@ def test_split_into_gives_each_row_to_one_part(sizes: tuple[float, ...], lengths
         ((0.5, 4), "only numbers of rows, or only fractions"),
         ((-1,), "use numbers of rows, or fractions"),
         ((5, 0), "use numbers of rows, or fractions"),
-        ((9,), r"split_into\(9,\): the data has 8 rows; the sizes may sum to 8"),
+        ((9,), r"split_into\(9,\): the dataset has 8 rows; the sizes may sum to 8"),
         ((0.9, 0.2), "the sizes may sum to 1.0"),
         ((0.99,), r"gives parts of \[8, 0\] rows"),
     ],

@@ -48,15 +48,14 @@ def test_the_hub_out_of_reach_is_said_with_the_remedy(tmp_path: Path) -> None:
     program = """
 from rllm.data import Dataset
 from rllm.errors import ConfigError
-from rllm.data.prepare_gsm8k import prepare
-from rllm.data.prepare import run
+from rllm.data.prepare import main
 
 for source in ("hf:gsm8k", "openai/gsm8k"):
     try:
         Dataset.load(source, subset="main", split="train")
     except ConfigError as error:
         print(error)
-run(prepare, ["--train", "3"])
+main(["gsm8k", "--train", "3"])
 """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "RLLM_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.data.order import _order, more_tasks_of_step, tasks_of_step
+from rllm.data.dataset import _order, more_tasks_of_step, tasks_of_step
 
 
 def taken(num_steps: int, *, num_tasks: int, per_step: int, seed: int = 0) -> list[int]:

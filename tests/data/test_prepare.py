@@ -1,15 +1,21 @@
+"""Known datasets. Those of the hub are a few rows made by hand in its schema, in folders that replace the hub's ids."""
+
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rllm.data import Dataset, DatasetRegistry
-from rllm.data.prepare import converted, distinct_tasks, register_random, run
+from rllm.data import Dataset, DatasetRegistry, prepare
+from rllm.data.dataset import PREPARED
+from rllm.environments.grid_world import GridWorldEnv, num_moves
 from rllm.errors import ConfigError, MissingDependencyError
 
 
@@ -18,61 +24,60 @@ def digit(rng: random.Random) -> dict[str, int]:
 
 
 def test_tasks_are_distinct_and_a_function_of_the_seed() -> None:
-    tasks = distinct_tasks(digit, 10, seed=1)
+    tasks = prepare.distinct_tasks(digit, 10, seed=1)
     assert sorted(task["n"] for task in tasks) == list(range(10))
-    assert distinct_tasks(digit, 4, seed=1) == tasks[:4] != distinct_tasks(digit, 4, seed=2)
+    assert prepare.distinct_tasks(digit, 4, seed=1) == tasks[:4] != prepare.distinct_tasks(digit, 4, seed=2)
 
 
 def test_more_tasks_than_there_are() -> None:
     with pytest.raises(ConfigError, match=r"11 tasks .* 10 "):
-        distinct_tasks(digit, 11, seed=0)
+        prepare.distinct_tasks(digit, 11, seed=0)
 
 
 def test_splits_share_no_task_and_the_test_split_stays(home: Path) -> None:
-    train, test = register_random("digits", digit, train=7, test=3, seed=5)
+    train, test = prepare.register_random("digits", digit, train=7, test=3, seed=5)
     assert (train.split, test.split, len(train), len(test)) == ("train", "test", 7, 3)
     assert sorted(row["n"] for row in [*train, *test]) == list(range(10))
-    assert list(register_random("digits", digit, train=1, test=3, seed=5)[1]) == list(test)
+    assert list(prepare.register_random("digits", digit, train=1, test=3, seed=5)[1]) == list(test)
     assert DatasetRegistry.get_metadata("digits", "test") == {"seed": 5}
     with pytest.raises(ConfigError, match="test=0: use at least 1 task"):
-        register_random("digits", digit, train=1, test=0, seed=5)
+        prepare.register_random("digits", digit, train=1, test=0, seed=5)
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(ConfigError("size=1: use 2"), 2), (MissingDependencyError("no datasets"), 1)]
 )
-def test_a_program_ends_with_the_sentence_and_the_code(
-    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+def test_a_program_ends_with_the_message_and_the_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def prepare(*, size: int = 1) -> list[Dataset]:
+    def fail(*, size: int = 1) -> list[Dataset]:
         raise error
 
+    monkeypatch.setitem(prepare.PREPARE, "gsm8k", fail)
     with pytest.raises(SystemExit) as stopped:
-        run(prepare, [])
+        prepare.main(["gsm8k"])
     assert stopped.value.code == code
     assert capsys.readouterr().err == f"{error}\n"
 
 
-def test_each_parameter_is_an_option() -> None:
+def test_each_parameter_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def prepare(*, num_rows: int = 1, p: float = 0.5, is_hard: bool = False) -> list[Dataset]:
+    def make(*, num_rows: int = 1, p: float = 0.5, is_hard: bool = False) -> list[Dataset]:
         seen.extend([num_rows, p, is_hard])
         return []
 
-    run(prepare, ["--num-rows", "3", "--is-hard"])
+    monkeypatch.setitem(prepare.PREPARE, "gsm8k", make)
+    prepare.main(["gsm8k", "--num-rows", "3", "--is-hard"])
     assert seen == [3, 0.5, True]
 
 
-def test_a_row_that_does_not_convert_is_named() -> None:
-    with pytest.raises(ConfigError, match="row 2 of x has no field 'answer': it has question; has the dataset changed"):
-        converted(lambda row: {"a": row["answer"]}, {"question": "?"}, "row 2 of x")
-    with pytest.raises(ConfigError, match="row 2 of x: could not convert string to float: 'b'"):
-        converted(lambda row: {"a": float(row["answer"])}, {"answer": "b"}, "row 2 of x")
+def test_every_prepared_dataset_has_a_program() -> None:
+    assert set(prepare.PREPARE) == PREPARED
 
 
 def test_a_program_from_the_shell(home: Path) -> None:
-    command = [sys.executable, "-m", "rllm.data.prepare_countdown", "--train", "4", "--test", "2", "--seed", "9"]
+    command = [sys.executable, "-m", "rllm.data.prepare", "countdown", "--train", "4", "--test", "2", "--seed", "9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     train, test = (f"{split}.jsonl" for split in ("train", "test"))
     assert done.stderr.splitlines() == [
@@ -80,3 +85,194 @@ def test_a_program_from_the_shell(home: Path) -> None:
         f"countdown, split test: 2 rows in {home}/datasets/countdown/{test}",
     ]
     assert DatasetRegistry.get_dataset_splits("countdown") == ["test", "train"]
+
+
+def reachable(nums: list[Fraction]) -> Iterator[Fraction]:
+    """Every value that can be made of these numbers, each used once."""
+    if len(nums) == 1:
+        yield nums[0]
+    for i, a in enumerate(nums):
+        for j, b in enumerate(nums):
+            rest = [other for k, other in enumerate(nums) if k not in (i, j)]
+            if i < j:
+                yield from reachable([*rest, a + b])
+                yield from reachable([*rest, a * b])
+            if i != j:
+                yield from reachable([*rest, a - b])
+                if b:
+                    yield from reachable([*rest, a / b])
+
+
+def test_every_countdown_task_can_be_solved(home: Path) -> None:
+    train, test = prepare.prepare_countdown(train=8, test=4, seed=3)
+    for task in [*train, *test]:
+        assert set(task) == {"question", "target", "nums", "ground_truth"}
+        assert len(task["nums"]) in (3, 4)
+        assert all(1 <= num <= 99 for num in task["nums"])
+        assert 10 <= task["target"] <= 100
+        assert task["ground_truth"] == str(task["target"])
+        assert task["target"] in reachable([Fraction(num) for num in task["nums"]])
+    assert list(DatasetRegistry.load_dataset("countdown", "train") or []) == list(train)
+
+
+def test_numbers_that_reach_no_target_are_drawn_again() -> None:
+    rng = random.Random(550382)  # begins with 2, 1 and 2
+    assert prepare.countdown_task(rng)["nums"] == [21, 23, 41, 55]
+
+
+def test_the_countdown_question_says_it_all() -> None:
+    task = prepare.countdown_task(random.Random(0))
+    assert f"equals {task['target']}," in task["question"]
+    assert all(str(num) in task["question"] for num in task["nums"])
+
+
+def test_a_product_binds_before_a_sum() -> None:
+    assert prepare.value_of(2, []) == 2
+    assert prepare.value_of(2, [("+", 3), ("*", 4), ("-", 5), ("*", 2)]) == 4
+    assert prepare.value_of(2, [("*", 3), ("*", 4)]) == 24
+
+
+def test_arithmetic_is_as_hard_as_wanted(home: Path) -> None:
+    train, test = prepare.prepare_arithmetic(train=30, test=10, digits=3, operators=2)
+    operators = [sum(row["question"].count(f" {sign} ") for sign in "+-*") for row in [*train, *test]]
+    numbers = [word for row in train for word in row["question"].rstrip("?").split() if word.isdecimal()]
+    assert set(operators) == {1, 2}
+    assert {len(number) for number in numbers} == {1, 2, 3}
+    assert all(set(row) == {"question", "ground_truth"} for row in train)
+    for row in train:
+        expression = row["question"].removeprefix("What is ").removesuffix("?")
+        assert str(eval(expression)) == row["ground_truth"]
+
+
+@pytest.mark.parametrize("is_slippery", [False, True])
+def test_every_grid_world_has_a_way(home: Path, is_slippery: bool) -> None:
+    train, test = prepare.prepare_grid_world(train=5, test=2, size=5, p=0.6, is_slippery=is_slippery)
+    steps = 60 if is_slippery else 20
+    assert len({task["seed"] for task in [*train, *test]}) == 7
+    for task in [*train, *test]:
+        assert task == {"seed": task["seed"], "size": 5, "p": 0.6, "is_slippery": is_slippery, "max_steps": steps}
+        assert num_moves(GridWorldEnv.from_dict(task).grid, at_most=steps) is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "told"),
+    [
+        (prepare.prepare_grid_world, {"size": 1}, "size=1: use 2 to 64"),
+        (prepare.prepare_grid_world, {"p": 1.5}, "p=1.5: use a probability"),
+        (prepare.prepare_arithmetic, {"digits": 0}, "digits=0: use at least 1"),
+        (prepare.prepare_arithmetic, {"operators": 0}, "operators=0: use at least 1"),
+        (prepare.prepare_arithmetic, {"digits": 1, "operators": 1}, "than 300"),
+        (prepare.prepare_countdown, {"train": 0}, "train=0: use at least 1 task"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(home: Path, make: Any, wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make(**wrong)
+    assert DatasetRegistry.get_dataset_names() == []
+
+
+def hub_folder(folder: Path, subsets: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """A dataset as the hub keeps it: a file for each split of each subset, and a card that names them."""
+    configs = []
+    for subset, splits in subsets.items():
+        (folder / subset).mkdir(parents=True)
+        for split, rows in splits.items():
+            (folder / subset / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        files = [{"split": split, "path": f"{subset}/{split}.jsonl"} for split in splits]
+        configs.append({"config_name": subset, "data_files": files})
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    return str(folder)
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_gsm8k(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"question": "How many?", "answer": "Add them: 600+634=<<600+634=1234>>1,234\n#### 1,234"}
+    folder = hub_folder(tmp_path / "gsm8k", {"main": {"train": [row] * 3, "test": [row]}, "socratic": {"train": [row]}})
+    monkeypatch.setattr(prepare, "GSM8K", folder)
+    train, test = prepare.prepare_gsm8k(train=2)
+    assert list(train) == [{"question": "How many?", "ground_truth": "1234", "data_source": "gsm8k"}] * 2
+    assert (len(test), DatasetRegistry.get_dataset_splits("gsm8k")) == (1, ["test", "train"])
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_math(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subsets = {
+        subject: {
+            "train": [
+                {
+                    "problem": subject,
+                    "level": "Level 1",
+                    "type": "Algebra",
+                    "solution": rf"So $\boxed{{\frac{{{n}}}2}}$.",
+                }
+                for n in range(2)
+            ]
+        }
+        for subject in prepare.MATH_SUBJECTS
+    }
+    held_out = {"problem": "x?", "solution": r"$\boxed{4}$", "answer": "4", "subject": "Algebra", "level": 1}
+    monkeypatch.setattr(prepare, "HENDRYCKS_MATH", hub_folder(tmp_path / "hendrycks", subsets))
+    monkeypatch.setattr(prepare, "MATH500", hub_folder(tmp_path / "math500", {"default": {"test": [held_out]}}))
+    train, test = prepare.prepare_math(train=10)
+    assert (train.name, train.split, test.name, test.split) == ("hendrycks_math", "train", "math500", "test")
+    assert (len(train), set(train[0])) == (10, {"question", "ground_truth", "data_source"})
+    assert {row["ground_truth"] for row in train} == {r"\frac{0}2", r"\frac{1}2"}
+    assert len({row["question"] for row in train}) > 5
+    assert list(test) == [{"question": "x?", "ground_truth": "4", "data_source": "math500"}]
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_hotpotqa(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "id": "5a7a",
+        "question": "Which city?",
+        "answer": "Oslo",
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": {"title": ["Norway"], "sent_id": [0]},
+        "context": {"title": ["Norway", "Sweden"], "sentences": [["It is cold.", " Its capital is Oslo."], ["Near."]]},
+    }
+    folder = hub_folder(tmp_path / "hotpot_qa", {"distractor": {"train": [row], "validation": [row, row]}})
+    monkeypatch.setattr(prepare, "HOTPOTQA", folder)
+    train, test = prepare.prepare_hotpotqa(test=1)
+    assert list(train) == list(test)
+    assert train[0] == {
+        "id": "5a7a",
+        "question": "Which city?",
+        "ground_truth": "Oslo",
+        "context": [
+            {"title": "Norway", "text": "It is cold. Its capital is Oslo."},
+            {"title": "Sweden", "text": "Near."},
+        ],
+        "data_source": "hotpotqa",
+    }
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_row_of_another_form_is_named(tmp_path: Path) -> None:
+    folder = hub_folder(tmp_path / "other", {"main": {"train": [{"question": "?", "answer": "7"}]}})
+    with pytest.raises(ConfigError, match=r"row 0 of .*other \(train\): there is no '####' in the answer '7'"):
+        prepare.hub_tasks(prepare.gsm8k_task, folder, subset="main", split="train")
+    with pytest.raises(ConfigError, match="has no field 'problem', only question, answer"):
+        prepare.hub_tasks(prepare.math500_task, folder, subset="main", split="train")
+    with pytest.raises(ConfigError, match="train=-1: use the largest number of rows to take, or 0 for all"):
+        prepare.hub_tasks(prepare.math500_task, folder, split="train", limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"First $\boxed{1}$, then $\boxed{ 2 }$.", "2"),
+        (r"$\boxed{\left\{ \frac{1}{2} \right\}}$", r"\left\{ \frac{1}{2} \right\}"),
+        (r"It is $\boxed 5$.", "5"),
+        (r"$\fbox{12}$", "12"),
+    ],
+)
+def test_the_answer_is_in_the_last_box(solution: str, answer: str) -> None:
+    assert prepare.boxed_answer(solution) == answer
+
+
+@pytest.mark.parametrize(("solution", "told"), [("It is 5.", r"there is no .boxed"), (r"\boxed{5", "no closing brace")])
+def test_a_solution_without_an_answer_is_refused(solution: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        prepare.boxed_answer(solution)

@@ -27,9 +27,9 @@ def test_a_registered_dataset_in_the_form_of_verl(home: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([{"a": 1}, {"a": "x"}], "field 'a' of 'mine' does not fit one parquet column"),
+        ([{"a": 1}, {"a": "x"}], "field 'a' of 'mine' does not fit one Parquet column"),
         ([{"a": 2**80}], "field 'a' of 'mine'"),
-        ([{"a": {}}], "'mine' cannot be written as parquet"),
+        ([{"a": {}}], "'mine' cannot be written as Parquet"),
     ],
 )
 def test_what_parquet_cannot_hold_is_named(home: Path, rows: list[dict[str, object]], told: str) -> None:

@@ -251,7 +251,7 @@ def test_metadata_that_is_no_json_is_told_as_text(server: ModelServer) -> None:
 
 
 def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
-    recording._warn_once_that_metadata_stays.cache_clear()
+    recording._warn_of_long_metadata.cache_clear()
     with (
         caplog.at_level(logging.WARNING),
         get_chat_client(base_url=server.base_url) as client,
@@ -262,13 +262,6 @@ def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.Lo
     assert "big" not in unquote(server.received[0].headers["x-rllm-metadata"])
     assert len(caplog.records) == 1
     assert sess.llm_calls[0].metadata["big"] == "x" * 50_000
-
-
-def test_an_http_client_cannot_lead_one_model_client_to_the_gateway_and_another_not() -> None:
-    with openai.DefaultHttpxClient(verify=False) as http, get_chat_client(http_client=http) as client:
-        with pytest.raises(ConfigError, match="use_proxy=False: its http_client is also that of a model client with"):
-            get_chat_client(use_proxy=False, http_client=http)
-        assert client.with_options(timeout=1.0)._tracker is client._tracker
 
 
 def test_an_http_client_of_ones_own_is_tracked_once(server: ModelServer) -> None:

@@ -9,7 +9,6 @@ import rllm.sdk.shortcuts
 import rllm.sdk
 import rllm.sdk.client
 import rllm.sdk.context
-import rllm.sdk.decorators
 from rllm.types import Step, Trajectory
 
 HEAVY = {"torch", "starlette", "uvicorn", "ray", "transformers", "aiohttp", "numpy", "orjson", "yaml", "rich", "typer"}
@@ -33,7 +32,7 @@ def test_a_client_loads_openai_and_nothing_heavier() -> None:
 def test_no_module_has_the_name_of_an_exported_function() -> None:
     # Importing such a module would put it in the place of the function.
     assert rllm.sdk.session is rllm.sdk.context.session
-    assert rllm.sdk.trajectory is rllm.sdk.decorators.trajectory
+    assert rllm.sdk.trajectory is rllm.sdk.context.trajectory
 
 
 def test_every_exported_name_exists() -> None:

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from rllm._runtime.untrusted import TooLargeError, check_values, parse_json, unpack_zlib
-from rllm.data.files import read_file
+from rllm.data.sources import read_file
 from rllm.errors import ConfigError, StoreError
 from rllm.parser.tool_json import arguments_json
 from rllm.parser.tool_parser import tool_parser
@@ -180,7 +180,7 @@ def test_a_table_that_repeats_a_long_text_is_not_unpacked(tmp_path: Path, monkey
 
     text = pyarrow.array(["x" * 100_000]).dictionary_encode().take(pyarrow.array([0] * 60_000))
     parquet.write_table(pyarrow.table({"question": text}), tmp_path / "tasks.parquet")
-    monkeypatch.setattr("rllm.data.files._MUCH_DATA", 10 * MEGABYTE)
+    monkeypatch.setattr("rllm.data.sources._MUCH_DATA", 10 * MEGABYTE)
     with pytest.raises(ConfigError, match=r"tasks\.parquet unpacks to more than"):
         read_file(tmp_path / "tasks.parquet")
 
@@ -189,7 +189,7 @@ def test_rows_of_nothing_are_not_read(tmp_path: Path, monkeypatch: pytest.Monkey
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    monkeypatch.setattr("rllm.data.files._MANY_ROWS", 1_000)
+    monkeypatch.setattr("rllm.data.sources._MANY_ROWS", 1_000)
     parquet.write_table(pyarrow.table({"question": ["again"] * 100_000}), tmp_path / "tasks.parquet")
     with pytest.raises(ConfigError, match=r"tasks\.parquet has 100,000 rows"):
         read_file(tmp_path / "tasks.parquet")

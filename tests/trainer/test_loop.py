@@ -21,7 +21,7 @@ from transformers import Qwen3Config
 
 from rllm._runtime.threads import in_thread
 from rllm.algorithms.batch import Batch
-from rllm.data.order import tasks_of_step
+from rllm.data.dataset import tasks_of_step
 from rllm.engine.event_loop import GC_THRESHOLDS
 from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store

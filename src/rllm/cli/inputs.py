@@ -10,9 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rllm.data.dataset import Dataset
-from rllm.data.files import READERS
-from rllm.data.registry import PREPARED_BY, DatasetRegistry
+from rllm.data.dataset import PREPARED, Dataset, DatasetRegistry
+from rllm.data.sources import READERS
 from rllm.engine.signature import check_rows
 from rllm.errors import ConfigError, PluginError, concerning
 from rllm.registry import load_object, own_frames
@@ -143,7 +142,7 @@ def read_tasks(source: str, split: str | None, *, option: str) -> Dataset:
     with concerning(option):
         splits = DatasetRegistry.get_dataset_splits(source)
     if not splits:
-        made_by = f"; python -m {PREPARED_BY[source]} makes it" if source in PREPARED_BY else ""
+        made_by = f"; `python -m rllm.data.prepare {source}` registers it" if source in PREPARED else ""
         names = ", ".join(DatasetRegistry.get_dataset_names()) or "none"
         raise ConfigError(f"{option} {source}: it is neither a file nor registered{made_by}; registered: {names}")
     chosen = splits[0] if split is None and len(splits) == 1 else split

@@ -163,7 +163,7 @@ REMOVED = {
     "rllm.trainer.distill": "use algorithm.name=distill with teacher.path",
     "rllm.trainer.algorithms": "name an algorithm of your own: algorithm.name=package.module:Name",
     "rllm.trainer.unified_trainer": _TRAINER,
-    "rllm.data.prepare_hendrycks_math": "run python -m rllm.data.prepare_math",
+    "rllm.data.prepare_hendrycks_math": "run python -m rllm.data.prepare math500",
     "rllm.data.utils": _DATASET,
     "rllm.data.dataset_types": _DATASET,
     "rllm.data.TrainDataset": _DATASET,

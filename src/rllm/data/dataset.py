@@ -1,24 +1,40 @@
-"""List of tasks, read from files, the Hugging Face hub or a function. Errors name the file and the row."""
+"""Datasets: lists of tasks, their registry on disk, and the order in which their tasks are trained on."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import logging
+import os
 import random
+import re
+import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import overload
 
-from rllm.data.rows import Table, tasks_of
-from rllm.data.sources import name_of, rows_of
-from rllm.errors import ConfigError, counted, shown
-from rllm.types import Task, task_id_of
+from rllm._runtime.files import lock, sync
+from rllm.data.rows import Table, json_value, tasks_of
+from rllm.data.sources import name_of, read_file, rows_of
+from rllm.errors import ConfigError, MissingDependencyError, counted, shown
+from rllm.types import JSONMapping, JSONObject, Task, task_id_of
 
-if TYPE_CHECKING:
-    from rllm.data.registry import DatasetRegistry as DatasetRegistry
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".jsonl"
+PREPARED = frozenset({"arithmetic", "countdown", "grid_world", "gsm8k", "hendrycks_math", "hotpotqa", "math500"})
+"""Datasets that `rllm.data.prepare` registers."""
 
 _ROUNDING = 1e-9
 """Tolerance for fractions that should sum to 1."""
+_NAME = re.compile(r"\w[\w.+-]*")
+_LONGEST_NAME = 100
+_VERL_PROMPT = [{"role": "user", "content": "The agent writes the prompt."}]
+"""Placeholder: verl needs a prompt in each row, and the agent makes its own from the task."""
 
 
 class Dataset(Sequence[Task]):
@@ -31,7 +47,7 @@ class Dataset(Sequence[Task]):
     stored_at: Path | None = None
     """File of the registry with exactly these rows; `None` if there is none."""
 
-    def __init__(self, data: Iterable[Mapping[str, Any]], name: str | None = None, split: str | None = None) -> None:
+    def __init__(self, data: Iterable[JSONMapping], name: str | None = None, split: str | None = None) -> None:
         """Read rows; `name` and `split` are labels.
 
         Raises:
@@ -39,8 +55,7 @@ class Dataset(Sequence[Task]):
         """
         _check_rows(data)
         self.name, self.split = name, split
-        where = f"dataset {name!r}" if name else "the dataset"
-        self._rows = list(tasks_of(data, where))
+        self._rows = list(tasks_of(data, f"dataset {name!r}" if name else "the dataset"))
         self._numbers: Sequence[int] = range(len(self._rows))
 
     @classmethod
@@ -53,7 +68,7 @@ class Dataset(Sequence[Task]):
     @classmethod
     def load(
         cls,
-        source: str | Path | Callable[[], Iterable[Mapping[str, Any]]],
+        source: str | Path | Callable[[], Iterable[JSONMapping]],
         *,
         split: str | None = None,
         subset: str | None = None,
@@ -72,7 +87,7 @@ class Dataset(Sequence[Task]):
         """
         rows, name = rows_of(source, split=split, subset=subset), name_of(source)
         if not rows:
-            raise ConfigError(f"{name} is empty: {str(source)!r} holds no rows")
+            raise ConfigError(f"{name} is empty: {str(source)!r} has no rows")
         return cls.of_tasks(rows, name=name, split=split)
 
     @classmethod
@@ -101,7 +116,7 @@ class Dataset(Sequence[Task]):
         places = list(indices)
         for place in places:
             if not -len(self) <= place < len(self):
-                raise ConfigError(f"select: there is no row {place}, the dataset has {len(self)}")
+                raise ConfigError(f"select: there is no row {place}; the dataset has {counted(len(self), 'row')}")
         chosen = Dataset.of_tasks([dict(self._rows[place]) for place in places], name=self.name, split=self.split)
         chosen._numbers = [self._numbers[place] for place in places]
         return chosen
@@ -115,8 +130,7 @@ class Dataset(Sequence[Task]):
             ConfigError: if there are too few rows, or if a part would be empty.
         """
         shuffled = self.shuffle(seed)
-        cuts = _cuts(sizes, len(self))
-        parts = [shuffled.select(range(start, stop)) for start, stop in pairwise(cuts)]
+        parts = [shuffled.select(range(start, stop)) for start, stop in pairwise(_cuts(sizes, len(self)))]
         if not all(parts):
             lengths = [len(part) for part in parts]
             raise ConfigError(f"split_into{sizes} gives parts of {lengths} rows: every part needs at least one")
@@ -150,10 +164,8 @@ class Dataset(Sequence[Task]):
         """
         if self.stored_at is None:
             return None
-        from rllm.data.registry import write_verl_parquet
-
         path = self.stored_at.with_suffix(".parquet")
-        write_verl_parquet(self._rows, path, data_source=self.name or "")
+        _write_verl_parquet(self._rows, path, data_source=self.name or "")
         return str(path)
 
     def __len__(self) -> int:
@@ -173,40 +185,239 @@ class Dataset(Sequence[Task]):
         return f"Dataset(name={self.name!r}, split={self.split!r}, {counted(len(self), 'row')})"
 
 
-def _check_rows(data: Any) -> None:
-    """Refuse values that do not iterate over rows."""
+def _check_rows(data: object) -> None:
     if isinstance(data, str | bytes | Path) or (callable(data) and not isinstance(data, Iterable)):
-        raise ConfigError(f"Dataset({shown(data)}): give it rows; files and functions are read by Dataset.load")
-    if isinstance(data, Mapping):
-        raise ConfigError(f"Dataset({shown(data)}): give it a list of rows, each an object")
-    if not isinstance(data, Iterable) and Table.of(data) is None:
-        raise ConfigError(f"Dataset({shown(data)}): give it a list of rows")
+        raise ConfigError(f"Dataset({shown(data)}): pass rows; Dataset.load reads files and functions")
+    if isinstance(data, Mapping) or (not isinstance(data, Iterable) and Table.of(data) is None):
+        raise ConfigError(f"Dataset({shown(data)}): pass a list of rows, each a dict")
     if inspect.isgenerator(data) and inspect.getgeneratorstate(data) == inspect.GEN_CLOSED:
         raise ConfigError(f"the generator {data.__name__!r} is exhausted: call its function again, or keep its dataset")
 
 
 def _cuts(sizes: Sequence[float], num_rows: int) -> list[int]:
     """Return the bounds of the parts, including the rest."""
+    called = f"split_into{tuple(sizes)}"
     if not sizes or not num_rows or not all(size > 0 for size in sizes):
-        raise ConfigError(f"split_into{tuple(sizes)}: use numbers of rows, or fractions between 0 and 1")
+        raise ConfigError(f"{called}: use numbers of rows, or fractions between 0 and 1")
     are_numbers = {isinstance(size, int) for size in sizes}
     if len(are_numbers) > 1:
-        raise ConfigError(f"split_into{tuple(sizes)}: use only numbers of rows, or only fractions")
+        raise ConfigError(f"{called}: use only numbers of rows, or only fractions")
     whole = num_rows if are_numbers == {True} else 1.0
     sums = list(accumulate(sizes, initial=0.0))
     rest = whole - sums[-1]
     if rest < -_ROUNDING:
-        raise ConfigError(
-            f"split_into{tuple(sizes)}: the data has {counted(num_rows, 'row')}; the sizes may sum to {whole}"
-        )
+        raise ConfigError(f"{called}: the dataset has {counted(num_rows, 'row')}; the sizes may sum to {whole}")
     cuts = [round(num_rows * cut / whole) for cut in sums]
     return [*cuts, num_rows] if rest > _ROUNDING else cuts
 
 
-def __getattr__(name: str) -> Any:
-    """Return `DatasetRegistry`, which users import from here too; it needs this module, so it is imported lazily."""
-    if name == "DatasetRegistry":
-        from rllm.data.registry import DatasetRegistry
+class DatasetRegistry:
+    """Keeps each split as `datasets/<name>/<split>.jsonl` under `$RLLM_HOME`, or else `~/.rllm`.
 
-        return DatasetRegistry
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Processes may register a split at the same time; it then has the rows of one of them. Names consist of letters,
+    digits and any of `_.+-`; every method raises `ConfigError` for other names.
+    """
+
+    @classmethod
+    def register_dataset(
+        cls, name: str, data: Iterable[JSONMapping], split: str = "default", **metadata: object
+    ) -> Dataset:
+        """Store the rows of a split, replacing earlier ones, and metadata about them.
+
+        Raises:
+            ConfigError: if there are no rows, or if JSON cannot hold a value; the message names the row and the field.
+        """
+        path = file_of(name, split)
+        given = Dataset(data, name=name, split=split)
+        if not given:
+            raise ConfigError(f"dataset {name!r}, split {split!r}: there are no rows to register")
+        rows = [json_value(row, f"row {index} of dataset {name!r}") for index, row in enumerate(given)]
+        notes = json_value(metadata, f"metadata of dataset {name!r}")
+        with _writing():
+            path.parent.mkdir(exist_ok=True)
+            for file, values in ((_metadata_file(path), [notes]), (path, rows)):
+                # ASCII, which can hold strings that are not valid Unicode.
+                with _replacing(file) as draft, draft.open("w", encoding="ascii") as lines:
+                    lines.writelines(json.dumps(value) + "\n" for value in values)
+        return _stored(rows, path, name, split)
+
+    @classmethod
+    def load_dataset(cls, name: str, split: str = "default") -> Dataset | None:
+        """Return the rows of a split; `None` if it is not registered, with a warning that lists the registered ones."""
+        path = file_of(name, split)
+        if path.exists():
+            return _stored(read_file(path), path, name, split)
+        if splits := cls.get_dataset_splits(name):
+            logger.warning("dataset %r has no split %r; it has %s", name, split, ", ".join(splits))
+        else:
+            names = ", ".join(cls.get_dataset_names()) or "none"
+            remedy = f"; `python -m rllm.data.prepare {name}` registers it" if name in PREPARED else ""
+            logger.warning("dataset %r is not registered%s; registered datasets: %s", name, remedy, names)
+        return None
+
+    @classmethod
+    def get_metadata(cls, name: str, split: str = "default") -> JSONObject:
+        """Return the metadata of a split; empty if it is not registered."""
+        path = _metadata_file(file_of(name, split))
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+    @classmethod
+    def get_dataset_names(cls) -> list[str]:
+        """Return the names of all registered datasets, sorted."""
+        return sorted({file.parent.name for file in datasets_folder().glob(f"*/[!.]*{SUFFIX}")})
+
+    @classmethod
+    def get_dataset_splits(cls, name: str) -> list[str]:
+        """Return the names of a dataset's splits, sorted."""
+        return sorted(file.name.removesuffix(SUFFIX) for file in _folder_of(name).glob(f"[!.]*{SUFFIX}"))
+
+    @classmethod
+    def dataset_exists(cls, name: str, split: str | None = None) -> bool:
+        """Return True if the split is registered; without a split, if any is."""
+        return bool(cls.get_dataset_splits(name)) if split is None else file_of(name, split).exists()
+
+    @classmethod
+    def remove_dataset(cls, name: str) -> bool:
+        """Delete all splits of a dataset; return True if there were any."""
+        folder = _folder_of(name)
+        with _writing():
+            exists = cls.dataset_exists(name)
+            shutil.rmtree(folder, ignore_errors=not folder.exists())
+        return exists
+
+    @classmethod
+    def remove_dataset_split(cls, name: str, split: str) -> bool:
+        """Delete one split, and the dataset with its last one; return True if the split existed."""
+        path = file_of(name, split)
+        with _writing():
+            exists = path.exists()
+            for file in (path, _metadata_file(path), path.with_suffix(".parquet")):
+                file.unlink(missing_ok=True)
+            if not cls.dataset_exists(name):
+                shutil.rmtree(path.parent, ignore_errors=True)
+        return exists
+
+
+def _stored(rows: list[Task], path: Path, name: str, split: str) -> Dataset:
+    dataset = Dataset.of_tasks(rows, name=name, split=split)
+    dataset.stored_at = path
+    return dataset
+
+
+def datasets_folder() -> Path:
+    """Return `$RLLM_HOME/datasets`, or `~/.rllm/datasets`."""
+    return Path(os.environ.get("RLLM_HOME") or "~/.rllm").expanduser() / "datasets"
+
+
+def _folder_of(name: str) -> Path:
+    return datasets_folder() / _check_name(name, "dataset")
+
+
+def file_of(name: str, split: str) -> Path:
+    """Return the file of a split.
+
+    Raises:
+        ConfigError: if a name cannot be that of a file, or would lead elsewhere.
+    """
+    return _folder_of(name) / (_check_name(split, "split") + SUFFIX)
+
+
+def _metadata_file(path: Path) -> Path:
+    return path.with_suffix(".metadata")
+
+
+def _check_name(name: str, kind: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
+        raise ConfigError(
+            f"{kind}={name!r} cannot be the name of a file: use letters and digits, after the first also any of "
+            f"'_.+-', at most {_LONGEST_NAME} bytes"
+        )
+    return name
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Hold the lock of the datasets' folder. Other writers wait for it, readers do not."""
+    folder = datasets_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"datasets cannot be stored in {str(folder)!r}: {error.strerror}; set RLLM_HOME to a writable folder"
+        ) from error
+    with held:
+        lock(held, wait=True)
+        yield
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, whose file then replaces `path` in one step; after an error, nothing changes."""
+    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        yield draft
+        with draft.open("rb+") as file:
+            sync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _write_verl_parquet(rows: Sequence[Task], path: Path, *, data_source: str) -> None:
+    """Write the file that verl's data loader reads: a placeholder as `prompt`, the row as `extra_info`.
+
+    Parquet gives all rows the same fields; a missing one is null.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingDependencyError.of("pyarrow", "data", f"writing {path.name}") from error
+
+    fields = list(dict.fromkeys(name for row in rows for name in row))
+    columns: list[pyarrow.Array] = []
+    for field in fields:
+        try:
+            columns.append(pyarrow.array([row.get(field) for row in rows]))
+        except (pyarrow.ArrowException, TypeError, OverflowError) as error:
+            raise ConfigError(f"field {field!r} of {data_source!r} does not fit one Parquet column: {error}") from error
+    table = pyarrow.table(
+        {
+            "prompt": [_VERL_PROMPT] * len(rows),
+            "data_source": [str(row.get("data_source") or data_source) for row in rows],
+            "extra_info": pyarrow.StructArray.from_arrays(columns, names=fields),
+        }
+    )
+    with _replacing(path) as draft:
+        try:
+            parquet.write_table(table, draft)
+        except pyarrow.ArrowException as error:
+            raise ConfigError(f"{data_source!r} cannot be written as Parquet: {error}") from error
+
+
+def tasks_of_step(step: int, *, num_tasks: int, per_step: int, seed: int) -> list[int]:
+    """Return the row numbers of a training step, a pure function of seed and step: there is no loader state to save.
+
+    Every task comes once in each epoch, in a new order.
+    """
+    first = step * per_step
+    return [_order(seed, place // num_tasks, num_tasks)[place % num_tasks] for place in range(first, first + per_step)]
+
+
+def more_tasks_of_step(step: int, *, num_tasks: int, per_step: int, num_drawn: int, count: int, seed: int) -> list[int]:
+    """Return the row numbers of `count` more tasks for a step that has drawn `num_drawn` additional ones already.
+
+    They differ from these and from the step's own tasks if there are enough.
+    """
+    own = set(tasks_of_step(step, num_tasks=num_tasks, per_step=per_step, seed=seed))
+    others = [row for row in range(num_tasks) if row not in own] or sorted(own)
+    random.Random(f"{seed}:{step}").shuffle(others)
+    return [others[place % len(others)] for place in range(num_drawn, num_drawn + count)]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, num_tasks: int) -> list[int]:
+    order = list(range(num_tasks))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return order

@@ -13,10 +13,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from rllm.errors import ConfigError, shown
-from rllm.types import JSONMapping, JSONObject, Task
+from rllm.types import JSONMapping, JSONObject, Message, Task
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _ATOMS = (type(None), bool, int, float, str)
 CHAT_FIELDS = ("messages", "tools")
@@ -35,7 +38,7 @@ _NULLABLE = ("default", "const", "example", "examples")
 class Table:
     """Rows of a table, as plain Python values."""
 
-    rows: Iterable[Any]
+    rows: Iterable[JSONMapping]
     json_paths: Set[FieldPath] = frozenset()
     """Columns, and fields in them, whose values are JSON."""
 
@@ -48,18 +51,24 @@ class Table:
         if library == "pyarrow" and hasattr(data, "to_pylist") and hasattr(data, "schema"):
             paths = set(_json_of_fields(data.schema))
             rows = data.to_pylist(maps_as_pydicts="strict")
-            return cls([_json_read(row, paths) for row in rows] if paths else rows, paths)
+            return cls(
+                [{name: _json_read(value, paths, (name,)) for name, value in row.items()} for row in rows], paths
+            )
         if library == "pandas" and hasattr(data, "columns"):
-            return cls([_plain(row, of_pandas=True) for row in data.to_dict("records")])
+            return cls(
+                [
+                    {name: _plain(value, of_pandas=True) for name, value in row.items()}
+                    for row in data.to_dict("records")
+                ]
+            )
         return None
 
-    def tasks(self) -> Iterator[Any]:
+    def tasks(self) -> Iterator[Task]:
         """Yield the rows without the nulls that the table added to chats."""
-        for row in self.rows:
-            yield _row_without_nulls(row, self.json_paths)
+        return (_row_without_nulls(row, self.json_paths) for row in self.rows)
 
 
-def tasks_of(data: Iterable[Any], where: str) -> Iterator[Task]:
+def tasks_of(data: Iterable[object], where: str) -> Iterator[Task]:
     """Yield the tasks of a table or of rows that a user's program provides.
 
     Raises:
@@ -70,7 +79,7 @@ def tasks_of(data: Iterable[Any], where: str) -> Iterator[Task]:
         yield given_task(row, f"row {index} of {where}", is_read=table is not None)
 
 
-def given_task(row: Any, where: str, *, is_read: bool = False) -> Task:
+def given_task(row: object, where: str, *, is_read: bool = False) -> Task:
     """Return a row of a user's program as a task.
 
     Rows taken from a table still have its nulls. They are left out if the row shows that it came from a table: all
@@ -83,7 +92,7 @@ def given_task(row: Any, where: str, *, is_read: bool = False) -> Task:
     return as_task(row, where)
 
 
-def _json_of_features(kind: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+def _json_of_features(kind: object, path: FieldPath = ()) -> Iterator[FieldPath]:
     """Yield the paths of all JSON values in the features of a Hugging Face dataset."""
     if type(kind).__name__ == "Json":
         yield path
@@ -96,7 +105,7 @@ def _json_of_features(kind: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
         yield from _json_of_features(kind.feature, path)
 
 
-def _json_of_fields(fields: Iterable[Any], path: FieldPath = ()) -> Iterator[FieldPath]:
+def _json_of_fields(fields: Iterable[pyarrow.Field], path: FieldPath = ()) -> Iterator[FieldPath]:
     """Yield the paths of all JSON values in fields of pyarrow."""
     from pyarrow import types
 
@@ -110,7 +119,7 @@ def _json_of_fields(fields: Iterable[Any], path: FieldPath = ()) -> Iterator[Fie
             yield from _json_of_fields(kind, here)
 
 
-def _json_read(value: Any, paths: Set[FieldPath], path: FieldPath = ()) -> Any:
+def _json_read(value: object, paths: Set[FieldPath], path: FieldPath) -> object:
     """Return the value with the JSON text at these paths parsed."""
     if isinstance(value, list):
         return [_json_read(item, paths, path) for item in value]
@@ -121,7 +130,7 @@ def _json_read(value: Any, paths: Set[FieldPath], path: FieldPath = ()) -> Any:
     return value
 
 
-def _plain(value: Any, *, of_pandas: bool = False) -> Any:
+def _plain(value: object, *, of_pandas: bool = False) -> object:
     """Return a value with lists instead of arrays and tuples, and with Python's times instead of those of pandas.
 
     Missing values of pandas (`nan`, `NaT`, `NA`) become `None`.
@@ -140,7 +149,7 @@ def _row_without_nulls(row: JSONMapping, paths: Set[FieldPath]) -> Task:
     return {field: _field_without_nulls(value, (field,), paths) for field, value in row.items()}
 
 
-def _field_without_nulls(value: Any, path: FieldPath, paths: Set[FieldPath]) -> Any:
+def _field_without_nulls(value: object, path: FieldPath, paths: Set[FieldPath]) -> object:
     """Return a field of a task without the nulls of the messages, tools and calls in it."""
     if path in paths:
         return value
@@ -151,7 +160,7 @@ def _field_without_nulls(value: Any, path: FieldPath, paths: Set[FieldPath]) -> 
     return [_field_without_nulls(item, path, paths) for item in value] if _has_structs(value) else value
 
 
-def _without_nulls(value: Any, path: FieldPath, paths: Set[FieldPath]) -> Any:
+def _without_nulls(value: object, path: FieldPath, paths: Set[FieldPath]) -> object:
     """Return a value without its nulls, except in lists, where tables add none, and the `content` of messages."""
     if path in paths:
         return value
@@ -165,7 +174,7 @@ def _without_nulls(value: Any, path: FieldPath, paths: Set[FieldPath]) -> Any:
     return [_without_nulls(item, path, paths) for item in value] if _has_structs(value) else value
 
 
-def _has_structs(value: Any) -> bool:
+def _has_structs(value: object) -> TypeGuard[list[object]]:
     """Return True for a list of objects or lists, as opposed to one of thousands of tokens."""
     if not isinstance(value, list):
         return False
@@ -173,7 +182,7 @@ def _has_structs(value: Any) -> bool:
     return isinstance(first, dict | list)
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> TypeGuard[Message]:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
@@ -181,7 +190,7 @@ def _is_schema(value: JSONObject) -> bool:
     return isinstance(value.get("properties"), dict) and value.get("type") == "object"
 
 
-def _is_chat(value: Any) -> bool:
+def _is_chat(value: object) -> bool:
     """Return True for a message, a call, a tool or its JSON schema."""
     if not isinstance(value, dict):
         return False
@@ -194,14 +203,15 @@ def _is_chat(value: Any) -> bool:
     return isinstance(value.get("name"), str) and any(isinstance(item, dict) for item in described)
 
 
-def _shows_table(value: Any) -> bool:
+def _shows_table(value: object) -> bool:
     """Return True if a field of a row contains a chat that must come from a table."""
     if isinstance(value, dict):
         return (_is_schema(value) and _has_impossible_null(value)) or any(map(_shows_table, value.values()))
     if not _has_structs(value):
         return False
-    if len(value) > 1 and all(map(_is_message, value)) and len(set(map(frozenset, value))) == 1:
-        return any(item[key] is None for item in value for key in item if key != "content")
+    messages = [item for item in value if _is_message(item)]
+    if len(messages) == len(value) > 1 and len({frozenset(message) for message in messages}) == 1:
+        return any(message[key] is None for message in messages for key in message if key != "content")
     return any(map(_shows_table, value))
 
 
@@ -213,7 +223,7 @@ def _has_impossible_null(schema: JSONObject) -> bool:
     )
 
 
-def as_task(row: Any, where: str) -> Task:
+def as_task(row: object, where: str) -> Task:
     """Return a copy of the row as a dict, with chats parsed that are given as JSON text.
 
     Raises:
@@ -228,7 +238,7 @@ def as_task(row: Any, where: str) -> Task:
     return task
 
 
-def _read_chat(value: Any, where: str) -> Any:
+def _read_chat(value: object, where: str) -> object:
     """Return the messages or tools of a row, parsed if they are JSON text; other values as they are."""
     items = _read(value, where, list) if isinstance(value, str) else value
     if not isinstance(items, list):
@@ -236,7 +246,7 @@ def _read_chat(value: Any, where: str) -> Any:
     return [_read_item(item, f"{where}[{place}]") for place, item in enumerate(items)]
 
 
-def _read_item(item: Any, where: str) -> Any:
+def _read_item(item: object, where: str) -> object:
     """Return a message or a tool. Arguments of a call stay text, as in OpenAI's format."""
     item = _read(item, where, dict) if isinstance(item, str) else item
     if not isinstance(item, dict):
@@ -255,7 +265,7 @@ def _read_item(item: Any, where: str) -> Any:
     return item
 
 
-def _read(text: str, where: str, kind: type) -> Any:
+def _read(text: str, where: str, kind: type) -> object:
     """Return the list or object of a JSON text, or the text itself if it was not meant as JSON."""
     if not _JSON_TEXT.match(text):
         return text
@@ -271,7 +281,7 @@ def _read(text: str, where: str, kind: type) -> Any:
     return value
 
 
-def json_value(value: Any, where: str) -> Any:
+def json_value(value: object, where: str) -> Any:
     """Return a value in the types of JSON: numbers and arrays of NumPy as numbers and lists, tuples as lists.
 
     Raises:

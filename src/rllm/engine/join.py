@@ -15,7 +15,7 @@ from rllm.capture.side_calls import OWN_KEY
 from rllm.engine.request import RolloutRequest
 from rllm.errors import AgentError, CaptureError
 from rllm.parser.chat_template import lost_warning
-from rllm.sdk.decorators import SESSION_UID
+from rllm.sdk.context import SESSION_UID
 from rllm.types import (
     LOST_KEY,
     NUM_SIDE_CALLS_KEY,

@@ -2,10 +2,9 @@
 
     from rllm.sdk import get_chat_client, session, trajectory
 
-Read `context.py` first: sessions, and the calls made in them. `client.py` has model clients that record calls, using
-`recording.py`; `decorators.py` has `@trajectory`. `propagation.py` attributes the calls of unmodified clients, with
-`patching.py` for threads, `processes.py` for child processes and `variables.py` for their environment. `programs.py`
-runs programs, under `supervisor.py`.
+Read `context.py` first: sessions, the calls made in them, and `@trajectory`. `client.py` has model clients that record
+calls, using `recording.py`. `propagation.py` attributes the calls of unmodified clients and of child processes, with
+`patching.py` for threads and `variables.py` for the environment. `programs.py` runs programs, under `supervisor.py`.
 
 The clients load `openai` on first use; everything else needs only the standard library.
 """
@@ -17,13 +16,12 @@ from typing import TYPE_CHECKING
 from rllm._runtime.lazy import lazy_names
 from rllm.sdk.context import (
     Session,
-    get_active_session_uids,
     get_current_metadata,
     get_current_session,
     get_current_session_name,
     session,
+    trajectory,
 )
-from rllm.sdk.decorators import trajectory
 from rllm.types import Step as StepView
 from rllm.types import Trace
 from rllm.types import Trajectory as TrajectoryView
@@ -31,10 +29,10 @@ from rllm.types import Trajectory as TrajectoryView
 if TYPE_CHECKING:
     from rllm.sdk.client import get_chat_client as get_chat_client
     from rllm.sdk.client import get_chat_client_async as get_chat_client_async
-    from rllm.sdk.processes import bind as bind
     from rllm.sdk.programs import ProgramResult as ProgramResult
     from rllm.sdk.programs import run_program as run_program
     from rllm.sdk.programs import run_program_async as run_program_async
+    from rllm.sdk.propagation import bind as bind
     from rllm.sdk.propagation import environment as environment
 
 SessionContext = ContextVarSession = Session
@@ -50,7 +48,6 @@ __all__ = [
     "TrajectoryView",
     "bind",
     "environment",
-    "get_active_session_uids",
     "get_chat_client",
     "get_chat_client_async",
     "get_current_metadata",
@@ -66,7 +63,7 @@ __getattr__, _ = lazy_names(
     __name__,
     {
         "ProgramResult": "rllm.sdk.programs",
-        "bind": "rllm.sdk.processes",
+        "bind": "rllm.sdk.propagation",
         "environment": "rllm.sdk.propagation",
         "get_chat_client": "rllm.sdk.client",
         "get_chat_client_async": "rllm.sdk.client",

@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -20,18 +20,20 @@ import openai
 from rllm.capture.wire_formats import model_call_in
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.context import current_frame, has_outlived_rollout
-from rllm.sdk.recording import begin, finish, is_model_call
+from rllm.sdk.recording import Request, Response, begin, finish, is_model_call
+from rllm.types import JSONObject
 
 _CREDENTIALS = {"api_key", "admin_api_key", "workload_identity", "provider"}
 
 
-class _Remade:
-    """Client that is pickled as its options, and created from them again in another process."""
+class _TrackedClient:
+    """Additions to `openai.OpenAI` and `openai.AsyncOpenAI`. A client is pickled as its options."""
 
-    _made_with: dict[str, Any]
+    _made_with: JSONObject
+    _use_proxy: bool
     _tracker: _Tracker
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         if not self._tracker.owns_client:
             raise ConfigError(
                 "this model client has an http_client of its own, which cannot be sent to another process: make the "
@@ -39,16 +41,38 @@ class _Remade:
             )
         return _make, (type(self), _without_http_client(self._made_with))
 
+    def copy(self, **options: Any) -> Self:
+        """Return the same client with other options; it stays tracked."""
+        parent: Any = super()
+        copied: Self = parent.copy(**options, _extra_kwargs={"use_proxy": self._use_proxy})
+        return copied
 
-def _make(kind: type[Any], options: dict[str, Any]) -> Any:
+    with_options = copy
+
+    @property
+    def create(self) -> Any:
+        """`chat.completions.create`."""
+        client: Any = self
+        return client.chat.completions.create
+
+    @property
+    def with_raw_response(self) -> Any:  # not cached, unlike in the parent: other threads would see it without `create`
+        """The parent's property, with `create` added."""
+        parent: Any = super()
+        raw = parent.with_raw_response
+        raw.create = raw.chat.completions.create
+        return raw
+
+
+def _make(kind: Callable[..., object], options: JSONObject) -> object:
     return kind(**options)
 
 
-def _without_http_client(options: dict[str, Any]) -> dict[str, Any]:
+def _without_http_client(options: JSONObject) -> JSONObject:
     return {name: value for name, value in options.items() if name != "http_client"}
 
 
-class ChatClient(_Remade, openai.OpenAI):
+class ChatClient(_TrackedClient, openai.OpenAI):
     """`openai.OpenAI` whose calls are recorded in the current session.
 
     It can also replace `client.chat.completions`, which LangChain's `ChatOpenAI(client=...)` expects.
@@ -60,31 +84,15 @@ class ChatClient(_Remade, openai.OpenAI):
         self._use_proxy = use_proxy
         self._tracker = _Tracker(use_proxy, owns_client=options.get("http_client") is None).attach_to(self._client)
 
-    def copy(self, **options: Any) -> ChatClient:
-        """Return the same client with other options; it stays tracked."""
-        return super().copy(**options, _extra_kwargs={"use_proxy": self._use_proxy})
 
-    with_options = copy
-
-    @property
-    def create(self) -> Any:
-        """`chat.completions.create`."""
-        return self.chat.completions.create
-
-    @property
-    def with_raw_response(self) -> Any:  # not cached, unlike in the parent: other threads would see it without `create`
-        """The parent's property, with `create` added."""
-        raw: Any = super().with_raw_response
-        raw.create = raw.chat.completions.create
-        return raw
-
-
-class AsyncChatClient(_Remade, openai.AsyncOpenAI):
+class AsyncChatClient(_TrackedClient, openai.AsyncOpenAI):
     """`openai.AsyncOpenAI` whose calls are recorded in the current session; see `ChatClient`.
 
     It may be used in several event loops, one after another or at once: each has its own connections, closed with the
     loop.
     """
+
+    _tracker: _AsyncTracker
 
     def __init__(self, *, use_proxy: bool = True, **options: Any) -> None:
         self._made_with = {"use_proxy": use_proxy, **options}
@@ -92,7 +100,7 @@ class AsyncChatClient(_Remade, openai.AsyncOpenAI):
         super().__init__(**_with_placeholder_key(options))
         self._use_proxy = use_proxy
         owns_client = options.get("http_client") is None
-        self._tracker: _AsyncTracker = _AsyncTracker(use_proxy, owns_client=owns_client).attach_to(self._first)
+        self._tracker = _AsyncTracker(use_proxy, owns_client=owns_client).attach_to(self._first)
 
     @property
     def _client(self) -> Any:
@@ -107,24 +115,6 @@ class AsyncChatClient(_Remade, openai.AsyncOpenAI):
     @_client.setter
     def _client(self, http_client: Any) -> None:
         self._first = http_client
-
-    def copy(self, **options: Any) -> AsyncChatClient:
-        """Return the same client with other options; it stays tracked."""
-        return super().copy(**options, _extra_kwargs={"use_proxy": self._use_proxy})
-
-    with_options = copy
-
-    @property
-    def create(self) -> Any:
-        """`chat.completions.create`."""
-        return self.chat.completions.create
-
-    @property
-    def with_raw_response(self) -> Any:  # not cached, unlike in the parent: other threads would see it without `create`
-        """The parent's property, with `create` added."""
-        raw: Any = super().with_raw_response
-        raw.create = raw.chat.completions.create
-        return raw
 
 
 def get_chat_client(provider: str = "openai", *, use_proxy: bool = True, **options: Any) -> ChatClient:
@@ -149,11 +139,11 @@ def get_chat_client_async(provider: str = "openai", *, use_proxy: bool = True, *
 def _check_provider(provider: str) -> None:
     if provider != "openai":
         raise ConfigError(
-            f"provider={provider!r}: use 'openai' and the base_url of any server that speaks its protocol"
+            f"provider={provider!r}: use 'openai', with the base_url of any server that speaks its protocol"
         )
 
 
-def _with_placeholder_key(options: dict[str, Any]) -> dict[str, Any]:
+def _with_placeholder_key(options: JSONObject) -> JSONObject:
     if not any(options.get(name) for name in _CREDENTIALS) and not os.environ.get("OPENAI_API_KEY"):
         return {**options, "api_key": "EMPTY"}
     return options
@@ -168,21 +158,10 @@ class _Tracker:
         self.owns_client = owns_client
 
     def attach_to(self, http_client: Any) -> Self:
-        """Add the hooks, unless the client has them already, and return the tracker of the hooks.
-
-        Copies of a model client share their HTTP client.
-
-        Raises:
-            ConfigError: if it has hooks with another `use_proxy`.
-        """
+        """Add the hooks, and return their tracker. Copies of a model client share an HTTP client, with its hooks."""
         hooks = http_client.event_hooks
         for hook in hooks["request"]:
             if isinstance(tracker := getattr(hook, "__self__", None), type(self)):
-                if tracker._use_proxy != self._use_proxy:
-                    raise ConfigError(
-                        f"use_proxy={self._use_proxy}: its http_client is also that of a model client with "
-                        f"use_proxy={tracker._use_proxy}: use separate http_clients"
-                    )
                 return tracker
         http_client.event_hooks = {
             "request": [*hooks["request"], self.on_request],
@@ -190,23 +169,27 @@ class _Tracker:
         }
         return self
 
-    def on_request(self, request: Any) -> Any:
+    def on_request(self, request: Request) -> Awaitable[None] | None:
         if not is_model_call(request.method, request.url.path):
-            return
+            return None
         if self._use_proxy and has_outlived_rollout():
             raise RLLMError(
                 f"{request.method} {request.url}: the rollout of this thread or task has ended, so its model calls "
                 "can no longer be recorded; end threads and tasks with their rollout"
             )
-        frame = current_frame()
-        if frame is None:
-            return
-        if self._use_proxy and frame.base_url is not None:
-            _redirect(frame.base_url, request)
-        begin(request, frame, stamp=self._use_proxy)
+        if (frame := current_frame()) is not None:
+            if self._use_proxy and frame.base_url is not None:
+                call = model_call_in(request.url.path)
+                assert call is not None
+                url = type(request.url)(frame.base_url.rstrip("/") + call)
+                request.url = url.copy_with(query=request.url.query or None)
+                request.headers["host"] = urlsplit(str(url)).netloc
+            begin(request, frame, stamp=self._use_proxy)
+        return None
 
-    def on_response(self, response: Any) -> Any:
+    def on_response(self, response: Response) -> Awaitable[None] | None:
         finish(response)
+        return None
 
 
 class _AsyncTracker(_Tracker):
@@ -233,13 +216,13 @@ class _AsyncTracker(_Tracker):
                 self._loop = weakref.ref(loop)
             return not self.owns_client or self._loop() is loop
 
-    async def on_request(self, request: Any) -> None:
+    async def on_request(self, request: Request) -> None:
         if self.owns_client and self._closing is None:
             self._closing = self._closed_with_the_loop()
             await anext(self._closing)
         super().on_request(request)
 
-    async def on_response(self, response: Any) -> None:
+    async def on_response(self, response: Response) -> None:
         super().on_response(response)
 
     async def _closed_with_the_loop(self) -> AsyncIterator[None]:
@@ -251,12 +234,3 @@ class _AsyncTracker(_Tracker):
             self._closing = None
             if (client := self._http_client()) is not None:
                 await client.aclose()
-
-
-def _redirect(base_url: str, request: Any) -> None:
-    """Redirect a call to another server: `http://here/any/v1/chat/completions` to `{base_url}/chat/completions`."""
-    call = model_call_in(request.url.path)
-    assert call is not None
-    url = type(request.url)(base_url.rstrip("/") + call)
-    request.url = url.copy_with(query=request.url.query or None)
-    request.headers["host"] = urlsplit(str(url)).netloc

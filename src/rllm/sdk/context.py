@@ -1,4 +1,6 @@
-"""Sessions, to which model calls belong: they nest, merge their metadata, and keep their calls in call order.
+"""Sessions, to which model calls belong, and `@trajectory`, the calls of one function.
+
+Sessions nest, merge their metadata, and keep their calls in call order.
 
 The current session is a context variable, so it is right under nesting, in tasks of `asyncio.gather` and, while any
 session is open, in threads. Nesting forms an immutable chain of frames; a `Session` may therefore be entered again,
@@ -7,17 +9,27 @@ also by several tasks at once.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, overload
 
+from rllm.errors import ConfigError
 from rllm.sdk.patching import context_in_threads
-from rllm.types import Step, Trace, Trajectory
+from rllm.telemetry import Span, agent_span
+from rllm.types import JSONMapping, JSONObject, Step, Trace, Trajectory
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+P = ParamSpec("P")
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: JSONMapping | None = None,
         *,
         name: str | None = None,
         base_url: str | None = None,
@@ -52,11 +64,10 @@ class Session:
         """URLs of model calls made here that went to another server than `base_url`; for error messages."""
         self.programs: list[str] = []
         """Programs that `run_program` has started here; for error messages."""
-        self.processes: list[Any] = []
+        self.processes: list[BaseProcess] = []
         """Processes of `multiprocessing` started here, except workers of pools; for error messages."""
         self._uid = f"ctx_{uuid.uuid4().hex[:16]}"
         self._uids = [*uids_around, self._uid]
-        self._session_uid_chain = self._uids
         self._own_name = self.name
         self._is_root = name is not None
         self._calls: list[Call] = []
@@ -72,22 +83,16 @@ class Session:
     @property
     def steps(self) -> list[Step]:
         """One step per call; the same call always has the same step, so that a reward set on it stays."""
-        return [self._step(trace) for trace in self.llm_calls]
-
-    def _step(self, trace: Trace) -> Step:
-        if trace.id not in self._steps:
-            self._steps[trace.id] = Step.from_trace(trace)
-        return self._steps[trace.id]
+        calls = self.llm_calls
+        for trace in calls:
+            if trace.id not in self._steps:
+                self._steps[trace.id] = Step.from_trace(trace)
+        return [self._steps[trace.id] for trace in calls]
 
     @property
     def num_begun(self) -> int:
         """Number of calls sent, answered or not."""
         return len(self._calls)
-
-    def clear_calls(self) -> None:
-        """Remove the calls so far; the enclosing sessions keep them."""
-        self._calls.clear()
-        self._steps.clear()
 
     def __len__(self) -> int:
         return len(self.llm_calls)
@@ -105,7 +110,7 @@ class Session:
     def __enter__(self) -> Session:
         is_left_behind = self.base_url is None and has_outlived_rollout()
         frame = Frame.of(self, _current.get() if is_left_behind else current_frame())
-        self.name, self._session_uid_chain = frame.name, frame.uids
+        self.name = frame.name
         with self._lock:
             self._num_open += 1
         context_in_threads.install()
@@ -127,7 +132,7 @@ class Frame:
     session: Session
     parent: Frame | None
     name: str
-    metadata: dict[str, Any]
+    metadata: JSONObject
     """Metadata of the whole chain, inner over outer."""
     base_url: str | None
     uids: list[str]
@@ -165,23 +170,11 @@ class Frame:
             session._calls.append(call)
         return call
 
-    def note_elsewhere(self, url: str) -> None:
-        """Record a model call that bypassed the gateway for error messages, without its query, which may hold keys."""
-        url = url.partition("?")[0]
+    def note(self, kind: Literal["elsewhere", "programs", "processes"], item: object) -> None:
+        """Record, for error messages, something that makes model calls; see the attributes of `Session`."""
         for session in self.sessions:
-            if url not in session.elsewhere:
-                session.elsewhere.append(url)
-
-    def note_program(self, name: str) -> None:
-        """Record, for error messages, a program that should make calls here."""
-        for session in self.sessions:
-            if name not in session.programs:
-                session.programs.append(name)
-
-    def note_process(self, process: Any) -> None:
-        """Record, for error messages, a process that makes its calls in this session."""
-        for session in self.sessions:
-            session.processes.append(process)
+            if item not in (noted := getattr(session, kind)):
+                noted.append(item)
 
 
 def _without(session: Session, frame: Frame | None) -> Frame | None:
@@ -226,7 +219,7 @@ def has_outlived_rollout() -> bool:
     return innermost is not None and not innermost.is_open
 
 
-def session(**metadata: Any) -> Session:
+def session(**metadata: object) -> Session:
     """Return a session to enter with `with`.
 
         with session(agent="solver") as sess:
@@ -251,13 +244,106 @@ def get_current_session_name() -> str | None:
     return frame.name if frame else None
 
 
-def get_current_metadata() -> dict[str, Any]:
+def get_current_metadata() -> JSONObject:
     """Return the merged metadata of the open sessions, inner over outer; empty outside of any session."""
     frame = current_frame()
     return dict(frame.metadata) if frame else {}
 
 
-def get_active_session_uids() -> list[str]:
-    """Return the uids of the open sessions, outermost first; empty outside of any session."""
-    frame = current_frame()
-    return list(frame.uids) if frame else []
+SESSION_UID = "session_uid"
+"""Key in a trajectory's info for the session in which its calls were made."""
+
+
+class _Recorder(Protocol):
+    """Type of the decorator: async functions return coroutines of trajectories, others trajectories."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[Any]], /) -> Callable[P, Coroutine[Any, Any, Trajectory]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Any], /) -> Callable[P, Trajectory]: ...
+
+
+@overload
+def trajectory(name: Callable[P, Awaitable[Any]], /) -> Callable[P, Coroutine[Any, Any, Trajectory]]: ...
+@overload
+def trajectory(name: Callable[P, Any], /) -> Callable[P, Trajectory]: ...
+@overload
+def trajectory(name: str = "agent", **metadata: object) -> _Recorder: ...
+def trajectory(name: Any = "agent", **metadata: Any) -> Any:
+    """Make a function, sync or async, return the `Trajectory` of its work.
+
+    Its `steps` are the model calls in call order, `result` is the function's return value, `input` its arguments, and
+    its reward is for you to set. If the function raises, the error propagates with the trajectory so far as its
+    `trajectory` attribute; the enclosing session keeps it too, in `trajectories`.
+
+        @trajectory(name="solver")
+        async def solve(problem: str) -> str: ...
+
+        solved = await solve("2 + 2")
+        solved.reward = float(solved.result == "4")
+    """
+    if callable(name):
+        return _recorded(name, "agent", {})
+    return functools.partial(_recorded, name=name, metadata=metadata)
+
+
+def _recorded(function: Callable[..., object], name: str, metadata: JSONMapping) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"@trajectory on {function.__qualname__}: it is a generator; decorate a function that returns"
+        )
+
+    def recorded(*args: object, **kwargs: object) -> Trajectory | Coroutine[None, None, Trajectory]:
+        own = Session({"trajectory_name": name, **metadata})
+        did = Trajectory(name=name, info={**metadata, SESSION_UID: own._uid})
+        if frame := current_frame():
+            for around in frame.sessions:
+                around.trajectories.append(did)
+        span = agent_span(name)
+        with _recording(own, did, span):
+            with contextlib.suppress(TypeError):  # the call itself raises a better error
+                bound = inspect.signature(function).bind(*args, **kwargs)
+                bound.apply_defaults()
+                did.input = {key: value for key, value in bound.arguments.items() if key not in ("self", "cls")}
+            did.output = function(*args, **kwargs)
+        if inspect.isawaitable(did.output):
+            return _awaited(own, did, span)
+        span.end()
+        return did
+
+    if not inspect.iscoroutinefunction(function):
+        return functools.wraps(function)(recorded)
+
+    @functools.wraps(function)
+    async def recorded_async(*args: object, **kwargs: object) -> Trajectory:
+        did = recorded(*args, **kwargs)
+        return did if isinstance(did, Trajectory) else await did
+
+    return recorded_async
+
+
+async def _awaited(own: Session, did: Trajectory, span: Span) -> Trajectory:
+    """Return the trajectory of a function that has returned an awaitable, in which its work is done."""
+    with _recording(own, did, span):
+        did.output = await did.output
+    span.end()
+    return did
+
+
+@contextmanager
+def _recording(own: Session, did: Trajectory, span: Span) -> Iterator[None]:
+    """Turn model calls inside into steps of the trajectory; an error is recorded there and carries it."""
+    try:
+        with span.active(), own:
+            try:
+                yield
+            finally:
+                did.steps = own.steps
+                span.note({"gen_ai.conversation.id": own.name, "rllm.num_steps": len(did.steps)})
+    except BaseException as error:
+        span.end(error)
+        if isinstance(error, Exception):
+            did.info["error"] = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(AttributeError):  # an exception class with slots
+                error.trajectory = getattr(error, "trajectory", did)  # type: ignore[attr-defined]
+        raise

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from rllm._runtime.process import no_fork_meanwhile
 
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Wrapper: TypeAlias = Callable[[Any], Callable[..., object]]
 """Takes the original function and returns its replacement."""
+
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Patch:
     def __init__(self, replacements: Callable[[], Iterable[Replacement]]) -> None:
         self._replacements = replacements
         self._count = 0
-        self._undo: list[tuple[type, str, Any, Any]] = []
+        self._undo: list[tuple[type, str, object, object]] = []
 
     def install(self) -> None:
         with no_fork_meanwhile():
@@ -60,7 +63,7 @@ class Patch:
         self.uninstall()
 
 
-def _replace(item: Replacement) -> tuple[type, str, Any, Any]:
+def _replace(item: Replacement) -> tuple[type, str, object, object]:
     original = item.owner.__dict__[item.name]
     replacement = functools.wraps(original)(item.wrap(original))
     setattr(item.owner, item.name, replacement)
@@ -82,28 +85,28 @@ def _start_with_context(start: Callable[..., None]) -> Callable[..., None]:
     return start_with_context
 
 
-def _submit_with_context(submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+def _submit_with_context(submit: Callable[..., Future[R]]) -> Callable[..., Future[R]]:
     def submit_with_context(
-        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+        self: ThreadPoolExecutor, fn: Callable[..., R], /, *args: object, **kwargs: object
+    ) -> Future[R]:
         # The worker thread that this job may start outlives the job, so it must not inherit its context.
         return Context().run(submit, self, copy_context().run, fn, *args, **kwargs)
 
     return submit_with_context
 
 
-def _give_with_context(give: Callable[..., Any]) -> Callable[..., Any]:
+def _give_with_context(give: Callable[..., object]) -> Callable[..., object]:
     """Wrap a method of `multiprocessing.pool.Pool` whose first argument is a function."""
     from multiprocessing.pool import ThreadPool
 
-    def give_with_context(self: Any, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def give_with_context(self: object, func: Callable[..., R], *args: object, **options: object) -> object:
         if not isinstance(self, ThreadPool):
-            from rllm.sdk.processes import bind  # which imports this module
+            from rllm.sdk.propagation import bind  # which imports this module
 
             return give(self, bind(func), *args, **options)
         context = copy_context()
 
-        def run(*items: Any, **named: Any) -> Any:
+        def run(*items: object, **named: object) -> R:
             return context.copy().run(func, *items, **named)  # a copy, because several threads may run it at once
 
         return give(self, run, *args, **options)

@@ -21,116 +21,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Literal, TypeAlias, TypedDict, Unpack
 
 from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, RLLMError
-from rllm.sdk.context import Frame, current_frame, has_outlived_rollout
+from rllm.sdk.context import current_frame, has_outlived_rollout
 from rllm.sdk.propagation import program_environment
 from rllm.sdk.variables import without_operators_keys
-
-
-def run_program(
-    command: Sequence[Argument],
-    *,
-    timeout_s: float | None = None,
-    max_output_bytes: int = 1_000_000,
-    cwd: Argument | None = None,
-    env: Mapping[str, Argument] | None = None,
-    input: str = "",
-    grace_s: float = 5.0,
-) -> ProgramResult:
-    """Run a program with the environment of the current session, and end all its processes when it ends.
-
-    Its clients find the session's gateway by `rllm.sdk.environment()`; outside of a rollout the environment is
-    unchanged. A program that outlives its rollout is ended, with everything it started. For sync code; see
-    `run_program_async`.
-
-    Args:
-        command: the program and its arguments, without a shell.
-        timeout_s: seconds after which it is ended; `None` leaves that to the rollout's own time limit.
-        max_output_bytes: limit on its stdout, and on its stderr: half is kept from the beginning, half from the end.
-        cwd: working directory; by default the current one.
-        env: more variables, which override those of this process and of the session.
-        input: its stdin.
-        grace_s: seconds between SIGTERM and SIGKILL.
-
-    Raises:
-        ConfigError: if it cannot be started.
-        RLLMError: if the rollout of this thread or task has ended.
-    """
-    limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
-    return _prepared(command, limits, cwd=cwd, env=env, input=input)(lambda: False)
-
-
-async def run_program_async(
-    command: Sequence[Argument],
-    *,
-    timeout_s: float | None = None,
-    max_output_bytes: int = 1_000_000,
-    cwd: Argument | None = None,
-    env: Mapping[str, Argument] | None = None,
-    input: str = "",
-    grace_s: float = 5.0,
-) -> ProgramResult:
-    """Run a program without blocking the event loop; cancelling ends it. See `run_program`.
-
-    Raises:
-        ConfigError: if it cannot be started.
-        RLLMError: if the rollout of this thread or task has ended.
-    """
-    limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
-    cancelled = threading.Event()
-    run = _prepared(command, limits, cwd=cwd, env=env, input=input)
-    try:
-        return await in_thread(partial(run, cancelled.is_set), name=f"program {_program(command)}")
-    except asyncio.CancelledError:
-        cancelled.set()
-        raise
-
-
-def _prepared(
-    command: Sequence[Argument], limits: Limits, *, cwd: Argument | None, env: Mapping[str, Argument] | None, input: str
-) -> Callable[[Callable[[], bool]], ProgramResult]:
-    """Return a function that runs the program in the current session, until its argument returns True."""
-    if has_outlived_rollout():
-        raise RLLMError(
-            f"{_program(command)!r} is not started: the rollout that this thread or task was begun in has ended, and "
-            "with it all that it had started"
-        )
-    frame = current_frame()
-    variables = dict(os.environ)
-    if frame is not None:
-        frame.note_program(_program(command))
-        if led := program_environment(frame):
-            variables = {**without_operators_keys(variables), **led}
-    given = {**variables, **(env or {})}
-
-    def run(is_cancelled: Callable[[], bool]) -> ProgramResult:
-        def is_wanted() -> bool:
-            return not is_cancelled() and _is_open(frame)
-
-        return run_supervised(command, limits, env=given, cwd=cwd, stdin=input, is_wanted=is_wanted)
-
-    return run
-
-
-def _program(command: Sequence[Argument]) -> str:
-    """Return the program's name; empty for an empty command, which is refused later."""
-    return str(command[0]) if command else ""
-
-
-def _is_open(frame: Frame | None) -> bool:
-    """Return whether the rollout is still running; an abandoned thread may hold inner sessions open."""
-    return frame is None or all(entered.session.is_open for entered in frame)
-
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _POLL_S = 0.25
@@ -141,16 +44,107 @@ Argument: TypeAlias = str | os.PathLike[str]
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
+class LimitOptions(TypedDict, total=False):
+    """Limits of a program, all of which have defaults."""
+
+    timeout_s: float | None
+    """Seconds after which it is ended; `None`, the default, leaves that to the rollout's own time limit."""
+    max_output_bytes: int
+    """Limit on its stdout, and on its stderr, a million by default: half is kept from the beginning, half from the
+    end."""
+    grace_s: float
+    """Seconds between SIGTERM and SIGKILL, 5 by default."""
+
+
+class ProgramOptions(LimitOptions, total=False):
+    """Options of `run_program`."""
+
+    cwd: Argument | None
+    """Working directory; by default the current one."""
+    env: Mapping[str, Argument] | None
+    """More variables, which override those of this process and of the session."""
+    input: str
+    """Its stdin."""
+
+
+def run_program(command: Sequence[Argument], **options: Unpack[ProgramOptions]) -> ProgramResult:
+    """Run a program with the environment of the current session, and end all its processes when it ends.
+
+    Its clients find the session's gateway by `rllm.sdk.environment()`; outside of a rollout the environment is
+    unchanged. A program that outlives its rollout is ended, with everything it started. For sync code; see
+    `run_program_async`.
+
+    Args:
+        command: the program and its arguments, without a shell.
+        options: see `ProgramOptions`.
+
+    Raises:
+        ConfigError: if it cannot be started.
+        RLLMError: if the rollout of this thread or task has ended.
+    """
+    return _prepared(command, **options)(lambda: False)
+
+
+async def run_program_async(command: Sequence[Argument], **options: Unpack[ProgramOptions]) -> ProgramResult:
+    """Run a program without blocking the event loop; cancelling ends it. See `run_program`.
+
+    Raises:
+        ConfigError: if it cannot be started.
+        RLLMError: if the rollout of this thread or task has ended.
+    """
+    cancelled = threading.Event()
+    run = _prepared(command, **options)
+    try:
+        return await in_thread(partial(run, cancelled.is_set), name=f"program {_program(command)}")
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
+def _prepared(
+    command: Sequence[Argument],
+    *,
+    cwd: Argument | None = None,
+    env: Mapping[str, Argument] | None = None,
+    input: str = "",
+    **limits: Unpack[LimitOptions],
+) -> Callable[[Callable[[], bool]], ProgramResult]:
+    """Return a function that runs the program in the current session, until its argument returns True."""
+    if has_outlived_rollout():
+        raise RLLMError(
+            f"{_program(command)!r} cannot be started: the rollout of this thread or task has ended, and all its "
+            "programs with it"
+        )
+    bounds, frame = Limits(**limits), current_frame()
+    variables = dict(os.environ)
+    if frame is not None:
+        frame.note("programs", _program(command))
+        if led := program_environment(frame):
+            variables = {**without_operators_keys(variables), **led}
+    given = {**variables, **(env or {})}
+
+    def run(is_cancelled: Callable[[], bool]) -> ProgramResult:
+        def is_wanted() -> bool:
+            # All sessions around, since an abandoned thread may hold inner ones open.
+            return not is_cancelled() and all(entered.session.is_open for entered in frame or ())
+
+        return run_supervised(command, bounds, env=given, cwd=cwd, stdin=input, is_wanted=is_wanted)
+
+    return run
+
+
+def _program(command: Sequence[Argument]) -> str:
+    """Return the program's name; empty for an empty command, which is refused later."""
+    return str(command[0]) if command else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a program."""
+    """Limits of a program, see `LimitOptions`."""
 
     timeout_s: float | None = None
-    """`None` is no limit."""
     max_output_bytes: int = 1_000_000
-    """Bytes kept of its stdout, and of its stderr."""
     grace_s: float = 5.0
-    """Seconds between SIGTERM and SIGKILL."""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -215,10 +209,15 @@ def run_supervised(
     variables = {name: _text(value, f"the variable {name} of {program!r}") for name, value in env.items()}
     if cwd is not None:
         variables["PWD"] = str(Path(cwd).absolute())  # as a shell does
-    with contextlib.ExitStack() as control:
-        with _startable(program), _input(stdin) as source, no_fork_meanwhile():
+    with contextlib.ExitStack() as opened:
+        source: IO[bytes] | int = stdin if isinstance(stdin, int) else subprocess.DEVNULL
+        if isinstance(stdin, str) and stdin:
+            source = opened.enter_context(tempfile.TemporaryFile())
+            source.write(stdin.encode())
+            source.seek(0)
+        with _startable(program), no_fork_meanwhile():
             ours, theirs = socket.socketpair()
-            control.enter_context(ours)
+            opened.enter_context(ours)
             with theirs:
                 process = Context().run(  # outside of any session, which would change its environment
                     subprocess.Popen,
@@ -235,15 +234,15 @@ def run_supervised(
             return _Watch(process, ours, limits, on_output, is_wanted).result(program)
 
 
-def _text(given: Any, what: str) -> str:
+def _text(given: object, what: str) -> str:
     """Return an argument or a variable as text; `what` names it in errors."""
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(text, str):
         raise ConfigError(f"{what} is {given!r}: use text or a path")
     if "\0" in text:
         raise ConfigError(
-            f"{what} has a NUL character ({text[:80]!r}), where a text ends for the system: leave it out, or hand the "
-            "text over on stdin or in a file"
+            f"{what} has a NUL character ({text[:80]!r}), which the system does not accept there: leave it out, or "
+            "pass the text on stdin or in a file"
         )
     return text
 
@@ -258,17 +257,6 @@ def _startable(program: str) -> Iterator[None]:
         raise ConfigError(f"{program!r} cannot be started: {error.strerror or error}{remedy}") from error
     except ValueError as error:  # invalid Unicode, or an invalid variable name
         raise ConfigError(f"{program!r} cannot be started: {error}") from error
-
-
-@contextlib.contextmanager
-def _input(stdin: str | int) -> Iterator[IO[bytes] | int]:
-    if isinstance(stdin, int) or not stdin:
-        yield subprocess.DEVNULL if stdin == "" else int(stdin)
-        return
-    with tempfile.TemporaryFile() as file:
-        file.write(stdin.encode())
-        file.seek(0)
-        yield file
 
 
 class _Watch:
@@ -329,29 +317,21 @@ class _Watch:
             for name in self._printed:
                 selector.register(getattr(self._process, name), selectors.EVENT_READ, name)
             while selector.get_map() and time.monotonic() < give_up:
-                self._end_if_due()
+                limit = self._limits.timeout_s
+                if not self._ended and limit is not None and time.monotonic() - self._started > limit:
+                    self._timed_out = True
+                    self._end()
+                elif not self._ended and not self._is_wanted():
+                    self._end()
                 for key, _ in selector.select(_POLL_S):
                     data = os.read(key.fd, 65536)
-                    self._take(key.data, data)
+                    if key.data == "report":
+                        self._report += data
+                    elif head := self._printed[key.data].add(data):
+                        self._on_output(key.data, head)
                     if not data:
                         selector.unregister(key.fileobj)
                         give_up = time.monotonic() + _DRAIN_S if key.data == "report" else give_up
-
-    def _take(self, name: Any, data: bytes) -> None:
-        if name == "report":
-            self._report += data
-        elif head := self._printed[name].add(data):
-            self._on_output(name, head)
-
-    def _end_if_due(self) -> None:
-        limit = self._limits.timeout_s
-        if self._ended:
-            return
-        if limit is not None and time.monotonic() - self._started > limit:
-            self._timed_out = True
-            self._end()
-        elif not self._is_wanted():
-            self._end()
 
     def _end(self) -> None:
         """Make the supervisor end the program. Idempotent."""
@@ -366,36 +346,24 @@ class HeadAndTail:
     def __init__(self, max_bytes: int) -> None:
         self.num_dropped = 0
         """Number of omitted bytes between the two."""
-        self._room = max_bytes - max_bytes // 2
-        self._head = bytearray()
-        self._max_tail = max_bytes // 2
-        self._tail: deque[bytes] = deque()
-        self._tail_size = 0
+        self._head, self._max_head = bytearray(), max_bytes - max_bytes // 2
+        self._tail, self._max_tail = bytearray(), max_bytes // 2
 
     def add(self, data: bytes) -> bytes:
         """Add data; return the part that belongs to the beginning."""
-        head, rest = data[: self._room], data[self._room :]
-        self._room -= len(head)
+        room = self._max_head - len(self._head)
+        head = data[:room]
         self._head += head
-        if rest:
-            self._tail.append(rest)
-            self._tail_size += len(rest)
-            self._drop()
+        self._tail += data[room:]
+        surplus = max(len(self._tail) - self._max_tail, 0)
+        del self._tail[:surplus]
+        self.num_dropped += surplus
         return head
-
-    def _drop(self) -> None:
-        while (surplus := self._tail_size - self._max_tail) > 0:
-            first = self._tail.popleft()
-            if len(first) > surplus:
-                self._tail.appendleft(first[surplus:])
-            cut = min(len(first), surplus)
-            self._tail_size -= cut
-            self.num_dropped += cut
 
     def rest(self) -> bytes:
         """Return the end, after a line with the number of omitted bytes."""
         gap = f"\n[... {self.num_dropped} bytes left out ...]\n".encode() if self.num_dropped else b""
-        return gap + b"".join(self._tail)
+        return gap + bytes(self._tail)
 
     def text(self) -> str:
         """Return everything that was kept."""

@@ -4,27 +4,53 @@ In our process, `installed()` patches the HTTP libraries, so that a request to t
 session; and `subprocess`, `multiprocessing` and `ProcessPoolExecutor`, so that programs, processes and jobs use their
 session. For other ways to start one, `environment(url)` returns the variables that do so. `hints_for` explains how each
 agent framework finds its model, for the error message when none of its calls arrive.
+
+A process that is started in a session makes its calls there, and so do those that it starts in turn. Workers of pools
+serve several sessions and belong to none: each job is sent together with the session that it is submitted in.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
-from functools import lru_cache
+from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import PurePath
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from rllm.errors import ConfigError
-from rllm.sdk.context import Frame, current_frame
+from rllm.capture.side_calls import OWN_KEY
+from rllm.errors import ConfigError, shown
+from rllm.sdk.context import Frame, Session, current_frame, in_no_session
 from rllm.sdk.patching import Patch, Replacement
-from rllm.sdk.processes import starting, submitting
-from rllm.sdk.recording import METADATA_HEADER, begin, finish, is_model_call, metadata_stamp, same_origin, stamps
-from rllm.sdk.variables import beside_own_keys, gateway_variables, without_operators_keys
+from rllm.sdk.recording import (
+    METADATA_HEADER,
+    Request,
+    Response,
+    begin,
+    finish,
+    is_model_call,
+    metadata_stamp,
+    read_stamp,
+    same_origin,
+    stamps,
+)
+from rllm.sdk.variables import beside_own_keys, gateway_variables, led_to, without_operators_keys
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    import aiohttp
+
+R = TypeVar("R")
 
 _ENV_POSITION = 9
 """Position of `env` among the arguments of `subprocess.Popen` after the command."""
@@ -40,15 +66,15 @@ def _replacements() -> Iterator[Replacement]:
         if library := _import(name):
             yield Replacement(library.Client, "send", _sending)
             yield Replacement(library.AsyncClient, "send", _sending_async)
-            yield Replacement(library.HTTPTransport, "__init__", sharing(library))
-            yield Replacement(library.AsyncHTTPTransport, "__init__", sharing(library))
-    if aiohttp := _import("aiohttp"):
-        yield Replacement(aiohttp.ClientSession, "_request", _requesting)
+            yield Replacement(library.HTTPTransport, "__init__", _sharing(library))
+            yield Replacement(library.AsyncHTTPTransport, "__init__", _sharing(library))
+    if library := _import("aiohttp"):
+        yield Replacement(library.ClientSession, "_request", _requesting)
     yield Replacement(subprocess.Popen, "__init__", _starting)
     if processes := _import("concurrent.futures.process"):  # missing on systems without semaphores
-        yield Replacement(processes.ProcessPoolExecutor, "submit", submitting)
+        yield Replacement(processes.ProcessPoolExecutor, "submit", _submitting)
     if processes := _import("multiprocessing.process"):
-        yield Replacement(processes.BaseProcess, "start", starting)
+        yield Replacement(processes.BaseProcess, "start", _starting_process)
 
 
 _http = Patch(_replacements)
@@ -62,8 +88,8 @@ def _import(name: str) -> Any:
         return None
 
 
-def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
-    def send_recorded(self: Any, request: Any, **options: Any) -> Any:
+def _sending(send: Callable[..., Response]) -> Callable[..., Response]:
+    def send_recorded(self: object, request: Request, **options: object) -> Response:
         _begin(request)
         try:
             response = send(self, request, **options)
@@ -75,8 +101,8 @@ def _sending(send: Callable[..., Any]) -> Callable[..., Any]:
     return send_recorded
 
 
-def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def send_recorded(self: Any, request: Any, **options: Any) -> Any:
+def _sending_async(send: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    async def send_recorded(self: object, request: Request, **options: object) -> Response:
         _begin(request)
         try:
             response = await send(self, request, **options)
@@ -88,16 +114,19 @@ def _sending_async(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
     return send_recorded
 
 
-def _requesting(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _requesting(request: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
     """Wrap aiohttp's requests to add stamps only: the gateway records the calls."""
 
-    async def request_stamped(self: Any, method: str, url: Any, **options: Any) -> Any:
+    async def request_stamped(self: aiohttp.ClientSession, method: str, url: str, **options: Any) -> R:
         full_url = str(self._build_url(url))
-        frame = _frame_for(method, full_url)
-        if frame is not None and _goes_to_gateway(full_url, frame):
-            options["headers"] = _with_stamps(options.get("headers"), stamps(frame, urlsplit(full_url).path))
+        frame, to_gateway = _session_of(method, full_url)
+        if frame is not None and to_gateway:
+            added = stamps(frame, urlsplit(full_url).path)
+            headers = options.get("headers") or ()
+            items = headers.items() if isinstance(headers, Mapping) else headers
+            options["headers"] = [*((k, v) for k, v in items if k.lower() not in added), *added.items()]
         elif frame is not None:
-            frame.note_elsewhere(full_url)
+            frame.note("elsewhere", full_url.partition("?")[0])
         return await request(self, method, url, **options)
 
     return request_stamped
@@ -106,56 +135,43 @@ def _requesting(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 def _starting(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap `subprocess.Popen`, which asyncio uses too."""
 
-    def init_with_environment(self: Any, args: Any, *positional: Any, **options: Any) -> None:
+    def init_with_environment(self: object, args: Any, *positional: object, **options: Any) -> None:
         frame = current_frame()
         if frame is not None and frame.base_url is not None and len(positional) <= _ENV_POSITION:
             words = args.split() if isinstance(args, str) else args
             program = os.fsdecode(words[0]) if isinstance(words, list | tuple) and words else ""
-            if is_known_program(program):
-                frame.note_program(program)
-            options["env"] = _handed_down(options.get("env"), frame)
+            if PurePath(program).name in PROGRAMS:
+                frame.note("programs", program)
+            given = options.get("env")
+            inherited = without_operators_keys(os.environ if given is None else given)
+            if inherited.get("OPENAI_BASE_URL") == os.environ.get("OPENAI_BASE_URL"):  # else the user chose a gateway
+                inherited |= beside_own_keys(program_environment(frame), inherited)
+            options["env"] = inherited
         init(self, args, *positional, **options)
 
     return init_with_environment
 
 
-def _handed_down(given: Mapping[str, str] | None, frame: Frame) -> dict[str, str]:
-    """Return the environment of a program; one that was prepared by the user keeps its gateway."""
-    inherited = without_operators_keys(os.environ if given is None else given)
-    if inherited.get("OPENAI_BASE_URL") != os.environ.get("OPENAI_BASE_URL"):
-        return inherited
-    return {**inherited, **beside_own_keys(program_environment(frame), inherited)}
-
-
-def _with_stamps(headers: Any, added: Mapping[str, str]) -> list[tuple[str, str]]:
-    items = headers.items() if isinstance(headers, Mapping) else headers or ()
-    return [*((name, value) for name, value in items if name.lower() not in added), *added.items()]
-
-
-def _begin(request: Any) -> None:
-    url = str(request.url)
-    frame = _frame_for(request.method, url)
-    if frame is not None and _goes_to_gateway(url, frame):
+def _begin(request: Request) -> None:
+    frame, to_gateway = _session_of(request.method, str(request.url))
+    if frame is not None and to_gateway:
         begin(request, frame, stamp=True)
 
 
-def _note_where_it_went(request: Any) -> None:
+def _note_where_it_went(request: Request) -> None:
     """Check the URL after sending, since a client of `rllm.sdk` redirects requests to the gateway only then."""
     url = str(request.url)
-    frame = _frame_for(request.method, url)
-    if frame is not None and not _goes_to_gateway(url, frame):
-        frame.note_elsewhere(url)
+    frame, to_gateway = _session_of(request.method, url)
+    if frame is not None and not to_gateway:
+        frame.note("elsewhere", url.partition("?")[0])  # without its query, which may hold keys
 
 
-def _frame_for(method: str, url: str) -> Frame | None:
-    """Return the session of a request if it is a model call and the session has a gateway."""
+def _session_of(method: str, url: str) -> tuple[Frame | None, bool]:
+    """Return the session with a gateway that a model call belongs to, and whether the call goes to that gateway."""
     frame = current_frame()
-    has_gateway = frame is not None and frame.base_url is not None
-    return frame if has_gateway and is_model_call(method, urlsplit(url).path) else None
-
-
-def _goes_to_gateway(url: str, frame: Frame) -> bool:
-    return frame.base_url is not None and same_origin(url, frame.base_url)
+    if frame is None or frame.base_url is None or not is_model_call(method, urlsplit(url).path):
+        return None, False
+    return frame, same_origin(url, frame.base_url)
 
 
 def environment(url: str | None = None, *, api_key: str | None = None) -> dict[str, str]:
@@ -194,10 +210,7 @@ def _headers(stamp: str) -> dict[str, str]:
     return {name: "\n".join(filter(None, [os.environ.get(name), header])) for name in names}
 
 
-_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-
-
-def sharing(library: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _sharing(library: ModuleType) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a wrapper for the `__init__` of httpx transports that shares one TLS context.
 
     Agents create clients in every rollout, and each would read all certificates again, for 20 ms. Clients with their
@@ -205,10 +218,11 @@ def sharing(library: Any) -> Callable[[Callable[..., None]], Callable[..., None]
     """
 
     def wrap(init: Callable[..., None]) -> Callable[..., None]:
-        def init_sharing(self: Any, *arguments: Any, **options: Any) -> None:
-            if not arguments and _is_plain(options):
-                named = tuple(os.environ.get(name) for name in _VARIABLES)
-                options["verify"] = _context(library, options.get("trust_env", True), named, ssl.SSLContext)
+        def init_sharing(self: object, *arguments: object, **options: Any) -> None:
+            is_plain = options.get("verify", True) is True and not options.get("cert") and not options.get("http2")
+            if is_plain and not arguments:
+                paths = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+                options["verify"] = _context(library, options.get("trust_env", True), paths, ssl.SSLContext)
             init(self, *arguments, **options)
 
         return init_sharing
@@ -216,58 +230,190 @@ def sharing(library: Any) -> Callable[[Callable[..., None]], Callable[..., None]
     return wrap
 
 
-def _is_plain(options: Mapping[str, Any]) -> bool:
-    return options.get("verify", True) is True and not options.get("cert") and not options.get("http2")
-
-
 @lru_cache(maxsize=8)
-def _context(library: Any, trust_env: bool, named: tuple[str | None, ...], kind: type[ssl.SSLContext]) -> Any:
+def _context(
+    library: ModuleType, trust_env: bool, paths: tuple[str | None, ...], kind: type[ssl.SSLContext]
+) -> ssl.SSLContext:
     """Return the library's context for these variables; `kind` is part of the key in case the class is replaced."""
-    return library.create_ssl_context(trust_env=trust_env)
+    context: ssl.SSLContext = library.create_ssl_context(trust_env=trust_env)
+    return context
 
 
-_OPENAI = "reads OPENAI_BASE_URL when its client is made"
+# Other processes
+
+
+_SERVE_SEVERAL = {
+    "concurrent.futures.process",
+    "joblib.externals.loky.process_executor",
+    "loky.process_executor",
+    "multiprocessing.managers",
+    "multiprocessing.pool",
+    "torch.multiprocessing.pool",
+}
+"""Modules of the functions run by processes that serve several sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A session as another process needs it."""
+
+    name: str
+    base_url: str
+    stamp: str
+    """Metadata and uids of the session, as in the header of a call."""
+
+    @property
+    def gateway_url(self) -> str:
+        """URL of the gateway without the session, for a process that serves several."""
+        return self.base_url.rpartition("/sessions/")[0] or self.base_url
+
+    def session(self) -> Session:
+        """Return a session for this process, whose calls are stored as those of the original are."""
+        metadata = read_stamp(self.stamp)
+        uids = metadata.pop(OWN_KEY)
+        return Session(metadata, name=self.name, base_url=self.base_url, uids_around=uids)
+
+
+def _here() -> Place | None:
+    frame = current_frame()
+    if frame is None or frame.base_url is None:
+        return None
+    return Place(frame.name, frame.base_url, metadata_stamp(frame))
+
+
+def bind(function: Callable[..., R]) -> Callable[..., R]:
+    """Return the function as one that runs in the current session, in whichever process or thread it is called.
+
+    For workers that outlive a rollout and receive functions, by a queue for example, and for pools of other libraries
+    such as joblib. Jobs of `ProcessPoolExecutor` and `multiprocessing.Pool` are bound already. The result can be
+    pickled if the function can. Outside of a session with a gateway it is the function itself.
+
+    Raises:
+        ConfigError: if the function is async.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"bind({shown(function)}): this function is async: bind one that calls asyncio.run")
+    place = _here()
+    return function if place is None else partial(_in_session, place, function)
+
+
+def _in_session(place: Place, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
+    # Not the URL of the session: a client that the worker keeps for its next job must not take this session along.
+    with in_no_session(), installed(), led_to(place.gateway_url), place.session():
+        return function(*args, **kwargs)
+
+
+def _submitting(submit: Callable[..., Future[R]]) -> Callable[..., Future[R]]:
+    """Wrap `ProcessPoolExecutor.submit` so that jobs run in the session of their caller."""
+
+    def submit_with_session(self: object, fn: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
+        # The process that this job may start outlives the job, so that process itself must inherit nothing.
+        return Context().run(submit, self, bind(fn), *args, **kwargs)
+
+    return submit_with_session
+
+
+def _starting_process(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
+    """Wrap `multiprocessing.Process.start` so that the process is in the session of its starter."""
+
+    def start_with_session(self: BaseProcess) -> None:
+        frame, place = current_frame(), _here()
+        if getattr(getattr(self, "_target", None), "__module__", None) in _SERVE_SEVERAL:
+            # The variables that lead to a gateway here: a fork server has those of the moment at which it began.
+            url = os.environ.get("OPENAI_BASE_URL", "")
+            names = gateway_variables(url) if url.startswith(("http://", "https://")) else {}
+            arrival = _Arrival(None, {name: os.environ[name] for name in names if name in os.environ})
+            _start_with(self, lambda process: Context().run(start, process), arrival)
+        elif place is None or frame is None:
+            start(self)
+        else:
+            _start_with(self, start, _Arrival(place, {}))
+            frame.note("processes", self)
+
+    return start_with_session
+
+
+def _start_with(process: BaseProcess, start: Callable[[BaseProcess], None], arrival: _Arrival) -> None:
+    # Before all else, since what the process runs may belong to a module that makes a client when it is imported.
+    process.__dict__ = {"_rllm_arrival": arrival, **process.__dict__}
+    try:
+        start(process)
+    finally:
+        process.__dict__.pop("_rllm_arrival", None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """Preparation of a new process, done where it is unpickled; a fork needs none of it."""
+
+    place: Place | None
+    variables: Mapping[str, str]
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Place | None, Mapping[str, str]]]:
+        return _arrive, (self.place, self.variables)
+
+
+def _arrive(place: Place | None, variables: Mapping[str, str]) -> None:
+    os.environ.update(variables)
+    if place is not None:
+        _lead_to_session(place.base_url)
+        installed().install()
+        place.session().__enter__()
+
+
+def _lead_to_session(base_url: str) -> None:
+    variables = gateway_variables(base_url, inherited=os.environ)
+    os.environ.update(beside_own_keys(variables, os.environ))
+
+
+def _in_fork() -> None:
+    """Lead the clients of a fork to the session that it was made in, those too that no patch reaches."""
+    frame = current_frame()
+    if frame is not None and frame.base_url is not None:
+        _lead_to_session(frame.base_url)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
+
+
+# Hints
+
+_READS = "reads OPENAI_BASE_URL when its client is made"
 
 MODULES = {
     "llama_index": "LlamaIndex reads OPENAI_API_BASE, and not OPENAI_BASE_URL; or OpenAILike(api_base=...)",
-    "dspy": "DSPy answers from its cache what was asked before: dspy.LM('openai/...', cache=False)",
+    "dspy": "DSPy caches answers: dspy.LM('openai/...', cache=False)",
     "crewai": "CrewAI: LLM(model='openai/...', base_url=...)",
-    "google.adk": "Google ADK asks Google by default: LiteLlm(model='openai/...')",
-    "claude_agent_sdk": "the Claude Agent SDK starts a program: no ANTHROPIC_BASE_URL in "
+    "google.adk": "Google ADK calls Google by default: LiteLlm(model='openai/...')",
+    "claude_agent_sdk": "the Claude Agent SDK starts a program: set no ANTHROPIC_BASE_URL in "
     "ClaudeAgentOptions(env=...) or in settings.json",
-    "agents.models.openai_provider": f"the OpenAI Agents SDK {_OPENAI}; else set_default_openai_client(...)",
-    "agent_framework": f"Microsoft Agent Framework {_OPENAI}; else OpenAIChatClient(base_url=...)",
-    "autogen_ext": f"AutoGen {_OPENAI}; else OpenAIChatCompletionClient(base_url=...)",
+    "agents.models.openai_provider": f"the OpenAI Agents SDK {_READS}; else set_default_openai_client(...)",
+    "agent_framework": f"Microsoft Agent Framework {_READS}; else OpenAIChatClient(base_url=...)",
+    "autogen_ext": f"AutoGen {_READS}; else OpenAIChatCompletionClient(base_url=...)",
     "smolagents": "smolagents: OpenAIModel(api_base=...), or LiteLLMModel(model_id='openai/...')",
-    "strands": "Strands asks Bedrock by default: OpenAIModel(client_args={'base_url': ...})",
+    "strands": "Strands calls Bedrock by default: OpenAIModel(client_args={'base_url': ...})",
     "pydantic_ai": "pydantic-ai: OpenAIProvider(base_url=...), or a model named 'openai-chat:...'",
     "langchain_anthropic": "ChatAnthropic reads ANTHROPIC_BASE_URL; else ChatAnthropic(base_url=...)",
     "langchain_openai": "ChatOpenAI reads OPENAI_BASE_URL; else ChatOpenAI(base_url=...)",
-    "litellm": "LiteLLM reads OPENAI_BASE_URL for openai/..., HOSTED_VLLM_API_BASE for "
-    "hosted_vllm/..., ANTHROPIC_BASE_URL for "
-    "anthropic/...; else api_base=...",
+    "litellm": "LiteLLM reads OPENAI_BASE_URL for openai/..., HOSTED_VLLM_API_BASE for hosted_vllm/..., "
+    "ANTHROPIC_BASE_URL for anthropic/...; else api_base=...",
     "anthropic": "anthropic reads ANTHROPIC_BASE_URL (without /v1) when its client is made; else "
     "Anthropic(base_url=...)",
 }
 """Hints by imported module; frameworks built on others come first."""
 
 PROGRAMS = {
-    "codex": "codex reads no variable for this: name the gateway in a [model_providers] entry "
-    "of config.toml, in a folder that "
-    "CODEX_HOME names",
-    "opencode": "opencode reads OPENAI_BASE_URL for its provider openai; for others, "
-    "provider.options.baseURL in opencode.json",
+    "codex": "codex reads no variable for this: name the gateway in a [model_providers] entry of config.toml, in the "
+    "folder CODEX_HOME",
+    "opencode": "opencode reads OPENAI_BASE_URL for its provider openai; for others, set provider.options.baseURL in "
+    "opencode.json",
     "claude": "claude reads ANTHROPIC_BASE_URL, unless its settings.json has another, or CLAUDE_CODE_USE_BEDROCK or "
     "CLAUDE_CODE_USE_VERTEX is set",
-    "qwen": "qwen reads OPENAI_BASE_URL where OPENAI_API_KEY is its way to log in (--auth-type openai)",
-    "mini": "mini-swe-agent asks through LiteLLM: name the model openai/...",
+    "qwen": "qwen reads OPENAI_BASE_URL if it logs in with OPENAI_API_KEY (--auth-type openai)",
+    "mini": "mini-swe-agent uses LiteLLM: name the model openai/...",
 }
 """Hints by the name of a program's file."""
-
-
-def is_known_program(program: str) -> bool:
-    """Return whether this is the name or path of a known agent program."""
-    return PurePath(program).name in PROGRAMS
 
 
 def hints_for(*, modules: Container[str] = sys.modules, programs: Sequence[str] = ()) -> list[str]:

@@ -1,7 +1,7 @@
 """Recording of model calls: stamp a request with its session, and record the answer there.
 
-Written for requests and responses of both `httpx` and `httpx2` (used by openai >= 3), hence `Any`. The answer is copied
-as it passes and parsed at the end, so a streaming caller receives every byte when it arrives.
+Requests and responses are those of `httpx` or of `httpx2` (used by openai >= 3). The answer is copied as it passes and
+parsed at the end, so a streaming caller receives every byte when it arrives.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import functools
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from rllm.capture.chat import traces_from_chat
@@ -21,6 +21,7 @@ from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.capture.wire_formats import model_call_in
 from rllm.sdk.context import Call, Frame
 from rllm.telemetry import outgoing_headers
+from rllm.types import JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,46 @@ RECORDED_CALLS = ("/chat/completions",)
 _EXCHANGE = "rllm.exchange"
 
 
+class URL(Protocol):
+    """`httpx.URL`."""
+
+    def __init__(self, url: str) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def query(self) -> bytes: ...
+    def copy_with(self, **parts: Any) -> URL: ...
+
+
+class Request(Protocol):
+    """`httpx.Request`."""
+
+    method: str
+    url: URL
+    headers: MutableMapping[str, str]
+    extensions: MutableMapping[str, Any]
+
+    @property
+    def content(self) -> bytes: ...
+
+
+class Response(Protocol):
+    """`httpx.Response`."""
+
+    request: Request
+    status_code: int
+    headers: MutableMapping[str, str]
+    stream: Any
+    is_closed: bool
+
+    @property
+    def content(self) -> bytes: ...
+    @property
+    def is_success(self) -> bool: ...
+    @property
+    def has_redirect_location(self) -> bool: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     """Model call in progress."""
@@ -43,7 +84,7 @@ class Exchange:
     request_body: bytes
     started_at: float = field(default_factory=time.time)
 
-    def complete(self, answer: Mapping[str, Any]) -> None:
+    def complete(self, answer: JSONMapping) -> None:
         """Fill the place reserved for this call."""
         self.call.traces = traces_from_chat(
             json.loads(self.request_body),
@@ -51,7 +92,7 @@ class Exchange:
             session_id=self.frame.name,
             started_at=self.started_at,
             timings={"total_s": time.time() - self.started_at},
-            metadata=stamped_metadata(self.frame),
+            metadata={**self.frame.metadata, OWN_KEY: self.frame.uids},
         )
 
 
@@ -60,7 +101,7 @@ def is_model_call(method: str, path: str) -> bool:
     return method == "POST" and model_call_in(path) is not None
 
 
-def begin(request: Any, frame: Frame, *, stamp: bool) -> None:
+def begin(request: Request, frame: Frame, *, stamp: bool) -> None:
     """Register a request that is about to be sent: reserve its place in the session, and stamp it if wanted."""
     if _EXCHANGE in request.extensions:  # a redirect, or a patched client with hooks of its own
         return
@@ -69,11 +110,14 @@ def begin(request: Any, frame: Frame, *, stamp: bool) -> None:
         for name, value in stamps(frame, request.url.path, inherited).items():
             request.headers[name] = value
     if request.url.path.endswith(RECORDED_CALLS):
-        body = _body_of(request)
+        try:
+            body = bytes(request.content)
+        except RuntimeError:  # a streamed body, which no model client sends
+            body = b"{}"
         request.extensions[_EXCHANGE] = Exchange(frame=frame, call=frame.reserve_call(), request_body=body)
 
 
-def finish(response: Any) -> None:
+def finish(response: Response) -> None:
     """Record the answer to a registered request: now if it was read, or else when it has been."""
     exchange = response.request.extensions.get(_EXCHANGE)
     if exchange is None or response.has_redirect_location:
@@ -84,7 +128,8 @@ def finish(response: Any) -> None:
     if response.is_closed:
         _record(exchange, response, response.content)
     else:
-        response.stream = _watched(response.stream, lambda raw: _record(exchange, response, _decoded(response, raw)))
+        watched = _watched_class(response.stream.__class__)
+        response.stream = watched(response.stream, lambda raw: _record(exchange, response, _decoded(response, raw)))
 
 
 def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
@@ -102,17 +147,28 @@ def metadata_stamp(frame: Frame, inherited: str = "", *, of_program: bool = Fals
     """
     around = read_stamp(inherited)
     around.pop(PROGRAM_KEY, None)  # clients that stamp by themselves are the author's own
-    needed: dict[str, Any] = {OWN_KEY: [*around.get(OWN_KEY, []), *frame.uids]}
+    needed: JSONObject = {OWN_KEY: [*around.get(OWN_KEY, []), *frame.uids]}
     if of_program:
         needed[PROGRAM_KEY] = True
-    metadata = _json_of({**around, **frame.metadata}, needed)
-    if len(metadata) > MAX_METADATA_BYTES:
-        _warn_once_that_metadata_stays(MAX_METADATA_BYTES)
-        metadata = json.dumps(needed)
-    return quote(metadata, safe='{}[]:,"')
+    metadata = {**around, **frame.metadata}
+    try:
+        text = json.dumps({**metadata, **needed}, default=str, allow_nan=False)
+    except (TypeError, ValueError):  # keys that are not strings, NaN, a cycle
+        text = json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
+    if "\\ud" in text:  # half of a surrogate pair, as in file names, is not valid text for readers
+        text = json.dumps(json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")))
+    if len(text) > MAX_METADATA_BYTES:
+        _warn_of_long_metadata()
+        text = json.dumps(needed)
+    return quote(text, safe='{}[]:,"')
 
 
-def read_stamp(stamp: str) -> dict[str, Any]:
+@functools.cache
+def _warn_of_long_metadata() -> None:  # once
+    logger.warning("a session's metadata is longer than %d bytes and is not stored with its calls", MAX_METADATA_BYTES)
+
+
+def read_stamp(stamp: str) -> JSONObject:
     """Return the metadata of our stamp; empty for a header of other origin."""
     try:
         metadata = json.loads(unquote(stamp)) if stamp else {}
@@ -122,53 +178,21 @@ def read_stamp(stamp: str) -> dict[str, Any]:
     return metadata if known else {}
 
 
-def stamped_metadata(frame: Frame) -> dict[str, Any]:
-    """Return the metadata of a call's trace about its sessions."""
-    return {**frame.metadata, OWN_KEY: frame.uids}
-
-
-@functools.cache
-def _warn_once_that_metadata_stays(limit: int) -> None:
-    logger.warning("a session's metadata is longer than %d bytes: it is not stored with the calls", limit)
-
-
-def _json_of(metadata: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
+def _record(exchange: Exchange, response: Response, body: bytes) -> None:
     try:
-        text = json.dumps({**metadata, **needed}, default=str, allow_nan=False)
-    except (TypeError, ValueError):  # keys that are not strings, NaN, a cycle
-        text = json.dumps({**{str(key): str(value) for key, value in metadata.items()}, **needed})
-    if "\\ud" in text:  # half of a surrogate pair, as in file names, is not valid text for readers
-        text = json.dumps(json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")))
-    return text
-
-
-def _body_of(request: Any) -> bytes:
-    try:
-        return bytes(request.content)
-    except RuntimeError:  # a streamed body, which no model client sends
-        return b"{}"
-
-
-def _record(exchange: Exchange, response: Any, body: bytes) -> None:
-    try:
-        answer = _answer_of(body, is_stream=response.headers.get("content-type", "").startswith("text/event-stream"))
-        if answer is not None:
-            exchange.complete(answer)
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            stream = ChatStream()
+            for event in SSEDecoder().feed(body):
+                if event != b"[DONE]":
+                    stream.feed(json.loads(event))
+            answer = stream.response()
+            if not answer["choices"]:  # the stream ended before its first choice
+                return
+        else:
+            answer = json.loads(body)
+        exchange.complete(answer)
     except Exception:  # the caller must get its answer even if it cannot be recorded
         logger.exception("the answer of %s could not be recorded", response.request.url)
-
-
-def _answer_of(body: bytes, *, is_stream: bool) -> Mapping[str, Any] | None:
-    """Return the chat completion in a response body; `None` if a stream ended before its first choice."""
-    if not is_stream:
-        answer: Mapping[str, Any] = json.loads(body)
-        return answer
-    stream = ChatStream()
-    for event in SSEDecoder().feed(body):
-        if event != b"[DONE]":
-            stream.feed(json.loads(event))
-    answer = stream.response()
-    return answer if answer["choices"] else None
 
 
 def _decoded(response: Any, raw: bytes) -> bytes:
@@ -211,15 +235,10 @@ class _Watched:
             self._on_close(b"".join(self._chunks))
 
 
-def _watched(stream: Any, on_close: Callable[[bytes], None]) -> _Watched:
-    interfaces = tuple(base for base in type(stream).__mro__ if base.__name__ in ("SyncByteStream", "AsyncByteStream"))
-    watched: _Watched = _watched_class(interfaces)(stream, on_close)
-    return watched
-
-
 @functools.cache
-def _watched_class(interfaces: tuple[type, ...]) -> type:
+def _watched_class(stream: type[Any]) -> type[_Watched]:
     """Return a class that is also an instance of the library's stream interfaces, as the library requires."""
+    interfaces = (base for base in stream.__mro__ if base.__name__ in ("SyncByteStream", "AsyncByteStream"))
     return type("WatchedStream", (_Watched, *interfaces), {})
 
 

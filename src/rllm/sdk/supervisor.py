@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 10.0
@@ -38,7 +37,8 @@ def main(control_fd: int, grace_s: float, command: list[str]) -> None:
     ):
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
-        _adopt_orphans()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
@@ -66,11 +66,6 @@ def _woken_by_children() -> Iterator[socket.socket]:
     with ours, theirs:
         yield ours
         signal.set_wakeup_fd(-1)
-
-
-def _adopt_orphans() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _reap(exits: dict[int, int]) -> bool:
@@ -102,10 +97,8 @@ def _end(leader: int, grace_s: float, exits: dict[int, int]) -> int:
 
 
 def _remains(leader: int, exits: dict[int, int]) -> bool:
-    return _reap(exits) or _group_remains(leader)
-
-
-def _group_remains(leader: int) -> bool:
+    if _reap(exits):
+        return True
     if sys.platform == "linux":
         return False  # every remaining process is a child
     try:
@@ -122,33 +115,23 @@ def _signal_all(leader: int, number: int) -> set[int]:
             os.killpg(leader, number)
             return {leader}
         return set()
-    found = _descendants(os.getpid(), _parents())
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-    return found
-
-
-def _descendants(root: int, parents: Mapping[int, int]) -> set[int]:
-    found: set[int] = set()
-    reached = {root}
-    while reached := {pid for pid, parent in parents.items() if parent in reached} - found:
-        found |= reached
-    return found
-
-
-def _parents() -> dict[int, int]:
-    """Return the parent of every process of this machine that has not ended."""
     parents = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = file.read_bytes().rpartition(b")")[2].split()[:2]  # the name before it may contain anything
             if state != b"Z":
                 parents[int(file.parent.name)] = int(parent)
-    return parents
+    found: set[int] = set()
+    reached = {os.getpid()}
+    while reached := {pid for pid, parent in parents.items() if parent in reached} - found:
+        found |= reached
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+    return found
 
 
-def _report(control: socket.socket, report: dict[str, Any]) -> None:
+def _report(control: socket.socket, report: Mapping[str, object]) -> None:
     with contextlib.suppress(OSError):  # the parent is gone
         control.sendall(json.dumps(report).encode())
 

@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from urllib.parse import unquote, urlsplit
 
 from rllm._runtime.process import no_fork_meanwhile
@@ -63,20 +62,15 @@ def gateway_variables(
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"environment(url={url!r}): use a gateway's URL, like http://127.0.0.1:8000")
     key = _key_for(parts.path, api_key)
-    no_proxy = _without_proxy(parts.hostname, inherited)
+    hosts = ",".join([inherited.get("NO_PROXY", ""), inherited.get("no_proxy", ""), parts.hostname])
+    named = dict.fromkeys(filter(None, map(str.strip, hosts.split(","))))
+    no_proxy = "*" if "*" in named else ",".join(named)  # `*` only means all hosts if it is alone
     variables = {"NO_PROXY": no_proxy, "no_proxy": no_proxy}
     for row in WIRE_FORMATS:
         variables |= {name: url.format(root=root) for name, url in row.base_url_variables.items()}
         variables |= dict.fromkeys(row.key_variables, key)
         variables |= {name: key for name in row.token_variables if inherited.get(name)}
     return {**variables, **{name: value for name, value in QUIET.items() if name not in inherited}}
-
-
-def _without_proxy(host: str, inherited: Mapping[str, str]) -> str:
-    """Return the value of NO_PROXY with this host added; `*` only means all hosts if it is alone."""
-    named = ",".join([inherited.get("NO_PROXY", ""), inherited.get("no_proxy", ""), host])
-    hosts = dict.fromkeys(filter(None, map(str.strip, named.split(","))))
-    return "*" if "*" in hosts else ",".join(hosts)
 
 
 def without_operators_keys(variables: Mapping[str, str]) -> dict[str, str]:
@@ -105,14 +99,14 @@ def _is_of_gateway(key: str) -> bool:
 
 def beside_own_keys(variables: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables without those that would replace a user's own keys."""
-    return {name: value for name, value in variables.items() if not _stays(name, inherited.get(name), value)}
 
+    def stays(name: str, ours: str) -> bool:
+        own = inherited.get(name)
+        if not own or not name.endswith(("_API_KEY", "_AUTH_TOKEN")):
+            return False
+        return ours == _PLACEHOLDER or not _is_of_gateway(own)
 
-def _stays(name: str, given: str | None, ours: str) -> bool:
-    """Return whether a variable that is given is a key that stays."""
-    if not given or not name.endswith(("_API_KEY", "_AUTH_TOKEN")):
-        return False
-    return ours == _PLACEHOLDER or not _is_of_gateway(given)
+    return {name: value for name, value in variables.items() if not stays(name, value)}
 
 
 _inside: list[tuple[str, str | None]] = []
@@ -160,14 +154,12 @@ def operators_keys() -> dict[str, str]:
     return {name: value for name, value in keys.items() if value}
 
 
+_RANDOM_KEY = secrets.token_urlsafe(32)
+
+
 def run_key() -> str:
     """Return the key of the gateways that this process starts for runs: RLLM_GATEWAY_API_KEY, or a random one."""
-    return operators_keys().get("RLLM_GATEWAY_API_KEY") or _random_key()
-
-
-@cache
-def _random_key() -> str:
-    return secrets.token_urlsafe(32)
+    return operators_keys().get("RLLM_GATEWAY_API_KEY") or _RANDOM_KEY
 
 
 def _lead() -> None:

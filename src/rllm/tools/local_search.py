@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rllm.data.files import read_file
+from rllm.data.sources import read_file
 from rllm.errors import ConfigError, concerning, shown
 from rllm.tools.tool_base import Tool
 

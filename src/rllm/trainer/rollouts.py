@@ -15,8 +15,7 @@ from rllm._runtime.network import is_loopback
 from rllm.algorithms.base import Algorithm
 from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
-from rllm.data.dataset import Dataset
-from rllm.data.order import more_tasks_of_step, tasks_of_step
+from rllm.data.dataset import Dataset, more_tasks_of_step, tasks_of_step
 from rllm.engine.capture import GatewayEngine, RemoteGateway
 from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import (
