@@ -277,4 +277,4 @@ async def test_a_thread_that_was_left_behind_starts_no_program(roll_out: Any, tm
     assert ended.wait(60)
     assert episode.failed
     assert not (tmp_path / "late").exists()
-    assert "'/usr/bin/touch' is not started: the rollout that this thread or task was begun in has ended" in raised[0]
+    assert "'/usr/bin/touch' cannot be started: the rollout" in raised[0]

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rllm.store.delta import Delta, EncodedTrace, RecentTraces, columns_of, decode_document
+from rllm.store.rows import Delta, EncodedTrace, RecentTraces, columns_of, decode_document
 from rllm.store.rows import SCHEMA, TRACE_COLUMNS, create_tables, trace_to_row
 from rllm.types import Trace
 

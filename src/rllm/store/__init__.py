@@ -2,8 +2,7 @@
 
 * `base`: the `TraceStore` protocol. Read this first.
 * `writer`: group commit, which makes durable writes cheap.
-* `sql`: what `sqlite` and `postgres` share; `rows` has the tables, `delta` what a trace shares with an earlier one, and
-  `codec` the encoding of blobs.
+* `sql`: what `sqlite` and `postgres` share; `rows` has the tables and the encoding of traces, `codec` that of blobs.
 * `memory`: a store without a file.
 * `maintenance`: copying, exporting and deleting sessions.
 """

@@ -12,7 +12,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import zstandard
@@ -20,14 +20,17 @@ import zstandard
 from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, TooLargeError, check_values
 from rllm.errors import StoreError
 
+N = TypeVar("N", int, float)
+
 UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, zstandard.ZstdError)
 """Errors raised for a damaged blob."""
+UNWRITABLE = (TypeError, ValueError, RecursionError)
+"""Errors of `to_json` for integers beyond 64 bits, lone surrogates, keys that are tuples, and circular values."""
 
 _COMPRESSED = 0x80
 """Bit of the first byte. The other bits are the width of a number, or the way in which a document is written."""
 _FAST, _STANDARD = 0, 1
 """Documents written by orjson, and those that only the standard library can write and read."""
-_LEVEL = 1
 _MAX_ARRAY_BYTES = 64 * 1024 * 1024
 """Uncompressed size of an array: the longest contexts have a few million tokens."""
 _MAX_VALUE_BYTES = 1024 * 1024 * 1024
@@ -40,7 +43,7 @@ class _Contexts(threading.local):
     """Compression contexts, which are costly to make and not safe to share between threads."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        self.compressor = zstandard.ZstdCompressor(level=1)
         self.decompressor = zstandard.ZstdDecompressor()
 
 
@@ -120,7 +123,7 @@ def _from_planes(planes: bytes, width: int) -> bytes:
     return bytes(numbers)
 
 
-def _little_endian(values: array[Any]) -> array[Any]:
+def _little_endian(values: array[N]) -> array[N]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -131,7 +134,7 @@ def pack_json(text: bytes) -> bytes:
     return _pack(_FAST, text, MAX_UNPACKED_BYTES)
 
 
-def pack_document(value: Any) -> bytes:
+def pack_document(value: object) -> bytes:
     """Return a blob of any value, as JSON.
 
     Values without a JSON form are kept as near as possible: sets and arrays as lists, scalars of numpy as numbers,
@@ -139,9 +142,8 @@ def pack_document(value: Any) -> bytes:
     """
     try:
         return pack_json(to_json(value))
-    except (TypeError, ValueError, RecursionError):
-        # Integers beyond 64 bits, lone surrogates, keys that are tuples, circular values.
-        return _pack(_STANDARD, json.dumps(_plain(value, _MAX_DEPTH)).encode(), MAX_UNPACKED_BYTES)
+    except UNWRITABLE:
+        return _pack(_STANDARD, any_to_json(value), MAX_UNPACKED_BYTES)
 
 
 def unpack_document(blob: bytes) -> Any:
@@ -160,20 +162,20 @@ def unpack_sized_document(blob: bytes) -> tuple[Any, int]:
     return (json.loads(text) if kind == _STANDARD else orjson.loads(text)), len(text)
 
 
-def to_json(value: Any) -> bytes:
+def to_json(value: object) -> bytes:
     """Return a value as JSON.
 
     Raises:
-        TypeError, ValueError, RecursionError: for the rare values that only `pack_document` can write.
+        One of UNWRITABLE: for the rare values that only `pack_document` can write.
     """
     return orjson.dumps(value, default=_nearest, option=orjson.OPT_NON_STR_KEYS)
 
 
-def any_to_json(value: Any) -> bytes:
+def any_to_json(value: object) -> bytes:
     """Return any value as JSON, with the conversions of `pack_document`."""
     try:
         return to_json(value)
-    except (TypeError, ValueError, RecursionError):
+    except UNWRITABLE:
         return json.dumps(_plain(value, _MAX_DEPTH)).encode()
 
 
@@ -187,16 +189,16 @@ def column_text(text: str) -> str:
     return plain_text(text).replace("\0", "\\x00")
 
 
-def _nearest(value: Any) -> Any:
+def _nearest(value: object) -> object:
     """Return the nearest value that has a JSON form."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):
         return list(value)
     for method in ("model_dump", "tolist"):  # pydantic models; arrays and scalars of numpy, tensors of torch
-        convert = getattr(value, method, None)
-        if callable(convert):
-            return convert()
+        if callable(convert := getattr(value, method, None)):
+            converted: object = convert()
+            return converted
     return _text(value)
 
 
@@ -207,7 +209,7 @@ def _text(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _plain(value: Any, levels: int) -> Any:
+def _plain(value: object, levels: int) -> object:
     """Rebuild a value from dictionaries with text keys, lists and scalars, at most so many levels deep."""
     if isinstance(value, float) and not math.isfinite(value):
         return None  # as orjson writes it: JSON has no form for it

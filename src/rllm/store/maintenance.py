@@ -17,7 +17,7 @@ from rllm._runtime.files import flush, place_of
 from rllm.errors import ConfigError, MissingDependencyError, RLLMError, StoreError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
 from rllm.store.codec import any_to_json, column_text, pack_floats, plain_text
-from rllm.store.delta import ARRAYS, SCALARS
+from rllm.store.rows import ARRAYS, SCALARS
 from rllm.types import StepCredit, Trace
 
 R = TypeVar("R", Trace, StepCredit)

@@ -13,8 +13,7 @@ from types import TracebackType
 
 from rllm.errors import StoreError
 from rllm.store.base import SessionInfo, SessionRef
-from rllm.store.delta import EncodedTrace
-from rllm.store.rows import trace_to_row
+from rllm.store.rows import EncodedTrace, trace_to_row
 from rllm.types import JSONMapping, JSONObject, StepCredit, Trace
 
 

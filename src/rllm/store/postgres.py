@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
 
 from rllm.errors import ConfigError, MissingDependencyError, StoreError
 from rllm.store import rows
 from rllm.store.codec import column_text
-from rllm.store.delta import ARRAYS, SCALARS
-from rllm.store.rows import Row
-from rllm.store.sql import SqlTraceStore
-from rllm.store.writer import GroupCommitWriter
+from rllm.store.rows import ARRAYS, SCALARS, Row
+from rllm.store.sql import SqlTraceStore, close_all
 
 try:
     import psycopg
@@ -48,7 +45,7 @@ _LOCK = 0x724C4C4D
 """Advisory lock held while the tables are made: two processes that open a new store take turns."""
 
 
-class PostgresTraceStore(SqlTraceStore):
+class PostgresTraceStore(SqlTraceStore["psycopg.Connection[TupleRow]"]):
     """`SqlTraceStore` over PostgreSQL, in tables of the schema `rllm`.
 
     A lost connection is made again, and its transaction repeated, which changes nothing if it had been committed. Text
@@ -69,58 +66,31 @@ class PostgresTraceStore(SqlTraceStore):
             ConfigError: if the URL cannot be read.
             StoreError: if the server cannot be reached, or has tables of another version.
         """
-        super().__init__()
         self.server = _Server(url, timeout_s)
-        self._name = self.server.name
-        self._writer = None
-        if not read_only:
-            self._writer = GroupCommitWriter(_WritableServer(self.server), timeout_s=timeout_s)
-            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either
-            # way.
-            weakref.finalize(self, self._writer.close)
-        self._idle_readers: list[psycopg.Connection[TupleRow]] = [self.server.connect_to_tables()]
-        weakref.finalize(self, _close_all, self._idle_readers)
+        database = None if read_only else _WritableServer(self.server)
+        super().__init__(self.server.name, database, timeout_s=timeout_s)
+
+    def _open_reader(self) -> psycopg.Connection[TupleRow]:
+        return self.server.connect_to_tables()
 
     def num_bytes(self) -> int:
         [[used]] = self._read("SELECT coalesce(sum(pg_column_size(traces.*)), 0) FROM traces")
         return int(used)
 
     def _read(self, statement: str, *values: object) -> list[Row]:
-        if self._closed:
-            raise StoreError(f"trace store {self._name} is closed: open a new one")
         try:
             try:
                 return self._read_once(statement, values)
             except (psycopg.OperationalError, psycopg.InterfaceError):
-                self._close_readers()  # the server was restarted, and all of them are lost
+                close_all(self._idle_readers)  # the server was restarted, and all of them are lost
                 return self._read_once(statement, values)
         except psycopg.Error as error:
             raise self.server.named(error) from error
 
     def _read_once(self, statement: str, values: Sequence[object]) -> list[Row]:
-        """Read over a connection that no other thread uses."""
-        try:
-            connection = self._idle_readers.pop()
-        except IndexError:
-            connection = self.server.connect()
-        try:
-            found: list[Row] = connection.execute(
-                _with_placeholders(statement), list(map(_storable, values)), binary=True
-            ).fetchall()
+        with self._reader() as connection:
+            found: list[Row] = PostgresConnection(connection).execute(statement, values).fetchall()
             return found
-        finally:
-            if not connection.closed:
-                self._idle_readers.append(connection)
-            if self._closed:
-                self._close_readers()
-
-    def _close_readers(self) -> None:
-        _close_all(self._idle_readers)
-
-
-def _close_all(connections: list[psycopg.Connection[TupleRow]]) -> None:
-    while connections:
-        connections.pop().close()
 
 
 class _Server:
@@ -279,9 +249,7 @@ class PostgresConnection:
         self._connection = connection
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> psycopg.Cursor[TupleRow]:
-        return self._connection.execute(
-            _with_placeholders(statement), [_storable(value) for value in values], binary=True
-        )
+        return self._connection.execute(statement.replace("?", "%s"), list(map(_storable, values)), binary=True)
 
     def ensure_sessions(self, sessions: Mapping[str, float | None]) -> Mapping[str, int]:
         sought = {column_text(name): created_at for name, created_at in sessions.items()}
@@ -323,10 +291,6 @@ class PostgresConnection:
         except psycopg.errors.UniqueViolation:
             return False
         return True
-
-
-def _with_placeholders(statement: str) -> str:
-    return statement.replace("?", "%s")
 
 
 def _storable(value: object) -> object:

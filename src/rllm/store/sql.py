@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from rllm.errors import StoreError
 from rllm.store import rows
 from rllm.store.base import SessionInfo, SessionRef
 from rllm.store.codec import UNREADABLE, pack_document, unpack_document
-from rllm.store.delta import Delta, EncodedTrace, RecentTraces
-from rllm.store.rows import Row
-from rllm.store.writer import GroupCommitWriter, Work
+from rllm.store.rows import EncodedTrace, RecentTraces, Row
+from rllm.store.writer import Database, GroupCommitWriter, Work
 from rllm.types import JSONMapping, JSONObject, StepCredit, Trace
 
 P = TypeVar("P")
-R = TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R", bound="_Closable")
+"""Connection that reads."""
 
 
 class Cursor(Protocol):
@@ -62,21 +64,36 @@ class SqlConnection(Protocol):
         ...
 
 
-class SqlTraceStore(ABC):
+class SqlTraceStore(ABC, Generic[R]):
     """The `TraceStore` protocol over SQL: one writer with group commit, and any number of readers.
 
     Traces are turned into bytes before `add` returns. Values without a JSON form come back as the nearest one that has
     one.
     """
 
-    _name: str
-    """Names the store in errors."""
-    _writer: GroupCommitWriter[SqlConnection] | None
     is_local: bool
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, database: Database[SqlConnection] | None, *, timeout_s: float) -> None:
+        """Start the writer and open the first reader.
+
+        Args:
+            name: Names the store in errors.
+            database: Where to write; `None` for a store that is only read.
+            timeout_s: Seconds to wait for room in the queue of writes.
+        """
+        self._name = name
         self._add = _AddTraces()
         self._closed = False
+        self._writer = None if database is None else GroupCommitWriter(database, timeout_s=timeout_s)
+        # These run when the store is garbage-collected and when the interpreter exits: pending writes are flushed
+        # either way.
+        if self._writer is not None:
+            weakref.finalize(self, self._writer.close)
+        self._idle_readers: list[R] = [self._open_reader()]
+        weakref.finalize(self, close_all, self._idle_readers)
+
+    @abstractmethod
+    def _open_reader(self) -> R: ...
 
     @abstractmethod
     def _read(self, statement: str, *values: object) -> list[Row]:
@@ -85,8 +102,22 @@ class SqlTraceStore(ABC):
     @abstractmethod
     def num_bytes(self) -> int: ...
 
-    @abstractmethod
-    def _close_readers(self) -> None: ...
+    @contextmanager
+    def _reader(self) -> Iterator[R]:
+        """Yield a connection that no other thread uses; as many are kept as were ever needed at once."""
+        if self._closed:
+            raise StoreError(f"trace store {self._name} is closed: open a new one")
+        try:
+            reader = self._idle_readers.pop()
+        except IndexError:
+            reader = self._open_reader()
+        try:
+            yield reader
+        finally:
+            if not getattr(reader, "closed", False):  # a lost connection to a server
+                self._idle_readers.append(reader)
+            if self._closed:
+                close_all(self._idle_readers)
 
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         try:
@@ -175,12 +206,12 @@ class SqlTraceStore(ABC):
             yield
         except UNREADABLE as error:
             raise StoreError(
-                f"trace store {self._name}, session {session_id!r}: {error}: it was edited or damaged: restore a copy"
+                f"trace store {self._name}: session {session_id!r} is damaged ({error}): restore a copy of the store"
             ) from error
 
     def close(self) -> None:
         self._closed = True
-        self._close_readers()
+        close_all(self._idle_readers)
         # Last, because only the last connection that may write moves the content of SQLite's -wal file into the
         # store's.
         if self._writer is not None:
@@ -192,10 +223,20 @@ class SqlTraceStore(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _write(self, work: Work[SqlConnection, P, R], payload: P) -> Future[R]:
+    def _write(self, work: Work[SqlConnection, P, T], payload: P) -> Future[T]:
         if self._writer is None:
             raise StoreError(f"trace store {self._name} was opened with read_only=True: open it again to write")
         return self._writer.submit(work, payload)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_all(connections: MutableSequence[R]) -> None:
+    """Close connections and remove them from the list."""
+    while connections:
+        connections.pop().close()
 
 
 def _with_number(session: SessionRef | None, write: Future[Any]) -> Future[Any]:
@@ -218,59 +259,42 @@ class _AddTraces:
         self._recent = RecentTraces()
 
     def __call__(self, connection: SqlConnection, batches: list[_Batch]) -> list[int | StoreError | None]:
-        seqs = connection.ensure_sessions(_sessions_of(batches))
-        results = [_number_or_refusal(batch, session, seqs) for batch, session in batches]
-        accepted = (batch for (batch, _), result in zip(batches, results, strict=True) if isinstance(result, int))
-        traces = list(chain.from_iterable(accepted))
-        deltas = [self._recent.delta_of(trace) for trace in traces]
-        if not connection.insert_traces(_rows(connection, traces, deltas, seqs)):
+        now = time.time()
+        wanted: dict[str, float | None] = {}
+        for batch, session in batches:
+            for trace in batch:
+                if session is None or session.number is None:
+                    wanted[trace.session_id] = now
+                else:  # it existed before, so it is not created again
+                    wanted.setdefault(trace.session_id, None)
+        seqs = connection.ensure_sessions(wanted)
+        results: list[int | StoreError | None] = []
+        traces: list[EncodedTrace] = []
+        for batch, session in batches:
+            number = seqs.get(batch[0].session_id) if batch else None
+            refused = session.refusal(batch[0].session_id, number) if batch and session is not None else None
+            results.append(refused or number)
+            traces += () if refused else batch
+        if not connection.insert_traces(self._rows(connection, traces, seqs)):
             for trace in traces:
                 _put(connection, trace, seqs[trace.session_id])
         self._recent.remember(traces)
         return results
 
-
-def _rows(
-    connection: SqlConnection, traces: Sequence[EncodedTrace], deltas: Sequence[Delta | None], seqs: Mapping[str, int]
-) -> list[Row]:
-    """Return the rows of new traces. A trace whose base is not stored with the expected content is written whole."""
-    keys = [_base_key(delta, seqs) for delta in deltas]
-    wanted = [key for key in keys if key is not None]
-    stored = connection.bases(wanted) if wanted else {}
-    found = []
-    for trace, delta, key in zip(traces, deltas, keys, strict=True):
-        base = None if key is None else stored.get(key)
-        found.append(rows.trace_to_row(trace, seqs[trace.session_id], base, None if base is None else delta))
-    return found
-
-
-def _base_key(delta: Delta | None, seqs: Mapping[str, int]) -> tuple[int, str, bytes] | None:
-    return (seqs[delta.base.session_id], delta.base.id, delta.base.digest) if delta is not None else None
-
-
-def _sessions_of(batches: Sequence[_Batch]) -> dict[str, float | None]:
-    """Return the sessions to ensure. One whose number is known existed before, so it is not created again."""
-    now = time.time()
-    wanted: dict[str, float | None] = {}
-    for batch, session in batches:
-        for trace in batch:
-            if session is None or session.number is None:
-                wanted[trace.session_id] = now
-            else:
-                wanted.setdefault(trace.session_id, None)
-    return wanted
-
-
-def _number_or_refusal(
-    batch: list[EncodedTrace], session: SessionRef | None, seqs: Mapping[str, int]
-) -> int | StoreError | None:
-    """Return the number of the session that traces are added to (`None` without traces), or an error."""
-    if not batch:
-        return None
-    session_id = batch[0].session_id
-    number = seqs.get(session_id)
-    refused = None if session is None else session.refusal(session_id, number)
-    return refused or number
+    def _rows(self, connection: SqlConnection, traces: Sequence[EncodedTrace], seqs: Mapping[str, int]) -> list[Row]:
+        """Return the rows of new traces. One whose base is not stored with the expected content is written whole."""
+        deltas = [self._recent.delta_of(trace) for trace in traces]
+        keys = [
+            None if delta is None else (seqs[delta.base.session_id], delta.base.id, delta.base.digest)
+            for delta in deltas
+        ]
+        wanted = [key for key in keys if key is not None]
+        stored = connection.bases(wanted) if wanted else {}
+        found = []
+        for trace, delta, key in zip(traces, deltas, keys, strict=True):
+            base = None if key is None else stored.get(key)
+            found.append(rows.trace_to_row(trace, seqs[trace.session_id], base, None if base is None else delta))
+        return found
 
 
 def _put(connection: SqlConnection, trace: EncodedTrace, session: int) -> None:
@@ -312,15 +336,14 @@ def _merge_sessions(connection: SqlConnection, sessions: list[tuple[str, JSONObj
 
 
 def _delete(connection: SqlConnection, session_ids: list[str]) -> list[int]:
-    return [_delete_one(connection, session_id) for session_id in session_ids]
-
-
-def _delete_one(connection: SqlConnection, session_id: str) -> int:
-    # Locked first, where a database locks rows: a trace that another process adds now comes before, or after.
-    found = connection.execute(f"SELECT seq FROM sessions WHERE id = ?{connection.lock}", (session_id,)).fetchone()
-    if found is None:
-        return 0
-    num_traces = connection.execute("DELETE FROM traces WHERE session = ?", found).rowcount
-    connection.execute("DELETE FROM credits WHERE session = ?", found)
-    connection.execute("DELETE FROM sessions WHERE seq = ?", found)
-    return num_traces
+    counts = []
+    for session_id in session_ids:
+        # Locked first, where a database locks rows: a trace that another process adds now comes before, or after.
+        found = connection.execute(f"SELECT seq FROM sessions WHERE id = ?{connection.lock}", (session_id,)).fetchone()
+        if found is None:
+            counts.append(0)
+            continue
+        counts.append(connection.execute("DELETE FROM traces WHERE session = ?", found).rowcount)
+        connection.execute("DELETE FROM credits WHERE session = ?", found)
+        connection.execute("DELETE FROM sessions WHERE seq = ?", found)
+    return counts

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -21,7 +20,6 @@ from rllm.store import rows
 from rllm.store.codec import plain_text
 from rllm.store.rows import Row
 from rllm.store.sql import SqlTraceStore
-from rllm.store.writer import GroupCommitWriter
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -53,14 +51,14 @@ _REMEDIES = {
     "SQLITE_CANTOPEN": "choose a path in a folder that exists and that you may write to",
     "SQLITE_CORRUPT": "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`",
     "SQLITE_FULL": "free some space on its disk",
-    "SQLITE_INTERRUPT": "reading it does not end: the file was edited or damaged: restore a copy",
+    "SQLITE_INTERRUPT": "reading it does not end, so the file is damaged: restore a copy",
     "SQLITE_IOERR": "check that its disk is healthy, mounted and not full",
     "SQLITE_NOTADB": "this file was not written by SQLite: choose another path",
     "SQLITE_READONLY": "the file or its folder is not writable: choose another path, or open it with read_only=True",
 }
 
 
-class SqliteTraceStore(SqlTraceStore):
+class SqliteTraceStore(SqlTraceStore[sqlite3.Connection]):
     """`SqlTraceStore` over SQLite in WAL mode."""
 
     is_local = True
@@ -78,19 +76,14 @@ class SqliteTraceStore(SqlTraceStore):
             ConfigError: if the path is a directory.
             StoreError: if the file cannot be opened as a trace store of this version.
         """
-        super().__init__()
         self.path = Path(path).expanduser().absolute()
-        self._name = repr(str(self.path))
         self._timeout_s = timeout_s
-        self._writer = None
-        if not read_only:
-            self._writer = GroupCommitWriter(_WritableFile(self.path, timeout_s), timeout_s=timeout_s)
-            # Runs when the store is garbage-collected and when the interpreter exits: pending writes are flushed either
-            # way.
-            weakref.finalize(self, self._writer.close)
-        self._idle_readers: list[sqlite3.Connection] = [open_for_reading(self.path, timeout_s)]
+        database = None if read_only else _WritableFile(self.path, timeout_s)
+        super().__init__(repr(str(self.path)), database, timeout_s=timeout_s)
         self._file = _identity(self.path)
-        weakref.finalize(self, _close_all, self._idle_readers)
+
+    def _open_reader(self) -> sqlite3.Connection:
+        return open_for_reading(self.path, self._timeout_s)
 
     def num_bytes(self) -> int:
         [[used]] = self._read(
@@ -101,39 +94,24 @@ class SqliteTraceStore(SqlTraceStore):
 
     def _read(self, statement: str, *values: object) -> list[Row]:
         with self._reader() as connection, _bounded(connection):
+            check_is_there(self.path, self._file)
             found: list[Row] = []
-            cursor, taken = _execute(connection, statement, values), 0
-            while rows_read := cursor.fetchmany(_ROWS_READ):
-                found += rows_read
-                taken += sum(_ROW_BYTES + sum(len(v) for v in row if isinstance(v, bytes | str)) for row in rows_read)
-                if taken > _MAX_READ_BYTES:
-                    raise StoreError(
-                        f"trace store {self._name}: one query has more than {_MAX_READ_BYTES:,} bytes: it was "
-                        "edited or damaged: restore a copy"
+            taken = 0
+            try:
+                cursor = _execute(connection, statement, values)
+                while rows_read := cursor.fetchmany(_ROWS_READ):
+                    found += rows_read
+                    taken += sum(
+                        _ROW_BYTES + sum(len(v) for v in row if isinstance(v, bytes | str)) for row in rows_read
                     )
+                    if taken > _MAX_READ_BYTES:
+                        raise StoreError(
+                            f"trace store {self._name} is damaged (one query has more than {_MAX_READ_BYTES:,} "
+                            "bytes): restore a copy of the store"
+                        )
+            except sqlite3.Error as error:
+                raise named(error, self.path) from error
             return found
-
-    @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that no other thread uses; as many are kept as were ever needed at once."""
-        if self._closed:
-            raise StoreError(f"trace store {self._name} is closed: open a new one")
-        check_is_there(self.path, self._file)
-        try:
-            connection = self._idle_readers.pop()
-        except IndexError:
-            connection = open_for_reading(self.path, self._timeout_s)
-        try:
-            yield connection
-        except sqlite3.Error as error:
-            raise named(error, self.path) from error
-        finally:
-            self._idle_readers.append(connection)
-            if self._closed:
-                self._close_readers()
-
-    def _close_readers(self) -> None:
-        _close_all(self._idle_readers)
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: Sequence[object]) -> sqlite3.Cursor:
@@ -157,11 +135,6 @@ def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
         connection.set_progress_handler(None, 0)
 
 
-def _close_all(connections: list[sqlite3.Connection]) -> None:
-    while connections:
-        connections.pop().close()
-
-
 def _identity(path: Path) -> tuple[int, int]:
     found = os.stat(path)  # noqa: PTH116 - called for every commit and read; Path.stat takes twice as long
     return found.st_dev, found.st_ino
@@ -173,8 +146,8 @@ def check_is_there(path: Path, file: tuple[int, int]) -> None:
         if _identity(path) == file:
             return
     raise StoreError(
-        f"trace store {str(path)!r} was deleted, moved or replaced while in use: writes to it would be lost: put it "
-        "back, or start with a new one"
+        f"trace store {str(path)!r} was deleted, moved or replaced while in use, so writes to it would be lost: put "
+        "it back, or start again with a new one"
     )
 
 
