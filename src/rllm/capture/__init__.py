@@ -4,15 +4,15 @@
 * `tokens`: ids and log-probabilities, taken from the wire and checked against each other.
 * `stream`: server-sent events to chunks, chunks to whole completions.
 * `session_tree`: which earlier call a prompt continues.
-* `conversations`, `message_keys`: which earlier answer a request's messages repeat, however the client rewrites it.
+* `conversations`: which earlier answer a request's messages repeat, however the client rewrites it.
 * `side_calls`: calls that do not belong to the task, such as a request for a title.
-* `snapshot`: copies that later changes cannot reach.
 """
 
 from rllm.capture.chat import (
     SAMPLING_FIELDS,
     failed_trace,
     sampling_of,
+    snapshot,
     strip_chunk,
     trace_from_output,
     traces_from_chat,
@@ -40,6 +40,7 @@ __all__ = [
     "sampling_of",
     "side_call",
     "side_calls",
+    "snapshot",
     "strip_chunk",
     "trace_from_output",
     "traces_from_chat",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from rllm._runtime.ids import new_id
-from rllm.capture.snapshot import snapshot
 from rllm.capture.tokens import check_tokens, tokens_of_choice
 from rllm.errors import CaptureError, TokenMismatchError
 from rllm.types import JSONMapping, JSONObject, LogprobsKind, Message, Trace
+
+T = TypeVar("T")
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -77,8 +79,8 @@ def traces_from_chat(
         weight_version: Weights that sampled the answer, or its beginning.
         weight_updates: Updates of the weights during each choice; see `Trace`. Empty for none.
         template_hash: Hash of the chat template.
-        requested_sampling: Sampling parameters that the agent asked for (or its whole request); stored where they
-            differ.
+        requested_sampling: Sampling parameters that the agent asked for, or its whole request; differences are
+            stored.
         logprobs_kind: Distribution of the log-probabilities.
         require_tokens: Raise if a trace would have no usable tokens, instead of storing the reason in it.
         parent_id: The call that the prompt continues.
@@ -112,50 +114,39 @@ def traces_from_chat(
     choices = response.get("choices")
     if choices and weight_updates and len(weight_updates) != len(choices):
         raise TokenMismatchError(f"the answer has {len(choices)} choices and weight_updates of {len(weight_updates)}")
-    traces = [
-        _trace_of_choice(response, choice, place, shared, weight_updates[place] if weight_updates else [])
-        for place, choice in enumerate(choices or ())
-    ] or [_trace_of_no_choice(response, shared)]
-    if require_tokens:
-        for trace in traces:
-            if trace.error is not None:
-                raise CaptureError(trace.error)
+    traces = []
+    for place, choice in enumerate(choices or ()):
+        index = choice.get("index", place)
+        tokens = tokens_of_choice(response, choice, index)
+        traces.append(
+            Trace(
+                id=shared["call_id"] if index == 0 else f"{shared['call_id']}:{index}",
+                choice_index=index,
+                response=choice.get("message") or {},
+                prompt_ids=tokens.prompt_ids,
+                response_ids=tokens.response_ids,
+                logprobs=tokens.logprobs,
+                finish_reason=choice.get("finish_reason"),
+                weight_updates=weight_updates[place] if weight_updates else [],
+                error=tokens.problem,
+                **shared,
+            )
+        )
+    if not traces:
+        no_answer = "there is no answer to capture"
+        traces.append(
+            Trace(
+                id=shared["call_id"],
+                response={},
+                prompt_ids=response.get("prompt_token_ids") or [],
+                finish_reason="error",
+                error=f"the server's chat completion (OpenAI format) has choices={choices!r}: {no_answer}",
+                **shared,
+            )
+        )
+    if require_tokens and (error := next((trace.error for trace in traces if trace.error is not None), None)):
+        raise CaptureError(error)
     return traces
-
-
-def _trace_of_choice(
-    response: JSONMapping,
-    choice: JSONMapping,
-    place: int,
-    shared: JSONMapping,
-    weight_updates: list[list[int]],
-) -> Trace:
-    index = choice.get("index", place)
-    tokens = tokens_of_choice(response, choice, index)
-    return Trace(
-        id=shared["call_id"] if index == 0 else f"{shared['call_id']}:{index}",
-        choice_index=index,
-        response=choice.get("message") or {},
-        prompt_ids=tokens.prompt_ids,
-        response_ids=tokens.response_ids,
-        logprobs=tokens.logprobs,
-        finish_reason=choice.get("finish_reason"),
-        weight_updates=weight_updates,
-        error=tokens.problem,
-        **shared,
-    )
-
-
-def _trace_of_no_choice(response: JSONMapping, shared: JSONMapping) -> Trace:
-    given = response.get("choices")
-    return Trace(
-        id=shared["call_id"],
-        response={},
-        prompt_ids=response.get("prompt_token_ids") or [],
-        finish_reason="error",
-        error=f"the server's chat completion (OpenAI format) has choices={given!r}: there is no answer to capture",
-        **shared,
-    )
 
 
 def failed_trace(
@@ -277,3 +268,26 @@ def strip_chunk(chunk: JSONObject, *, asked: JSONMapping) -> None:
         if not keep_logprobs and choice.get("logprobs") is not None:
             # OpenAI answers null where log-probabilities were not asked for.
             choice["logprobs"] = None
+
+
+def snapshot(value: T) -> T:
+    """Copy the dicts, lists, tuples, sets and NumPy arrays that a value consists of.
+
+    Everything else in it, such as texts and clients, is shared.
+    """
+    if isinstance(value, str | int | float | None):
+        return value
+    data: Any = value
+    if isinstance(data, dict):
+        data = {key: snapshot(item) for key, item in data.items()}
+    elif isinstance(data, list):
+        data = [snapshot(item) for item in data]
+    elif type(data) is tuple:
+        data = tuple([snapshot(item) for item in data])
+    elif isinstance(data, set | bytearray) or (
+        # An array that can copy itself: not a tensor, nor a lazily read file.
+        hasattr(type(data), "__array__") and hasattr(type(data), "__copy__")
+    ):
+        data = copy.copy(data)
+    copied: T = data
+    return copied

@@ -20,27 +20,13 @@ it.
 
 from __future__ import annotations
 
+import json
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from rllm.capture.message_keys import (
-    arguments_of,
-    canonical,
-    content_key,
-    has_content,
-    has_reasoning,
-    is_answer,
-    may_return_as,
-    reasoning_of,
-    same_json,
-    stable_text,
-    tool_calls_of,
-    tool_key,
-    without_content,
-)
 from rllm.capture.session_tree import begins_with
 from rllm.types import JSONMapping, Message, Trace, text_of
 
@@ -112,12 +98,6 @@ class MessageDigests:
     def has_answer(self) -> bool:
         return self.num_before_answers < len(self.messages)
 
-    def answers_after(self, start: int) -> Iterator[tuple[int, list[TurnKey]]]:
-        """Yield the digest before each answer after the first `start` messages, and the keys of that answer."""
-        for place in range(max(start, 1), len(self.messages)):
-            if is_answer(self.messages[place]):
-                yield self.digests[place], self.turn_keys(place, self.messages[place])
-
     def turn_keys(self, place: int, answer: Message) -> list[TurnKey]:
         """Return the keys of an answer to the first `place` messages."""
         before = hash((self.digests[0], canonical(self.messages[place - 1])))
@@ -142,10 +122,6 @@ class _Call:
     """Arguments of each tool call, as written."""
     has_reasoning: bool
     has_content: bool
-
-    def has_more_than(self, answer: Message) -> bool:
-        """Return True if an answer lacks the reasoning or the content that this call had."""
-        return (self.has_reasoning and not has_reasoning(answer)) or (self.has_content and not has_content(answer))
 
     def path(self) -> list[_Call]:
         """Return the calls that lead to this one, and this one."""
@@ -262,7 +238,9 @@ class Conversations:
             return
         first = found.call.first
         if trace is None:
-            self._forget(first)
+            self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
+            for digest, answers in self._stopped.items():
+                self._stopped[digest] = [(content, call) for content, call in answers if call.first is not first]
         elif first.trace_id == trace.id and first.added_ids is None:  # another one may have been added meanwhile
             first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
             self.num_bytes += sys.getsizeof(first.added_ids)
@@ -272,12 +250,14 @@ class Conversations:
         found = self._find(asked)
         if found is None:
             return None
-        if self.match_reasoning and found.call.has_more_than(asked.messages[found.num_messages - 1]):
+        call, answer = found.call, asked.messages[found.num_messages - 1]
+        lost_reasoning = call.has_reasoning and not reasoning_of(answer)
+        if self.match_reasoning and (lost_reasoning or (call.has_content and not has_content(answer))):
             return None
         return PriorAnswer(
-            trace_id=found.call.trace_id,
+            trace_id=call.trace_id,
             num_messages=found.num_messages,
-            token_ids=found.call.token_ids().tolist(),
+            token_ids=call.token_ids().tolist(),
             appended_text=found.appended_text,
         )
 
@@ -299,7 +279,7 @@ class Conversations:
         answer = asked.messages[found.num_messages - 1]
         if call.has_content and not has_content(answer):
             return "edited"
-        if call.has_reasoning and not has_reasoning(answer):
+        if call.has_reasoning and not reasoning_of(answer):
             return "reasoning"
         if [item["function"].get("arguments") for item in tool_calls_of(answer)] != call.arguments:
             return "tool_json"
@@ -318,7 +298,7 @@ class Conversations:
             before=None,
             added_ids=None,
             arguments=arguments_of(trace.response),
-            has_reasoning=has_reasoning(trace.response),
+            has_reasoning=bool(reasoning_of(trace.response)),
             has_content=has_content(trace.response),
         )
         if (before := self._find(asked)) and self.missing_trace(asked) is None:
@@ -348,30 +328,19 @@ class Conversations:
         kept = (call.added_ids, answer.stopped_content, *call.arguments)
         self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, kept))
         for variant in answer.variants:
-            self._add_variant(variant, call)
+            for digest in variant.digests:
+                known = self._calls.get(digest)
+                # An answer without content means one that never had any, rather than one that lost its own.
+                if variant.has_content == call.has_content or known is None or known.has_content:
+                    self._calls[digest] = call
+            if call.arguments:
+                digests = self._by_tool_key.setdefault(variant.tool_key, [])
+                if variant.digests[0] in digests:
+                    digests.remove(variant.digests[0])
+                digests.append(variant.digests[0])
+                self.num_bytes += _BYTES_PER_TOOL_KEY
         if answer.stopped_content:
             self._stopped.setdefault(answer.asked, []).append((answer.stopped_content, call))
-
-    def _add_variant(self, variant: _AnswerVariant, call: _Call) -> None:
-        for digest in variant.digests:
-            known = self._calls.get(digest)
-            # An answer without content means one that never had any, rather than one that lost its own.
-            if variant.has_content == call.has_content or known is None or known.has_content:
-                self._calls[digest] = call
-        if call.arguments:
-            digests = self._by_tool_key.setdefault(variant.tool_key, [])
-            if variant.digests[0] in digests:
-                digests.remove(variant.digests[0])
-            digests.append(variant.digests[0])
-            self.num_bytes += _BYTES_PER_TOOL_KEY
-
-    def _forget(self, first: _Call) -> None:
-        """Drop the calls that continue this one."""
-        self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
-        self._stopped = {
-            digest: [(content, call) for content, call in answers if call.first is not first]
-            for digest, answers in self._stopped.items()
-        }
 
     def _find(self, asked: MessageDigests) -> _Found | None:
         if not asked.has_answer:
@@ -389,9 +358,11 @@ class Conversations:
         Either another answer stands where one was given, or a given one is there without what preceded it. Examples
         that an agent shows are neither.
         """
+        answers = [place for place in range(max(start, 1), len(asked.messages)) if is_answer(asked.messages[place])]
         return any(
-            before in self._answered or not self._turns.isdisjoint(turns)
-            for before, turns in asked.answers_after(start)
+            asked.digests[place] in self._answered
+            or not self._turns.isdisjoint(asked.turn_keys(place, asked.messages[place]))
+            for place in answers
         )
 
     def _call_at(self, asked: MessageDigests, place: int) -> _Call | None:
@@ -411,3 +382,110 @@ class Conversations:
             if text.startswith(content):
                 return _Found(call=call, num_messages=place, appended_text=text.removeprefix(content))
         return None
+
+
+_NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
+"""Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
+
+
+def is_answer(message: Message) -> bool:
+    """Return True for a message of the model."""
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def canonical(message: Message) -> tuple[str, ...]:
+    """Return the parts of a message that must be equal for it to be the same message."""
+    if not isinstance(message, dict):
+        return (stable_text(message),)
+    if not is_answer(message):
+        return (str(message.get("role")), _content(message), str(message.get("tool_call_id")))
+    return (*tool_key(message), *arguments_of(message))
+
+
+def tool_key(answer: Message) -> tuple[str, ...]:
+    """Return the parts of an answer that do not depend on how its arguments are written."""
+    calls = (f"{item['function'].get('name')} {item.get('id') or ''}" for item in tool_calls_of(answer))
+    return ("assistant", _own_content(answer), *calls)
+
+
+def content_key(answer: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parts of a canonical answer that no client rewrites: tool calls without arguments, or else text."""
+    num_calls = len(answer) // 2 - 1
+    return answer[2 : 2 + num_calls] or answer
+
+
+def arguments_of(answer: Message) -> list[str]:
+    """Return the arguments of each tool call, as written."""
+    return [
+        arguments if isinstance(arguments, str) else stable_text(arguments)
+        for arguments in (item["function"].get("arguments") for item in tool_calls_of(answer))
+    ]
+
+
+def same_json(written: str, now: str) -> bool:
+    """Return True if arguments are equal as JSON."""
+    return now == written or ((parsed := _parsed(written)) is not None and _parsed(now) == parsed)
+
+
+def may_return_as(written: str, now: str) -> bool:
+    """Return True if a client may send arguments back in this form: text that is not JSON comes back in any form."""
+    return _parsed(written) is None or same_json(written, now)
+
+
+def _content(message: Message) -> str:
+    """Return the text of a message; other parts as JSON without the cache marks that clients move about."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        return text_of(message)
+    return stable_text(
+        [
+            {name: value for name, value in part.items() if name != "cache_control"} if isinstance(part, dict) else part
+            for part in parts
+        ]
+    )
+
+
+def without_content(answer: Message) -> Message | None:
+    """Return an answer without the text beside its tool calls; `None` unless the ids of these identify it."""
+    calls = tool_calls_of(answer)
+    return {**answer, "content": None} if calls and all(item.get("id") for item in calls) else None
+
+
+def has_content(message: Message) -> bool:
+    """Return True if an answer has text beside its tool calls."""
+    return bool(_own_content(message))
+
+
+def _own_content(answer: Message) -> str:
+    text = text_of(answer).strip()
+    return "" if text == _NO_CONTENT else text
+
+
+def reasoning_of(message: Message) -> str:
+    """Return the reasoning of an answer, without the white space around it."""
+    return str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+
+
+def tool_calls_of(message: Message) -> list[JSONMapping]:
+    """Return the well-formed tool calls of a message."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return []
+    return [item for item in calls if isinstance(item, dict) and isinstance(item.get("function"), dict)]
+
+
+def _parsed(arguments: str) -> object:
+    """Return arguments as a value; `None` if they are not JSON, or nested too deep."""
+    try:
+        value: object = json.loads(arguments)
+        return value
+    except (ValueError, RecursionError):
+        return None
+
+
+def stable_text(value: object) -> str:
+    """Return the same text for equal values."""
+    return json.dumps(value, sort_keys=True, default=str)

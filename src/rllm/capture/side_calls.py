@@ -30,7 +30,7 @@ import html
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from rllm.types import SIDE_CALL_KEY, JSONMapping, Message, Trace, text_of
 
@@ -48,7 +48,7 @@ QUOTE = 48
 LINE = 12
 """Letters and digits of the shortest text that is searched for in the lines of a message."""
 _BLOCK = QUOTE // 2
-"""Letters of a block. Messages are indexed by adjacent blocks: each run of `QUOTE` letters contains a whole one."""
+"""Letters of a block. Answers are searched for by adjacent blocks: each run of `QUOTE` letters contains a whole one."""
 _LONGEST_RUN = 4 * QUOTE
 """Limit for the letters of a quotation that are compared with the call's own prompt, and for the characters of a
 line."""
@@ -91,7 +91,13 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
     if not aside or len(aside) == len(traces):
         return {}
     calls = sorted(traces, key=lambda trace: trace.started_at)
-    _keep_final_calls(aside, calls)
+    task = [number for number, call in enumerate(calls) if call.id not in aside]
+    for number in range(task[-1] + 1, len(calls)):
+        if aside[calls[number].id] == WITHOUT_TOOLS:  # it may sum up the task
+            final = LaterMessages(calls)
+            final.add(number)
+            if final.quote_any_of(task):
+                del aside[calls[number].id]
     later = LaterMessages(calls)
     parents: set[str | None] = set()
     for number in reversed(range(len(calls))):
@@ -102,17 +108,6 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
             parents.add(call.parent_id)
             later.add(number)
     return aside
-
-
-def _keep_final_calls(aside: dict[str, str], calls: Sequence[Trace]) -> None:
-    """Remove the candidates after the last call of the task that quote it."""
-    task = [number for number, call in enumerate(calls) if call.id not in aside]
-    for number in range(task[-1] + 1, len(calls)):
-        if aside[calls[number].id] == WITHOUT_TOOLS:
-            final = LaterMessages(calls)
-            final.add(number)
-            if final.quote_any_of(task):
-                del aside[calls[number].id]
 
 
 def _candidates(traces: Sequence[Trace]) -> dict[str, str]:
@@ -131,7 +126,7 @@ def _begins(messages: Sequence[Message]) -> bool:
     return bool(messages) and not any(message.get("role") in ("assistant", "tool") for message in messages)
 
 
-def asks_for_title(response_format: Any) -> bool:
+def asks_for_title(response_format: object) -> bool:
     """Return True if the answer is to be an object with a title and nothing else."""
     described = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
     schema = described.get("schema") if isinstance(described, Mapping) else None
@@ -139,10 +134,31 @@ def asks_for_title(response_format: Any) -> bool:
     return isinstance(properties, Mapping) and set(properties) == {"title"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Letters and digits of a text, and those of its short lines."""
+
+    letters: str
+    lines: frozenset[str]
+
+    @classmethod
+    def of(cls, text: str) -> _Text:
+        pieces = _pieces(text)
+        lines = set()
+        for piece in pieces:
+            if len(piece) <= _LONGEST_RUN:  # with and without a leading number or label
+                lines |= {_letters(piece), _letters(_NUMBER.sub("", piece, 1)), _letters(piece.partition(": ")[2])}
+        return cls("".join(map(_letters, pieces)), frozenset(line for line in lines if 0 < len(line) < QUOTE))
+
+    def has(self, letters: str) -> bool:
+        """Return True if it contains a text anywhere, or a very short one as a line."""
+        return letters in (self.letters if len(letters) >= LINE else self.lines)
+
+
 class LaterMessages:
     """Messages of a session's calls, added from the last call backwards, to search for answers of earlier calls.
 
-    Each distinct text is read once, so the cost grows with the characters of the session and not with their square.
+    Each distinct text is read once.
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
@@ -156,47 +172,22 @@ class LaterMessages:
             for is_answer, texts in messages:
                 for text in texts:
                     self._begun.setdefault((is_answer, text), number)
-        self._added: set[tuple[bool, str]] = set()
-        # Each of these maps a text to the latest call that was the first to contain it.
-        self._whole_answers: dict[str, int] = {}
-        self._wholes: dict[str, int] = {}
-        self._lines: dict[str, int] = {}
-        self._blocks: dict[str, tuple[int, str, int]] = {}
-        """The call, the letters of the text, and the place of the block in them."""
+        self._added: dict[tuple[bool, str], None] = {}
+        self._texts: dict[str, _Text] = {}
 
     def add(self, number: int) -> None:
-        """Index the messages of a call."""
-        for is_answer, texts in self._messages[number]:
-            for text in texts:
-                if (is_answer, text) not in self._added:
-                    self._added.add((is_answer, text))
-                    self._add(text, is_answer, self._begun[is_answer, text])
-
-    def _add(self, text: str, is_answer: bool, number: int) -> None:
-        bare = text.strip()
-        if is_answer:
-            _keep_latest(self._whole_answers, bare, number)
-        if is_answer and bare in self._answers:
-            return
-        pieces = _pieces(text)
-        letters = "".join(map(_letters, pieces))
-        _keep_latest(self._wholes, letters, number)
-        for line in _lines(pieces):
-            _keep_latest(self._lines, line, number)
-        for place in range(0, len(letters) - _BLOCK + 1, _BLOCK):
-            block = letters[place : place + _BLOCK]
-            if block not in self._blocks or self._blocks[block][0] < number:
-                self._blocks[block] = (number, letters, place)
+        """Include the messages of a call."""
+        self._added |= {(is_answer, text): None for is_answer, texts in self._messages[number] for text in texts}
 
     def quote_answer_of(self, number: int) -> bool:
         """Return True if an added message that no earlier call had quotes the answer of a call."""
         answer = text_of(self._traces[number].response).strip()
         if not answer:
             return False
-        if self._whole_answers.get(answer, -1) > number:
+        if any(is_answer and text.strip() == answer for is_answer, text in self._after(number)):
             return True
-        own = _Prompt(text for _, texts in self._messages[number] for text in texts)
-        return any(self._has(_pieces(reading), own, number) for reading in _readings(answer))
+        own = [self._read(text) for _, texts in self._messages[number] for text in texts]
+        return any(self._quote(reading, number, own) for reading in _readings(answer))
 
     def quote_any_of(self, numbers: Sequence[int]) -> bool:
         """Return True if an added message quotes an answer of these calls, or a tool result in their messages."""
@@ -204,56 +195,55 @@ class LaterMessages:
             return True
         messages = [message for number in numbers for message in self._traces[number].messages]
         results = [message.get("content") for message in messages if message.get("role") == "tool"]
-        texts = {text for result in results for text in _texts_in(result)}
-        return any(self._has(_pieces(text), _Prompt(iter(())), -1) for text in texts)
+        return any(self._quote(text, -1, []) for text in {text for result in results for text in _texts_in(result)})
 
-    def _has(self, pieces: Sequence[str], own: _Prompt, number: int) -> bool:
-        lines = [line for line in map(_letters, pieces) if line]
+    def _after(self, number: int) -> Iterator[tuple[bool, str]]:
+        return (key for key in self._added if self._begun[key] > number)
+
+    def _read(self, text: str) -> _Text:
+        if text not in self._texts:
+            self._texts[text] = _Text.of(text)
+        return self._texts[text]
+
+    def _quote(self, text: str, number: int, own: Sequence[_Text]) -> bool:
+        """Return True if a message after a call quotes a text that the call's own prompt does not contain."""
+        lines = [line for line in map(_letters, _pieces(text)) if line]
         letters = "".join(lines)
         if not letters:
             return False
+        later = [
+            self._read(other)
+            for is_answer, other in self._after(number)
+            if not (is_answer and other.strip() in self._answers)
+        ]
         if len(letters) >= QUOTE:
-            return self._has_run_of(letters, own, number)
-        is_back = self._wholes.get(letters, -1) > number or (
-            len(letters) >= LINE and all(self._lines.get(line, -1) > number for line in lines)
+            return any(
+                not any(text.has(run) for text in own) for other in later for run in _runs(letters, other.letters)
+            )
+        is_back = any(other.letters == letters for other in later) or (
+            len(letters) >= LINE and all(any(line in other.lines for other in later) for line in lines)
         )
-        return is_back and not own.has(letters)
-
-    def _has_run_of(self, letters: str, own: _Prompt, number: int) -> bool:
-        place = 0
-        while place <= len(letters) - _BLOCK:
-            latest, there, at = self._blocks.get(letters[place : place + _BLOCK], (-1, "", 0))
-            if latest <= number:
-                place += 1
-                continue
-            start, stop = _common_run(letters, place, there, at)
-            if stop - start < QUOTE:
-                place += 1
-            elif not own.has(letters[start:stop]):
-                return True
-            else:
-                place = stop
-        return False
+        return is_back and not any(text.has(letters) for text in own)
 
 
-class _Prompt:
-    """A call's own prompt, read on first use."""
-
-    def __init__(self, texts: Iterator[str]) -> None:
-        self._texts = texts
-        self._read: tuple[set[str], str] | None = None
-
-    def has(self, letters: str) -> bool:
-        """Return True if it contains a text anywhere, or a very short one as a line."""
-        if self._read is None:
-            each = [_pieces(text) for text in self._texts]
-            whole = ["".join(map(_letters, pieces)) for pieces in each]
-            self._read = {line for pieces in each for line in _lines(pieces)}, "\n".join(whole)
-        return letters in (self._read[1] if len(letters) >= LINE else self._read[0])
-
-
-def _keep_latest(numbers: dict[str, int], text: str, number: int) -> None:
-    numbers[text] = max(numbers.get(text, -1), number)
+def _runs(one: str, other: str) -> Iterator[str]:
+    """Yield runs of at least `QUOTE` letters that both texts share. Each contains a whole block of the first text."""
+    for place in range(0, len(one) - _BLOCK + 1, _BLOCK):
+        at = other.find(one[place : place + _BLOCK])
+        while at >= 0:
+            back = 0
+            while back < min(_BLOCK, place, at) and one[place - back - 1] == other[at - back - 1]:
+                back += 1
+            start, there = place - back, at - back
+            size = 0
+            while (
+                size < min(_LONGEST_RUN, len(one) - start, len(other) - there)
+                and one[start + size] == other[there + size]
+            ):
+                size += 1
+            if size >= QUOTE:
+                yield one[start : start + size]
+            at = other.find(one[place : place + _BLOCK], max(at + 1, there + size - _BLOCK))
 
 
 def _role_and_texts(message: Message) -> tuple[bool, list[str]]:
@@ -264,7 +254,7 @@ def _role_and_texts(message: Message) -> tuple[bool, list[str]]:
     return False, [*_texts_in(message.get("content"))]
 
 
-def _texts_in(content: Any) -> Iterator[str]:
+def _texts_in(content: object) -> Iterator[str]:
     """Yield the texts of a message's content, including those inside of parts, without the data of images and files."""
     if isinstance(content, str):
         yield content
@@ -291,7 +281,7 @@ def _readings(answer: str) -> Iterator[str]:
         yield from (text for text in _strings_in(parsed) if len(_letters(text)) >= LINE)
 
 
-def _strings_in(value: Any) -> Iterator[str]:
+def _strings_in(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -314,22 +304,3 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 def _letters(text: str) -> str:
     return "".join(_WORD.findall(text))
-
-
-def _lines(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield the letters of each short piece, with and without a leading number or label."""
-    for piece in pieces:
-        if len(piece) <= _LONGEST_RUN:
-            forms = {_letters(piece), _letters(_NUMBER.sub("", piece, 1)), _letters(piece.partition(": ")[2])}
-            yield from (form for form in forms if 0 < len(form) < QUOTE)
-
-
-def _common_run(one: str, place: int, other: str, at: int) -> tuple[int, int]:
-    """Return start and stop, in `one`, of the run of letters around these places that both texts share."""
-    start = place
-    while start > 0 and at > 0 and place - start < _BLOCK and one[start - 1] == other[at - 1]:
-        start, at = start - 1, at - 1
-    stop = start
-    while stop - start < min(_LONGEST_RUN, len(one) - start, len(other) - at) and one[stop] == other[at + stop - start]:
-        stop += 1
-    return start, stop

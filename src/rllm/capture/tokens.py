@@ -102,7 +102,7 @@ def check_tokens(prompt_ids: list[int], response_ids: list[int], logprobs: list[
     return None
 
 
-def has_labels(content: Sequence[Any]) -> bool:
+def has_labels(content: Sequence[object]) -> bool:
     """Return True if the entries of `logprobs.content` have ids instead of texts."""
     first = content[0] if content else None
     return isinstance(first, Mapping) and str(first.get("token", "")).startswith(TOKEN_ID_PREFIX)
@@ -121,7 +121,7 @@ def _ids_in_labels(content: Sequence[JSONMapping] | None, where: str) -> list[in
         ) from error
 
 
-def _checked_ids(ids: Any, field: str) -> list[int]:
+def _checked_ids(ids: object, field: str) -> list[int]:
     if ids is None:
         return []
     if not isinstance(ids, list):
@@ -136,7 +136,7 @@ def _checked_ids(ids: Any, field: str) -> list[int]:
     return ids
 
 
-def _numbers_in(content: Any, field: str) -> list[Any]:
+def _numbers_in(content: Sequence[JSONMapping], field: str) -> list[object]:
     try:
         return [entry["logprob"] for entry in content]
     except (TypeError, KeyError) as error:
@@ -178,7 +178,7 @@ def _problem(prompt_ids: object, response_ids: object, logprobs: object, where: 
     return None
 
 
-def _start_of(values: Any) -> str:
+def _start_of(values: object) -> str:
     """Return the first few values, short enough for an error message."""
     if not isinstance(values, list):
         return repr(values)[:80]

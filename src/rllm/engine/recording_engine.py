@@ -17,9 +17,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rllm._runtime.ids import new_id
-from rllm.capture import Conversations, MessageDigests, failed_trace, parent_of, trace_from_output
+from rllm.capture import Conversations, MessageDigests, failed_trace, parent_of, snapshot, trace_from_output
 from rllm.capture.side_calls import OWN_KEY
-from rllm.capture.snapshot import snapshot
 from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, shown
 from rllm.inference.engine import InferenceEngine, ModelOutput, continued_prompt, lost_in_prompt

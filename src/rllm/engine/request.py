@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rllm.capture.snapshot import snapshot
+from rllm.capture import snapshot
 from rllm.errors import ConfigError, RolloutError
 from rllm.types import Task, Trajectory, task_id_of
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from rllm._runtime.threads import in_thread
-from rllm.capture.snapshot import snapshot
+from rllm.capture import snapshot
 from rllm.errors import ConfigError, RewardError, RolloutError, boundary, shown
 from rllm.rewards.reward_types import RewardOutput
 from rllm.types import Episode, Trajectory, is_scored

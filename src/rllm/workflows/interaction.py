@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from rllm.agents.agent import BaseAgent
-from rllm.capture.snapshot import snapshot
+from rllm.capture import snapshot
 from rllm.config.sampling import with_fixed_sampling
 from rllm.environments.base.base_env import BaseEnv, step_method, unwrapped
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from rllm._runtime.threads import in_thread
 from rllm.agents.agent import BaseAgent
-from rllm.capture.snapshot import snapshot
+from rllm.capture import snapshot
 from rllm.errors import (
     AgentError,
     ConfigError,
