@@ -3,8 +3,17 @@ from typing import Any
 
 import pytest
 
-from rllm.store.rows import Delta, EncodedTrace, RecentTraces, columns_of, decode_document
-from rllm.store.rows import SCHEMA, TRACE_COLUMNS, create_tables, trace_to_row
+from rllm.store.rows import (
+    SCHEMA,
+    TRACE_COLUMNS,
+    Delta,
+    EncodedTrace,
+    RecentTraces,
+    columns_of,
+    create_tables,
+    decode_document,
+    trace_to_row,
+)
 from rllm.types import Trace
 
 from .sample_traces import trace_of, turn_of
