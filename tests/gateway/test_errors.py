@@ -104,7 +104,6 @@ def test_unknown_paths_and_methods_answer_in_openais_shape(refusing):
         ("/healthz", {"GET", "HEAD"}),
         ("/sessions", {"GET", "HEAD", "POST"}),
         ("/sessions/s", {"DELETE", "GET", "HEAD"}),
-        ("/v1/responses/resp_1", {"DELETE", "GET", "HEAD"}),
     ],
 )
 def test_a_method_that_a_path_lacks_is_answered_with_those_it_has(refusing, path, methods):

@@ -515,3 +515,27 @@ async def test_a_recreated_session_has_nothing_of_a_held_deleted_one(monkeypatch
     sessions.open("a", metadata=None, sampling=None).result(60)
     assert await sessions.get("a") is not under_way
     assert under_way.deleted
+
+
+def test_no_client_can_say_of_its_call_what_only_the_gateway_may(serve):
+    served = serve()
+    refused = served.post(headers={"x-rllm-metadata": '{"rllm.side_call": true}'})
+    assert refused.status_code == 400
+    assert "'rllm.side_call' begins with 'rllm.'" in refused.json()["error"]["message"]
+    refused = served.http.post("/sessions", json={"id": "s", "metadata": {"rllm.sampling": {"temperature": -1}}})
+    assert refused.status_code == 400
+    assert "'rllm.sampling'" in refused.json()["error"]["message"]
+    assert served.engine.num_calls == 0
+
+
+def test_session_ids_admit_to_calls_and_models_only(serve):
+    served = serve(["four"], config=GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0))
+    name = "5" * 32
+    served.server.open_session(name)
+    assert served.post(f"/sessions/{name}/v1/responses", json={"model": "m", "input": "hi"}).is_success
+    assert served.http.get(f"/sessions/{name}/v1/models").status_code == 200
+    for method, path in (("GET", f"/sessions/{name}/traces"), ("DELETE", f"/sessions/{name}"), ("GET", "/v1/models")):
+        assert served.http.request(method, path).status_code == 401
+    assert served.http.get("/sessions/never-begun/v1/models").status_code == 401
+    operator = {"authorization": "Bearer secret"}
+    assert served.http.delete(f"/sessions/{name}", headers=operator).status_code == 200

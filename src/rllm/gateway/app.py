@@ -25,7 +25,6 @@ from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, bounded
 from rllm.gateway.identity import with_key_header
 from rllm.gateway.sessions import Sessions
-from rllm.gateway.stored_responses import StoredResponses
 from rllm.gateway.upstream.base import Upstream
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import TraceStore
@@ -56,7 +55,7 @@ def create_app(
         yield
         await upstream.close()
 
-    routes = Admin(gateway, sessions, config).routes() + StoredResponses(gateway, sessions, config).routes()
+    routes = Admin(gateway, sessions, config).routes()
     if isinstance(upstream, UpstreamPool):
         routes += UpstreamAdmin(upstream, config).routes()
     others = Starlette(

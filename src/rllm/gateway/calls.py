@@ -35,7 +35,6 @@ from rllm.gateway.identity import (
 )
 from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
 from rllm.gateway.sessions import Sessions, is_session_id
-from rllm.gateway.stored_responses import is_deleted
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
 from rllm.types import JSONMapping, JSONObject, Trace
@@ -226,7 +225,7 @@ class CallEndpoint:
         if session_id is None:
             return {}
         found = [await asyncio.to_thread(self.gateway.store.trace, session_id, trace_id) for trace_id in ids]
-        return {trace.id: trace for trace in found if trace is not None and not is_deleted(trace)}
+        return {trace.id: trace for trace in found if trace is not None}
 
     async def _complete(
         self, call: ModelCall, asked: JSONObject, receive: Receive, answer: _Answer, retry: RetryKey | None

@@ -290,11 +290,6 @@ def test_an_answer_that_ended_in_its_thinking_has_no_text(reason):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}, "base64 or url"),
         ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "end with a user message"),
         ({"system": 3}, "'system' is a JSON number"),
-        ({"messages": [*HI, {"role": "system", "content": "", "clear_at": "noon"}]}, "messages[1].clear_at='noon'"),
-        (
-            {"messages": [*HI, {"role": "system", "output_config": {"effort": "low"}}]},
-            "messages[1].output_config.effort: a request has one effort",
-        ),
         ({"tools": {"a": 1}}, "'tools' is a JSON object"),
         ({"tools": [{}]}, "tools[].name"),
         ({"tool_choice": "auto"}, "tool_choice='auto'"),
@@ -307,12 +302,6 @@ def test_an_answer_that_ended_in_its_thinking_has_no_text(reason):
         ({"n": 2}, "n=2: a message is one answer"),
         (said("user", RESULT, {"type": "x"}), "messages[0].content[1].type='x'"),
         (said("user", {"type": "text", "text": "t"}, {"type": "x"}, RESULT), "messages[0].content[1].type='x'"),
-        (
-            said(
-                "user", {"type": "search_result", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]}
-            ),
-            "messages[0].content[0].content.text",
-        ),
         (said("assistant", {"type": "redacted_thinking"}, {"type": "text"}), "messages[0].content[1].text"),
     ],
 )

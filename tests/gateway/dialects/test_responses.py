@@ -4,8 +4,8 @@ import pytest
 from openai.types.responses import Response
 from pydantic import TypeAdapter
 
-from rllm.gateway.dialects.responses import INSTRUCTIONS_KEY, refers_to, to_chat
-from rllm.gateway.dialects.responses_output import from_chat
+from rllm.gateway.dialects.responses import from_chat
+from rllm.gateway.dialects.responses_input import INSTRUCTIONS_KEY, refers_to, to_chat
 from rllm.gateway.errors import GatewayError
 from rllm.types import Trace
 
@@ -70,7 +70,6 @@ def test_items_of_one_turn_are_one_message():
         {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{"},
         {"type": "function_call_output", "call_id": "c1", "output": "3"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "4"}]},
-        {"type": "configuration_update", "configuration": {}},
         {"type": "message", "role": "assistant", "content": "one"},
         {"type": "message", "role": "assistant", "content": "two"},
     ]
@@ -136,7 +135,7 @@ def test_tools_are_functions():
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     assert [tool["function"] for tool in chat(tools=tools)["tools"]] == [
         {"name": "a", "description": "A.", "strict": True, "parameters": {"type": "object"}},
-        {"name": "b", "parameters": {"type": "object", "properties": {}}},
+        {"name": "n__b", "parameters": {"type": "object", "properties": {}}},
         {"name": "patch", "description": "Edit.", "parameters": text},
     ]
 
@@ -186,28 +185,6 @@ def test_effort_verbosity_and_logprobs_are_translated():
     )
     named = ("reasoning_effort", "verbosity", "logprobs", "top_logprobs")
     assert [asked[name] for name in named] == ["low", "low", True, 2]
-
-
-def test_the_last_update_of_the_effort_and_of_the_format_counts():
-    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    items = [
-        {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_object"}}},
-        {"type": "configuration_update", "text": {"format": schema}},
-        HI,
-        {"type": "configuration_update", "reasoning": {"effort": None}, "unknown": 3},
-    ]
-    asked = chat(input=items, reasoning={"effort": "high"}, text={"verbosity": "low", "format": {"type": "text"}})
-    assert asked["messages"] == [HI]
-    assert (asked["reasoning_effort"], asked["verbosity"]) == ("low", "low")
-    assert asked["response_format"]["json_schema"]["name"] == "n"
-
-
-def test_only_a_final_compaction_trigger_is_refused():
-    trigger = {"type": "compaction_trigger"}
-    assert chat(input=[trigger, HI])["messages"] == [HI]
-    with pytest.raises(GatewayError, match="does not compact: leave it out") as refused:
-        chat(input=[HI, trigger])
-    assert (refused.value.status, refused.value.param) == (400, "input[1]")
 
 
 def test_an_answer_is_a_list_of_items():
@@ -285,7 +262,6 @@ NO_TOOLS = {"type": "allowed_tools", "tools": []}
     "asked",
     [
         {"tools": [PATCH]},
-        {"tools": [{"type": "namespace", "name": "n", "tools": [PATCH]}]},
         {"input": [{"type": "additional_tools", "tools": [PATCH]}, HI]},
     ],
 )
@@ -347,12 +323,11 @@ def test_an_item_can_be_referred_to():
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": "x"}, "'tools'"),
-        ({"tools": [{"type": "namespace", "tools": [3]}], "tool_choice": NO_TOOLS}, "tools[].tools[0]=3"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [3]}], "tool_choice": NO_TOOLS}, "tools[].tools[0]=3"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"reasoning": "low"}, "reasoning"),
-        ({"input": [{"type": "configuration_update", "reasoning": "low"}, HI]}, "'input[0].reasoning'"),
         ({"stream": 1}, "stream=1"),
         ({"n": 2}, "n=2: a response is one answer"),
     ],

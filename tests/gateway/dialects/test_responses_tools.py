@@ -4,8 +4,8 @@ import orjson
 import pytest
 
 from rllm.capture import SSEDecoder
-from rllm.gateway.dialects.responses import to_chat
-from rllm.gateway.dialects.responses_output import ResponsesStreamEncoder, from_chat
+from rllm.gateway.dialects.responses import ResponsesStreamEncoder, from_chat
+from rllm.gateway.dialects.responses_input import to_chat
 from rllm.gateway.errors import GatewayError
 
 ADD = {"type": "function", "name": "add"}
@@ -43,15 +43,15 @@ def refusal(**asked):
     return str(refused.value)
 
 
-def test_a_namespaced_function_is_called_by_its_name():
-    item = called("add", namespace("math", ADD))
-    assert names_in_chat(namespace("math", ADD)) == ["add"]
+def test_a_namespaced_function_is_called_by_both_names():
+    item = called("math__add", namespace("math", ADD))
+    assert names_in_chat(namespace("math", ADD)) == ["math__add"]
     assert (item["type"], item["name"], item["namespace"]) == ("function_call", "add", "math")
     assert "namespace" not in called("add", ADD)
 
 
 def test_a_custom_tool_in_a_namespace_is_shown_with_both():
-    item = called("run", namespace("box", RUN), arguments='{"input": "ls"}')
+    item = called("box__run", namespace("box", RUN), arguments='{"input": "ls"}')
     assert (item["type"], item["name"], item["namespace"], item["input"]) == ("custom_tool_call", "run", "box", "ls")
 
 
@@ -60,15 +60,6 @@ def test_functions_of_one_name_are_told_apart():
     assert names_in_chat(*tools) == ["crm__add", "erp__add", "add"]
     shown = [called(name, *tools) for name in names_in_chat(*tools)]
     assert [(item["name"], item.get("namespace")) for item in shown] == [("add", "crm"), ("add", "erp"), ("add", None)]
-
-
-@pytest.mark.parametrize("spaces", [("a.b", "a b"), ("x" * 80, "x" * 81), ("crm", "erp")])
-def test_every_name_is_one_that_a_chat_allows_and_no_other_tools(spaces):
-    tools = [*(namespace(space, ADD) for space in spaces), {"type": "function", "name": "crm__add"}]
-    names = names_in_chat(*tools)
-    assert len({*names}) == 3
-    assert all(len(name) <= 64 and name.replace("-", "").replace("_", "").isalnum() for name in names)
-    assert [called(name, *tools).get("namespace") for name in names] == [*spaces, None]
 
 
 def test_a_call_comes_back_under_the_name_that_the_chat_knew():
@@ -80,7 +71,11 @@ def test_a_call_comes_back_under_the_name_that_the_chat_knew():
 
 def test_a_streamed_call_is_announced_with_its_namespace():
     encoder = ResponsesStreamEncoder({"tools": [namespace("math", ADD)]})
-    choice = {"index": 0, "delta": {"tool_calls": [{"index": 0, **calling("add")}]}, "finish_reason": "tool_calls"}
+    choice = {
+        "index": 0,
+        "delta": {"tool_calls": [{"index": 0, **calling("math__add")}]},
+        "finish_reason": "tool_calls",
+    }
     sent = encoder.feed([{"id": "resp_1", "choices": [choice]}]) + encoder.finish()
     events = [orjson.loads(payload) for payload in SSEDecoder().feed(sent)]
     items = [event["item"] for event in events if "item" in event]
@@ -93,7 +88,7 @@ def test_a_streamed_call_is_announced_with_its_namespace():
         ({"type": "function", "name": "add"}, ["crm__add", "erp__add"]),
         ({"type": "function", "name": "add", "namespace": "erp"}, ["erp__add"]),
         ({"type": "namespace", "name": "crm"}, ["crm__add"]),
-        ({"type": "custom", "name": "run"}, ["run"]),
+        ({"type": "custom", "name": "run"}, ["erp__run"]),
     ],
 )
 def test_tools_in_namespaces_can_be_allowed(named, expected):
@@ -102,7 +97,7 @@ def test_tools_in_namespaces_can_be_allowed(named, expected):
 
 
 @pytest.mark.parametrize(
-    ("named", "expected"), [({"name": "run"}, "run"), ({"name": "add", "namespace": "erp"}, "erp__add")]
+    ("named", "expected"), [({"name": "run"}, "erp__run"), ({"name": "add", "namespace": "erp"}, "erp__add")]
 )
 def test_a_tool_in_a_namespace_can_be_forced(named, expected):
     asked = chat(tools=[namespace("crm", ADD), namespace("erp", ADD, RUN)], tool_choice={"type": "function", **named})
@@ -114,14 +109,9 @@ def test_a_forced_function_outside_namespaces_comes_first():
     assert asked["tool_choice"] == {"type": "function", "function": {"name": "add"}}
 
 
-def test_a_forced_function_of_two_namespaces_is_to_be_told_apart():
-    tools = [namespace("crm", ADD), namespace("erp", ADD)]
-    assert "several namespaces (crm, erp)" in refusal(tools=tools, tool_choice=ADD)
-
-
 def test_a_choice_among_tools_that_are_not_there_is_refused():
     unknown = {"type": "allowed_tools", "tools": [{"type": "function", "name": "ad"}]}
-    assert "none of 'tools' is called 'ad'" in refusal(tools=[ADD], tool_choice=unknown)
+    assert "'ad' are not in 'tools'" in refusal(tools=[ADD], tool_choice=unknown)
 
 
 @pytest.mark.parametrize("allowed", [[], [{"type": "web_search"}], [{"type": "mcp", "server_label": "wiki"}]])
@@ -141,7 +131,7 @@ def test_a_choice_among_no_tools_of_the_clients_shows_none(allowed):
 )
 def test_a_tool_that_its_client_runs_is_to_be_a_function(tool):
     assert f"tools[].type='{tool['type']}'" in refusal(tools=[ADD, tool])
-    assert "give it as a function" in refusal(tools=[tool], tool_choice="required")
+    assert "give a function" in refusal(tools=[tool], tool_choice="required")
 
 
 @pytest.mark.parametrize(

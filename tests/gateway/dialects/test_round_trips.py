@@ -6,7 +6,7 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.gateway.dialects import messages, responses, responses_output
+from rllm.gateway.dialects import messages, responses, responses_input
 
 texts = st.text(max_size=8)
 arguments = st.one_of(
@@ -86,7 +86,7 @@ def test_responses_lose_not_even_the_spelling_of_arguments(conversation):
     system, first, made = conversation
     items = [{"role": "user", "content": first}]
     for said, *follow in made:
-        items += responses_output.from_chat(spoken(said), {})["output"]
+        items += responses.from_chat(spoken(said), {})["output"]
         for message in follow:
             output = {
                 "type": "function_call_output",
@@ -94,5 +94,5 @@ def test_responses_lose_not_even_the_spelling_of_arguments(conversation):
                 "output": message["content"],
             }
             items.append(output if message["role"] == "tool" else message)
-    chat = responses.to_chat({"model": "m", "instructions": system, "input": items}, {})
+    chat = responses_input.to_chat({"model": "m", "instructions": system, "input": items}, {})
     assert chat["messages"] == chat_of(system, first, made)

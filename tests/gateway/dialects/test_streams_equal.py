@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.capture import ChatStream, SSEDecoder
-from rllm.gateway.dialects import chat, messages, responses_output
+from rllm.gateway.dialects import chat, messages, responses
 from rllm.gateway.dialects.chat import CompletionsStreamEncoder
 from rllm.gateway.dialects.messages import MessagesStreamEncoder
-from rllm.gateway.dialects.responses_output import ResponsesStreamEncoder
+from rllm.gateway.dialects.responses import ResponsesStreamEncoder
 
 HEAD = {"object": "chat.completion.chunk", "created": 1_700_000_000, "model": "m"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
@@ -131,11 +131,9 @@ def response_of(events):
                 assert event["content_index"] == len(items[at]["content"])
                 items[at]["content"].append(event["part"])
             case "output_text.delta" | "reasoning_text.delta":
-                part = items[at]["content"][event["content_index"]]
-                part["text"] += event["delta"]
-                part.get("logprobs", []).extend(event.get("logprobs", ()))
+                items[at]["content"][event["content_index"]]["text"] += event["delta"]
             case "output_text.done":
-                assert event["logprobs"] == items[at]["content"][event["content_index"]]["logprobs"]
+                items[at]["content"][event["content_index"]]["logprobs"] = event["logprobs"]
             case "refusal.delta":
                 items[at]["content"][event["content_index"]]["refusal"] += event["delta"]
             case "function_call_arguments.delta":
@@ -155,23 +153,11 @@ def test_a_streamed_response_is_the_whole_response(batches, with_logprobs):
     asked = {"tools": [{"type": "custom", "name": "patch"}, {"type": "function", "name": "add"}]}
     asked |= {"include": ["message.output_text.logprobs"]} if with_logprobs else {}
     events, response = streamed(ResponsesStreamEncoder(asked), batches, "resp_1")
-    whole = responses_output.from_chat(response, asked)
+    whole = responses.from_chat(response, asked)
     last = events[-1]["response"]
     assert events[-1]["type"] == f"response.{whole['status']}"
     assert {**last, "completed_at": 0} == {**whole, "completed_at": 0, "created_at": last["created_at"]}
     assert [without_status(item) for item in response_of(events)] == [without_status(item) for item in whole["output"]]
-
-
-def test_logprobs_come_with_the_pieces_of_their_tokens():
-    first, second = ({"token": "?", "logprob": -0.5, "bytes": [byte], "top_logprobs": []} for byte in "é".encode())
-    end = {"token": "<end>", "logprob": -0.5, "bytes": None, "top_logprobs": []}
-    chunks = [choice_chunk({}), choice_chunk({"content": "é"}), choice_chunk({}, "stop")]
-    for chunk, entry in zip(chunks, [first, second, end], strict=True):
-        chunk["choices"][0]["logprobs"] = {"content": [entry]}
-    events, _ = streamed(ResponsesStreamEncoder({"include": ["message.output_text.logprobs"]}), [chunks], "resp_1")
-    [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
-    assert delta["logprobs"] == [first, second]
-    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [first, second]
 
 
 def without_status(item):

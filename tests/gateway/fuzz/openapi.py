@@ -98,7 +98,6 @@ _SESSION_BODY = {
 _PATH = {"in": "path", "required": True}
 _SESSION = {**_PATH, "name": "session_id", "schema": {"type": "string", "minLength": 1, "maxLength": 256}}
 _MODEL = {**_PATH, "name": "model_id", "schema": {"type": "string", "minLength": 1}}
-_RESPONSE = {**_PATH, "name": "response_id", "schema": {"type": "string", "minLength": 1}}
 _PAGE = [
     {"in": "query", "name": name, "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}}
     for name in ("limit", "offset")
@@ -115,8 +114,6 @@ def openapi(*, needs_key: bool) -> dict[str, Any]:
                 named = [*session, *([{**_MODEL, "name": "model"}] if "{model}" in path else [])]
                 posted = _operation(named, body=body, media_types=_WHOLE_OR_STREAMED)
                 paths[f"{prefix}/{row.version}{path}"] = {"post": posted}
-        stored = _operation([*session, _RESPONSE])
-        paths[f"{prefix}/v1/responses/{{response_id}}"] = {"get": stored, "delete": stored}
         for version in sorted({row.version for row in WIRE_FORMATS}):
             paths[f"{prefix}/{version}/models"] = {"get": _operation(session)}
             paths[f"{prefix}/{version}/models/{{model_id}}"] = {"get": _operation([*session, _MODEL])}

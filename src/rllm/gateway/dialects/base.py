@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.errors import GatewayError
-from rllm.types import JSONMapping, JSONObject, Trace
+from rllm.types import JSONMapping, JSONObject, Message, Trace
 
 
 class StreamEncoder(Protocol):
@@ -42,16 +43,20 @@ class StreamEncoder(Protocol):
         ...
 
 
-class Dialect(Protocol):
-    """A wire format. `asked` is always a request as its client wrote it."""
+class Dialect(ABC):
+    """A wire format; OpenAI's by default. `asked` is always a request as its client wrote it."""
 
     wire: WireFormat
     """Its row in the registry: paths, key header, variables."""
     id_prefix: str
     """Beginning of the ids of its answers."""
-    chat_names: Mapping[str, str]
+    needs: str
+    """Members that every request has, for the error message of a body that is not an object."""
+    prompt_name = "messages"
+    """Name of the prompt in error objects."""
+    chat_names: Mapping[str, str] = MappingProxyType({})
     """The dialect's own names of chat fields, where they differ, by key; see `rllm.inference.parameters`."""
-    continues_answers: bool
+    continues_answers = False
     """True if a request may name an earlier answer instead of repeating the conversation."""
 
     def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
@@ -64,12 +69,13 @@ class Dialect(Protocol):
         Raises:
             GatewayError: 400, if the body is not a JSON object.
         """
-        ...
+        return parse_object(body, needs=self.needs)
 
     def refers_to(self, asked: JSONMapping) -> Sequence[str]:
         """Return the ids of the earlier answers that `to_chat` needs."""
-        ...
+        return ()
 
+    @abstractmethod
     def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         """Return the request as a chat request; members that the dialect does not know are passed on.
 
@@ -80,79 +86,43 @@ class Dialect(Protocol):
         Raises:
             GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
         """
-        ...
 
     def prompt_ids(self, asked: JSONMapping) -> list[int] | None:
         """Return the prompt of a request that gives it as token ids; `to_chat` returns no messages for it."""
-        ...
+        return None
 
     def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
         """Return the metadata that a trace needs so that the request can be continued later."""
-        ...
+        return {}
 
+    @abstractmethod
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         """Return a whole answer, without token fields that this request did not ask for; may change `response`."""
-        ...
 
+    @abstractmethod
     def encoder(self, *, asked: JSONMapping) -> StreamEncoder:
         """Return an encoder for one streamed answer."""
-        ...
 
     def render_count(self, num_tokens: int) -> bytes:
         """Return the answer to a request for the number of tokens of a prompt."""
-        ...
+        return orjson.dumps({"input_tokens": num_tokens})
 
     def render_error(self, error: GatewayError) -> bytes:
         """Return an error object as the body of an answer."""
-        ...
+        return orjson.dumps(error.to_dict(prompt=self.prompt_name))
 
     def render_models(self, models: Sequence[JSONMapping]) -> bytes:
         """Return a list of models, given in OpenAI's format."""
-        ...
+        return orjson.dumps({"object": "list", "data": models})
 
     def render_model(self, model: JSONMapping) -> bytes:
         """Return one model, given in OpenAI's format."""
-        ...
+        return orjson.dumps(model)
 
 
 def wire_format(name: str) -> WireFormat:
     """Return the row of a wire format in the registry."""
     return next(row for row in WIRE_FORMATS if row.name == name)
-
-
-class OpenAIDialect:
-    """Shared part of OpenAI's dialects, and the default of the others."""
-
-    needs: str
-    """Members that every request has, for the error message of a body that is not an object."""
-    prompt_name = "messages"
-    """Name of the prompt in error objects."""
-    chat_names: Mapping[str, str] = MappingProxyType({})
-    continues_answers = False
-
-    def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
-        return parse_object(body, needs=self.needs)
-
-    def refers_to(self, asked: JSONMapping) -> Sequence[str]:
-        return ()
-
-    def prompt_ids(self, asked: JSONMapping) -> list[int] | None:
-        return None
-
-    def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
-        return {}
-
-    def render_count(self, num_tokens: int) -> bytes:
-        return orjson.dumps({"input_tokens": num_tokens})
-
-    def render_error(self, error: GatewayError) -> bytes:
-        return orjson.dumps(error.to_dict(prompt=self.prompt_name))
-
-    def render_models(self, models: Sequence[JSONMapping]) -> bytes:
-        return orjson.dumps({"object": "list", "data": models})
-
-    def render_model(self, model: JSONMapping) -> bytes:
-        return orjson.dumps(model)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -453,11 +423,52 @@ def arguments_text(given: JSONMapping) -> str:
     return raw if isinstance(raw, str) else json.dumps(given, ensure_ascii=False)
 
 
+# --- parts of chat requests -------------------------------------------------------------------------------------------
+
+
+def content_of(value: Any, where: str, part: Callable[[JSONObject, str], JSONObject]) -> str | list[JSONObject]:
+    """Return a chat message's content, of a text, or of a list of the dialect's parts.
+
+    Args:
+        value: the text or list.
+        where: its place in the request, for error messages.
+        part: translates one part, given its place.
+    """
+    if isinstance(value, str):
+        return value
+    return joined_parts([part(item, f"{where}[{position}]") for position, item in enumerate(objects(value, where))])
+
+
 def joined_parts(parts: list[JSONObject]) -> str | list[JSONObject]:
     """Return a chat message's content: one text as a string, anything else as parts."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def assistant_message(texts: list[JSONObject], thoughts: list[str], calls: list[JSONObject]) -> Message:
+    """Return the chat message of an answer's texts, reasoning and tool calls."""
+    message: Message = {"role": "assistant", "content": joined_parts(texts) or (None if calls else "")}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def tool_call(call_id: Any, name: str, arguments: str) -> JSONObject:
+    """Return a tool call of a chat message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def schema_format(schema: JSONMapping) -> JSONObject:
+    """Return the `response_format` of a JSON Schema."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def present(value: JSONMapping, *names: str) -> JSONObject:
+    """Return these members of an object, as far as it has them."""
+    return {name: value[name] for name in names if value.get(name) is not None}
 
 
 def bytes_of(entry: JSONMapping) -> bytes:

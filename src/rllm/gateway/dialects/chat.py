@@ -18,7 +18,7 @@ from rllm._runtime.ids import new_id
 from rllm.capture import strip_chunk
 from rllm.gateway.dialects.base import (
     COMMENT,
-    OpenAIDialect,
+    Dialect,
     bytes_of,
     check_chat,
     check_options,
@@ -35,7 +35,7 @@ from rllm.gateway.upstream.base import FACTS_KEY
 from rllm.types import JSONMapping, JSONObject, Trace, text_of
 
 
-class ChatDialect(OpenAIDialect):
+class ChatDialect(Dialect):
     """OpenAI's `/v1/chat/completions`. Requests are checked only for fields that the gateway itself relies on."""
 
     wire = wire_format("chat")
@@ -142,7 +142,7 @@ def _fill_head(answer: JSONObject, object: str) -> None:
 _OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
 
 
-class CompletionsDialect(OpenAIDialect):
+class CompletionsDialect(Dialect):
     """OpenAI's `/v1/completions`."""
 
     wire = wire_format("completions")

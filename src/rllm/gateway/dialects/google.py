@@ -18,15 +18,20 @@ import orjson
 
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
-    OpenAIDialect,
+    Dialect,
     arguments_object,
     arguments_text,
+    assistant_message,
     check_chat,
+    content_of,
     field,
     invalid,
     joined_parts,
     objects,
+    present,
     reasoning_of,
+    schema_format,
+    tool_call,
     usage_of,
     wire_format,
 )
@@ -37,11 +42,10 @@ _OURS = frozenset(
     # Translated below.
     "contents systemInstruction tools toolConfig generationConfig "
     # Meaningless for a chat completion, or refused below.
-    "safetySettings cachedContent labels serviceTier store".split()
+    "safetySettings cachedContent labels serviceTier store generateContentRequest".split()
 )
 _FREE_FORM = frozenset(
-    "args response parameters parametersJsonSchema responseSchema responseJsonSchema labels partMetadata "
-    "chat_template_kwargs".split()
+    "args response parameters parametersJsonSchema responseSchema responseJsonSchema labels partMetadata".split()
 )
 """Fields whose members are users' names, which stay as they are."""
 _SAMPLING = {
@@ -73,7 +77,7 @@ _STATUSES = {
 }
 
 
-class GoogleDialect(OpenAIDialect):
+class GoogleDialect(Dialect):
     """Google's `/v1beta/models/MODEL:generateContent` and its relatives."""
 
     wire = wire_format("google")
@@ -91,7 +95,11 @@ class GoogleDialect(OpenAIDialect):
     )
 
     def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
-        asked: JSONObject = _in_camel_case(super().parse(body, path))
+        # A field that is not Google's, such as vLLM's, has the name that the chat request gives it.
+        named = {
+            _camel(name) if _camel(name) in _OURS else name: item for name, item in super().parse(body, path).items()
+        }
+        asked = {name: _in_camel_case(item) if name in _OURS - _FREE_FORM else item for name, item in named.items()}
         if path["template"] in self.wire.counts and asked.get("generateContentRequest") is not None:
             asked = field(asked, "generateContentRequest", dict, "")
         asked["model"] = path["model"]
@@ -139,7 +147,7 @@ def to_chat(asked: JSONMapping) -> JSONObject:
     messages: list[Message] = []
     if instruction := field(asked, "systemInstruction", dict, "", {}):
         parts = objects(instruction.get("parts") or [], "systemInstruction.parts")
-        messages.append({"role": "system", "content": _content(parts, "systemInstruction.parts")})
+        messages.append({"role": "system", "content": content_of(parts, "systemInstruction.parts", _part)})
     messages += _messages(objects(asked.get("contents"), "contents"))
     if not messages or messages[-1]["role"] == "assistant":
         raise invalid("'contents' is empty or ends with the model: end with the user's content", "contents")
@@ -180,19 +188,13 @@ def _answer(parts: list[JSONObject], where: str) -> Message:
         if part.get("functionCall") is not None:
             call = field(part, "functionCall", dict, place)
             arguments = arguments_text(field(call, "args", dict, f"{place}.functionCall", {}))
-            function = {"name": field(call, "name", str, f"{place}.functionCall"), "arguments": arguments}
             call_id = call.get("id") or re.sub(r"\W+", "_", f"call_{place}").strip("_")
-            calls.append({"id": call_id, "type": "function", "function": function})
+            calls.append(tool_call(call_id, field(call, "name", str, f"{place}.functionCall"), arguments))
         elif part.get("thought"):
             thoughts.append(field(part, "text", str, place, ""))
         elif not _is_empty(part):
             texts.append(_part(part, place))
-    message: Message = {"role": "assistant", "content": joined_parts(texts) or (None if calls else "")}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return assistant_message(texts, thoughts, calls)
 
 
 def _is_empty(part: JSONMapping) -> bool:
@@ -213,10 +215,6 @@ def _response(response: Any, where: str, unanswered: list[tuple[str, str]]) -> M
     result = next(iter(given.values())) if given.keys() in ({"result"}, {"output"}) else given
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     return {"role": "tool", "tool_call_id": call_id, "content": text}
-
-
-def _content(parts: list[JSONObject], where: str) -> str | list[JSONObject]:
-    return joined_parts([_part(part, f"{where}[{index}]") for index, part in enumerate(parts)])
 
 
 def _part(part: JSONMapping, where: str) -> JSONObject:
@@ -253,17 +251,13 @@ def _generation(config: JSONMapping) -> JSONObject:
     modalities = [str(item).lower() for item in field(config, "responseModalities", list, "generationConfig", [])]
     if modalities:
         chat["modalities"] = modalities
-    schema = config.get("responseJsonSchema") or config.get("responseSchema")
+    json_schema = config.get("responseJsonSchema")
+    schema = json_schema or _json_schema(field(config, "responseSchema", dict, "generationConfig", {}))
     match config.get("responseMimeType") or "text/plain":
         case "text/plain":
             pass
-        case "application/json" if schema is None:
-            chat["response_format"] = {"type": "json_object"}
         case "application/json":
-            if config.get("responseJsonSchema") is None:
-                schema = _json_schema(field(config, "responseSchema", dict, "generationConfig"))
-            described = {"name": "answer", "schema": schema, "strict": True}
-            chat["response_format"] = {"type": "json_schema", "json_schema": described}
+            chat["response_format"] = schema_format(schema) if schema else {"type": "json_object"}
         case other:
             place = "generationConfig.responseMimeType"
             raise invalid(f"{place}={other!r:.80}: use text/plain or application/json", place)
@@ -301,9 +295,7 @@ def _tools(tools: list[JSONObject], config: JSONMapping) -> JSONObject:
 
 
 def _function(declared: JSONMapping, where: str) -> JSONObject:
-    function = {"name": field(declared, "name", str, where)}
-    if declared.get("description") is not None:
-        function["description"] = declared["description"]
+    function = {"name": field(declared, "name", str, where), **present(declared, "description")}
     parameters = field(declared, "parametersJsonSchema", dict, where, {})
     parameters = parameters or _json_schema(field(declared, "parameters", dict, where, {}))
     return {**function, "parameters": parameters or {"type": "object", "properties": {}}}
@@ -339,27 +331,13 @@ def _in_camel_case(value: Any) -> Any:
         return [_in_camel_case(item) for item in value]
     if not isinstance(value, dict):
         return value
-    # A field that is not Google's, such as vLLM's, has the name that the chat request gives it.
-    named = {_camel(name) if _camel(name) in _KNOWN else name: item for name, item in value.items()}
+    named = {_camel(name): item for name, item in value.items()}
     return {name: item if name in _FREE_FORM else _in_camel_case(item) for name, item in named.items()}
 
 
 def _camel(name: str) -> str:
     head, *rest = name.lstrip("_").split("_")
     return head + "".join(map(str.title, rest))
-
-
-_KNOWN = (
-    _OURS
-    | _FREE_FORM
-    | _SAMPLING.keys()
-    | frozenset(
-        "functionDeclarations functionCall functionResponse inlineData fileData mimeType fileUri displayName "
-        "functionCallingConfig allowedFunctionNames responseMimeType responseModalities thinkingConfig mediaResolution "
-        "speechConfig imageConfig thoughtSignature generateContentRequest googleSearch googleMaps codeExecution "
-        "urlContext fileSearch computerUse googleSearchRetrieval mcpServers retrievalConfig".split()
-    )
-)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

@@ -12,18 +12,23 @@ import orjson
 
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
-    OpenAIDialect,
+    Dialect,
     arguments_object,
     arguments_text,
+    assistant_message,
     check_single_chat,
+    content_of,
     event,
     field,
     first_choice,
     invalid,
     joined_parts,
     objects,
+    present,
     reasoning_of,
+    schema_format,
     token_fields,
+    tool_call,
     usage_of,
     wire_format,
 )
@@ -56,7 +61,7 @@ _ERROR_TYPES = {
 }
 
 
-class MessagesDialect(OpenAIDialect):
+class MessagesDialect(Dialect):
     """Anthropic's `/v1/messages`."""
 
     wire = wire_format("messages")
@@ -116,9 +121,13 @@ def to_chat(asked: JSONMapping) -> JSONObject:
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
     messages: list[Message] = []
     if asked.get("system"):
-        messages.append({"role": "system", "content": _content(asked["system"], "system")})
-    for where, message in _shown(objects(asked.get("messages"), "messages")):
-        messages += _messages_of(message, where)
+        messages.append({"role": "system", "content": content_of(asked["system"], "system", _part)})
+    given = objects(asked.get("messages"), "messages")
+    last_turn = max((position for position, message in enumerate(given) if message.get("role") == "user"), default=0)
+    for position, message in enumerate(given):
+        # A system message may be for one user turn only.
+        if message.get("clear_at") != "next_user_message" or position >= last_turn:
+            messages += _messages_of(message, f"messages[{position}]")
     if messages and messages[-1]["role"] == "assistant":
         raise invalid(
             "the last message is the assistant's, and answers cannot be prefilled: end with a user message",
@@ -137,27 +146,6 @@ def to_chat(asked: JSONMapping) -> JSONObject:
     chat |= _output(asked)
     check_single_chat(chat, "a message is one answer: call again, or use chat completions")
     return chat
-
-
-def _shown(messages: list[JSONObject]) -> Iterable[tuple[str, JSONObject]]:
-    """Return the messages shown to the model, with their places: a system message may be for one user turn only."""
-    last_turn = max((position for position, message in enumerate(messages) if message.get("role") == "user"), default=0)
-    for position, message in enumerate(messages):
-        where = f"messages[{position}]"
-        if message.get("role") == "system":
-            _check_system(message, where)
-            if message.get("clear_at") == "next_user_message" and position < last_turn:
-                continue
-        yield where, message
-
-
-def _check_system(message: JSONMapping, where: str) -> None:
-    clear_at = message.get("clear_at")
-    if clear_at not in (None, "never", "next_user_message"):
-        raise invalid(f"{where}.clear_at={clear_at!r:.80}: use never or next_user_message", f"{where}.clear_at")
-    place = f"{where}.output_config"
-    if field(message, "output_config", dict, where, {}).get("effort") is not None:
-        raise invalid(f"{place}.effort: a request has one effort: give it in the request's own output_config", place)
 
 
 def _messages_of(message: JSONMapping, where: str) -> list[Message]:
@@ -191,39 +179,22 @@ def _assistant(blocks: list[JSONObject], where: str) -> Message:
             case "thinking":
                 thoughts.append(field(block, "thinking", str, place))
             case "tool_use":
-                calls.append(_tool_call(block, place))
+                arguments = arguments_text(field(block, "input", dict, place, {}))
+                calls.append(tool_call(field(block, "id", str, place), field(block, "name", str, place), arguments))
             case "text":
                 texts.append(_part(block, place))
             case "redacted_thinking":
                 pass
             case other:
                 raise invalid(f"{place}.type={other!r}: an assistant's message has text, thinking or tool_use", place)
-    message: Message = {"role": "assistant", "content": joined_parts(texts) or (None if calls else "")}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _tool_call(block: JSONMapping, where: str) -> JSONObject:
-    arguments = arguments_text(field(block, "input", dict, where, {}))
-    function = {"name": field(block, "name", str, where), "arguments": arguments}
-    return {"id": field(block, "id", str, where), "type": "function", "function": function}
+    return assistant_message(texts, thoughts, calls)
 
 
 def _tool_result(block: JSONMapping, where: str) -> Message:
-    content = _content(block.get("content") or "", f"{where}.content")
+    content = content_of(block.get("content") or "", f"{where}.content", _part)
     if not content and block.get("is_error"):
         content = "The tool failed."
     return {"role": "tool", "tool_call_id": field(block, "tool_use_id", str, where), "content": content}
-
-
-def _content(value: Any, where: str) -> str | list[JSONObject]:
-    """Return a text or blocks as a chat message's content."""
-    if isinstance(value, str):
-        return value
-    return joined_parts([_part(block, f"{where}[{position}]") for position, block in enumerate(objects(value, where))])
 
 
 def _part(block: JSONMapping, where: str) -> JSONObject:
@@ -235,14 +206,9 @@ def _part(block: JSONMapping, where: str) -> JSONObject:
         case "document":
             return _document(block, where)
         case "search_result":
-            title, source = block.get("title") or "", block.get("source") or ""
-            found = _content(block.get("content") or "", f"{where}.content")
-            texts = (
-                found
-                if isinstance(found, str)
-                else "\n".join(field(part, "text", str, f"{where}.content") for part in found)
-            )
-            return {"type": "text", "text": f"{title}\n{source}\n{texts}".strip()}
+            found = content_of(block.get("content") or "", f"{where}.content", _part)
+            texts = found if isinstance(found, str) else "\n".join(part.get("text") or "" for part in found)
+            return {"type": "text", "text": "\n".join([*present(block, "title", "source").values(), texts])}
         case "tool_reference":
             return {"type": "text", "text": f"The tool {field(block, 'tool_name', str, where)} can be called now."}
         case other:
@@ -281,8 +247,7 @@ def _tool(tool: JSONMapping) -> JSONObject | None:
                 "tools",
             )
         return None
-    function = {"name": field(tool, "name", str, "tools[]")}
-    function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+    function = {"name": field(tool, "name", str, "tools[]"), **present(tool, "description", "strict")}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {"type": "object"}}}
 
 
@@ -309,9 +274,7 @@ def _output(asked: JSONMapping) -> JSONObject:
     if form is not None:
         if not isinstance(form, dict) or form.get("type") != "json_schema":
             raise invalid(f"output_config.format={repr(form)[:80]}: its type is json_schema", "output_config.format")
-        schema = field(form, "schema", dict, "output_config.format")
-        named = {"name": "answer", "schema": schema, "strict": True}
-        chat["response_format"] = {"type": "json_schema", "json_schema": named}
+        chat["response_format"] = schema_format(field(form, "schema", dict, "output_config.format"))
     return chat
 
 

@@ -1,67 +1,68 @@
-"""OpenAI's responses: requests to chat requests, with the conversation they continue.
+"""OpenAI's responses: the dialect, and chat answers as output items and typed events.
 
-`responses_output.py` has the way back. The conversation that a client leaves on the server is read from the store's
-traces.
+`responses_input.py` translates requests. Log-probabilities are those of the tokens that spell the text: a chat
+completion has an entry for each sampled token, including those of its reasoning, its tool calls and its end.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
 import orjson
 
+from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
-    OpenAIDialect,
-    check_single_chat,
-    field,
-    invalid,
-    joined_parts,
-    objects,
+    COMMENT,
+    Dialect,
+    bytes_of,
+    created_at,
+    event,
+    first_choice,
+    reasoning_of,
+    token_fields,
+    usage_of,
     wire_format,
 )
-from rllm.gateway.dialects.responses_output import (
-    ENCRYPTED,
-    ResponsesStreamEncoder,
-    from_chat,
+from rllm.gateway.dialects.responses_input import (
+    INSTRUCTIONS_KEY,
+    message_item,
     output_items,
+    reasoning_item,
+    refers_to,
+    text_part,
+    to_chat,
     wants_logprobs,
 )
-from rllm.gateway.dialects.responses_tools import CUSTOM_INPUT, Tools, given_again
-from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
+from rllm.gateway.errors import GatewayError
+from rllm.types import JSONMapping, JSONObject, Trace, text_of
 
-INSTRUCTIONS_KEY = "rllm.instructions"
-"""Trace metadata: whether the first message is the request's `instructions`, which a continuation drops."""
-TOOLS_KEY = "rllm.tools"
-"""Trace metadata: the tools in namespaces, or that take plain text; see `Tools.unlike_functions`."""
-
-_OURS = frozenset(
-    # Translated below.
-    "input instructions previous_response_id max_output_tokens text reasoning tools tool_choice include top_logprobs "
-    # Answered or refused below.
-    "background conversation multi_agent prompt prompt_cache_options store "
-    # Meaningless for a chat completion.
-    "access_programs client_metadata context_management image max_tool_calls metadata moderation prompt_cache_key "
-    "prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
-)
-_REFUSED = {
-    "background": "the answer is given to this very request",
-    "conversation": "send previous_response_id, or the whole conversation as input",
-    "prompt": "send the prompt's text as input",
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", "abort": "max_output_tokens"}
+"""Reason of an incomplete answer, by finish reason."""
+_REPEATED: JSONObject = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "store": True,
+    "temperature": 1.0,
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "user": None,
 }
-_REFUSED_IF_TRUE = {
-    "multi_agent.enabled": "this server runs no agents of its own",
-    "prompt_cache_options.prewarm": "every request is answered",
-}
-_NOT_CONVERSATION = frozenset({"additional_tools", "configuration_update", "compaction_trigger", "mcp_list_tools"})
-"""Types of input items that are not part of the conversation."""
-_ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
+"""Fields of a request that its response repeats, and their defaults."""
 
 
-class ResponsesDialect(OpenAIDialect):
+class ResponsesDialect(Dialect):
     """OpenAI's `/v1/responses`."""
 
     wire = wire_format("responses")
@@ -86,11 +87,7 @@ class ResponsesDialect(OpenAIDialect):
         return to_chat(asked, earlier)
 
     def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
-        unlike_functions = Tools(asked).unlike_functions()
-        return {
-            **({INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}),
-            **({TOOLS_KEY: unlike_functions} if unlike_functions else {}),
-        }
+        return {INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}
 
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         return orjson.dumps(from_chat(response, asked))
@@ -102,240 +99,206 @@ class ResponsesDialect(OpenAIDialect):
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
-def refers_to(asked: JSONMapping) -> list[str]:
-    """Return the ids of the responses whose conversation or items a request continues."""
-    previous = asked.get("previous_response_id")
-    items = asked.get("input")
-    references = items if isinstance(items, list) else ()
-    found = [_response_of(item["id"]) for item in references if _is_reference(item)]
-    return [*([previous] if isinstance(previous, str) else ()), *filter(None, found)]
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _is_reference(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
-
-
-def _response_of(item_id: str) -> str | None:
-    known = _ITEM_ID.fullmatch(item_id)
-    return f"resp_{known[1]}" if known else None
-
-
-def to_chat(asked: JSONMapping, earlier: Mapping[str, Trace]) -> JSONObject:
-    """Return the chat request of a request; members that are not of this dialect are passed on.
-
-    Args:
-        asked: the request.
-        earlier: the traces of the responses that it refers to.
-
-    Raises:
-        GatewayError: 400, if it is malformed, or refers to something that does not exist.
-    """
-    for name, remedy in _REFUSED.items():
-        if asked.get(name):
-            raise invalid(f"{name}={repr(asked[name])[:80]} is not supported: {remedy}", name)
-    for name, why in _REFUSED_IF_TRUE.items():
-        outer, _, inner = name.partition(".")
-        if field(asked, outer, dict, "", {}).get(inner):
-            raise invalid(f"{name} is not supported: {why}; leave it out", name)
-    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
-    messages: list[Message] = []
-    if asked.get("instructions"):
-        messages.append({"role": "system", "content": field(asked, "instructions", str, "")})
-    messages += _history(asked.get("previous_response_id"), earlier)
-    tools = Tools(asked)
-    messages += _InputReader(earlier, tools).messages(asked.get("input"))
-    if not messages:
-        raise invalid("'input' is missing or empty: send a text or a list of items", "input")
-    chat["messages"] = messages
-    if asked.get("max_output_tokens") is not None:
-        chat["max_tokens"] = asked["max_output_tokens"]
-    reasoning, text = _configuration(asked)
-    logprobs = {"logprobs": True, **_present(asked, "top_logprobs")} if wants_logprobs(asked) else {}
-    chat.update(tools.to_chat(asked.get("tool_choice")), **_text_fields(text), **logprobs)
-    if reasoning.get("effort") is not None:
-        chat["reasoning_effort"] = reasoning["effort"]
-    check_single_chat(chat, "a response is one answer: call again, or use chat completions")
-    return chat
-
-
-def asked_of(trace: Trace) -> JSONObject:
-    """Return the fields of a trace's request that its response repeats, as far as the trace has them."""
-    asked: JSONObject = {**trace.sampling, **trace.requested_sampling}
-    if trace.metadata.get(INSTRUCTIONS_KEY) and trace.messages:  # a redaction hook may have left none
-        asked["instructions"] = trace.messages[0].get("content")
-    functions = [tool.get("function") or {} for tool in trace.tools or ()]
+def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
+    """Return the response of a chat completion's first choice; it repeats fields of its request, as clients expect."""
+    choice = first_choice(response)
+    reason = _INCOMPLETE.get(choice.get("finish_reason") or "stop")
+    items = output_items(choice.get("message") or {}, str(response.get("id")), asked)
+    if reason:
+        items = _cut_off(items)
+    for item in items if wants_logprobs(asked) else ():
+        if item["type"] == "message" and item["content"][0]["type"] == "output_text":
+            item["content"][0]["logprobs"] = logprobs_of(choice)
     return {
-        **_present(asked, "instructions", "temperature", "top_p", "parallel_tool_calls"),
-        "max_output_tokens": asked.get("max_tokens"),
-        "tools": given_again(functions, trace.metadata.get(TOOLS_KEY) or {}),
+        **head_of(response, asked),
+        "status": "incomplete" if reason else "completed",
+        "incomplete_details": {"reason": reason} if reason else None,
+        "completed_at": None if reason else int(time.time()),
+        "output": items,
+        "usage": _usage(response),
+        **token_fields(response, asked),
     }
 
 
-def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
-    """Return the conversation up to and including an earlier answer, without the instructions given for it."""
-    if previous is None:
+def _cut_off(items: list[JSONObject]) -> list[JSONObject]:
+    """Return the items of an incomplete answer: without an empty message, which clients would parse."""
+    *before, last = items
+    if before and last.get("content") == [text_part("")]:
+        return _cut_off(before)
+    return [*before, {**last, "status": "incomplete"}]
+
+
+def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
+    """Return all fields but those of the answer itself."""
+    repeated = {name: asked.get(name, default) for name, default in _REPEATED.items()}
+    reasoning = asked.get("reasoning") or {}
+    return repeated | {
+        "id": response.get("id"),
+        "object": "response",
+        "created_at": created_at(response),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": response.get("model") or asked.get("model") or "",
+        "output": [],
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "service_tier": "default",
+        "text": {"format": {"type": "text"}, **(asked.get("text") or {})},
+        "tool_choice": asked.get("tool_choice") or "auto",
+        "truncation": asked.get("truncation") or "disabled",
+        "usage": None,
+    }
+
+
+def _usage(response: JSONMapping) -> JSONObject:
+    usage = usage_of(response)
+    return {
+        "input_tokens": usage["prompt"],
+        "input_tokens_details": {"cached_tokens": usage["cached"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion"],
+        "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
+        "total_tokens": usage["prompt"] + usage["completion"],
+    }
+
+
+# --- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+def logprobs_of(choice: JSONMapping) -> list[JSONObject]:
+    """Return the entries of a whole answer's text, which follows its reasoning; all entries, if none spell it."""
+    message = choice.get("message") or {}
+    text = text_of(message)
+    if not text:
         return []
-    trace = earlier.get(previous) if isinstance(previous, str) else None
-    if trace is None or not trace.response:
-        raise invalid(
-            f"Previous response with id '{previous}' not found: it is not an answer of this session.",
-            "previous_response_id",
-            code="previous_response_not_found",
-        )
-    return [*trace.messages[bool(trace.metadata.get(INSTRUCTIONS_KEY)) :], trace.response]
+    entries = (choice.get("logprobs") or {}).get("content") or ()
+    _, thought = _where_spelled(reasoning_of(message), entries) or (0, 0)
+    start, end = _where_spelled(text, entries[thought:]) or (-thought, len(entries))
+    return [_as_typed(entry) for entry in entries[thought + start : thought + end]]
 
 
-class _InputReader:
-    """Converter of input items to messages: reasoning, text and tool calls of one turn are one message."""
+def _where_spelled(text: str, entries: Sequence[JSONMapping]) -> tuple[int, int] | None:
+    """Return the range of the entries whose tokens first spell a text, even if they spell a little around it."""
+    tokens = [bytes_of(entry) for entry in entries]
+    start = b"".join(tokens).find(text.encode())
+    if start < 0 or not text:
+        return None
+    ends = list(accumulate(len(token) for token in tokens))
+    return bisect_right(ends, start), bisect_left(ends, start + len(text.encode())) + 1
 
-    def __init__(self, earlier: Mapping[str, Trace], tools: Tools) -> None:
-        self._earlier = earlier
-        self._tools = tools
-        self._turn: Message = {}
-        self._answer: str | None = None
-        """Id of the response that the open turn is, as far as its items' ids name it."""
-        self._done: list[Message] = []
 
-    def messages(self, given: Any) -> list[Message]:
-        if isinstance(given, str):
-            return [{"role": "user", "content": given}]
-        items = objects(given if given is not None else [], "input")
-        for position, item in enumerate(items):
-            self._read(item, f"input[{position}]")
-        if items and items[-1].get("type") == "compaction_trigger":
-            where = f"input[{len(items) - 1}]"
-            raise invalid(f"{where}.type='compaction_trigger': this server does not compact: leave it out", where)
-        self._end_turn()
-        return self._done
+def _as_typed(entry: JSONMapping) -> JSONObject:
+    """Return a chat completion's entry with the bytes of its tokens as lists; unknown ones are empty."""
+    others = [{**other, "bytes": other.get("bytes") or []} for other in entry.get("top_logprobs") or ()]
+    return {**entry, "bytes": entry.get("bytes") or [], "top_logprobs": others}
 
-    def _read(self, item: JSONObject, where: str) -> None:
-        match item.get("type") or ("message" if "role" in item else None):
-            case "message":
-                self._message(item, where)
-            case "reasoning":
-                # Some servers send the reasoning after the text.
-                self._begin_unless(item, "content", "reasoning_content")
-                self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + _thought(item)
-            case "function_call":
-                self._call(item, field(item, "arguments", str, where), where)
-            case "custom_tool_call":
-                self._call(item, json.dumps({CUSTOM_INPUT: item.get("input")}, ensure_ascii=False), where)
-            case "function_call_output" | "custom_tool_call_output":
-                call_id = field(item, "call_id", str, where)
-                content = _content(item.get("output") or "", f"{where}.output")
-                self._add({"role": "tool", "tool_call_id": call_id, "content": content})
-            case "item_reference":
-                self._read(self._referenced(field(item, "id", str, where), where), where)
-            case other if not (isinstance(other, str) and other in _NOT_CONVERSATION):
-                raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
 
-    def _message(self, item: JSONObject, where: str) -> None:
-        role = field(item, "role", str, where)
-        content = _content(item.get("content") or "", f"{where}.content")
-        if role != "assistant":
-            self._add({"role": role, "content": content})
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class ResponsesStreamEncoder:
+    """Encoder that sends reasoning and text as they come, and all that clients act on at the end, such as tool calls.
+
+    An answer is not acknowledged before its trace is durable. Reasoning ends where the text begins; what an upstream
+    adds to it later is in the last event only, as are log-probabilities.
+    """
+
+    keep_alive = COMMENT
+
+    def __init__(self, asked: JSONMapping) -> None:
+        self._asked = asked
+        self._answer = ChatStream()
+        self._head: JSONObject = {}
+        self._positions: dict[str, int] = {}
+        """Positions of the items begun so far, by id."""
+        self._ended: set[str] = set()
+        self._sequence = 0
+
+    def feed(self, chunks: list[JSONObject]) -> bytes:
+        events: list[bytes] = []
+        for chunk in chunks:
+            if not self._head:
+                self._head = head_of(chunk, self._asked)
+                events.append(self._event("response.created", response=self._head))
+                events.append(self._event("response.in_progress", response=self._head))
+            for choice in chunk.get("choices") or ():
+                if choice.get("index", 0) == 0:
+                    events += self._delta(choice.get("delta") or {})
+            self._answer.feed(chunk)
+        return b"".join(events)
+
+    def finish(self) -> bytes:
+        response = {**from_chat(self._answer.response(), self._asked), "created_at": self._head["created_at"]}
+        items = {item["id"]: item for item in response["output"]}
+        events = [event for item in items.values() for event in self._begin(item)]
+        order = sorted(items, key=self._positions.__getitem__)
+        events += [event for item_id in order if item_id not in self._ended for event in self._end(items[item_id])]
+        response["output"] = [items[item_id] for item_id in order]
+        return b"".join([*events, self._event(f"response.{response['status']}", response=response)])
+
+    def fail(self, error: GatewayError) -> bytes:
+        code, param = str(error.code or "server_error"), error.to_dict(prompt="input")["error"]["param"]
+        error_event = self._event("error", code=code, message=str(error), param=param)
+        failed = {**(self._head or head_of({}, self._asked)), "status": "failed"}
+        failed["error"] = {"code": code, "message": str(error)}
+        return error_event + self._event("response.failed", response=failed)
+
+    def _delta(self, delta: JSONMapping) -> Iterable[bytes]:
+        own = str(self._head["id"]).removeprefix("resp_")
+        thought, text = reasoning_of(delta), text_of(delta)
+        reasoning, message = reasoning_item(own, ""), message_item(own, [text_part("")])
+        if thought and reasoning["id"] not in self._ended:
+            yield from self._begin(reasoning)
+            yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
+        if text:
+            if reasoning["id"] in self._positions.keys() - self._ended:
+                so_far = first_choice(self._answer.response()).get("message") or {}
+                yield from self._end(reasoning_item(own, reasoning_of(so_far) + thought))
+            yield from self._begin(message)
+            yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def _begin(self, item: JSONMapping) -> Iterable[bytes]:
+        """Yield the events that announce an item, unless they were sent."""
+        if item["id"] in self._positions:
             return
-        if not content and self._turn:
-            return  # Some clients split an empty item off.
-        self._begin_unless(item, "reasoning_content")
-        self._turn["content"] = content
+        self._positions[item["id"]] = len(self._positions)
+        empty = {**item, "status": "in_progress"}
+        empty |= {name: type(item[name])() for name in ("content", "arguments", "input") if name in item}
+        empty.pop("encrypted_content", None)
+        yield self._event("response.output_item.added", output_index=self._positions[item["id"]], item=empty)
+        for part in item.get("content", ())[:1]:
+            if part["type"] != "refusal":
+                yield self._of(item["id"], "content_part.added", content_index=0, part={**part, "text": ""})
 
-    def _call(self, item: JSONObject, arguments: str, where: str) -> None:
-        name = self._tools.chat_name(field(item, "name", str, where), field(item, "namespace", str, where, ""))
-        function = {"name": name, "arguments": arguments}
-        call = {"id": field(item, "call_id", str, where), "type": "function", "function": function}
-        self._turn.setdefault("tool_calls", []).append(call)
+    def _end(self, item: JSONMapping) -> Iterable[bytes]:
+        self._ended.add(item["id"])
+        match item["type"]:
+            case "function_call":
+                yield self._of(item["id"], "function_call_arguments.delta", delta=item["arguments"])
+                done = {"arguments": item["arguments"], "name": item["name"]}
+                yield self._of(item["id"], "function_call_arguments.done", **done)
+            case "custom_tool_call":
+                yield self._of(item["id"], "custom_tool_call_input.delta", delta=item["input"])
+                yield self._of(item["id"], "custom_tool_call_input.done", input=item["input"])
+        for index, part in enumerate(item.get("content", ())):
+            at = {"content_index": index}
+            if part["type"] == "refusal":
+                yield self._of(item["id"], "content_part.added", **at, part={**part, "refusal": ""})
+                yield self._of(item["id"], "refusal.delta", **at, delta=part["refusal"])
+                yield self._of(item["id"], "refusal.done", **at, refusal=part["refusal"])
+            else:
+                extra = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+                yield self._of(item["id"], f"{part['type']}.done", **at, text=part["text"], **extra)
+            yield self._of(item["id"], "content_part.done", **at, part=part)
+        yield self._event("response.output_item.done", output_index=self._positions[item["id"]], item=item)
 
-    def _referenced(self, item_id: str, where: str) -> JSONObject:
-        trace = self._earlier.get(_response_of(item_id) or "")
-        items = output_items(trace.response, trace.id) if trace is not None else ()
-        found = next((item for item in items if item["id"] == item_id), None)
-        if found is None:
-            raise invalid(f"Item with id '{item_id}' not found: it is not an item of this session.", where)
-        return found
+    def _of(self, item_id: str, event_name: str, **data: Any) -> bytes:
+        position = self._positions[item_id]
+        return self._event(f"response.{event_name}", item_id=item_id, output_index=position, **data)
 
-    def _begin_unless(self, item: JSONMapping, *may_precede: str) -> None:
-        """Begin a new turn, unless this item belongs to the open one, which may have only these fields already."""
-        answer = _response_of(str(item.get("id")))
-        of_another = answer is not None and self._answer is not None and answer != self._answer
-        if of_another or len(self._turn) > 1 or not self._turn.keys() <= set(may_precede):
-            self._end_turn()
-        self._answer = answer or self._answer
-
-    def _add(self, message: Message) -> None:
-        self._end_turn()
-        self._done.append(message)
-
-    def _end_turn(self) -> None:
-        if self._turn:
-            empty = None if self._turn.get("tool_calls") else ""
-            self._done.append({"role": "assistant", "content": empty, **self._turn})
-            self._turn, self._answer = {}, None
-
-
-def _thought(item: JSONMapping) -> str:
-    """Return the text of a reasoning item; clients keep one or another of its possible places."""
-    for name in ("content", "summary"):
-        parts = item.get(name)
-        if isinstance(parts, list) and (text := text_of({"content": objects(parts, name)})):
-            return text
-    carried = item.get("encrypted_content")
-    return carried.removeprefix(ENCRYPTED) if isinstance(carried, str) and carried.startswith(ENCRYPTED) else ""
-
-
-def _content(value: Any, where: str) -> str | list[JSONObject]:
-    if isinstance(value, str):
-        return value
-    return joined_parts([_part(part, f"{where}[{position}]") for position, part in enumerate(objects(value, where))])
-
-
-def _part(part: JSONMapping, where: str) -> JSONObject:
-    match part.get("type"):
-        case "input_text" | "output_text" | "text" | "summary_text":
-            return {"type": "text", "text": field(part, "text", str, where)}
-        case "refusal":
-            return {"type": "text", "text": field(part, "refusal", str, where)}
-        case "input_image":
-            image = {"url": field(part, "image_url", str, where)}
-            return {"type": "image_url", "image_url": image | _present(part, "detail")}
-        case "input_file":
-            return {"type": "file", "file": _present(part, "file_id", "filename", "file_data", "file_url")}
-        case "input_audio":
-            return {"type": "input_audio", "input_audio": part.get("input_audio")}
-        case other:
-            raise invalid(f"{where}.type={other!r}: this part has no counterpart in a chat completion", where)
-
-
-def _configuration(asked: JSONMapping) -> tuple[JSONObject, JSONObject]:
-    """Return `reasoning` and `text`, as changed by the input's last `configuration_update` items."""
-    reasoning = {**field(asked, "reasoning", dict, "", {})}
-    text = {**field(asked, "text", dict, "", {})}
-    items = asked["input"] if isinstance(asked.get("input"), list) else ()
-    for position, item in enumerate(items):
-        if item.get("type") == "configuration_update":
-            reasoning |= _present(field(item, "reasoning", dict, f"input[{position}]", {}), "effort")
-            text |= _present(field(item, "text", dict, f"input[{position}]", {}), "format")
-    return reasoning, text
-
-
-def _text_fields(config: JSONMapping) -> JSONObject:
-    """Return the chat fields of `text`: `response_format` and `verbosity`."""
-    form = field(config, "format", dict, "text", {})
-    chat = _present(config, "verbosity")
-    match form.get("type", "text"):
-        case "text":
-            return chat
-        case "json_object":
-            return {**chat, "response_format": {"type": "json_object"}}
-        case "json_schema":
-            schema = {
-                **_present(form, "name", "description", "strict"),
-                "schema": field(form, "schema", dict, "text.format"),
-            }
-            return {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}
-        case other:
-            raise invalid(f"text.format.type={other!r}: use text, json_object or json_schema", "text.format")
-
-
-def _present(value: JSONMapping, *names: str) -> JSONObject:
-    return {name: value[name] for name in names if value.get(name) is not None}
+    def _event(self, type: str, **data: Any) -> bytes:
+        self._sequence += 1
+        return event(type, {"type": type, "sequence_number": self._sequence - 1, **data})

@@ -1,0 +1,427 @@
+"""OpenAI's responses: their items and tools, and requests as chat requests.
+
+`responses.py` has the way back. The conversation that a client leaves on the server is read from the store's
+traces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rllm.gateway.dialects.base import (
+    arguments_object,
+    check_single_chat,
+    content_of,
+    field,
+    invalid,
+    objects,
+    present,
+    reasoning_of,
+    tool_call,
+)
+from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
+
+INSTRUCTIONS_KEY = "rllm.instructions"
+"""Trace metadata: whether the first message is the request's `instructions`, which a continuation drops."""
+ENCRYPTED = "rllm:"
+"""Beginning of reasoning that clients carry as opaque text (it is not secret here)."""
+CUSTOM_INPUT = "input"
+"""Only argument of the function that stands for a custom tool, which takes plain text."""
+
+_OURS = frozenset(
+    # Translated below.
+    "input instructions previous_response_id max_output_tokens text reasoning tools tool_choice include top_logprobs "
+    # Answered or refused below.
+    "background conversation multi_agent prompt prompt_cache_options store "
+    # Meaningless for a chat completion.
+    "access_programs client_metadata context_management image max_tool_calls metadata moderation prompt_cache_key "
+    "prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
+)
+_REFUSED = {
+    "background": "the answer is given to this very request",
+    "conversation": "send previous_response_id, or the whole conversation as input",
+    "prompt": "send the prompt's text as input",
+}
+_REFUSED_IF_TRUE = {
+    "multi_agent.enabled": "this server runs no agents of its own",
+    "prompt_cache_options.prewarm": "every request is answered",
+}
+_RUN_BY_CLIENTS = ("apply_patch", "computer", "computer_use_preview", "local_shell", "shell")
+"""Types of tools that clients run, and that are not functions; a shell may run in a server's container instead."""
+_ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
+
+
+def refers_to(asked: JSONMapping) -> list[str]:
+    """Return the ids of the responses whose conversation or items a request continues."""
+    previous, items = asked.get("previous_response_id"), asked.get("input")
+    references = [item for item in items if _is_reference(item)] if isinstance(items, list) else []
+    found = [_response_of(item["id"]) for item in references]
+    return [*([previous] if isinstance(previous, str) else ()), *filter(None, found)]
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+
+
+def _response_of(item_id: str) -> str | None:
+    """Return the id of the response that an item's id names."""
+    known = _ITEM_ID.fullmatch(item_id)
+    return f"resp_{known[1]}" if known else None
+
+
+def to_chat(asked: JSONMapping, earlier: Mapping[str, Trace]) -> JSONObject:
+    """Return the chat request of a request; members that are not of this dialect are passed on.
+
+    Args:
+        asked: the request.
+        earlier: the traces of the responses that it refers to.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or refers to something that does not exist.
+    """
+    for name, remedy in _REFUSED.items():
+        if asked.get(name):
+            raise invalid(f"{name}={repr(asked[name])[:80]} is not supported: {remedy}", name)
+    for name, why in _REFUSED_IF_TRUE.items():
+        outer, _, inner = name.partition(".")
+        if field(asked, outer, dict, "", {}).get(inner):
+            raise invalid(f"{name} is not supported: {why}; leave it out", name)
+    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    messages: list[Message] = []
+    if asked.get("instructions"):
+        messages.append({"role": "system", "content": field(asked, "instructions", str, "")})
+    messages += _history(asked.get("previous_response_id"), earlier)
+    tools = Tools(asked)
+    messages += _InputReader(earlier, tools).messages(asked.get("input"))
+    if not messages:
+        raise invalid("'input' is missing or empty: send a text or a list of items", "input")
+    chat["messages"] = messages
+    effort = field(asked, "reasoning", dict, "", {}).get("effort")
+    renamed = {"max_tokens": asked.get("max_output_tokens"), "reasoning_effort": effort}
+    chat |= present(renamed, *renamed)
+    if wants_logprobs(asked):
+        chat |= {"logprobs": True, **present(asked, "top_logprobs")}
+    chat |= {**tools.to_chat(asked.get("tool_choice")), **_text_fields(field(asked, "text", dict, "", {}))}
+    check_single_chat(chat, "a response is one answer: call again, or use chat completions")
+    return chat
+
+
+def wants_logprobs(asked: JSONMapping) -> bool:
+    """Return whether a request wants the log-probabilities of the text, which are left out otherwise."""
+    included = asked.get("include")
+    return bool(asked.get("top_logprobs")) or (
+        isinstance(included, list) and "message.output_text.logprobs" in included
+    )
+
+
+def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
+    """Return the conversation up to and including an earlier answer, without the instructions given for it."""
+    if previous is None:
+        return []
+    trace = earlier.get(previous) if isinstance(previous, str) else None
+    if trace is None or not trace.response:
+        raise invalid(
+            f"Previous response with id '{previous}' not found: it is not an answer of this session.",
+            "previous_response_id",
+            code="previous_response_not_found",
+        )
+    return [*trace.messages[bool(trace.metadata.get(INSTRUCTIONS_KEY)) :], trace.response]
+
+
+def _text_fields(config: JSONMapping) -> JSONObject:
+    """Return the chat fields of `text`: `response_format` and `verbosity`."""
+    form = field(config, "format", dict, "text", {})
+    chat = present(config, "verbosity")
+    match form.get("type", "text"):
+        case "text":
+            return chat
+        case "json_object":
+            return {**chat, "response_format": {"type": "json_object"}}
+        case "json_schema":
+            schema = {
+                **present(form, "name", "description", "strict"),
+                "schema": field(form, "schema", dict, "text.format"),
+            }
+            return {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}
+        case other:
+            raise invalid(f"text.format.type={other!r}: use text, json_object or json_schema", "text.format")
+
+
+# --- input ------------------------------------------------------------------------------------------------------------
+
+
+class _InputReader:
+    """Converter of input items to messages: reasoning, text and tool calls of one turn are one message."""
+
+    def __init__(self, earlier: Mapping[str, Trace], tools: Tools) -> None:
+        self._earlier = earlier
+        self._tools = tools
+        self._turn: Message = {}
+        self._answer: str | None = None
+        """Id of the response that the open turn is, as far as its items' ids name it."""
+        self._done: list[Message] = []
+
+    def messages(self, given: Any) -> list[Message]:
+        if isinstance(given, str):
+            return [{"role": "user", "content": given}]
+        items = objects(given if given is not None else [], "input")
+        for position, item in enumerate(items):
+            self._read(item, f"input[{position}]")
+        self._end_turn()
+        return self._done
+
+    def _read(self, item: JSONObject, where: str) -> None:
+        match item.get("type") or ("message" if "role" in item else None):
+            case "message":
+                self._message(item, where)
+            case "reasoning":
+                # Some servers send the reasoning after the text.
+                self._begin_unless(item, "content", "reasoning_content")
+                self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + _thought(item)
+            case "function_call":
+                self._call(item, field(item, "arguments", str, where), where)
+            case "custom_tool_call":
+                self._call(item, json.dumps({CUSTOM_INPUT: item.get("input")}, ensure_ascii=False), where)
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = field(item, "call_id", str, where)
+                content = content_of(item.get("output") or "", f"{where}.output", _part)
+                self._add({"role": "tool", "tool_call_id": call_id, "content": content})
+            case "item_reference":
+                self._read(self._referenced(field(item, "id", str, where), where), where)
+            case "additional_tools" | "mcp_list_tools":
+                pass  # `Tools` reads the former.
+            case other:
+                raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
+
+    def _message(self, item: JSONObject, where: str) -> None:
+        role = field(item, "role", str, where)
+        content = content_of(item.get("content") or "", f"{where}.content", _part)
+        if role != "assistant":
+            self._add({"role": role, "content": content})
+            return
+        if not content and self._turn:
+            return  # Some clients split an empty item off.
+        self._begin_unless(item, "reasoning_content")
+        self._turn["content"] = content
+
+    def _call(self, item: JSONObject, arguments: str, where: str) -> None:
+        name = self._tools.chat_name(field(item, "name", str, where), field(item, "namespace", str, where, ""))
+        call = tool_call(field(item, "call_id", str, where), name, arguments)
+        self._turn.setdefault("tool_calls", []).append(call)
+
+    def _referenced(self, item_id: str, where: str) -> JSONObject:
+        trace = self._earlier.get(_response_of(item_id) or "")
+        items = output_items(trace.response, trace.id) if trace is not None else ()
+        found = next((item for item in items if item["id"] == item_id), None)
+        if found is None:
+            raise invalid(f"Item with id '{item_id}' not found: it is not an item of this session.", where)
+        return found
+
+    def _begin_unless(self, item: JSONMapping, *may_precede: str) -> None:
+        """Begin a new turn, unless this item belongs to the open one, which may have only these fields already."""
+        answer = _response_of(str(item.get("id")))
+        of_another = answer is not None and self._answer is not None and answer != self._answer
+        if of_another or len(self._turn) > 1 or not self._turn.keys() <= set(may_precede):
+            self._end_turn()
+        self._answer = answer or self._answer
+
+    def _add(self, message: Message) -> None:
+        self._end_turn()
+        self._done.append(message)
+
+    def _end_turn(self) -> None:
+        if self._turn:
+            empty = None if self._turn.get("tool_calls") else ""
+            self._done.append({"role": "assistant", "content": empty, **self._turn})
+            self._turn, self._answer = {}, None
+
+
+def _thought(item: JSONMapping) -> str:
+    """Return the text of a reasoning item; clients keep one or another of its possible places."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if isinstance(parts, list) and (text := text_of({"content": objects(parts, name)})):
+            return text
+    carried = item.get("encrypted_content")
+    return carried.removeprefix(ENCRYPTED) if isinstance(carried, str) and carried.startswith(ENCRYPTED) else ""
+
+
+def _part(part: JSONMapping, where: str) -> JSONObject:
+    match part.get("type"):
+        case "input_text" | "output_text" | "text" | "summary_text":
+            return {"type": "text", "text": field(part, "text", str, where)}
+        case "refusal":
+            return {"type": "text", "text": field(part, "refusal", str, where)}
+        case "input_image":
+            image = {"url": field(part, "image_url", str, where)}
+            return {"type": "image_url", "image_url": image | present(part, "detail")}
+        case "input_file":
+            return {"type": "file", "file": present(part, "file_id", "filename", "file_data", "file_url")}
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": part.get("input_audio")}
+        case other:
+            raise invalid(f"{where}.type={other!r}: this part has no counterpart in a chat completion", where)
+
+
+# --- items of answers -------------------------------------------------------------------------------------------------
+
+
+def output_items(message: Message, response_id: str, asked: JSONMapping | None = None) -> list[JSONObject]:
+    """Return the items of an assistant's message: reasoning, text, tool calls. Their ids name the response."""
+    tools = Tools(asked or {})
+    own = response_id.removeprefix("resp_")
+    items: list[JSONObject] = []
+    if thought := reasoning_of(message):
+        items.append(reasoning_item(own, thought))
+    calls = message.get("tool_calls") or ()
+    parts = [text_part(text)] if (text := text_of(message)) else []
+    if message.get("refusal"):
+        parts.append({"type": "refusal", "refusal": message["refusal"]})
+    if parts or not calls:
+        items.append(message_item(own, parts or [text_part("")]))
+    return items + [_call_item(own, position, call, tools) for position, call in enumerate(calls)]
+
+
+def reasoning_item(own: str, thought: str) -> JSONObject:
+    """Return reasoning as an item; twice, because some clients send back only the opaque text."""
+    return {
+        "id": f"rs_{own}",
+        "type": "reasoning",
+        "status": "completed",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": thought}],
+        "encrypted_content": f"{ENCRYPTED}{thought}",
+    }
+
+
+def message_item(own: str, parts: list[JSONObject]) -> JSONObject:
+    """Return a message item; `own` is the response's id without its prefix."""
+    return {"id": f"msg_{own}", "type": "message", "role": "assistant", "status": "completed", "content": parts}
+
+
+def text_part(text: str) -> JSONObject:
+    """Return a part of a message, without log-probabilities."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(own: str, position: int, call: JSONMapping, tools: Tools) -> JSONObject:
+    function = call.get("function") or {}
+    tool, arguments = tools.called(function.get("name") or ""), function.get("arguments") or ""
+    item = {"id": f"fc_{own}_{position}", "call_id": call.get("id"), "name": tool.name, "status": "completed"}
+    if tool.namespace:
+        item["namespace"] = tool.namespace
+    if not tool.is_custom:
+        return {**item, "type": "function_call", "arguments": arguments}
+    given = arguments_object(arguments).get(CUSTOM_INPUT)
+    # The sampled arguments themselves where they have another form.
+    return {**item, "type": "custom_tool_call", "input": given if isinstance(given, str) else arguments}
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A function, or a custom tool."""
+
+    name: str
+    namespace: str
+    """Namespace of the tool; empty outside of any."""
+    is_custom: bool
+    function: JSONMapping
+    """Members of the chat's function besides its name."""
+
+    @property
+    def chat_name(self) -> str:
+        """Its name in a chat, which knows no namespaces."""
+        return re.sub(r"[^a-zA-Z0-9_-]", "_", f"{self.namespace}__{self.name}")[:64] if self.namespace else self.name
+
+
+class Tools:
+    """Tools of a request as functions of a chat, which knows neither namespaces nor custom tools."""
+
+    def __init__(self, asked: JSONMapping) -> None:
+        given = list(objects(asked.get("tools") or [], "tools"))
+        items = asked["input"] if isinstance(asked.get("input"), list) else ()
+        for position, item in enumerate(items):
+            if isinstance(item, dict) and item.get("type") == "additional_tools":
+                given += objects(item.get("tools"), f"input[{position}].tools")
+        self._any_given = bool(given)
+        self._tools = {tool.chat_name: tool for each in given for tool in _flattened(each)}
+
+    def chat_name(self, name: str, namespace: str) -> str:
+        """Return the chat's name of a tool; of one that the request does not have, its own name."""
+        found = (tool for tool in self._tools.values() if (tool.name, tool.namespace) == (name, namespace))
+        return next((tool.chat_name for tool in found), name)
+
+    def called(self, chat_name: str) -> Tool:
+        """Return the tool of a chat's name; an unknown one is taken for a function."""
+        unknown = Tool(name=chat_name, namespace="", is_custom=False, function={})
+        return self._tools.get(chat_name, unknown)
+
+    def to_chat(self, choice: Any) -> JSONObject:
+        """Return `tools` and `tool_choice` of a chat; of a choice among some tools, only these are shown."""
+        tools = list(self._tools.values())
+        if isinstance(choice, dict):
+            kind = choice.get("type")
+            if kind == "allowed_tools":
+                allowed = objects(choice.get("tools"), "tool_choice.tools")
+                tools = [tool for tool in tools if any(_is_named(tool, named) for named in allowed)]
+                unknown = [named.get("name") for named in allowed if named.get("type") in _SHOWN]
+                if unknown and not tools:
+                    names = ", ".join(repr(name)[:80] for name in unknown[:8])
+                    raise invalid(f"tool_choice.tools: {names} are not in 'tools': name some of them", "tool_choice")
+                choice = choice.get("mode") or "auto"
+            elif kind in ("function", "custom"):
+                name = field(choice, "name", str, "tool_choice")
+                found = sorted((tool for tool in tools if _is_named(tool, choice)), key=lambda tool: tool.namespace)
+                chosen = found[0].chat_name if found else name
+                choice = {"type": "function", "function": {"name": chosen}}
+            else:
+                raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
+        if not tools:
+            if choice not in (None, "auto", "none") and not self._any_given:
+                raise invalid(f"tool_choice={choice!r:.80}: there are no tools: send 'tools' with it", "tool_choice")
+            return {}
+        shown = [{"type": "function", "function": {"name": tool.chat_name, **tool.function}} for tool in tools]
+        return {"tools": shown} | ({"tool_choice": choice} if choice is not None else {})
+
+
+_SHOWN = frozenset({"function", "custom", "namespace"})
+"""Types of tools that the model sees."""
+
+
+def _flattened(tool: JSONMapping, namespace: str = "") -> Iterable[Tool]:
+    """Yield the tools of a tool: none for one that OpenAI's servers run, several for a namespace.
+
+    Raises:
+        GatewayError: 400, if it is malformed, or if its client would run it and wait for calls that never come.
+    """
+    kind, environment = tool.get("type"), tool.get("environment")
+    if kind in _SHOWN:
+        name = field(tool, "name", str, "tools[]")
+    match kind:
+        case "function":
+            function = present(tool, "description", "strict")
+            function["parameters"] = tool.get("parameters") or {"type": "object", "properties": {}}
+            yield Tool(name=name, namespace=namespace, is_custom=False, function=function)
+        case "custom":
+            text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
+            function = {**present(tool, "description"), "parameters": text}
+            yield Tool(name=name, namespace=namespace, is_custom=True, function=function)
+        case "namespace":
+            for inner in objects(tool.get("tools"), "tools[].tools"):
+                yield from _flattened(inner, name)
+        case _ if kind in _RUN_BY_CLIENTS:
+            if not (isinstance(environment, dict) and str(environment.get("type")).startswith("container")):
+                raise invalid(f"tools[].type={kind!r}: a chat completion has no such calls: give a function", "tools")
+
+
+def _is_named(tool: Tool, named: JSONMapping) -> bool:
+    """Return whether a choice names a tool, or the namespace that it is in."""
+    namespace = named.get("namespace") or tool.namespace
+    return namespace == tool.namespace and named.get("name") in (tool.name, tool.namespace)
