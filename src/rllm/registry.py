@@ -5,9 +5,12 @@ There are no decorators and no import side effects, so a name means the same in 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
+import inspect
 import sysconfig
+import textwrap
 import traceback
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -16,7 +19,7 @@ from typing import Any
 
 from rllm.errors import ConfigError, PluginError, RLLMError, needed_to_train
 
-__all__ = ["closest", "did_you_mean", "load_object", "own_frames", "resolve"]
+__all__ = ["closest", "did_you_mean", "field_docs", "load_object", "own_frames", "resolve"]
 
 _LIBRARIES = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
 """Folders of code that is not the user's: this package, the standard library, and installed packages."""
@@ -98,3 +101,19 @@ def own_frames(error: BaseException) -> str:
 
 def _is_library(file: Path) -> bool:
     return any(file.is_relative_to(folder) for folder in _LIBRARIES)
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class and of its bases, each in one line."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                docs[ast.unparse(field.target)] = " ".join(str(below.value.value).split())
+    return docs

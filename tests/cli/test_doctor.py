@@ -49,7 +49,7 @@ def test_for_programs(monkeypatch, capsys):
         code, out, err = doctor(monkeypatch, capsys, "--endpoint", url, "--model", "b", "--api-key", "secret", "--json")
     assert code == 0
     told = json.loads(out)
-    assert (told["model"], told["can_train"]) == ("b", True)
+    assert (told["model"], told["ok"]) == ("b", True)
     assert {finding["name"]: finding["ok"] for finding in told["findings"]}["tools"] is True
     assert "token ids" in err
 
@@ -73,6 +73,6 @@ def test_a_model_that_is_not_there_for_programs(monkeypatch, capsys):
     told = json.loads(out)
     assert (code, told["ok"]) == (1, False)
     [problem] = [finding for finding in told["findings"] if finding["name"] == "model"]
-    assert "there is no such folder" in problem["said"]
+    assert "there is no such folder" in problem["detail"]
     assert all(finding["ok"] or finding["fix"] for finding in told["findings"])
     assert "1 problem to fix before training." in err

@@ -2,27 +2,48 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
+from typer.main import get_command
+
+from rllm import cli
+from rllm.cli.options import NOT_OPTIONS, spelling_of
+from rllm.gateway.config import GatewayConfig, PoolConfig
+from rllm.sdk.programs import Limits
+from rllm.store.maintenance import Retention
 
 from .conftest import here
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("command", "configs"), [("gateway", (GatewayConfig, PoolConfig, Retention)), ("run", (Limits,))]
+)
+def test_every_field_of_a_config_is_an_option(command, configs):
+    options = {option.name: option for option in get_command(cli.app).commands[command].params}
+    for field in (field for config in configs for field in fields(config) if field.name not in NOT_OPTIONS):
+        option = options[field.name]
+        assert spelling_of(field.name) in option.opts
+        assert option.help
+        assert option.default == (8080 if field.name == "port" else field.default)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
     [
-        ["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--model", "any", "--timeout"],
-        ["run", "--model", "any", "--timeout"],
-        ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--hold-s"],
-        ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--silence-s"],
-        ["gateway", "--upstream", "http://127.0.0.1:9/v1", "--total-s"],
+        (["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--model", "any"], "--timeout"),
+        (["run", "--model", "any"], "--timeout"),
+        (["gateway", "--upstream", "http://127.0.0.1:9/v1"], "--hold-s"),
+        (["gateway", "--upstream", "http://127.0.0.1:9/v1"], "--silence-s"),
+        (["gateway", "--upstream", "http://127.0.0.1:9/v1"], "--total-s"),
     ],
 )
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
-def test_seconds_are_above_zero(work, fails, arguments, seconds):
-    code, errors = fails(*arguments, seconds, *(["--", "true"] if arguments[0] == "run" else []))
+def test_seconds_are_above_zero(work, fails, arguments, option, seconds):
+    code, errors = fails(*arguments, option, seconds, *(["--", "true"] if arguments[0] == "run" else []))
     assert code == 2
-    assert f"'{arguments[-1]}': {seconds}: use a number of seconds above 0" in " ".join(errors.split())
+    assert option in errors
+    assert seconds in errors
 
 
 def test_help_names_no_value_of_an_option_that_takes_none(work):

@@ -178,7 +178,6 @@ def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
 )
 def test_what_is_kept_is_what_is_saved(tmp_path, monkeypatch, saved, told):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rllm.cli.terminal.command", lambda: "rllm")
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("num_steps: 3\n")

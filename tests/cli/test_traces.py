@@ -145,9 +145,9 @@ def test_a_store_is_copied_and_a_second_time_nothing(store):
         (["store", "migrate", "nowhere.db", "copy.db"], "there is no such file"),
         (["store", "migrate", "traces.db", "."], "is a directory"),
         (["store", "prune"], "--keep-days"),
-        (["store", "prune", "--keep-days", "0"], "keep_days=0.0: use a number above 0"),
+        (["store", "prune", "--keep-days", "0"], "--keep-days=0.0"),
         (["gateway", "--upstream", "http://127.0.0.1:1", "--port", "0", "--store", "."], "is a directory"),
-        (["gateway", "--upstream", "http://127.0.0.1:1", "--max-gb", "-1"], "max_gb=-1.0: use a number above 0"),
+        (["gateway", "--upstream", "http://127.0.0.1:1", "--max-gb", "-1"], "--max-gb=-1.0"),
     ],
 )
 def test_mistakes_end_with_a_sentence_and_exit_code_2(store, fails, arguments, told):

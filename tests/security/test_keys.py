@@ -267,7 +267,7 @@ def test_a_program_of_an_agent_gets_its_sessions_key_and_none_of_the_operators(
 
 def test_processes_that_a_command_starts_before_its_rollouts_inherit_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """An inference server or a worker could be read by the programs of rollouts, as `/proc/PID/environ`."""
-    from rllm.cli.model_source import key_of_server
+    from rllm.cli.inputs import key_of_server
     from rllm.cli.training import lead_to_gateway
 
     for name in (*OPERATORS_KEYS, "OPENAI_API_KEY"):

@@ -38,9 +38,9 @@ class Forgets(DiskUpdate):
 
 def test_what_it_can_do_is_found_out(sglang: SGLang) -> None:
     found = probe(sglang.url)
-    assert found.can_train
+    assert found.ok
     assert [finding.name for finding in found.findings if not finding.ok] == ["streamed ids"]
-    said = {finding.name: finding.said for finding in found.findings}
+    said = {finding.name: finding.detail for finding in found.findings}
     assert said["kind of log-probabilities"].startswith("processed")
     assert said["new weights"] == "by disk, while it runs"
 

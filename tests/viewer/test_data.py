@@ -11,17 +11,13 @@ import pytest
 from rllm.errors import StoreError, number, signed
 from rllm.store.base import SessionInfo
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, SIDE_CALL_KEY, StepCredit
-from rllm.viewer.batch_audit import audit_batch
-from rllm.viewer.batches import FedBatch, digest_of, read_batch
-from rllm.viewer.charts import charts_of, sync_status
-from rllm.viewer.graph import graph_of
-from rllm.viewer.messages import MessageParts, message_parts
-from rllm.viewer.metrics import MetricsFile, neighbours, series
+from rllm.viewer.batches import FedBatch, audit_batch, digest_of, read_batch
+from rllm.viewer.charts import MetricsFile, charts_of, neighbours, series, sync_status
+from rllm.viewer.graph import graph_of, timeline
 from rllm.viewer.render import seconds
 from rllm.viewer.rollouts import rollout_of
 from rllm.viewer.runs import Run
-from rllm.viewer.timeline import timeline
-from rllm.viewer.token_text import vocabulary_of
+from rllm.viewer.texts import MessageParts, message_parts, vocabulary_of
 from rllm.viewer.tokens import drifts_of, shade, token_table
 
 from .made import outcome_of, trace_of, write_vocabulary

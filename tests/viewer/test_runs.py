@@ -24,10 +24,9 @@ from rllm.store.sqlite import SqliteTraceStore
 from rllm.tracking.about import forget_trackers, kept_run_id
 from rllm.tracking.own_runs import seal
 from rllm.types import OUTCOME_KEY
-from rllm.viewer.metrics import MetricsFile
-from rllm.viewer.rollouts import Choices, Rollouts
+from rllm.viewer.charts import MetricsFile
+from rllm.viewer.rollouts import SORTS, Rollouts
 from rllm.viewer.runs import Runs
-from rllm.viewer.search import SORTS
 
 from .conftest import Client
 from .made import large_run, outcome_of, trace_of
@@ -160,7 +159,7 @@ def test_a_run_that_shares_its_store_shows_its_own_rollouts(tmp_path: Path, monk
         for name, told in (("own", {"run_id": run_id}), ("other", {"run_id": "other", "split": "eval"}), ("plain", {})):
             store.open_session(name, {"task_id": "t", "split": "train", **told}).result(60)
         assert [item.session_id for item in run.rollouts.all()] == ["plain", "own"]
-        assert run.rollouts.choices().splits == {"train"}
+        assert run.rollouts.choices()["splits"] == ["train"]
         forget_trackers(run_dir)
         store.open_session("anew", {"run_id": kept_run_id(run_dir)}).result(60)
         assert [item.session_id for item in run.rollouts.all()] == ["anew", "plain"], "the run was begun again"
@@ -206,25 +205,22 @@ def test_what_can_be_chosen_grows_with_what_is_read(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
     with open_store(str(tmp_path / "traces.db")) as store:
         rollouts = Rollouts(store)
-        assert rollouts.choices() == Choices()
+        assert not any(rollouts.choices().values())
         outcome = outcome_of(trace_of("one"), name="solver")
         outcome["trajectories"][0]["tools"] = ["search"]
         store.open_session("one", {"split": "train", OUTCOME_KEY: outcome}).result(60)
         rollouts.all()
-        told = Choices(roles={"solver"}, tools={"search"}, splits={"train"})
+        told = {"roles": ["solver"], "tools": ["search"], "badges": [], "splits": ["train"]}
         assert rollouts.choices() == told
         store.open_session("two", {"split": "eval"}).result(60)
         rollouts.all()
-        told.splits.add("eval")
-        told.badges.add("running")
-        assert rollouts.choices() == told
+        assert rollouts.choices() == {**told, "badges": ["running"], "splits": ["eval", "train"]}
         store.open_session("two", {OUTCOME_KEY: outcome_of(trace_of("two"), name="solver")}).result(60)
         rollouts.all()
-        told.badges.remove("running")
-        assert rollouts.choices() == told
+        assert rollouts.choices() == {**told, "splits": ["eval", "train"]}
         store.delete("two")
         rollouts.all()
-        assert rollouts.choices().splits == {"train"}, "a resumed run has deleted it"
+        assert rollouts.choices()["splits"] == ["train"], "a resumed run has deleted it"
 
 
 def test_what_others_say_of_their_sessions_is_taken_as_it_is(look: Client, tmp_path: Path) -> None:

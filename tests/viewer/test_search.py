@@ -7,8 +7,7 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo
 from rllm.types import OUTCOME_KEY
-from rllm.viewer.rollouts import Rollout, rollout_of
-from rllm.viewer.search import Query, contains_text, search
+from rllm.viewer.rollouts import Query, Rollout, contains_text, rollout_of, search
 
 from .made import outcome_of, trace_of
 

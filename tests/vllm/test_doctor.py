@@ -15,11 +15,11 @@ def test_a_server_as_we_start_it_can_do_everything(vllm: VLLM) -> None:
     capabilities = probe(vllm.url)
     assert capabilities.model == "policy"
     assert [finding for finding in capabilities.findings if not finding.ok] == []
-    said = {finding.name: finding.said for finding in capabilities.findings}
+    said = {finding.name: finding.detail for finding in capabilities.findings}
     assert said["kind of log-probabilities"] == "processed: at temperature 0.5 they differ 2.00 times as much as at 1"
     assert said["new weights"] == "by transfer, while it runs"
 
 
 def test_a_model_that_is_not_served(vllm: VLLM) -> None:
     capabilities = probe(vllm.url, model="other")
-    assert [finding.fix for finding in capabilities.missing] == ["ask for one that it serves: --model policy"]
+    assert [finding.fix for finding in capabilities.problems] == ["ask for one that it serves: --model policy"]

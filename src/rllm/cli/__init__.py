@@ -1,9 +1,9 @@
 """The `rllm` command line. Programs import nothing from here.
 
-One module a command or two: `train` (train, sft), `demo`, `eval`, `run`, `serving` (gateway, serve), `view`, `explain`,
-`export` (export, rescore), `stores` (traces, store) and `project` (init, config, doctor). They share `options`,
-`command` (help and parsing), `terminal` (output, Ctrl-C), `display` (progress and reports), `inputs` (agents and
-tasks), `model_source` (models and servers) and `training` (settings, runs, `--resume`). Read `train` first.
+One module a command or two: `train` (train, sft), `demo`, `eval`, `run`, `serving` (gateway, serve, view), `episodes`
+(explain, export, rescore), `stores` (traces, store) and `project` (init, config, doctor). They share `options` (also
+those generated from config classes), `terminal` (output, Ctrl-C), `display` (progress and reports), `inputs` (agents,
+tasks, models) and `training` (settings, runs, `--resume`). Read `train` first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
-import gc
 import io
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -25,18 +23,16 @@ import typer
 from typer.main import get_command
 
 from rllm import __version__
-from rllm.cli.command import PlainGroup, Resumable, SettingsCommand
 from rllm.cli.demo import demo
+from rllm.cli.episodes import explain, export, rescore
 from rllm.cli.eval import evaluate
-from rllm.cli.explain import explain
-from rllm.cli.export import export, rescore
+from rllm.cli.options import PlainCommand, PlainGroup
 from rllm.cli.project import config, doctor, init
 from rllm.cli.run import run
-from rllm.cli.serving import gateway, serve
+from rllm.cli.serving import gateway, serve, view
 from rllm.cli.stores import store, traces
 from rllm.cli.terminal import CTRL_C, exit_during_update, signals_like_ctrl_c
 from rllm.cli.train import sft, train
-from rllm.cli.view import view
 from rllm.errors import ConfigError, RLLMError, needed_to_train
 
 app = typer.Typer(
@@ -47,11 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _unwrapped(text: str) -> str:
-    """Join the lines of each paragraph of a docstring, since help wraps lines itself."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -73,8 +64,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _COMMANDS.items():
     app.command(
         _name,
-        help=_unwrapped(_command.__doc__ or ""),
-        cls=Resumable if _command in (demo, train, sft) else SettingsCommand,
+        # One line a paragraph, since help wraps lines itself.
+        help="\n\n".join(" ".join(paragraph.split()) for paragraph in (_command.__doc__ or "").split("\n\n")),
+        cls=PlainCommand,
         context_settings={"allow_interspersed_args": False} if _command is run else None,
     )(_command)
 app.add_typer(traces)
@@ -101,12 +93,6 @@ def main() -> None:
     """
     if sys.platform == "win32":
         _fail("Windows itself is not supported: install it in WSL2, where it runs as on Linux", code=2)
-    # Imports leave no garbage; looking for it would take a seventh of the time in which a run starts.
-    gc.set_threshold(100_000, 20, 100)
-    if os.environ.get("NO_COLOR"):
-        from typer import rich_utils
-
-        rich_utils.COLOR_SYSTEM = None  # otherwise it omits only colours, and prints help in bold
     _raise_file_limit()
     _keep_memory_private()
     if isinstance(sys.stdout, io.TextIOWrapper):  # models write text that a terminal may not be able to encode
@@ -152,8 +138,7 @@ def _keep_memory_private() -> None:
     that executes another program. This process leaves no core dump, and only root can attach a debugger to it.
     """
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 # Cached for tests, which run several command lines in one process.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm.cli.options import AsJson
+from rllm.cli.options import AsJson, optional
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from rllm.trainer.config import TrainConfig
-    from rllm.types import Episode
+    from rllm.types import Episode, Step
 
 SETTINGS = [
     "num_steps=24",
@@ -35,7 +35,7 @@ def demo(
     seed: Annotated[
         int | None, typer.Option(help="Another seed gives other tasks and another run.", show_default="0")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Run folder to resume.", show_default=False)] = None,
+    resume: Annotated[Path | None, optional("Run folder to resume.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a tiny model to use its tools instead of guessing: a plain `openai` agent, its exact tokens, and GRPO.
@@ -50,7 +50,7 @@ def demo(
         "loading a tiny model; the first time it is built here, which takes a minute or two ...", soft_wrap=True
     )
     from rllm.cli.terminal import CTRL_C, print_stopped
-    from rllm.cli.training import accuracies, quiet_libraries
+    from rllm.cli.training import evaluated, quiet_libraries
 
     quiet_libraries()  # which imports transformers
     config = _config(seed, resume)
@@ -61,7 +61,7 @@ def demo(
     except KeyboardInterrupt:
         print_stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)], num_steps=config.num_steps)
         sys.exit(CTRL_C)
-    measured = accuracies(config.run_dir)
+    measured = evaluated(config.run_dir, "eval/accuracy")
     outcome = {
         "accuracy_before": measured[0],
         "accuracy_after": measured[-1],
@@ -141,7 +141,6 @@ def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, res
 def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outcome: Mapping[str, object]) -> None:
     """Print one conversation before and after training, the accuracies, and the next command."""
     from rllm.cli.display import conversation
-    from rllm.cli.terminal import command
 
     pair = _same_task(samples.evaluations)
     for title, episode in zip(("Before", "After"), pair, strict=False):
@@ -156,23 +155,21 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
     )
     console.print(
         "\nNext, train an agent of your own; it only has to return its reward:\n"
-        f"  {command()} train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
+        "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
         soft_wrap=True,
     )
 
 
 def _same_task(evaluations: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """Return first and last episode of a held-out task that was learned.
-
-    A guess if there is one.
-    """
+    """Return first and last episode of a held-out task that was learned, if possible one that was guessed at first."""
     if len(evaluations) < 2:
         return []
     learned = [pair for pair in zip(*evaluations, strict=True) if not pair[0].is_correct and pair[1].is_correct]
-    guesses = [pair for pair in learned if _last_answer(pair[0]).startswith("About")]
-    return list(next(iter(guesses or learned), ()))
+    guessed = (
+        pair for pair in learned if any(step.model_response.startswith("About") for step in _steps(pair[0])[-1:])
+    )
+    return list(next(guessed, learned[0] if learned else ()))
 
 
-def _last_answer(episode: Episode) -> str:
-    steps = [step for path in episode.trajectories for step in path.steps]
-    return steps[-1].model_response if steps else ""
+def _steps(episode: Episode) -> list[Step]:
+    return [step for path in episode.trajectories for step in path.steps]

@@ -1,11 +1,102 @@
-"""Arguments and options shared by several commands."""
+"""Options shared by commands, options generated from config classes, and command classes with plain help."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from rllm.errors import ConfigError
+from rllm.registry import closest, field_docs
+
+SPELLINGS = {
+    "hold_timeout_s": "--hold-s",
+    "total_timeout_s": "--total-s",
+    "timeout_s": "--timeout",
+    "max_output_bytes": "--max-output",
+}
+"""Options that are not spelled like their field."""
+NOT_OPTIONS = {"session_ids_admit", "redact", "log_calls"}
+"""Fields that only runs set, and those of `--redact` and `--log-format`."""
+_VARIABLES = {"api_key": "RLLM_GATEWAY_API_KEY", "admin_key": "RLLM_GATEWAY_ADMIN_KEY"}
+_DEFAULTS = {"port": 8080}
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command that is a config dataclass by an option for each field.
+
+    An option has the name, type and default of its field, and the field's docstring as help. The dataclass checks the
+    values. `Annotated[Config, "one", "other"]` takes only these fields.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    configs: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind, *chosen = get_args(hints[parameter.name]) or (hints[parameter.name],)
+        if isinstance(kind, type) and is_dataclass(kind):
+            options = [option for option in _options_of(kind) if not chosen or option.name in chosen]
+            configs[parameter.name] = kind, [option.name for option in options]
+            parameters += options
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**values: object) -> None:
+        for name, (kind, names) in configs.items():
+            with _as_options(names):
+                values[name] = kind(**{field: values.pop(field) for field in names})
+        command(**values)
+
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    return run
+
+
+def _options_of(config: type) -> Iterator[inspect.Parameter]:
+    hints, docs = get_type_hints(config), field_docs(config)
+    for field in fields(config):
+        if field.name in NOT_OPTIONS:
+            continue
+        default = _DEFAULTS.get(field.name, field.default)
+        spelling = spelling_of(field.name)
+        if default is True:
+            spelling += f"/--no-{spelling.removeprefix('--')}"
+        option = typer.Option(
+            spelling, help=docs[field.name], envvar=_VARIABLES.get(field.name), show_default=default is not None
+        )
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[hints[field.name], option],
+        )
+
+
+def spelling_of(field: str) -> str:
+    """Return the option of a field of a config class."""
+    return SPELLINGS.get(field, f"--{field.replace('_', '-')}")
+
+
+@contextmanager
+def _as_options(names: list[str]) -> Iterator[None]:
+    """Replace fields in error messages by their options."""
+    try:
+        yield
+    except ConfigError as error:
+        spelled = re.sub(
+            r"\b(\w+)(?==)", lambda found: spelling_of(found[1]) if found[1] in names else found[1], str(error)
+        )
+        raise ConfigError(spelled) from error
 
 
 def above_zero(seconds: float | None) -> float | None:
@@ -15,11 +106,9 @@ def above_zero(seconds: float | None) -> float | None:
     return seconds
 
 
-def known_split(name: str | None) -> str | None:
-    """Check the name of a split of a run's episodes."""
-    if name not in (None, "train", "eval"):
-        raise typer.BadParameter(f"{name!r}: use train, or eval, which has the episodes of held-out tasks (--val)")
-    return name
+def optional(help: str, *names: str, **settings: Any) -> Any:
+    """Return a Typer option that shows no default."""
+    return typer.Option(*names, help=help, show_default=False, **settings)
 
 
 Settings: TypeAlias = Annotated[
@@ -32,67 +121,42 @@ Settings: TypeAlias = Annotated[
 ]
 Reward: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        help="Reward function, called with the task and the agent's result. Without it the agent returns its reward.",
+    optional(
+        "Reward function, called with the task and the agent's result. Without it the agent returns its reward.",
         metavar="FILE.py:function",
-        show_default=False,
     ),
 ]
-Split: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Split of the data to use, if it has several: train, test, ...", show_default=False),
-]
-ValSplit: TypeAlias = Annotated[
-    str | None, typer.Option(help="Split of --val to use, if it has several.", show_default=False)
-]
-Model: TypeAlias = Annotated[
-    str | None, typer.Option(help="Model folder or hub id; the same as model.path=...", show_default=False)
-]
-Backend: TypeAlias = Annotated[
-    str | None, typer.Option(help="Backend that trains: local or verl; the same as backend=...", show_default=False)
-]
-RayAddress: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Ray cluster, host:port or auto; the same as ray.address=...", show_default=False),
-]
-Config: TypeAlias = Annotated[Path | None, typer.Option(help="YAML file of settings.", show_default=False)]
-Resume: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Run folder to resume, with its settings.", show_default=False)
-]
+Split: TypeAlias = Annotated[str | None, optional("Split of the data to use, if it has several: train, test, ...")]
+ValSplit: TypeAlias = Annotated[str | None, optional("Split of --val to use, if it has several.")]
+Model: TypeAlias = Annotated[str | None, optional("Model folder or hub id; the same as model.path=...")]
+Backend: TypeAlias = Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")]
+RayAddress: TypeAlias = Annotated[str | None, optional("Ray cluster, host:port or auto; the same as ray.address=...")]
+Config: TypeAlias = Annotated[Path | None, optional("YAML file of settings.")]
+Resume: TypeAlias = Annotated[Path | None, optional("Run folder to resume, with its settings.")]
 DryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, print every setting and its origin, and exit.")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout at the end.")]
 OnlyJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
-
-Checkpoint: TypeAlias = Annotated[
-    str, typer.Option(help="Checkpoint of the run: latest, best, or a name such as step-000020.")
-]
 CheckpointOfRun: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    optional(
+        "Checkpoint, if the model is a run folder: latest (the default), best, or a name such as step-000020.",
         "--checkpoint",
-        help="Checkpoint, if the model is a run folder: latest (the default), best, or a name such as step-000020.",
-        show_default=False,
     ),
 ]
-
 Server: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    optional(
+        "OpenAI-compatible server with the model; its key is RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
         "--base-url",
         "--upstream",
-        help="OpenAI-compatible server with the model; its key is RLLM_UPSTREAM_API_KEY or OPENAI_API_KEY.",
         metavar="URL",
-        show_default=False,
     ),
 ]
 ModelOrName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        help="Model folder, hub id, or the folder of a run; with --base-url the model's name on the server.",
-        show_default=False,
-    ),
+    optional("Model folder, hub id, or the folder of a run; with --base-url the model's name on the server."),
 ]
 ServerKind: TypeAlias = Annotated[
     Literal["vllm", "openai"],
@@ -100,39 +164,93 @@ ServerKind: TypeAlias = Annotated[
 ]
 Tokenizer: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        help="Folder or hub id of the served model: later turns then continue from exactly the sampled tokens.",
-        show_default=False,
-    ),
+    optional("Folder or hub id of the served model: later turns then continue from exactly the sampled tokens."),
 ]
-
 ChatTemplateFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        "--chat-template",
-        help="Jinja file that the server uses instead of the model's template; needs --tokenizer.",
-        show_default=False,
-    ),
+    optional("Jinja file that the server uses instead of the model's template; needs --tokenizer.", "--chat-template"),
 ]
-
 DEFAULT_STORE = "sqlite:///traces.db"
 Store: TypeAlias = Annotated[str, typer.Option("--store", help="Store of traces: a file or a URL.", metavar="STORE")]
-KeepDays: TypeAlias = Annotated[
-    float | None, typer.Option(help="Delete sessions whose last call is older than this many days.", show_default=False)
-]
-MaxGb: TypeAlias = Annotated[
-    float | None, typer.Option(help="Delete the oldest sessions above this size.", show_default=False)
-]
-Host: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="Address to listen on; a key is required unless it is a loopback address.",
-    ),
-]
-Port: TypeAlias = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
 GatewayKey: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="Key that clients of the gateway must present.", envvar="RLLM_GATEWAY_API_KEY", show_default=False
-    ),
+    str | None, optional("Key that clients of the gateway must present.", envvar=_VARIABLES["api_key"])
 ]
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+@contextmanager
+def _folding() -> Iterator[None]:
+    """Make help fold long names instead of cutting them."""
+    from rich import columns
+    from rich.table import Table
+    from typer import rich_utils
+
+    class FoldingTable(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*cells, **options)
+            for column in self.columns:
+                column.overflow = "fold"
+
+    modules: list[Any] = [columns, rich_utils]
+    for module in modules:
+        module.Table = FoldingTable
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.Table = Table
+
+
+class PlainGroup(TyperGroup):
+    """Command group with plain help: no types of flags, where Typer prints `<bool>`, and names that fold."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with _folding():
+            super().format_help(ctx, formatter)
+
+
+_SUCH_AS = {
+    "eval": "sampling.max_tokens=512; `rllm eval -h` shows both",
+    "serve": "model.dtype=bfloat16; `rllm serve -h` shows both",
+}
+"""Examples for commands that take few settings; the others take all that `rllm config` lists."""
+
+
+class PlainCommand(TyperCommand):
+    """Command with plain help, which refuses repeated options, and settings that are written like options."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with _folding():
+            super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(param.name == "settings" for param in self.params):
+            self._check_names(args)
+        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for param, count in Counter(given).items():
+            if count > 1 and isinstance(param, TyperOption) and not (param.multiple or param.is_flag):
+                raise ConfigError(f"{param.opts[0]} is given {count} times: `{ctx.command_path}` takes one value")
+        return super().parse_args(ctx, args)
+
+    def _check_names(self, args: list[str]) -> None:
+        known = ["--help", *(option for param in self.params for option in (*param.opts, *param.secondary_opts))]
+        for argument in takewhile("--".__ne__, args):
+            name = argument.partition("=")[0]
+            if name.startswith("--") and name not in known and closest(name, known, cutoff=0.75) is None:
+                every = f"num_steps=100; `rllm config` lists them, and `rllm {self.name} -h` the options"
+                raise ConfigError(
+                    f"{name} is not an option of rllm {self.name}: settings are written without dashes, such as "
+                    f"{_SUCH_AS.get(str(self.name), every)}"
+                )

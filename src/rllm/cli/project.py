@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rllm.cli.options import AsJson, OnlyJson
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from rllm.inference.servers.capabilities import Capabilities, Finding
+from rllm.cli import terminal
+from rllm.cli.options import AsJson, OnlyJson, optional
+from rllm.errors import ConfigError, counted
 
 TEMPLATE = Path(__file__).with_name("new_project")
 RENAMED = {"gitignore": ".gitignore"}
@@ -29,9 +27,6 @@ def init(
     ] = False,
 ) -> None:
     """Create a project: an agent and its reward, tasks, tests without a model, and settings."""
-    from rllm.cli.terminal import command
-    from rllm.errors import ConfigError
-
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{str(folder)!r} is a file: name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -48,7 +43,7 @@ def init(
                 ) from error
             print(target)
     where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    print(f"\nNext: {where}python -m pytest (pip install pytest), then {command()} doctor; then read README.md.")
+    print(f"\nNext: {where}python -m pytest (pip install pytest), then rllm doctor; then read README.md.")
 
 
 def config(
@@ -70,12 +65,13 @@ def config(
 
     For completion in an editor: rllm config --json-schema > rllm.schema.json
     """
-    from rllm.errors import ConfigError
-
     words = what or []
     if json_schema:
-        _print_schema()
-    elif any(_names_file(word) for word in words):
+        from rllm.algorithms import ALGORITHMS
+        from rllm.config.reference import json_schema as schema_of
+
+        print(json.dumps(schema_of(ALGORITHMS), indent=2))
+    elif any(word.endswith((".yaml", ".yml")) or Path(word).is_file() for word in words):
         if len(words) > 1:
             raise ConfigError(f"{' '.join(words)!r}: name one file, or keys")
         _check(Path(words[0]), as_json=as_json)
@@ -83,24 +79,9 @@ def config(
         _show(words, algorithm, as_json=as_json)
 
 
-def _names_file(word: str) -> bool:
-    return word.endswith((".yaml", ".yml")) or Path(word).is_file()
-
-
-def _print_schema() -> None:
-    import json
-
-    from rllm.algorithms import ALGORITHMS
-    from rllm.config.reference import json_schema
-
-    print(json.dumps(json_schema(ALGORITHMS), indent=2))
-
-
 def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
     from rllm.algorithms import ALGORITHMS
-    from rllm.cli.terminal import print_json
     from rllm.config.reference import HINT, as_yaml, matching, section_docs, settings
-    from rllm.errors import ConfigError
 
     found = settings(ALGORITHMS, algorithm)
     if words:
@@ -110,7 +91,7 @@ def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
             f"no setting has {' or '.join(map(repr, words))} in its key or meaning: `rllm config` lists them all"
         )
     if as_json:
-        print_json({"settings": [asdict(item) for item in found]})
+        terminal.print_json({"settings": [asdict(item) for item in found]})
         return
     docs = section_docs()
     print("" if words else f"{HINT}\n# {docs['']} These are the defaults; leave out what you do not change.\n")
@@ -118,7 +99,6 @@ def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
 
 
 def _check(path: Path, *, as_json: bool) -> None:
-    from rllm.cli.terminal import print_json
     from rllm.tracking.about import flat
     from rllm.trainer.algorithm import check_roles, make_algorithm
     from rllm.trainer.config import load_config
@@ -127,7 +107,7 @@ def _check(path: Path, *, as_json: bool) -> None:
     check_roles(loaded, make_algorithm(loaded))
     changed = dict(flat(loaded.model_dump(mode="json", exclude_defaults=True)))
     if as_json:
-        print_json({"valid": True, "settings": changed})
+        terminal.print_json({"valid": True, "settings": changed})
         return
     print(f"{path} is valid; it {'sets' if changed else 'changes nothing'}")
     for key, value in changed.items():
@@ -137,24 +117,18 @@ def _check(path: Path, *, as_json: bool) -> None:
 def doctor(
     endpoint: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            "Base URL of an OpenAI-compatible server, with /v1: check what it supports for training.",
             "--base-url",
             "--endpoint",
-            help="Base URL of an OpenAI-compatible server, with /v1: check what it supports for training.",
             metavar="URL",
-            show_default=False,
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Model folder or hub id to check; with --base-url the model to request, by default the first served.",
-            show_default=False,
-        ),
+        optional("Model folder or hub id to check; with --base-url the model to request, by default the first served."),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="Key of the server.", envvar="OPENAI_API_KEY", show_default=False)
-    ] = None,
+    api_key: Annotated[str | None, optional("Key of the server.", envvar="OPENAI_API_KEY")] = None,
     run_dir: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Port for rllm gateway.", min=0, max=65535)] = 8080,
     as_json: AsJson = False,
@@ -163,64 +137,30 @@ def doctor(
 
     The exit code is 0 without problems, and 1 otherwise.
     """
-    from rllm.cli import terminal
+    from rllm.trainer.checkup import run_checks
 
     console = terminal.console(stderr=as_json)
-    if endpoint is None:
-        ok = _check_machine(console, model, run_dir, port, as_json=as_json)
-    else:
-        ok = _check_server(console, endpoint, model, api_key, as_json=as_json)
-    if not ok:
-        raise typer.Exit(1)
-
-
-def _check_machine(console: Console, model: str | None, run_dir: Path, port: int, *, as_json: bool) -> bool:
-    from rllm.cli.terminal import print_json
-    from rllm.errors import counted
-    from rllm.trainer.checkup import checkup
-
-    findings = checkup(model=model, run_dir=run_dir, port=port)
-    problems = sum(finding.needed and not finding.ok for finding in findings)
-    for finding in findings:
-        _show_finding(console, finding)
-    console.print("Ready to train." if not problems else f"{counted(problems, 'problem')} to fix before training.")
-    if as_json:
-        print_json({"findings": [asdict(finding) for finding in findings], "ok": not problems})
-    return not problems
-
-
-def _check_server(console: Console, endpoint: str, model: str | None, api_key: str | None, *, as_json: bool) -> bool:
-    from rllm.cli.terminal import print_json
-    from rllm.inference.servers.capabilities import probe
-
-    found = probe(endpoint, model=model, api_key=api_key)
-    _report(console, found)
-    if as_json:
-        print_json(found.to_dict())
-    return found.can_train
-
-
-def _report(console: Console, found: Capabilities) -> None:
-    console.print(f"{found.url} ({found.model or 'no model'})", soft_wrap=True, markup=False)
+    found = run_checks(server=endpoint, api_key=api_key, model=model, run_dir=run_dir, port=port)
+    if found.url is not None:
+        console.print(f"{found.url} ({found.model or 'no model'})", soft_wrap=True, markup=False)
     for finding in found.findings:
-        _show_finding(console, finding)
-    if found.can_train:
-        console.print("Train with: model.engine=vllm vllm.url=" + found.url, soft_wrap=True, markup=False)
-        return
-    console.print("It does not support training. A vLLM that does:", soft_wrap=True)
-    console.print(f"  {_right_command()}", soft_wrap=True, markup=False)
-
-
-def _show_finding(console: Console, finding: Finding) -> None:
-    console.print(f"  {_mark(finding):5} {finding.name:26} {finding.said}", soft_wrap=True, markup=False)
-    if finding.fix:
-        console.print(f"        fix: {finding.fix}", soft_wrap=True, markup=False)
-
-
-def _mark(finding: Finding) -> str:
-    if finding.ok:
-        return "ok"
-    return "lacks" if finding.needed else "note"
+        mark = "ok" if finding.ok else "lacks" if finding.needed else "note"
+        console.print(f"  {mark:5} {finding.name:26} {finding.detail}", soft_wrap=True, markup=False)
+        if finding.fix:
+            console.print(f"        fix: {finding.fix}", soft_wrap=True, markup=False)
+    if found.url is None:
+        verdict = (
+            "Ready to train." if found.ok else f"{counted(len(found.problems), 'problem')} to fix before training."
+        )
+    elif found.ok:
+        verdict = f"Train with: model.engine=vllm vllm.url={found.url}"
+    else:
+        verdict = f"It does not support training. A vLLM that does:\n  {_right_command()}"
+    console.print(verdict, soft_wrap=True, markup=False)
+    if as_json:
+        terminal.print_json(found.to_dict())
+    if not found.ok:
+        raise typer.Exit(1)
 
 
 def _right_command() -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
@@ -25,15 +25,16 @@ from rllm.cli.options import (
     ServerKind,
     Store,
     Tokenizer,
-    above_zero,
+    optional,
+    with_options,
 )
-from rllm.errors import counted
+from rllm.errors import CaptureError, ConfigError, RLLMError, counted
+from rllm.sdk.programs import Limits
 
 if TYPE_CHECKING:
-    from rllm.cli.model_source import ModelSource
+    from rllm.cli.inputs import ModelSource
     from rllm.engine.capture import SessionTraces
-    from rllm.gateway.upstream import UpstreamKind
-    from rllm.sdk.programs import Limits, ProgramResult, Stream
+    from rllm.sdk.programs import ProgramResult, Stream
     from rllm.types import Episode, Trace
 
 TIMED_OUT = 124
@@ -54,14 +55,12 @@ class OpenSession:
     """Waits briefly for calls of a finished program to be stored."""
 
 
+@with_options
 def run(
     command: Annotated[list[str], typer.Argument(help="Program and its arguments.", metavar="-- COMMAND")],
-    session: Annotated[
-        str | None, typer.Option(help="Session of its calls; a new one by default.", show_default=False)
-    ] = None,
-    gateway: Annotated[
-        str | None, typer.Option(help="URL of a running gateway.", metavar="URL", show_default=False)
-    ] = None,
+    limits: Limits,
+    session: Annotated[str | None, optional("Session of its calls; a new one by default.")] = None,
+    gateway: Annotated[str | None, optional("URL of a running gateway.", metavar="URL")] = None,
     api_key: GatewayKey = None,
     upstream: Server = None,
     model: ModelOrName = None,
@@ -69,28 +68,16 @@ def run(
     tokenizer: Tokenizer = None,
     chat_template: ChatTemplateFile = None,
     store: Store = DEFAULT_STORE,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which it is killed, with exit code 124.", show_default=False, callback=above_zero
-        ),
-    ] = None,
-    max_output: Annotated[
-        int, typer.Option(help="Bytes of its stdout, and of its stderr, to pass on.", min=0)
-    ] = 1_000_000,
     metadata: Annotated[
         list[str] | None, typer.Option(help="Metadata of the session; may be repeated.", metavar="KEY=VALUE")
     ] = None,
     allow_no_calls: Annotated[
         bool, typer.Option("--allow-no-calls", help="Accept a program that calls no model.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="File for its episode, as JSON.", show_default=False)] = None,
+    out: Annotated[Path | None, optional("File for its episode, as JSON.")] = None,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json",
-            help="Print its episode on stdout as one line of JSON; its own output goes to stderr.",
-        ),
+        typer.Option("--json", help="Print its episode on stdout as one line of JSON; its own output goes to stderr."),
     ] = False,
 ) -> None:
     """Run any program with its model clients pointed at a gateway, and capture its calls, token by token.
@@ -99,48 +86,39 @@ def run(
     in --store. Exit code: the program's own; 124 after a timeout; 1 if it succeeded without a captured call. All
     processes that it has started end with it.
     """
-    from rllm.cli.model_source import refuse_options_of_server
-    from rllm.cli.run import episode_of, interrupted, summary
     from rllm.engine.episode_log import to_json
-    from rllm.errors import ConfigError
     from rllm.gateway.sessions import new_session_id
-    from rllm.sdk.programs import Limits
     from rllm.sdk.variables import hide_operators_keys
 
     hide_operators_keys()
-    limits = Limits(timeout_s=timeout, max_output_bytes=max_output)
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {str(out.parent)!r}: make it")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"--out {out}: it is a folder: name a file in it")
-    if gateway is not None and (unused := upstream or model or tokenizer or chat_template):
-        raise ConfigError(
-            f"{unused!r} would have no effect: --gateway {gateway} has its own model; leave one of them out"
-        )
-    if gateway is not None and store != DEFAULT_STORE:
-        raise ConfigError(
-            f"--store {store} would have no effect: --gateway {gateway} has its own store; leave one of them out"
-        )
-    if upstream is None:
-        refuse_options_of_server(upstream_kind, tokenizer, chat_template)
+    own = {"--base-url": upstream, "--model": model, "--tokenizer": tokenizer, "--chat-template": chat_template}
+    own["--store"] = None if store == DEFAULT_STORE else store
+    unused = next((f"{option} {value}" for option, value in own.items() if value is not None), None)
+    if gateway is not None and unused:
+        raise ConfigError(f"{unused} would have no effect: --gateway {gateway} has its own; leave one of them out")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ConfigError(f"--out {out}: it is a folder, or is in no folder: name a file in a folder that exists")
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "program": PurePath(command[0]).name}
-    place = (
-        _own_session(_source(upstream, model, upstream_kind, tokenizer, chat_template), store, name, notes)
-        if gateway is None
-        else _remote_session(gateway, api_key, name, notes)
-    )
-    kept_here = store if gateway is None else None
+    if gateway is None:
+        source = _source(upstream, model, upstream_kind, tokenizer, chat_template)
+        place, kept_here = _own_session(source, store, name, notes), store
+    else:
+        place, kept_here = _remote_session(gateway, api_key, name, notes), None
     with place as opened:
         try:
-            done, traces = _captured(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
+            before = {trace.id for trace in opened.store.by_session(name)}
+            done = _run(command, limits, opened, stdout=sys.stderr if as_json else sys.stdout)
+            opened.settle(done)
+            traces = [trace for trace in opened.store.by_session(name) if trace.id not in before]
         except KeyboardInterrupt:
+            stopped = f"rllm run: stopped; its calls are stored in session {name}"
             with suppress(OSError):  # the terminal is gone, after SIGHUP
-                print(interrupted(name, store=kept_here), file=sys.stderr)
+                print("\n".join([stopped, *_place(name, kept_here)]), file=sys.stderr)
             raise
     code = TIMED_OUT if done.timed_out else done.exit_code if done.exit_code >= 0 else 128 - done.exit_code
     if not traces and not allow_no_calls:
-        _fail_without_calls(command, opened, done, code)
+        _fail_without_calls(why_no_calls(command, opened.base_url, done), code)
     episode = episode_of(name, command, done, traces)
     text = to_json(episode.to_dict()).decode()
     if as_json:
@@ -151,9 +129,14 @@ def run(
     sys.exit(code)
 
 
-def _write(out: Path, text: str) -> None:
-    from rllm.errors import RLLMError
+def _fail_without_calls(problem: str, code: int) -> NoReturn:
+    if code == 0:
+        raise CaptureError(problem)
+    print(shown(f"rllm: {problem}"), file=sys.stderr)
+    sys.exit(code)
 
+
+def _write(out: Path, text: str) -> None:
     try:
         out.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
@@ -162,30 +145,7 @@ def _write(out: Path, text: str) -> None:
         ) from error
 
 
-def _captured(
-    command: Sequence[str], limits: Limits, session: OpenSession, *, stdout: TextIO
-) -> tuple[ProgramResult, list[Trace]]:
-    """Run the program, and return its result and its calls, without earlier calls of the session."""
-    before = {trace.id for trace in session.store.by_session(session.name)}
-    done = _run(command, limits, session, stdout=stdout)
-    session.settle(done)
-    return done, [trace for trace in session.store.by_session(session.name) if trace.id not in before]
-
-
-def _fail_without_calls(command: Sequence[str], session: OpenSession, done: ProgramResult, code: int) -> NoReturn:
-    from rllm.cli.run import why_no_calls
-    from rllm.errors import CaptureError
-
-    problem = why_no_calls(command, session.base_url, done)
-    if code == 0:
-        raise CaptureError(problem)
-    print(shown(f"rllm: {problem}"), file=sys.stderr)
-    sys.exit(code)
-
-
 def _pairs(given: Sequence[str]) -> dict[str, str]:
-    from rllm.errors import ConfigError
-
     pairs = [item.partition("=") for item in given]
     if wrong := [item for item, (key, separator, _) in zip(given, pairs, strict=True) if not key or not separator]:
         raise ConfigError(f"--metadata {wrong[0]}: use KEY=VALUE")
@@ -193,14 +153,14 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _source(
-    upstream: str | None, model: str | None, kind: UpstreamKind, tokenizer: str | None, chat_template: Path | None
+    upstream: str | None, model: str | None, kind: ServerKind, tokenizer: str | None, chat_template: Path | None
 ) -> ModelSource:
-    from rllm.cli.model_source import embedded, key_of_server, served
-    from rllm.errors import ConfigError
+    from rllm.cli.inputs import embedded, key_of_server, refuse_options_of_server, served
     from rllm.trainer.config import load_config
 
     if upstream is not None:
         return served(upstream, model, key_of_server(), kind, tokenizer=tokenizer, chat_template=chat_template)
+    refuse_options_of_server(kind, tokenizer, chat_template)
     if model is None:
         raise ConfigError(
             "no model is given: name a gateway (--gateway URL), a server (--base-url URL) or a folder (--model)"
@@ -211,9 +171,8 @@ def _source(
 
 
 @contextmanager
-def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[str, Any]) -> Iterator[OpenSession]:
+def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[str, str]) -> Iterator[OpenSession]:
     from rllm.engine.capture import LATE_TRACE_S, RemoteGateway
-    from rllm.errors import ConfigError
 
     def settle(done: ProgramResult) -> None:
         if done.num_killed:  # a call may be under way, and the gateway keeps running
@@ -227,7 +186,7 @@ def _remote_session(url: str, api_key: str | None, name: str, metadata: Mapping[
 
 
 @contextmanager
-def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[str, Any]) -> Iterator[OpenSession]:
+def _own_session(source: ModelSource, store: str, name: str, metadata: Mapping[str, str]) -> Iterator[OpenSession]:
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
     from rllm.sdk.variables import run_key
@@ -315,11 +274,6 @@ def summary(episode: Episode, traces: Sequence[Trace], done: ProgramResult, *, s
     return "\n".join([*lines, *_place(episode.session_id, store)])
 
 
-def interrupted(session: str, *, store: str | None) -> str:
-    """Return the message for a program that was interrupted."""
-    return "\n".join([f"rllm run: stopped; its calls are stored in session {session}", *_place(session, store)])
-
-
 def _place(session: str, store: str | None) -> list[str]:
     if store is None:
         return []
@@ -330,15 +284,17 @@ def _about_calls(traces: Sequence[Trace]) -> list[str]:
     from rllm.capture import side_calls
     from rllm.types import DRIFT_KEY
 
+    def counts(reasons: Counter[str]) -> str:
+        return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common())
+
     aside = side_calls(traces)
-    reasons = Counter(aside.values())
     drifts = Counter(str(trace.metadata[DRIFT_KEY]) for trace in traces if DRIFT_KEY in trace.metadata)
     errors = Counter(trace.error for trace in traces if trace.error)
     lines = []
     if aside:
-        lines.append(f"  left out   {counted(len(aside), 'side call')} ({_counts(reasons)})")
+        lines.append(f"  left out   {counted(len(aside), 'side call')} ({counts(Counter(aside.values()))})")
     if drifts:
-        lines.append(f"  drift      {counted(sum(drifts.values()), 'call')} not on earlier tokens ({_counts(drifts)})")
+        lines.append(f"  drift      {counted(sum(drifts.values()), 'call')} not on earlier tokens ({counts(drifts)})")
     if errors:
         lines.append(f"  no tokens  {counted(sum(errors.values()), 'call')}: {next(iter(errors))}")
     return lines
@@ -347,10 +303,6 @@ def _about_calls(traces: Sequence[Trace]) -> list[str]:
 def _end_of(done: ProgramResult) -> str:
     how = "timed out and was stopped" if done.timed_out else f"ended with exit code {done.exit_code}"
     return f"{how} after {done.duration_s:.1f} s"
-
-
-def _counts(reasons: Counter[str]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common())
 
 
 def why_no_calls(command: Sequence[str], base_url: str, done: ProgramResult) -> str:

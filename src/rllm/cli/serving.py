@@ -1,13 +1,18 @@
-"""`rllm gateway` and `rllm serve`: capture calls in front of a server, or serve a model."""
+"""`rllm gateway`, `rllm serve` and `rllm view`: capture calls, serve a model, and show runs in a browser."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import webbrowser
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlencode
 
 import typer
 
@@ -15,138 +20,84 @@ from rllm.cli.options import (
     DEFAULT_STORE,
     ChatTemplateFile,
     CheckpointOfRun,
-    GatewayKey,
-    Host,
-    KeepDays,
-    MaxGb,
-    Port,
     ServerKind,
     Store,
     Tokenizer,
     above_zero,
+    optional,
+    with_options,
 )
 from rllm.cli.terminal import loading, print_line
+from rllm.errors import ConfigError, InferenceError, counted
+from rllm.gateway.config import GatewayConfig, PoolConfig
+from rllm.store.maintenance import Retention
 
 if TYPE_CHECKING:
     from rllm.gateway.upstream import Upstream, UpstreamPool
     from rllm.trainer.config import TrainConfig
 
 
+@with_options
 def gateway(
     upstream: Annotated[
         list[str],
-        typer.Option(
-            help="Base URL of the OpenAI-compatible server to forward to; repeat it for each replica.",
-            metavar="URL",
-            show_default=False,
-        ),
+        optional("Base URL of the OpenAI-compatible server to forward to; repeat it for each replica.", metavar="URL"),
     ],
+    config: GatewayConfig,
+    limits: PoolConfig,
+    retention: Retention,
     store: Store = DEFAULT_STORE,
-    host: Host = "127.0.0.1",
-    port: Port = 8080,
-    api_key: GatewayKey = None,
-    admin_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Key for changing the upstreams over HTTP; --api-key by default.",
-            envvar="RLLM_GATEWAY_ADMIN_KEY",
-            show_default=False,
-        ),
-    ] = None,
-    upstream_api_key: Annotated[
-        str | None,
-        typer.Option(help="Key for the upstream.", envvar="RLLM_UPSTREAM_API_KEY", show_default=False),
-    ] = None,
+    upstream_api_key: Annotated[str | None, optional("Key for the upstream.", envvar="RLLM_UPSTREAM_API_KEY")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model to request from the upstream, instead of the one that agents name.", show_default=False
-        ),
+        str | None, optional("Model to request from the upstream, instead of the one that agents name.")
     ] = None,
     upstream_kind: ServerKind = "vllm",
     tokenizer: Tokenizer = None,
     chat_template: ChatTemplateFile = None,
-    max_in_flight: Annotated[
-        int, typer.Option(help="Calls in flight at one replica; more wait in the gateway.", min=1)
-    ] = 1024,
-    max_waiting: Annotated[int, typer.Option(help="Calls that may wait; more get status 503.", min=0)] = 10_000,
-    hold_s: Annotated[
-        float,
-        typer.Option(help="Seconds that a call waits for a replica while none answers.", callback=above_zero),
-    ] = 60.0,
     silence_s: Annotated[
-        float,
-        typer.Option(help="Seconds of silence after which a call to a replica fails.", callback=above_zero),
+        float, typer.Option(help="Seconds of silence after which a call to a replica fails.", callback=above_zero)
     ] = 600.0,
-    total_s: Annotated[
-        float,
-        typer.Option(help="Seconds for a call, waiting and retries included.", callback=above_zero),
-    ] = 3600.0,
-    keep_days: KeepDays = None,
-    max_gb: MaxGb = None,
-    session_memory_gb: Annotated[
-        float, typer.Option(help="Memory for recently used sessions; others are read from the store again.")
-    ] = 0.5,
     redact: Annotated[
         str | None,
-        typer.Option(
-            help="Function that takes a Trace and returns it with the texts that may be stored.",
-            metavar="PKG.MOD:FUNCTION",
-            show_default=False,
+        optional(
+            "Function that takes a Trace and returns it with the texts that may be stored.", metavar="PKG.MOD:FUNCTION"
         ),
     ] = None,
-    otel: Annotated[
-        bool, typer.Option("--otel", help="Export OpenTelemetry spans of calls to OTEL_EXPORTER_OTLP_ENDPOINT.")
-    ] = False,
-    otel_response_ids: Annotated[
-        bool, typer.Option("--otel-response-ids", help="Include the sampled ids in these spans.")
-    ] = False,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(help="json: one object per line on stderr, with one for each call: ids and times, no content."),
     ] = "text",
 ) -> None:
     """Capture every call of any agent exactly, in front of any OpenAI-compatible server."""
-    from rllm.cli.model_source import token_prompts
+    from rllm.cli.inputs import token_prompts
     from rllm.gateway.app import create_app
     from rllm.gateway.call_hooks import log_as_json
-    from rllm.gateway.config import GatewayConfig, PoolConfig
     from rllm.gateway.redaction import load_redact
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, UpstreamPool
     from rllm.store import open_store
-    from rllm.store.maintenance import Retention, pruning
+    from rllm.store.maintenance import pruning
 
-    config = GatewayConfig(
-        host=host,
-        port=port,
-        api_key=api_key,
-        admin_key=admin_key,
-        session_memory_gb=session_memory_gb,
+    config = replace(
+        config,
         redact=None if redact is None else load_redact(redact),
         log_calls=log_format == "json",
-        otel=otel or otel_response_ids,
-        otel_response_ids=otel_response_ids,
+        otel=config.otel or config.otel_response_ids,
     )
     if config.log_calls:
         log_as_json()
-    retention = Retention(keep_days=keep_days, max_gb=max_gb)
-    tokens = token_prompts(tokenizer, chat_template)
     connect = partial(
         HTTPUpstream,
         api_key=upstream_api_key,
         model=model,
         kind=upstream_kind,
-        tokens=tokens,
+        tokens=token_prompts(tokenizer, chat_template),
         read_timeout_s=silence_s,
     )
-    limits = PoolConfig(
-        max_in_flight=max_in_flight, max_waiting=max_waiting, hold_timeout_s=hold_s, total_timeout_s=total_s
-    )
     pool = UpstreamPool(upstream, connect, limits)
-    with closing(bind(host, port)) as listener, closing(open_store(store)) as traces:
+    with closing(bind(config.host, config.port)) as listener, closing(open_store(store)) as traces:
         app = create_app(traces, pool, config)
-        _greet(url_of(listener, host), pool, store, needs_key=api_key is not None)
+        _greet(url_of(listener, config.host), pool, store, needs_key=config.api_key is not None)
         with pruning(traces, retention):
             serve(app, listener, config)
     print_line("rllm gateway: stopped; every acknowledged call is in the store")
@@ -169,9 +120,6 @@ def _greet(url: str, pool: UpstreamPool, store: str, *, needs_key: bool) -> None
 
 def _problems_of(pool: UpstreamPool) -> list[str]:
     """Return problems of replicas that get calls nevertheless; replicas that are down are logged."""
-    import asyncio
-
-    from rllm.errors import InferenceError
 
     async def check() -> list[str | BaseException | None]:
         try:
@@ -192,6 +140,7 @@ _OF_UPDATES = ("sleep", "sync_dir", "largest_gap")
 """Settings of a vLLM server whose weights a trainer updates."""
 
 
+@with_options
 def serve(
     model: Annotated[str, typer.Argument(help="Model folder or hub id; or a run folder, for its newest checkpoint.")],
     settings: Annotated[
@@ -200,39 +149,36 @@ def serve(
             help="Settings, such as model.dtype=bfloat16, model.engine=vllm or vllm.port=8000.", metavar="KEY=VALUE"
         ),
     ] = None,
+    *,
+    gateway: Annotated[GatewayConfig, "host", "port", "api_key"],
     checkpoint: CheckpointOfRun = None,
     store: Store = DEFAULT_STORE,
-    host: Host = "127.0.0.1",
-    port: Port = 8080,
-    api_key: GatewayKey = None,
     max_concurrent: Annotated[int, typer.Option(help="Answers sampled at a time; more wait.", min=1)] = 64,
 ) -> None:
     """Serve a model over all routes of the gateway, and store its calls: chat completions, responses, messages.
 
     The model runs in this process, or with model.engine=vllm in a vLLM server that is started for it.
     """
-    from rllm.cli.model_source import folder_of
+    from rllm.cli.inputs import folder_of
     from rllm.gateway.app import create_app
-    from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import bind, url_of
     from rllm.gateway.server import serve as serve_forever
     from rllm.sdk.variables import hide_operators_keys
     from rllm.store import open_store
 
     hide_operators_keys()
-    gateway = GatewayConfig(host=host, port=port, api_key=api_key)
     config = _config(folder_of(model, checkpoint), settings or [])
     print_line(f"rllm serve: {loading(config.model.path)}; traces are kept in {store}")
     from rllm.inference.local.loading import check_source  # which imports torch
 
     check_source(config.model.path)
     with (
-        closing(bind(host, port)) as listener,
+        closing(bind(gateway.host, gateway.port)) as listener,
         closing(open_store(store)) as traces,
         _upstream(config, max_concurrent) as upstream,
     ):
         print_line(
-            f'rllm serve: {config.model.path} as "policy" on {url_of(listener, host)}/v1\n'
+            f'rllm serve: {config.model.path} as "policy" on {url_of(listener, gateway.host)}/v1\n'
             "  Ctrl-C stops it after calls in flight."
         )
         serve_forever(create_app(traces, upstream, gateway), listener, gateway)
@@ -240,9 +186,8 @@ def serve(
 
 
 def _config(path: str, settings: list[str]) -> TrainConfig:
-    from rllm.cli.model_source import given_of_training
+    from rllm.cli.inputs import given_of_training
     from rllm.config.schema import refuse_changes
-    from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
     for pair in settings:
@@ -265,7 +210,7 @@ def _config(path: str, settings: list[str]) -> TrainConfig:
 
 @contextmanager
 def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
-    from rllm.cli.model_source import embedded
+    from rllm.cli.inputs import embedded
 
     opened = embedded(config, max_concurrent).upstream if config.model.engine == "embedded" else _vllm(config)
     with opened as upstream:
@@ -307,3 +252,68 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         stack.callback(server.close)
         server.watch(lambda: None)  # a restarted server reads the same weights
         yield upstream_of(engine_on(server, tokenizer, SERVED_NAME, tool_format), SERVED_NAME)
+
+
+_GC_THRESHOLD = 50_000
+"""New objects after which the garbage collector runs.
+
+Data read from a store stays in memory; with the default of 700, the collector takes a third of the time of listing
+100,000 rollouts.
+"""
+
+
+def view(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Run folders, folders of runs, or trace stores.", metavar="RUN", show_default="the folder runs"
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; a token is required unless it is a loopback address.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 7070,
+    token: Annotated[
+        str | None,
+        optional("Token that callers must present; generated if one is required.", envvar="RLLM_VIEW_TOKEN"),
+    ] = None,
+    export: Annotated[Path | None, optional("Write the run's report to this HTML file instead.")] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Show runs as a local web page: rewards, rollouts, every token, the batches of the optimiser, and timings.
+
+    A live run is updated as it goes. Nothing is written, and no other host is contacted.
+    """
+    import gc
+
+    from rllm._runtime.network import is_loopback
+    from rllm.gateway.server import bind, url_of
+    from rllm.gateway.server import serve as serve_forever
+    from rllm.viewer.app import create_app
+    from rllm.viewer.export import export_report
+    from rllm.viewer.render import url as path_of
+    from rllm.viewer.runs import Runs
+
+    gc.set_threshold(_GC_THRESHOLD)
+    sources = runs or ["runs"]
+    if export is not None:
+        if len(sources) != 1:
+            raise ConfigError(f"--export takes one run, and {len(sources)} were named")
+        count = export_report(sources[0], export)
+        print(f"{export}: {export.stat().st_size / 1e6:.1f} MB, {counted(count, 'rollout')} in full")
+        return
+    shown = Runs(sources)
+    found = shown.all()
+    if len(found) == 1:
+        _ = found[0].rows() or found[0].store  # errors are raised now, not on a page
+    if not token:  # an empty one, as of an unset variable, would admit everyone
+        token = None if is_loopback(host) else secrets.token_urlsafe(16)
+    app = create_app(shown, token=token)
+    listener = bind(host, port, of="viewer")
+    path = path_of("run", found[0].name) if len(found) == 1 else "/"
+    query = f"?{urlencode({'token': token})}" if token else ""
+    address = f"{url_of(listener, host)}{path}{query}"
+    print_line(f"{counted(len(found), 'run')}: {address}  (Ctrl-C ends)")
+    if browser:
+        webbrowser.open(address)
+    serve_forever(app, listener, GatewayConfig(shutdown_timeout_s=1.0))

@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.command import PlainCommand, PlainGroup
-from rllm.cli.options import DEFAULT_STORE, KeepDays, MaxGb, OnlyJson, Store
+from rllm.cli.options import DEFAULT_STORE, OnlyJson, PlainCommand, PlainGroup, Store, optional, with_options
 from rllm.errors import ConfigError, counted
+from rllm.store.codec import any_to_json, plain_text
+from rllm.store.maintenance import ExportFormat, Retention
+from rllm.types import OUTCOME_KEY
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rllm.store.base import SessionInfo, TraceStore
-    from rllm.types import Trace
-    from rllm.viewer.messages import MessageParts
+    from rllm.types import JSONMapping, Trace
+    from rllm.viewer.texts import MessageParts
 
 store = typer.Typer(name="store", cls=PlainGroup, help="Copy and prune trace stores.", no_args_is_help=True)
 
@@ -75,16 +79,14 @@ def migrate(
 
 
 @store.command(cls=PlainCommand)
+@with_options
 def prune(
+    retention: Retention,
     url: Annotated[str, typer.Argument(help="Store: a file or a URL.", metavar="STORE")] = DEFAULT_STORE,
-    keep_days: KeepDays = None,
-    max_gb: MaxGb = None,
 ) -> None:
     """Delete old sessions, by age, by size, or both."""
-    from rllm.store.maintenance import Retention
     from rllm.store.maintenance import prune as delete_old
 
-    retention = Retention(keep_days=keep_days, max_gb=max_gb)
     if not retention:
         raise ConfigError("no limit is given: use --keep-days, --max-gb, or both")
     with open_existing(url, read_only=False) as opened:
@@ -111,7 +113,8 @@ def list_sessions(
     with open_existing(url) as store:
         found = store.sessions(limit=limit, offset=offset)
     if as_json:
-        _print_json([_session_to_dict(info) for info in found])
+        shown = ("id", "created_at", "num_traces", "metadata")
+        print(any_to_json([{name: getattr(info, name) for name in shown} for info in found]).decode())
         return
     table = Table("session", "began", "calls", "metadata")
     for info in found:
@@ -130,57 +133,47 @@ def show(
     """Show the calls of a session, or one of them with its messages."""
     from rich.text import Text
 
-    from rllm.store.codec import plain_text
-    from rllm.viewer.messages import message_parts
+    from rllm.viewer.texts import message_parts
 
     with open_existing(url) as store:
         if trace is None and store.session(session) is None and (owner := store.session_of(session)) is not None:
             session, trace = owner, session
         found = _known(store, session)
-        calls = store.by_session(found.id) if trace is None else _call_of(store, session, trace)
+        calls = store.by_session(found.id)
+        if trace is not None:
+            calls = [call for call in calls if call.id == trace]
+            if not calls:
+                raise ConfigError(
+                    f"trace={trace!r} is not in session {session!r}: `rllm traces show {session}` lists them"
+                )
     if as_json:
-        _print_json(calls[0].to_dict() if trace else [call.to_dict() for call in calls])
+        print(any_to_json(calls[0].to_dict() if trace else [call.to_dict() for call in calls]).decode())
         return
     console = terminal.console(wide=True)
     if trace is None:
         console.print(Text.assemble((session, "bold"), "  ", _short(found.metadata)))
-        console.print(_table_of(calls))
-        return
     console.print(_table_of(calls))
-    for message in [*calls[0].messages, calls[0].response]:
+    for message in [] if trace is None else [*calls[0].messages, calls[0].response]:
         parts = message_parts(message)
         console.print(Text.assemble((plain_text(parts.role), "bold"), "  ", _words_of(parts)))
-
-
-def _call_of(store: TraceStore, session: str, trace: str) -> list[Trace]:
-    found = store.trace(session, trace)
-    if found is None:
-        raise ConfigError(f"trace={trace!r} is not in session {session!r}: `rllm traces show {session}` lists them")
-    return [found]
 
 
 @traces.command(cls=PlainCommand)
 def export(
     path: Annotated[Path, typer.Argument(help="File to write; .jsonl or .parquet.")],
     url: Store = DEFAULT_STORE,
-    session: Annotated[
-        list[str] | None, typer.Option(help="Only this session; may be repeated.", show_default=False)
-    ] = None,
-    kind: Annotated[
-        Literal["jsonl", "parquet"] | None,
-        typer.Option("--format", help="Format, if the file's name does not show it.", show_default=False),
-    ] = None,
+    session: Annotated[list[str] | None, optional("Only this session; may be repeated.")] = None,
+    kind: Annotated[ExportFormat | None, optional("Format, if the file's name does not show it.", "--format")] = None,
 ) -> None:
     """Write traces to a file: one JSON object a line, or Parquet."""
     from rllm.store.maintenance import export_traces
 
-    suffix = path.suffix.removeprefix(".")
-    chosen = kind or suffix
-    if chosen not in ("jsonl", "parquet"):
+    chosen = kind or next((item for item in get_args(ExportFormat) if path.suffix == f".{item}"), None)
+    if chosen is None:
         raise ConfigError(f"path={str(path)!r} ends in neither .jsonl nor .parquet: choose one with --format")
     with open_existing(url) as store:
         sessions = [_known(store, name) for name in dict.fromkeys(session)] if session else None
-        count = export_traces(_every_trace(store, sessions), path, chosen)  # type: ignore[arg-type]
+        count = export_traces(_every_trace(store, sessions), path, chosen)
     print(f"{counted(count, 'trace')} written to {path}")
 
 
@@ -214,48 +207,30 @@ def _every_trace(store: TraceStore, sessions: list[SessionInfo] | None) -> Itera
         yield from store.by_session(info.id)
 
 
-def _table_of(calls: list[Trace]) -> Any:
+def _table_of(calls: list[Trace]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from rllm.viewer.messages import message_parts
+    from rllm.viewer.texts import message_parts
 
     table = Table("call", "model", "tokens", "version", "ended", "answer")
     for call in calls:
-        ended = call.error or call.finish_reason or ""
-        version = "" if call.weight_version is None else str(call.weight_version)
-        size = f"{len(call.prompt_ids)} + {len(call.response_ids)}"
         table.add_row(
             Text(call.id),
             Text(call.model),
-            size,
-            version,
-            Text(ended),
+            f"{len(call.prompt_ids)} + {len(call.response_ids)}",
+            "" if call.weight_version is None else str(call.weight_version),
+            Text(call.error or call.finish_reason or ""),
             Text(_words_of(message_parts(call.response))[:80]),
         )
     return table
 
 
 def _words_of(parts: MessageParts) -> str:
-    from rllm.store.codec import plain_text
-
     return plain_text(" ".join([parts.text, *(f"[calls {name}]" for name, _ in parts.tools)]).strip())
 
 
-def _session_to_dict(info: SessionInfo) -> dict[str, Any]:
-    return {"id": info.id, "created_at": info.created_at, "num_traces": info.num_traces, "metadata": info.metadata}
-
-
-def _short(metadata: dict[str, Any]) -> str:
-    from rllm.store.codec import plain_text
-    from rllm.types import OUTCOME_KEY
-
+def _short(metadata: JSONMapping) -> str:
     # The outcome is long; `rllm view` shows it.
-    shown = {name: value for name, value in metadata.items() if name != OUTCOME_KEY}
-    return plain_text(", ".join(f"{name}={value}" for name, value in shown.items()))[:120]
-
-
-def _print_json(value: Any) -> None:
-    from rllm.store.codec import any_to_json
-
-    print(any_to_json(value).decode())
+    shown = (f"{name}={value}" for name, value in metadata.items() if name != OUTCOME_KEY)
+    return plain_text(", ".join(shown))[:120]

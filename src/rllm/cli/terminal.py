@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rllm._runtime.files import from_here
 from rllm._runtime.threads import BACKEND_THREAD
+from rllm.types import JSONMapping
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from rllm.trainer.resume import StartingPoint
 
 _WIDTH_ELSEWHERE = 200
 """Width of tables without a terminal."""
@@ -50,7 +48,7 @@ def loading(model: str) -> str:
     return f"loading {model} ({about})" if about else f"loading {model}"
 
 
-def print_json(values: Mapping[str, Any]) -> None:
+def print_json(values: JSONMapping) -> None:
     """Print the last line of `--json`."""
     print(json.dumps(values), flush=True)
 
@@ -64,20 +62,10 @@ def print_line(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def command() -> str:
-    """Return how this user can start `rllm`: its name if it is on the PATH, otherwise as it was started now."""
-    if shutil.which("rllm"):
-        return "rllm"
-    started = Path(sys.argv[0])
-    if started.name != "rllm":
-        return f"{sys.executable} -m rllm"
-    return str(from_here(started))
-
-
 CTRL_C = 128 + signal.SIGINT
 """Exit code of an interrupted command."""
-_LIKE_CTRL_C = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_originals: dict[int, Any] = {}
+_LIKE_CTRL_C = (signal.SIGTERM, signal.SIGHUP)
+_originals: dict[signal.Signals, signal._HANDLER] = {}
 """Original handlers of signals that are handled like Ctrl-C now."""
 
 
@@ -88,8 +76,7 @@ def _restore_handlers() -> None:
     _originals.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restore_handlers)
+os.register_at_fork(after_in_child=_restore_handlers)
 
 
 @contextmanager
@@ -133,18 +120,19 @@ def _default_ctrl_c() -> Iterator[None]:
 
     If Ctrl-C is ignored, as in the background of a script, it is blocked instead.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN or not hasattr(signal, "pthread_sigmask"):
+    before = signal.getsignal(signal.SIGINT)
+    if before not in (signal.SIG_DFL, signal.SIG_IGN):
         yield
         return
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    if before == signal.SIG_IGN:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # also discards a pending one
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if before == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # also discards a pending one
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def print_stopped(console: Console, run_dir: Path, again: Sequence[str], *, num_steps: int) -> None:
@@ -168,20 +156,17 @@ def saved_state(run_dir: Path, again: Sequence[str], *, num_steps: int, own_code
 
     latest = Checkpoints(run_dir, keep=1).latest()
     saved = StartingPoint(checkpoint=latest, state={} if latest is None else read_state(latest))
+    shown = from_here(run_dir)
     if saved.has_done(num_steps):
-        return f"Everything is done and saved in {from_here(run_dir)}."
-    kept = _kept(from_here(run_dir), saved, num_steps)
+        return f"Everything is done and saved in {shown}."
+    kept = f"{saved.steps_done} of {num_steps} steps are saved in {shown}; later work is repeated."
+    if not saved.steps_done:
+        what = "settings" if latest is None else "settings and first evaluation"
+        kept = f"No step is saved, so nothing is learned; {shown} keeps its {what}."
     if own_code and latest is None:
         return f"{kept}\nFix the code, then run the same command again."
     how = "Once the code is fixed, resume with" if own_code else "Resume with"
-    return f"{kept}\n{how}: {command()} {shlex.join(again)}"
-
-
-def _kept(shown: Path, saved: StartingPoint, num_steps: int) -> str:
-    if saved.steps_done:
-        return f"{saved.steps_done} of {num_steps} steps are saved in {shown}; later work is repeated."
-    kept = "settings" if saved.checkpoint is None else "settings and first evaluation"
-    return f"No step is saved, so nothing is learned; {shown} keeps its {kept}."
+    return f"{kept}\n{how}: rllm {shlex.join(again)}"
 
 
 def exit_during_update(code: int) -> None:

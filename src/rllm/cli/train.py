@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +19,7 @@ from rllm.cli.options import (
     Settings,
     Split,
     ValSplit,
+    optional,
 )
 from rllm.errors import ConfigError
 
@@ -40,18 +39,9 @@ def train(
     settings: Settings = None,
     reward: Reward = None,
     data: Annotated[
-        str | None,
-        typer.Option(
-            help="Tasks to train on: a file, the name of a registered dataset, or a hub id.", show_default=False
-        ),
+        str | None, optional("Tasks to train on: a file, the name of a registered dataset, or a hub id.")
     ] = None,
-    val: Annotated[
-        str | None,
-        typer.Option(
-            help="Held-out tasks, for evaluation only: a file, a name or a hub id.",
-            show_default=False,
-        ),
-    ] = None,
+    val: Annotated[str | None, optional("Held-out tasks, for evaluation only: a file, a name or a hub id.")] = None,
     split: Split = None,
     val_split: ValSplit = None,
     model: Model = None,
@@ -69,7 +59,6 @@ def train(
     """
     from rllm.cli.inputs import load_agent, tasks_for
     from rllm.cli.training import (
-        accuracies,
         announce,
         as_typed,
         begun_as,
@@ -84,7 +73,17 @@ def train(
     agent, settings = leading_setting(agent, settings)
     given = {"agent": agent, "reward": reward, "data": data, "split": split, "val": val, "val_split": val_split}
     begun = begun_as("train", given, resume=resume)
-    _check_arguments(begun, resume)
+    if resume is not None and not {"agent", "data"} <= begun.keys():
+        raise ConfigError(
+            f"--resume {resume}: the run was not started by a command, so arguments are missing; resume it in its "
+            "program with AgentTrainer(..., resume=True), or give the agent and --data"
+        )
+    if "agent" not in begun:
+        raise ConfigError("the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
+    if "data" not in begun:
+        raise ConfigError(
+            "--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
+        )
     chosen = chosen_settings(
         settings, model=model, config=config, resume=resume, backend=backend, ray_address=ray_address
     )
@@ -113,23 +112,8 @@ def train(
         started=started,
         dry_run=dry_run,
         port=port,
-        outcome=("accuracy", accuracies) if as_json else None,
+        outcome="accuracy" if as_json else None,
     )
-
-
-def _check_arguments(begun: Mapping[str, str], resume: Path | None) -> None:
-    unknown = ""
-    if resume is not None:
-        unknown = (
-            f"--resume {resume}: the run was not started by a command, so arguments are missing; resume it in its "
-            "program with AgentTrainer(..., resume=True); here "
-        )
-    if "agent" not in begun:
-        raise ConfigError(f"{unknown}the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
-    if "data" not in begun:
-        raise ConfigError(
-            f"{unknown}--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
-        )
 
 
 def sft(
@@ -144,10 +128,7 @@ def sft(
     ] = None,
     settings: Settings = None,
     val: Annotated[
-        str | None,
-        typer.Option(
-            help="Held-out conversations, for evaluation only: a file, a name or a hub id.", show_default=False
-        ),
+        str | None, optional("Held-out conversations, for evaluation only: a file, a name or a hub id.")
     ] = None,
     split: Split = None,
     val_split: ValSplit = None,
@@ -169,7 +150,6 @@ def sft(
         carry_out,
         chosen_settings,
         leading_setting,
-        losses,
         quiet_libraries,
     )
 
@@ -191,19 +171,14 @@ def sft(
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 
     with as_typed(train_dataset="DATA", val_dataset="--val"), locating_errors(chosen.layers):
-        trainer = AgentSFTTrainer(
-            chosen.config,
-            shown,
-            held_out,
-            resume=resume is not None,
-        )
+        trainer = AgentSFTTrainer(chosen.config, shown, held_out, resume=resume is not None)
     carry_out(
         trainer,
         chosen,
         begun=begun,
         started=started,
         dry_run=dry_run,
-        outcome=("loss", losses) if as_json else None,
+        outcome="loss" if as_json else None,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ def carry_out(
     started: float,
     dry_run: bool,
     port: int | None = None,
-    outcome: tuple[str, Callable[[Path], list[float]]] | None,
+    outcome: str | None,
 ) -> None:
     """Train, or with `dry_run` print the plan. Ctrl-C ends the process with code 130.
 
@@ -87,13 +87,10 @@ def carry_out(
         started: start of the command, of `time.perf_counter()`.
         dry_run: print settings and plan only.
         port: result of `lead_to_gateway`.
-        outcome: name of the measure in the line of JSON at the end, and how to read it from the run's folder; `None`
-            for no such line.
+        outcome: held-out measure in the line of JSON at the end, `accuracy` or `loss`; `None` for no such line.
     """
     if dry_run:
         _show_settings(trainer, chosen.layers)
-        for line in [*_chat_template(trainer), *_adapter(trainer), *_preflight(trainer)]:
-            print(line)
         return
     if port is not None:
         trainer.config.gateway.port = port
@@ -106,12 +103,11 @@ def carry_out(
     model = shown / result.checkpoint.relative_to(trainer.run_dir)
     console.print(f"\nTrained model: {model}", soft_wrap=True, markup=False)
     if outcome is not None:
-        name, measure = outcome
-        measured = measure(result.run_dir)
+        measured = evaluated(result.run_dir, f"eval/{outcome}")
         terminal.print_json(
             {
-                f"{name}_before": measured[0] if measured else None,
-                f"{name}_after": measured[-1] if measured else None,
+                f"{outcome}_before": measured[0] if measured else None,
+                f"{outcome}_after": measured[-1] if measured else None,
                 "seconds": time.perf_counter() - started,
                 "run_dir": str(shown),
             }
@@ -140,6 +136,7 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
 
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None:
+    from rllm.backends.lora import planned_coverage
     from rllm.trainer.memory import training_memory
 
     settings = origins(trainer.config, layers, trainer.algorithm.settings(), rate_origin=trainer.rate_origin)
@@ -147,12 +144,14 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None
     for item in settings:
         print(f"{item.key:<{widths[0]}}  {item.value!s:<{min(widths[1], 40)}}  {item.origin}")
     print()
-    for sentence in [*_sizes(trainer), *training_memory(trainer.config)]:
+    for sentence in [
+        *sizes_in_words(trainer.config, len(trainer.train_data), needs_greedy=trainer.algorithm.needs_greedy),
+        *training_memory(trainer.config),
+    ]:
         print(sentence)
-
-
-def _sizes(trainer: AgentTrainer) -> list[str]:
-    return sizes_in_words(trainer.config, len(trainer.train_data), needs_greedy=trainer.algorithm.needs_greedy)
+    adapter = planned_coverage(trainer.config) if trainer.config.model.lora_rank else None
+    for line in [*_chat_template(trainer), *([] if adapter is None else [str(adapter)]), *_preflight(trainer)]:
+        print(line)
 
 
 def _chat_template(trainer: AgentTrainer) -> list[str]:
@@ -171,14 +170,7 @@ def _chat_template(trainer: AgentTrainer) -> list[str]:
         return []
     tokenizer = load_tokenizer(model.path, template=TemplateChoice.of(model)).tokenizer
     found = lost_finding(ChatTemplate(tokenizer).shape.lost)
-    return [] if found is None else [f"{found.name}: {found.said}: {found.fix}"]
-
-
-def _adapter(trainer: AgentTrainer) -> list[str]:
-    from rllm.backends.lora import planned_coverage
-
-    found = planned_coverage(trainer.config) if trainer.config.model.lora_rank else None
-    return [] if found is None else [str(found)]
+    return [] if found is None else [f"{found.name}: {found.detail}: {found.fix}"]
 
 
 def _preflight(trainer: AgentTrainer) -> list[str]:
@@ -186,8 +178,12 @@ def _preflight(trainer: AgentTrainer) -> list[str]:
     from rllm.trainer.preflight import preflight
     from rllm.trainer.rollouts import uses_a_cluster
 
-    rate = rate_in_words(trainer.config, trainer.rate_origin, demonstrates=trainer.source.demonstrates)
-    return rate + ([*preflight(trainer.config), *_sizes(trainer)] if uses_a_cluster(trainer.config) else [])
+    config = trainer.config
+    lines = rate_in_words(config, trainer.rate_origin, demonstrates=trainer.source.demonstrates)
+    if uses_a_cluster(config):
+        needs_greedy = trainer.algorithm.needs_greedy
+        lines += [*preflight(config), *sizes_in_words(config, len(trainer.train_data), needs_greedy=needs_greedy)]
+    return lines
 
 
 def lead_to_gateway(config: TrainConfig) -> int:
@@ -218,33 +214,24 @@ def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
     """Return a live display on a terminal; elsewhere the configured trackers print lines."""
     if not console.is_interactive:
         return []
-    trainer.config.trackers = [name for name in trainer.config.trackers if name != "console"]
-    config, num_done = trainer.config, trainer.steps_done
+    config = trainer.config
+    config.trackers = [name for name in config.trackers if name != "console"]
     return [
         LiveDisplay(
             console,
             config.num_steps,
             lambda: trainer.under_way,
-            num_done=num_done,
+            num_done=trainer.steps_done,
             log_samples=config.log_samples,
         )
     ]
 
 
-def accuracies(run_dir: Path) -> list[float]:
-    """Return the held-out accuracy of every evaluation of a run."""
-    return _evaluated(run_dir, "eval/accuracy")
-
-
-def losses(run_dir: Path) -> list[float]:
-    """Return the held-out loss of every evaluation of a run."""
-    return _evaluated(run_dir, "eval/loss")
-
-
-def _evaluated(run_dir: Path, name: str) -> list[float]:
+def evaluated(run_dir: Path, metric: str) -> list[float]:
+    """Return a held-out metric, such as `eval/accuracy`, of every evaluation of a run."""
     from rllm.trainer.run_folder import evaluations_of
 
-    return [metrics[name] for metrics in evaluations_of(run_dir) if name in metrics]
+    return [metrics[metric] for metrics in evaluations_of(run_dir) if metric in metrics]
 
 
 @contextmanager
@@ -283,18 +270,9 @@ def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | No
         if whole in chosen:
             before.pop(part, None)
     begun = {"command": command, **before, **chosen}
-    check_parts(begun)
+    if "val_split" in begun and "val" not in begun:
+        raise ConfigError(f"--val-split {begun['val_split']}: there is no held-out data; give --val")
     return begun
-
-
-def check_parts(given: Mapping[str, str | None]) -> None:
-    """Refuse a split of held-out data without the data.
-
-    Raises:
-        ConfigError: naming the option.
-    """
-    if given.get("val_split") is not None and given.get("val") is None:
-        raise ConfigError(f"--val-split {given['val_split']}: there is no held-out data; give --val")
 
 
 def _beginning(run: Path, command: str) -> dict[str, str]:
@@ -318,11 +296,7 @@ def _beginning(run: Path, command: str) -> dict[str, str]:
 def leading_setting(first: str | None, settings: Sequence[str] | None) -> tuple[str | None, list[str]]:
     """Separate an optional argument from settings; if it is missing, the first setting is in its place."""
     rest = list(settings or [])
-    if first is not None and _SETTING.match(first) and not _names_a_file(first):
+    files = [] if first is None else [first, first.rpartition(":")[0] or first]
+    if first is not None and _SETTING.match(first) and not any(Path(file).exists() for file in files):
         return None, [first, *rest]
     return first, rest
-
-
-def _names_a_file(argument: str) -> bool:
-    """Return whether an argument is a file, with or without `:function`."""
-    return Path(argument).exists() or Path(argument.rpartition(":")[0] or argument).exists()

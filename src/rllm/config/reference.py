@@ -5,7 +5,6 @@ Algorithms are not known at this layer: functions take the table of their short 
 
 from __future__ import annotations
 
-import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ from pydantic import BaseModel, TypeAdapter
 from rllm.config.loading import ConfigLayer, layer_that_sets, translate_layers
 from rllm.config.schema import TrainConfig
 from rllm.config.yaml_file import leaves
-from rllm.registry import resolve
+from rllm.registry import field_docs, resolve
+from rllm.types import JSONObject
 
 SCHEMA_FILE = "rllm.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}"
@@ -130,11 +130,11 @@ def as_yaml(found: Sequence[Setting], docs: Mapping[str, str]) -> str:
 def json_schema(algorithms: Mapping[str, str]) -> dict[str, Any]:
     """Return a JSON Schema of configuration files, for editors (https://json-schema.org)."""
     schema = TrainConfig.model_json_schema()
-    properties = {
-        field.name: {"description": " ".join(doc.split())}
-        for kind in _classes(algorithms)
-        for field, doc in _fields_of(kind)
-    }
+    properties: dict[str, JSONObject] = {}
+    for name in algorithms:
+        kind = resolve(name, algorithms, kind="algorithm.name")
+        docs = field_docs(kind)
+        properties |= {field.name: {"description": docs.get(field.name, "")} for field in fields(kind)}
     schema["properties"]["algorithm"] = {
         "type": "object",
         "description": schema["properties"]["algorithm"].get("description", ""),
@@ -173,38 +173,17 @@ def _of_algorithm(algorithms: Mapping[str, str], name: str) -> Iterator[Setting]
         doc="How rewards become advantages, and advantages a loss.",
     )
     kind = resolve(name, algorithms, kind="algorithm.name")
-    hints = get_type_hints(kind)
-    for field, doc in _fields_of(kind):
-        default = field.default_factory() if field.default is MISSING else field.default
-        allowed = _allowed(TypeAdapter(hints[field.name]).json_schema())
-        yield Setting(key=f"algorithm.{field.name}", default=_plain(default), allowed=allowed, doc=doc, optional=True)
-
-
-def _classes(algorithms: Mapping[str, str]) -> list[type]:
-    return [resolve(name, algorithms, kind="algorithm.name") for name in algorithms]
-
-
-def _fields_of(kind: type) -> Iterator[tuple[Any, str]]:
-    """Yield the fields of an algorithm's dataclass, each with the docstring below it."""
-    docs: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        docs |= _attribute_docs(base)
+    hints, docs = get_type_hints(kind), field_docs(kind)
     for field in fields(kind):
-        yield field, docs.get(field.name, "")
-
-
-def _attribute_docs(kind: type) -> dict[str, str]:
-    [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
-    pairs = zip(tree.body, tree.body[1:], strict=False)
-    return {
-        target.target.id: " ".join(str(below.value.value).split())
-        for target, below in pairs
-        if isinstance(target, ast.AnnAssign)
-        and isinstance(target.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-    }
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        allowed = _allowed(TypeAdapter(hints[field.name]).json_schema())
+        yield Setting(
+            key=f"algorithm.{field.name}",
+            default=_plain(default),
+            allowed=allowed,
+            doc=docs.get(field.name, ""),
+            optional=True,
+        )
 
 
 def _is_section(kind: Any) -> bool:

@@ -31,12 +31,13 @@ class GatewayConfig:
     """Gateway settings: address, keys and limits."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; a key is required unless it is a loopback address."""
     port: int = 0
-    """0: any free port."""
+    """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
-    """Key of clients, as `Authorization: Bearer KEY` (or `KEY:rllm-SESSION`); required on any but a loopback host."""
+    """Key that clients must present, as `Authorization: Bearer KEY` or `KEY:rllm-SESSION`."""
     admin_key: str | None = None
-    """Key of an operator, who changes the upstreams; the API key by default. Agents never need it."""
+    """Key for changing the upstreams over HTTP; the API key by default. Agents never need it."""
     session_ids_admit: bool = False
     """Accept the random id of an existing session in place of a key: for gateways of runs, whose agents get a base URL
     and may use clients with keys of their own. Chosen ids are not accepted, since they can be guessed."""
@@ -49,11 +50,13 @@ class GatewayConfig:
     """Memory for the sessions used last, in 10^9 bytes; others are read from the store when they continue. Sessions
     with calls in progress come on top."""
     max_body_bytes: int = 64 * 1024 * 1024
+    """Size of a request's body."""
     body_timeout_s: float = 120.0
     """Seconds for the body of a request to arrive."""
     max_header_bytes: int = 64 * 1024
     """Names and values of a request's headers together."""
     max_headers: int = 200
+    """Number of a request's headers."""
     header_timeout_s: float = 30.0
     """Seconds for the headers of a request to arrive."""
     unread_timeout_s: float = 300.0

@@ -140,11 +140,14 @@ def _program(command: Sequence[Argument]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a program, see `LimitOptions`."""
+    """Limits of a program; the fields are options of `rllm run`."""
 
     timeout_s: float | None = None
+    """Seconds after which it is killed; no limit by default."""
     max_output_bytes: int = 1_000_000
+    """Bytes of its stdout, and of its stderr, to pass on and keep."""
     grace_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:

@@ -210,9 +210,9 @@ class Retention:
     """Limits for the traces that are kept; `None` means no limit."""
 
     keep_days: float | None = None
-    """Days after a session's last call."""
+    """Delete sessions whose last call is older than this many days."""
     max_gb: float | None = None
-    """Size of the traces in 10^9 bytes. A SQLite file never shrinks; freed space is used again."""
+    """Delete the oldest sessions above this size in 10^9 bytes; a SQLite file never shrinks, but reuses its space."""
 
     def __post_init__(self) -> None:
         for name, value in (("keep_days", self.keep_days), ("max_gb", self.max_gb)):

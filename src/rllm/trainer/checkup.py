@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -19,9 +19,15 @@ from packaging.utils import canonicalize_name
 from rllm._runtime.process import free_memory, total_memory
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
-from rllm.inference.servers.capabilities import Finding
+from rllm.inference.servers.capabilities import Checks, Finding, probe
 from rllm.trainer.run_folder import nearest_folder, why_unwritable
 from rllm.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rllm.parser.chat_template import ChatTemplate
+    from rllm.parser.continuation import Continuation
 
 GB = 1e9
 LITTLE_DISK = 5 * GB
@@ -32,9 +38,9 @@ OLDEST_PYTHON = (3, 11)
 def python() -> Finding:
     """Return the interpreter and its version."""
     ok = sys.version_info >= OLDEST_PYTHON
-    summary = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
     return Finding(
-        name="python", ok=ok, said=summary, fix="" if ok else "make an environment with Python 3.11 or newer"
+        name="python", ok=ok, detail=detail, fix="" if ok else "make an environment with Python 3.11 or newer"
     )
 
 
@@ -44,8 +50,8 @@ def gpus() -> Finding:
     try:
         import torch
     except ImportError as error:
-        summary = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
-        return Finding(name="gpu", ok=not driver, said=summary, fix="pip install 'rllm[train]'" if driver else "")
+        detail = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
+        return Finding(name="gpu", ok=not driver, detail=detail, fix="pip install 'rllm[train]'" if driver else "")
     if torch.cuda.is_available():
         free = (torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
         names = (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
@@ -53,43 +59,43 @@ def gpus() -> Finding:
             f"{name}, {left / GB:.0f} of {total / GB:.0f} GB free"
             for name, (left, total) in zip(names, free, strict=True)
         )
-        return Finding(name="gpu", ok=True, said="; ".join(each))
+        return Finding(name="gpu", ok=True, detail="; ".join(each))
     if driver:
         fix = "install a build of torch for its driver: see https://pytorch.org/get-started/locally"
-        summary = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
-        return Finding(name="gpu", ok=False, said=summary, fix=fix)
+        detail = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
+        return Finding(name="gpu", ok=False, detail=detail, fix=fix)
     apple = torch.backends.mps.is_available()
     more = ", unless model.device=mps, which is not tested" if apple else ""
-    return Finding(name="gpu", ok=True, said=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
+    return Finding(name="gpu", ok=True, detail=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
 
 
 def memory(needed: float | None) -> Finding:
     """Return main memory, and whether `needed` bytes fit where models run."""
     free = free_memory()
-    summary = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
+    detail = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
-        return Finding(name="memory", ok=True, said=summary)
+        return Finding(name="memory", ok=True, detail=detail)
     room = max([total_memory() if free is None else free, *_free_on_gpus()])
-    summary += f"; training all weights takes {needed / GB:.1f} GB beside activations"
+    detail += f"; training all weights takes {needed / GB:.1f} GB beside activations"
     fix = "" if needed <= room else "set model.lora_rank=16, or take a smaller model or a larger machine"
-    return Finding(name="memory", ok=needed <= room, said=summary, fix=fix)
+    return Finding(name="memory", ok=needed <= room, detail=detail, fix=fix)
 
 
 def disk(folder: Path, needed: float | None) -> Finding:
     """Return the free space where runs are written; `needed` are the bytes of one checkpoint."""
     nearest = nearest_folder(str(folder.absolute()))
     if not nearest.is_dir():
-        return Finding(name="disk", ok=False, said=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
+        return Finding(name="disk", ok=False, detail=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
     if (why := why_unwritable(nearest)) is not None:
-        summary = f"{nearest} cannot be written to ({why})"
-        return Finding(name="disk", ok=False, said=summary, fix="set run_dir (--run-dir) to a folder of yours")
+        detail = f"{nearest} cannot be written to ({why})"
+        return Finding(name="disk", ok=False, detail=detail, fix="set run_dir (--run-dir) to a folder of yours")
     free = shutil.disk_usage(nearest).free
-    summary = f"{free / GB:.1f} GB free at {folder}"
+    detail = f"{free / GB:.1f} GB free at {folder}"
     least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
     if needed is not None:
-        summary += f"; a checkpoint takes about {needed / GB:.1f} GB"
+        detail += f"; a checkpoint takes about {needed / GB:.1f} GB"
     fix = "" if free >= least else "set run_dir to a larger file system, or keep_checkpoints=1"
-    return Finding(name="disk", ok=free >= least, said=summary, fix=fix)
+    return Finding(name="disk", ok=free >= least, detail=detail, fix=fix)
 
 
 def reachable_port(port: int) -> Finding:
@@ -98,8 +104,8 @@ def reachable_port(port: int) -> Finding:
         bind("127.0.0.1", port).close()
     except ConfigError as error:
         fix = "rllm gateway --port N takes another; training takes any free one"
-        return Finding(name="port", ok=False, said=str(error), needed=False, fix=fix)
-    return Finding(name="port", ok=True, said=f"127.0.0.1:{port} is free")
+        return Finding(name="port", ok=False, detail=str(error), needed=False, fix=fix)
+    return Finding(name="port", ok=True, detail=f"127.0.0.1:{port} is free")
 
 
 def gpus_of_driver() -> list[str]:
@@ -147,30 +153,17 @@ def installed_packages() -> dict[str, Package]:
 
 def version_findings(packages: Mapping[str, Package]) -> list[Finding]:
     """Return the packages for training, and each unmet requirement with the command that fixes it."""
-    return [_for_training(packages), *(_conflict(packages, name) for name in _wrong(packages))]
-
-
-def _for_training(packages: Mapping[str, Package]) -> Finding:
     there = [name for name in (*TO_TRAIN, *OTHERS) if name in packages]
     missing = [name for name in TO_TRAIN if name not in packages]
-    summary = " ".join(f"{name} {packages[name].version}" for name in there) or "none"
+    detail = " ".join(f"{name} {packages[name].version}" for name in there) or "none"
+    fix = ""
     if missing:
-        return Finding(
-            name="packages",
-            ok=False,
-            said=f"{summary}; not installed: {', '.join(missing)}",
-            fix="pip install 'rllm[train]'; the gateway and the SDK work without",
-        )
-    return Finding(name="packages", ok=True, said=summary)
+        detail += f"; not installed: {', '.join(missing)}"
+        fix = "pip install 'rllm[train]'; the gateway and the SDK work without"
+    return [Finding(name="packages", ok=not missing, detail=detail, fix=fix), *_conflicts(packages)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wrong:
-    owner: str
-    requirement: Requirement
-
-
-def _wrong(packages: Mapping[str, Package]) -> Iterator[_Wrong]:
+def _conflicts(packages: Mapping[str, Package]) -> Iterator[Finding]:
     """Yield every unmet requirement; installed packages of our extras must fit, too."""
     for owner in (*NEEDED, *OTHERS):
         for requirement in map(Requirement, packages[owner].requires if owner in packages else ()):
@@ -178,20 +171,15 @@ def _wrong(packages: Mapping[str, Package]) -> Iterator[_Wrong]:
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             wrong = found is None or not requirement.specifier.contains(found.version, prereleases=True)
             if wrong and (applies or (owner == "rllm" and found is not None)):
-                yield _Wrong(owner=owner, requirement=requirement)
-
-
-def _conflict(packages: Mapping[str, Package], wrong: _Wrong) -> Finding:
-    name, wanted = wrong.requirement.name, f"{wrong.requirement.name}{wrong.requirement.specifier}"
-    found = packages.get(canonicalize_name(name))
-    here = f"{name} {found.version} is installed" if found else f"{name} is not installed"
-    return Finding(
-        name="versions",
-        ok=False,
-        said=f"{wrong.owner} {packages[wrong.owner].version} asks for {wanted}, and {here}",
-        needed=wrong.owner in NEEDED,
-        fix=f"pip install '{wanted}'",
-    )
+                wanted = f"{requirement.name}{requirement.specifier}"
+                here = f"{requirement.name} {f'{found.version} is installed' if found else 'is not installed'}"
+                yield Finding(
+                    name="versions",
+                    ok=False,
+                    detail=f"{owner} {packages[owner].version} asks for {wanted}, and {here}",
+                    needed=owner in NEEDED,
+                    fix=f"pip install '{wanted}'",
+                )
 
 
 BYTES_TO_TRAIN = 16
@@ -241,19 +229,19 @@ def model_findings(model: str) -> list[Finding]:
     try:
         from rllm.inference.local.loading import load_tokenizer
     except ImportError as error:
-        summary = f"cannot be looked at: {error}"
-        return [Finding(name="model", ok=False, said=summary, fix="pip install 'rllm[train]'")]
+        detail = f"cannot be looked at: {error}"
+        return [Finding(name="model", ok=False, detail=detail, fix="pip install 'rllm[train]'")]
     folder = Path(model).expanduser()
     if problem := _incomplete(folder):
         fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
-        return [Finding(name="model", ok=False, said=f"{model} {problem}", fix=fix)]
+        return [Finding(name="model", ok=False, detail=f"{model} {problem}", fix=fix)]
     try:
         loaded = load_tokenizer(model)
     except ConfigError as error:
         fix = "name a folder that holds the whole model, or a hub id (owner/name) that can be downloaded"
-        return [Finding(name="model", ok=False, said=str(error), fix=fix)]
+        return [Finding(name="model", ok=False, detail=str(error), fix=fix)]
     length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
-    there = Finding(name="model", ok=True, said=f"{model}: {loaded.num_ids:,} ids, context of {length}")
+    there = Finding(name="model", ok=True, detail=f"{model}: {loaded.num_ids:,} ids, context of {length}")
     return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
 
 
@@ -269,8 +257,8 @@ def _lora_findings(model: str) -> list[Finding]:
         covered = str(coverage(model, LoraSettings(rank=1, alpha=1.0)))
     except (ConfigError, MissingDependencyError) as error:
         fix = "name layers in model.lora_targets, or train all weights: model.lora_rank=0"
-        return [Finding(name="lora", ok=False, said=str(error), needed=False, fix=fix)]
-    return [Finding(name="lora", ok=True, said=f"with model.lora_rank set, {covered}")]
+        return [Finding(name="lora", ok=False, detail=str(error), needed=False, fix=fix)]
+    return [Finding(name="lora", ok=True, detail=f"with model.lora_rank set, {covered}")]
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -319,7 +307,7 @@ def _is_whole(weights: Path) -> bool:
     return bool(8 + length + max(ends, default=0) == size)
 
 
-def template_findings(tokenizer: Any) -> list[Finding]:
+def template_findings(tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
     """Return what the chat template leaves out or refuses, and whether it prints earlier turns as it did at first."""
     from rllm.parser.chat_template import ChatTemplate
 
@@ -327,13 +315,13 @@ def template_findings(tokenizer: Any) -> list[Finding]:
         template = ChatTemplate(tokenizer)
     except ConfigError as error:
         _, _, remedy = str(error).partition(": ")
-        return [Finding(name="chat template", ok=False, said="there is none", fix=remedy or str(error))]
+        return [Finding(name="chat template", ok=False, detail="there is none", fix=remedy or str(error))]
     try:
         lost = lost_finding(template.shape.lost)
     except ConfigError as error:
         _, _, found = str(error).partition(": ")
-        summary, _, remedy = found.rpartition(": ")
-        return [Finding(name="chat template", ok=False, said=summary, fix=remedy)]
+        detail, _, remedy = found.rpartition(": ")
+        return [Finding(name="chat template", ok=False, detail=detail, fix=remedy)]
     turns = _turns_finding(template, tokenizer)
     return [turns] if lost is None else [lost] if turns.ok else [lost, turns]
 
@@ -346,14 +334,14 @@ def lost_finding(lost: Mapping[str, str]) -> Finding | None:
 
     dropped = [kind for kind, error in lost.items() if not error]
     refused = [f"{kind} ({error})" for kind, error in lost.items() if error]
-    summary = [f"prints no {', '.join(dropped)}"] if dropped else []
-    summary += [f"refuses {'; '.join(refused)}"] if refused else []
+    detail = [f"prints no {', '.join(dropped)}"] if dropped else []
+    detail += [f"refuses {'; '.join(refused)}"] if refused else []
     remedies = dict.fromkeys(map(remedy_for, lost))
     fix = "; ".join(each for each in remedies if not any(each in other for other in remedies if other != each))
-    return Finding(name="chat template", ok=False, said=", and ".join(summary), needed=False, fix=fix)
+    return Finding(name="chat template", ok=False, detail=", and ".join(detail), needed=False, fix=fix)
 
 
-def _turns_finding(template: Any, tokenizer: Any) -> Finding:
+def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Return whether earlier turns are printed as they were at first."""
     from rllm.parser.continuation import Continuation
 
@@ -363,19 +351,21 @@ def _turns_finding(template: Any, tokenizer: Any) -> Finding:
     rewritten = [kind for kind, why in judged.items() if why == _REWRITTEN]
     if refused:
         fix = "use a template that prints each message once; else every later turn is trained as a sequence of its own"
-        summary = f"later turns cannot continue from sampled tokens: {'; '.join(refused)}"
-        return Finding(name="chat template", ok=False, said=summary, needed=False, fix=fix)
+        detail = f"later turns cannot continue from sampled tokens: {'; '.join(refused)}"
+        return Finding(name="chat template", ok=False, detail=detail, needed=False, fix=fix)
     if rewritten:
         fix = "leave gateway.exact_turns on: later turns then continue from the sampled tokens in any case"
-        summary = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
-        return Finding(name="chat template", ok=False, said=summary, needed=False, fix=fix)
-    return Finding(name="chat template", ok=True, said="append-only: it prints earlier turns as it did at first")
+        detail = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
+        return Finding(name="chat template", ok=False, detail=detail, needed=False, fix=fix)
+    return Finding(name="chat template", ok=True, detail="append-only: it prints earlier turns as it did at first")
 
 
 _REWRITTEN = "rewritten"
 
 
-def _judged(template: Any, continuation: Any, tokenizer: Any, chat: Sequence[Message]) -> str:
+def _judged(
+    template: ChatTemplate, continuation: Continuation, tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message]
+) -> str:
     """Return an empty text for an append-only template, `_REWRITTEN` if our rendering makes it so, else the reason."""
     tools = [_TOOL] if any(message["role"] == "tool" for message in chat) else None
     try:
@@ -393,32 +383,46 @@ def generation_finding(folder: Path) -> Finding:
     """Return whether the model's own defaults would change what is sampled."""
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text()) if path.is_file() else {}
-    changed = {name: settings[name] for name in NEUTRAL if name in settings and not _is_neutral(name, settings[name])}
+    changed = {
+        name: settings[name]
+        for name, neutral in NEUTRAL.items()
+        if name in settings and settings[name] not in (neutral, *_OFF.get(name, ()))
+    }
     if not changed:
-        return Finding(name="generation config", ok=True, said="leaves the model's distribution as it is")
+        return Finding(name="generation config", ok=True, detail="leaves the model's distribution as it is")
     listed = ", ".join(f"{name}={value}" for name, value in changed.items())
     return Finding(
         name="generation config",
         ok=False,
-        said=f"asks for {listed}; model.engine does not follow it, other servers do",
+        detail=f"asks for {listed}; model.engine does not follow it, other servers do",
         needed=False,
         fix="start servers of your own with: vllm serve ... --generation-config vllm",
     )
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return value in _OFF.get(name, ()) or value == NEUTRAL[name]
-
-
-def checkup(*, model: str | None, run_dir: Path, port: int) -> list[Finding]:
-    """Return all findings that need no training.
+def run_checks(
+    *,
+    server: str | None = None,
+    api_key: str | None = None,
+    model: str | None = None,
+    run_dir: Path = Path("runs"),
+    port: int = 8080,
+) -> Checks:
+    """Check everything that needs no training: this machine and a model, or a server.
 
     Args:
-        model: a folder or hub id, as `model.path`; `None` looks at the machine only.
+        server: base URL of an OpenAI-compatible server to check, instead of this machine.
+        api_key: the server's key, if it needs one.
+        model: a folder or hub id, as `model.path`; with a server the name to request, by default the first served.
         run_dir: where runs are to be written.
         port: where `rllm gateway` is to listen.
+
+    Raises:
+        ConfigError: if the server's URL is not a web address.
     """
-    found = [python(), *version_findings(installed_packages())]
+    if server is not None:
+        return probe(server, model=model, api_key=api_key)
     needed = None if model is None else training_bytes(model)
+    found = [python(), *version_findings(installed_packages())]
     found += [gpus(), memory(needed), disk(run_dir, needed), reachable_port(port)]
-    return found if model is None else [*found, *model_findings(model)]
+    return Checks(model=model, findings=found if model is None else [*found, *model_findings(model)])

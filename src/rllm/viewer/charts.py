@@ -1,14 +1,98 @@
-"""Layout of charts: lines, bands and points of metrics. Templates draw them as SVG, without scripts."""
+"""Metrics of a run while its `metrics.jsonl` grows, and the layout of their charts, which templates draw as SVG."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
+from rllm._runtime.files import MAX_LINE_BYTES
+from rllm._runtime.untrusted import parse_json
 from rllm.errors import NOISE, number
-from rllm.viewer.metrics import Row, series
+from rllm.types import JSONMapping, JSONObject
+
+Row: TypeAlias = JSONMapping
+"""Metrics of one step, from all its lines."""
+
+
+class MetricsFile:
+    """Rows of a file by step, in order; thread-safe.
+
+    A file that was truncated, as by a resumed run, is read again from the start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._inode = 0
+        self._rows: dict[int, JSONObject] = {}
+        self._lock = threading.Lock()
+
+    def rows(self) -> list[Row]:
+        """Return the rows logged so far.
+
+        Incomplete lines are skipped; a file that cannot be read has no rows.
+        """
+        with self._lock:
+            try:
+                found = self.path.stat()
+            except OSError:
+                return []
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._offset, self._inode, self._rows = 0, found.st_ino, {}
+            if found.st_size > self._offset:
+                with suppress(OSError):
+                    self._read_new_lines()
+            return [self._rows[step] for step in sorted(self._rows)]
+
+    def _read_new_lines(self) -> None:
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            found = parse_json(line)
+            step = int(found["step"])
+            numbers = {name: value for name, value in found.items() if value is None or isinstance(value, int | float)}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return  # an incomplete line of a crashed process
+        # A new dict, since other threads may read the old one.
+        self._rows[step] = {**self._rows.get(step, {}), **numbers, "step": step}
+
+
+def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
+    """Return the numeric values of a metric by step."""
+    return [
+        (int(row["step"]), float(row[name]))
+        for row in rows
+        if isinstance(row.get(name), int | float) and not isinstance(row.get(name), bool)
+    ]
+
+
+def is_trained(row: Row) -> bool:
+    """Return whether a row belongs to a training step, not only to an evaluation."""
+    return "timing/step_s" in row
+
+
+def neighbours(steps: Sequence[int], step: int) -> tuple[int | None, int | None]:
+    """Return the steps before and after one."""
+    place = bisect_left(steps, step)
+    before = steps[place - 1] if place > 0 else None
+    place += place < len(steps) and steps[place] == step
+    return before, steps[place] if place < len(steps) else None
+
 
 WIDTH, HEIGHT = 420, 150
 LEFT, RIGHT, TOP, BOTTOM = 44, 8, 8, 20
@@ -19,105 +103,56 @@ _GREATEST = 1e300
 """Largest value to draw: differences of larger ones may overflow."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Metric of a chart."""
-
-    metric: str
-    label: str
-    band: tuple[str, str] | None = None
-    """Metrics that bound most values."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Panel:
     """Contents of one chart."""
 
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: Mapping[str, str]
+    """Label of each metric."""
     explained: str = ""
 
 
 PANELS = (
     Panel(
-        title="Reward",
-        unit="",
-        lines=(
-            Line(metric="rollout/reward", label="training", band=("rollout/reward_p10", "rollout/reward_p90")),
-            Line(metric="eval/reward", label="held out"),
-        ),
-        explained="mean of the rollouts' rewards, with the band in which four fifths of them lie",
+        "Reward",
+        "",
+        {"rollout/reward": "training", "eval/reward": "held out"},
+        "mean of the rollouts' rewards, with the band in which four fifths of them lie",
     ),
     Panel(
-        title="Accuracy",
-        unit="",
-        lines=(Line(metric="rollout/accuracy", label="training"), Line(metric="eval/accuracy", label="held out")),
-        explained="share of correct rollouts; failed ones count as wrong",
+        "Accuracy",
+        "",
+        {"rollout/accuracy": "training", "eval/accuracy": "held out"},
+        "share of correct rollouts; failed ones count as wrong",
     ),
+    Panel("Loss", "", {"policy/loss": "policy", "policy/nll": "demonstrations", "eval/loss": "held out"}),
+    Panel("Entropy", "nats", {"policy/entropy": "policy"}, "of the distributions that tokens are sampled from"),
     Panel(
-        title="Loss",
-        unit="",
-        lines=(
-            Line(metric="policy/loss", label="policy"),
-            Line(metric="policy/nll", label="demonstrations"),
-            Line(metric="eval/loss", label="held out"),
-        ),
+        "KL",
+        "nats",
+        {
+            "policy/kl": "to the reference",
+            "policy/update_kl": "of the updates",
+            "policy/sampler_kl": "sampler to trainer",
+        },
     ),
+    Panel("Answer length", "tokens", {"rollout/response_tokens": "mean"}),
+    Panel("Calls per rollout", "", {"rollout/calls_per_episode": "calls"}),
+    Panel("Drift", "share", {"tokens/drift": "prompts that fork", "rollout/truncated": "cut off"}),
     Panel(
-        title="Entropy",
-        unit="nats",
-        lines=(Line(metric="policy/entropy", label="policy"),),
-        explained="of the distributions that tokens are sampled from",
+        "Sampler and trainer",
+        "nats",
+        {"policy/sampler_gap_mean": "mean difference", "policy/sampler_gap_max": "greatest"},
+        "how much their log-probabilities of the same tokens differ",
     ),
-    Panel(
-        title="KL",
-        unit="nats",
-        lines=(
-            Line(metric="policy/kl", label="to the reference"),
-            Line(metric="policy/update_kl", label="of the updates"),
-            Line(metric="policy/sampler_kl", label="sampler to trainer"),
-        ),
-    ),
-    Panel(title="Answer length", unit="tokens", lines=(Line(metric="rollout/response_tokens", label="mean"),)),
-    Panel(title="Calls per rollout", unit="", lines=(Line(metric="rollout/calls_per_episode", label="calls"),)),
-    Panel(
-        title="Drift",
-        unit="share",
-        lines=(
-            Line(metric="tokens/drift", label="prompts that fork"),
-            Line(metric="rollout/truncated", label="cut off"),
-        ),
-    ),
-    Panel(
-        title="Sampler and trainer",
-        unit="nats",
-        lines=(
-            Line(metric="policy/sampler_gap_mean", label="mean difference"),
-            Line(metric="policy/sampler_gap_max", label="greatest"),
-        ),
-        explained="how much their log-probabilities of the same tokens differ",
-    ),
-    Panel(
-        title="Nothing to learn",
-        unit="share",
-        lines=(Line(metric="batch/zero_variance", label="groups that earned the same"),),
-    ),
-    Panel(
-        title="Gradient",
-        unit="norm",
-        lines=(Line(metric="policy/grad_norm", label="policy"), Line(metric="critic/grad_norm", label="critic")),
-    ),
-    Panel(
-        title="Time",
-        unit="s",
-        lines=(
-            Line(metric="timing/step_s", label="step"),
-            Line(metric="timing/rollout_s", label="rollouts"),
-            Line(metric="timing/update_s", label="update"),
-        ),
-    ),
+    Panel("Nothing to learn", "share", {"batch/zero_variance": "groups that earned the same"}),
+    Panel("Gradient", "norm", {"policy/grad_norm": "policy", "critic/grad_norm": "critic"}),
+    Panel("Time", "s", {"timing/step_s": "step", "timing/rollout_s": "rollouts", "timing/update_s": "update"}),
 )
+_BANDS = {"rollout/reward": ("rollout/reward_p10", "rollout/reward_p90")}
+"""Metrics that bound most values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,26 +219,26 @@ def _chart(
     chart = Chart(panel=panel)
     found = []
     for run_number, (run, rows) in enumerate(runs):
-        for place, line in enumerate(panel.lines):
-            values = _within(series(rows, line.metric), first, last)
-            bands = [_within(series(rows, name), first, last) for name in line.band or ()]
+        for place, (metric, label) in enumerate(panel.lines.items()):
+            values = _within(series(rows, metric), first, last)
+            bands = [_within(series(rows, name), first, last) for name in _BANDS.get(metric, ())]
             if values:
-                found.append((run, run_number, place, line, values, bands))
+                found.append((run, 3 * run_number + place, label, values, bands))
     numbers = [value for *_, values, bands in found for _, value in itertools.chain(values, *bands)]
     if not numbers:
         return chart
     up = _Axis.of(*_padded(min(numbers), max(numbers)), HEIGHT - BOTTOM, TOP)
     chart.y_ticks = [(up.at(value), number(value)) for value in up.ticks(4)]
     chart.x_ticks = [(across.at(value), f"{value:g}") for value in across.ticks(6) if value == int(value)]
-    for run, run_number, place, line, values, bands in found:
+    for run, style, label, values, bands in found:
         points = [Point(step=step, value=value, x=across.at(step), y=up.at(value)) for step, value in _thinned(values)]
-        band = _area(across, up, bands[0], bands[1]) if len(bands) == 2 and all(bands) and run_number == 0 else ""
-        label = line.label if len(runs) == 1 else f"{run}: {line.label}"
-        chart.lines.append(
-            PlottedLine(
-                label=label, style=3 * run_number + place, run=run, points=points, path=_path(points), band=band
-            )
-        )
+        band = ""
+        if all(bands) and bands and style < 3:  # of the first run only
+            low, high = ([f"{across.at(step)} {up.at(value)}" for step, value in _thinned(bound)] for bound in bands)
+            band = f"M{'L'.join([*high, *reversed(low)])}Z"
+        path = "M" + "L".join(f"{point.x} {point.y}" for point in points)
+        name = label if len(runs) == 1 else f"{run}: {label}"
+        chart.lines.append(PlottedLine(label=name, style=style, run=run, points=points, path=path, band=band))
     return chart
 
 
@@ -259,16 +294,6 @@ def _thinned(values: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]
         ends = {min(part, key=lambda pair: pair[1]), max(part, key=lambda pair: pair[1])}
         kept += sorted(ends)
     return kept
-
-
-def _path(points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{point.x} {point.y}" for point in points)
-
-
-def _area(across: _Axis, up: _Axis, low: Sequence[tuple[int, float]], high: Sequence[tuple[int, float]]) -> str:
-    there = [f"{across.at(step)} {up.at(value)}" for step, value in _thinned(high)]
-    back = [f"{across.at(step)} {up.at(value)}" for step, value in reversed(_thinned(low))]
-    return f"M{'L'.join([*there, *back])}Z"
 
 
 @dataclass(frozen=True, kw_only=True)

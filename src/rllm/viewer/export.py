@@ -12,12 +12,12 @@ from rllm._runtime.files import replace_text
 from rllm.capture import SessionTree
 from rllm.errors import ConfigError
 from rllm.viewer import charts
+from rllm.viewer.charts import Row, is_trained
 from rllm.viewer.graph import Graph, graph_of
-from rllm.viewer.messages import fields_of
-from rllm.viewer.metrics import Row, is_trained
 from rllm.viewer.render import HERE, render
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import Run, Runs
+from rllm.viewer.texts import fields_of
 from rllm.viewer.tokens import TokenTable, token_table
 
 _MAX_STEPS = 40

@@ -1,16 +1,19 @@
-"""Graph of an episode: a lane for each agent, with calls, forks, tools, and rewards."""
+"""Pictures of rollouts: the graph of an episode, and the timeline of a step."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 from rllm.capture import SessionTree
 from rllm.capture.side_calls import side_calls
+from rllm.errors import counted
 from rllm.types import StepCredit, Trace
-from rllm.viewer.messages import message_parts
 from rllm.viewer.rollouts import Rollout
+from rllm.viewer.texts import message_parts
 from rllm.viewer.tokens import credit_of_calls, num_alike
 
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
@@ -137,7 +140,6 @@ def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCre
 
 def _link(calls: Sequence[Call]) -> None:
     """Set parent and line of each call: a second child of one parent is a fork, on a new line."""
-    lines: dict[str, int] = {}
     tree = SessionTree([call.trace for call in calls])
     for place, call in enumerate(calls):
         earlier = [item for item in calls[:place] if item.role == call.role]
@@ -149,21 +151,14 @@ def _link(calls: Sequence[Call]) -> None:
             num_messages = len(best.trace.messages)
             if 0 < num_messages == num_alike(best.content_keys, call.content_keys) < len(call.trace.messages):
                 call.parent, call.is_exact = best, False
-        if call.parent is None:
-            call.branch = lines.get(call.role, 0) if earlier else 0
-            if earlier:
-                call.branch = max(item.branch for item in earlier) + 1 if _overlaps(earlier, call) else 0
-        else:
-            is_fork = bool(call.parent.children)
-            call.branch = max(item.branch for item in earlier) + 1 if is_fork else call.parent.branch
+        next_line = max((item.branch for item in earlier), default=-1) + 1
+        if call.parent is not None:
+            call.branch = next_line if call.parent.children else call.parent.branch
             call.parent.children.append(call)
-
-
-def _overlaps(earlier: Sequence[Call], call: Call) -> bool:
-    """Return whether a call started while another call of the lane was under way."""
-    return any(
-        item.trace.started_at + item.trace.timings.get("total_s", 0.0) > call.trace.started_at for item in earlier
-    )
+        elif any(
+            item.trace.started_at + item.trace.timings.get("total_s", 0.0) > call.trace.started_at for item in earlier
+        ):
+            call.branch = next_line  # another call of the lane was under way
 
 
 def _content_key(message: Mapping[str, object]) -> object:
@@ -179,18 +174,107 @@ def _rewards(
         paths = [path for path in rollout.paths if path.name == role]
         if not paths:
             continue
-        credited = [
-            call for call in calls if call.role == role and (call.advantage is not None or call.reward is not None)
-        ]
+        credited = [call for call in calls if call.role == role]
+        credited = [call for call in credited if call.advantage is not None or call.reward is not None]
         for number, path in enumerate(paths):
             own = {step.id for step in path.steps}
-            rewards.append(
-                Reward(
-                    role=role,
-                    value=path.reward,
-                    credited=[call for call in credited if call.trace.id in own],
-                    x=end + 24,
-                    y=top + ROW / 2 + number * min(ROW / 2, height / len(paths)),
-                )
-            )
+            members = [call for call in credited if call.trace.id in own]
+            y = top + ROW / 2 + number * min(ROW / 2, height / len(paths))
+            rewards.append(Reward(role=role, value=path.reward, credited=members, x=end + 24, y=y))
     return rewards
+
+
+Kind: TypeAlias = Literal["wait", "queue", "model", "tool", "reward"]
+
+KINDS: dict[Kind, str] = {
+    "wait": "waiting for its turn, as no more rollouts may be under way",
+    "queue": "in the queue of the inference server",
+    "model": "the model answers",
+    "tool": "between calls: tools, environment, the agent's own code",
+    "reward": "after the last call: the reward, and the agent's own code",
+}
+_STUCK_S = 60.0
+"""Seconds without a call after which an unfinished rollout counts as stuck."""
+_SLOW = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A period of one kind, in seconds from the start of the step."""
+
+    kind: Kind
+    start: float
+    stop: float
+    label: str = ""
+
+
+@dataclass(kw_only=True)
+class Lane:
+    """One rollout."""
+
+    rollout: Rollout
+    segments: list[Segment] = field(default_factory=list)
+    is_slow: bool = False
+    """True for the slowest rollouts."""
+    is_stuck: bool = False
+
+    @property
+    def stop(self) -> float:
+        return max((segment.stop for segment in self.segments), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Duration without the wait for its turn."""
+        return self.stop - min((item.start for item in self.segments if item.kind != "wait"), default=self.stop)
+
+    def total(self, kind: Kind) -> float:
+        """Return the seconds of one kind; parallel calls add up."""
+        return sum(item.stop - item.start for item in self.segments if item.kind == kind)
+
+
+def timeline(rollouts: Sequence[Rollout], traces_of: dict[str, list[Trace]], *, now: float | None = None) -> list[Lane]:
+    """Return a lane for each rollout, in order of their start.
+
+    Args:
+        rollouts: rollouts of one step.
+        traces_of: traces by session.
+        now: Unix seconds.
+    """
+    if not rollouts:
+        return []
+    now = time.time() if now is None else now
+    began = min(item.created_at for item in rollouts)
+    lanes = [
+        _lane(item, traces_of.get(item.session_id, []), began, now)
+        for item in sorted(rollouts, key=lambda item: item.created_at)
+    ]
+    ended = sorted((lane for lane in lanes if lane.rollout.has_ended), key=lambda lane: -lane.seconds)
+    for lane in ended[:_SLOW] if len(ended) > _SLOW else []:
+        lane.is_slow = True
+    return lanes
+
+
+def _lane(rollout: Rollout, traces: Sequence[Trace], began: float, now: float) -> Lane:
+    lane = Lane(rollout=rollout)
+    start = rollout.created_at - began
+    if start > 0.001:
+        lane.segments.append(Segment(kind="wait", start=0.0, stop=start))
+    at = start
+    for trace in sorted(traces, key=lambda item: item.started_at):
+        asked = max(trace.started_at - began, start)
+        if asked > at:
+            lane.segments.append(Segment(kind="tool", start=at, stop=asked))
+        answered = asked + trace.timings.get("total_s", 0.0)
+        queued = min(trace.timings.get("queue_s", 0.0), answered - asked)
+        if queued > 0:
+            lane.segments.append(Segment(kind="queue", start=asked, stop=asked + queued))
+        lane.segments.append(
+            Segment(kind="model", start=asked + queued, stop=answered, label=counted(len(trace.response_ids), "token"))
+        )
+        at = max(at, answered)
+    end = start + rollout.seconds if rollout.seconds is not None else None
+    if end is not None and end > at:
+        lane.segments.append(Segment(kind="reward", start=at, stop=end))
+    timed_out = rollout.ended == "timeout"
+    lane.is_stuck = timed_out or (not rollout.has_ended and now - began - at > _STUCK_S)
+    return lane

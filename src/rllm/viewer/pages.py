@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 from rllm.capture import SessionTree
 from rllm.errors import ConfigError
-from rllm.types import DRIFT_KEY, Trace
+from rllm.types import DRIFT_KEY, JSONObject, Trace
 from rllm.viewer import charts
-from rllm.viewer.batch_audit import audit_batch
-from rllm.viewer.graph import graph_of
-from rllm.viewer.messages import fields_of
-from rllm.viewer.metrics import is_trained, neighbours
-from rllm.viewer.rollouts import Rollout
+from rllm.viewer.batches import audit_batch
+from rllm.viewer.charts import is_trained, neighbours
+from rllm.viewer.graph import graph_of, timeline
+from rllm.viewer.rollouts import SORTS, PathOutcome, Query, Rollout, search
 from rllm.viewer.runs import HOW_TO_MAKE_ONE, Run, Runs
-from rllm.viewer.search import SORTS, Query, search
-from rllm.viewer.timeline import timeline
+from rllm.viewer.texts import fields_of
 from rllm.viewer.tokens import OVERLAYS, SCALES, TokenTable, drifts_of, num_alike, token_table
 
-Page: TypeAlias = tuple[str, dict[str, Any]]
+Page: TypeAlias = tuple[str, JSONObject]
 """Name of a template, and its values."""
 QueryArgs: TypeAlias = Mapping[str, str]
 """A query string."""
@@ -81,6 +80,23 @@ def whole(given: QueryArgs, name: str) -> int | None:
 
 ROWS_PER_PAGE = 100
 STEPS_PER_PAGE = 200
+T = TypeVar("T")
+
+
+def _paged(items: Sequence[T], given: QueryArgs, size: int = ROWS_PER_PAGE) -> tuple[Sequence[T], JSONObject]:
+    """Return the items of the page in the query, and the values by which a template draws links to others."""
+    page = whole(given, "page") or 0
+    return items[page * size : (page + 1) * size], {"page": page, "num_pages": -(-len(items) // size)}
+
+
+def _of_step(run: Run, step: int, *, evaluations: bool = False) -> JSONObject:
+    """Return what all pages of a step show: its metrics, and the steps before and after it."""
+    rows = run.rows()
+    steps = [int(item["step"]) for item in rows if evaluations or is_trained(item)]
+    row = next((item for item in rows if item["step"] == step), {})
+    return {"run": run, "step": step, "row": row, "around": neighbours(steps, step)}
+
+
 _MAX_COMPARED = 4
 """Runs in one chart."""
 
@@ -99,19 +115,18 @@ def run_page(run: Run, runs: Runs, given: QueryArgs) -> Page:
     rows = run.rows()
     trained = [row for row in rows if is_trained(row)]
     staleness = run.setting("rollout", "max_staleness")
-    page = whole(given, "page") or 0
     newest = [
         row
         for row in reversed(rows)
         if (first is None or row["step"] >= first) and (last is None or row["step"] <= last)
     ]
+    page_rows, paging = _paged(newest, given, STEPS_PER_PAGE)
     return "run.html", {
         "run": run,
         "charts": charts.charts_of([(item.name, item.rows()) for item in shown], first=first, last=last),
         "lights": charts.sync_status(trained, max_staleness=staleness if isinstance(staleness, int) else 0),
-        "rows": newest[page * STEPS_PER_PAGE : (page + 1) * STEPS_PER_PAGE],
-        "page": page,
-        "num_pages": -(-len(newest) // STEPS_PER_PAGE),
+        "rows": page_rows,
+        **paging,
         "compared": shown,
         "others": [item for item in runs.all() if item not in shown],
         "zoom": (first, last),
@@ -127,11 +142,11 @@ def step_page(run: Run, step: int, given: QueryArgs) -> Page:
     """Show a row for each task and role, a cell for each rollout."""
     split = "eval" if given.get("split") == "eval" else "train"
     rollouts = run.rollouts.of_step(step, split)
-    rows = run.rows()
-    row = next((item for item in rows if item["step"] == step), {})
+    common = _of_step(run, step, evaluations=split == "eval")
+    row = common["row"]
     if not rollouts and not row:
         raise NotFoundError(f"there is no step {step} in this run")
-    tasks: dict[tuple[str, str], list[tuple[Rollout, Any]]] = {}
+    tasks: dict[tuple[str, str], list[tuple[Rollout, PathOutcome | None]]] = {}
     roles: dict[str, set[str]] = {}
     for rollout in rollouts:
         roles.setdefault(rollout.task_id, set()).update(path.name for path in rollout.paths)
@@ -140,24 +155,17 @@ def step_page(run: Run, step: int, given: QueryArgs) -> Page:
             tasks.setdefault((rollout.task_id, path.name), []).append((rollout, path))
         for role in () if rollout.paths else sorted(roles[rollout.task_id]) or [""]:
             tasks.setdefault((rollout.task_id, role), []).append((rollout, None))
-    groups = list(tasks.items())
-    page = whole(given, "page") or 0
-    shown = groups[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE]
-    steps = [int(item["step"]) for item in rows if split == "eval" or is_trained(item)]
+    shown, paging = _paged(list(tasks.items()), given)
     return "step.html", {
-        "run": run,
-        "step": step,
+        **common,
+        **paging,
         "split": split,
-        "row": row,
         "groups": shown,
         "questions": {task_id: run.question_of(members[0][0]) for (task_id, _), members in shown},
-        "num_groups": len(groups),
-        "page": page,
-        "num_pages": -(-len(groups) // ROWS_PER_PAGE),
+        "num_groups": len(tasks),
         "num_roles": len({role for _, role in tasks}),
         "has_eval": any(name.startswith("eval/") for name in row),
         "dropped": {name.removeprefix("dropped/"): value for name, value in row.items() if name.startswith("dropped/")},
-        "around": neighbours(steps, step),
         "has_batch": split == "train" and run.batch(step) is not None,
     }
 
@@ -179,21 +187,10 @@ def episode_page(run: Run, session_id: str) -> Page:
 def drifts_page(run: Run, given: QueryArgs) -> Page:
     """List rollouts with drifted prompts, by cause."""
     drifted = [item for item in run.rollouts.all() if item.drifts]
-    causes: dict[str, int] = {}
-    for rollout in drifted:
-        for cause in rollout.drifts:
-            causes[cause] = causes.get(cause, 0) + 1
+    causes = Counter(cause for rollout in drifted for cause in rollout.drifts)
     cause = given.get("cause", "")
-    shown = [item for item in drifted if not cause or cause in item.drifts]
-    page = whole(given, "page") or 0
-    return "drifts.html", {
-        "run": run,
-        "causes": sorted(causes.items(), key=lambda pair: -pair[1]),
-        "cause": cause,
-        "rollouts": shown[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE],
-        "page": page,
-        "num_pages": -(-len(shown) // ROWS_PER_PAGE),
-    }
+    shown, paging = _paged([item for item in drifted if not cause or cause in item.drifts], given)
+    return "drifts.html", {"run": run, "causes": causes.most_common(), "cause": cause, "rollouts": shown, **paging}
 
 
 def batch_page(run: Run, step: int, given: QueryArgs) -> Page:
@@ -201,19 +198,10 @@ def batch_page(run: Run, step: int, given: QueryArgs) -> Page:
     batch = run.batch(step)
     if batch is None:
         raise NotFoundError(f"this run has no batch of step {step}: it was deleted (see `keep_batches`), or never kept")
-    row = next((item for item in run.rows() if item["step"] == step), {})
-    page = whole(given, "page") or 0
-    audit = audit_batch(batch, run.rollouts.of_step(step), run.calls, row)
-    steps = [int(item["step"]) for item in run.rows() if is_trained(item)]
-    return "batch.html", {
-        "run": run,
-        "step": step,
-        "audit": audit,
-        "sequences": audit.sequences[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE],
-        "page": page,
-        "num_pages": -(-len(audit.sequences) // ROWS_PER_PAGE),
-        "around": neighbours(steps, step),
-    }
+    common = _of_step(run, step)
+    audit = audit_batch(batch, run.rollouts.of_step(step), run.calls, common["row"])
+    sequences, paging = _paged(audit.sequences, given)
+    return "batch.html", {**common, **paging, "audit": audit, "sequences": sequences}
 
 
 def time_page(run: Run, step: int, given: QueryArgs) -> Page:
@@ -222,24 +210,17 @@ def time_page(run: Run, step: int, given: QueryArgs) -> Page:
     rollouts = run.rollouts.of_step(step, split)
     if not rollouts:
         raise NotFoundError(f"the store has no rollouts of step {step}")
-    by_start = sorted(rollouts, key=lambda item: item.created_at)
-    page = whole(given, "page") or 0
-    chosen = by_start[page * ROWS_PER_PAGE : (page + 1) * ROWS_PER_PAGE]
+    chosen, paging = _paged(sorted(rollouts, key=lambda item: item.created_at), given)
     lanes = timeline(chosen, {item.session_id: run.calls(item.session_id)[0] for item in chosen})
     if given.get("sort") == "slowest":
         lanes.sort(key=lambda lane: -lane.seconds)
-    steps = [int(item["step"]) for item in run.rows() if is_trained(item)]
     return "time.html", {
-        "run": run,
-        "step": step,
+        **_of_step(run, step),
+        **paging,
         "split": split,
         "lanes": lanes,
         "sort": given.get("sort", ""),
         "end": max((lane.stop for lane in lanes), default=0.0),
-        "row": next((item for item in run.rows() if item["step"] == step), {}),
-        "page": page,
-        "num_pages": -(-len(by_start) // ROWS_PER_PAGE),
-        "around": neighbours(steps, step),
     }
 
 
@@ -247,7 +228,7 @@ def rollouts_page(run: Run, given: QueryArgs) -> Page:
     """Show search and filters."""
     query = Query.of(given)
     offset = whole(given, "offset") or 0
-    every, choices = run.rollouts.all(), run.rollouts.choices()
+    every = run.rollouts.all()
     found = search(every, query, lambda session_id: run.calls(session_id)[0], offset=offset)
     return "rollouts.html", {
         "run": run,
@@ -257,14 +238,11 @@ def rollouts_page(run: Run, given: QueryArgs) -> Page:
         "offset": offset,
         "num_all": len(every),
         "sorts": list(SORTS),
-        "roles": sorted(choices.roles),
-        "tools": sorted(choices.tools),
-        "badges": sorted(choices.badges),
-        "splits": sorted(choices.splits),
+        **run.rollouts.choices(),
     }
 
 
-def pulse(run: Run) -> dict[str, Any]:
+def pulse(run: Run) -> JSONObject:
     """Return the state that pages poll to find new data."""
     rows = run.rows()
     return {"state": f"{run.changed_at:.3f}", "live": run.is_live, "step": rows[-1]["step"] if rows else None}
@@ -342,7 +320,7 @@ def tokens_page(run: Run, session_id: str, given: QueryArgs) -> Page:
     }
 
 
-def tokens_data(run: Run, session_id: str, given: QueryArgs) -> dict[str, Any]:
+def tokens_data(run: Run, session_id: str, given: QueryArgs) -> JSONObject:
     """Return all values of a sequence, for the script that shows them under the pointer."""
     rollout, trace = rollout_named(run, session_id), trace_named(run, session_id, given.get("call", ""))
     table, vocabulary = table_of(run, rollout, trace), run.vocabulary

@@ -1,21 +1,24 @@
-"""Rollouts of a run, from the metadata of their sessions: no trace is read to list, sort or filter them."""
+"""Rollouts of a run, from the metadata of their sessions, and their filters: no trace is read but to find a text."""
 
 from __future__ import annotations
 
+import operator
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from itertools import islice
 
 from msgspec import Struct, ValidationError, convert
 from msgspec import field as struct_field
 
 from rllm.engine.episode_log import plain_task_id
+from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, may_be_of
-from rllm.types import OUTCOME_KEY
+from rllm.types import OUTCOME_KEY, JSONMapping, JSONObject, Trace
+from rllm.viewer.texts import message_parts
 
 
 class StepOutcome(Struct, kw_only=True, gc=False):
@@ -47,11 +50,11 @@ class Outcome(Struct, kw_only=True, gc=False):
     """Outcome of a rollout. There are many and they have no cycles, so the garbage collector skips them."""
 
     ended: str | None = None
-    is_correct: Any = False
+    is_correct: object = False
     """Any truthy value counts as correct."""
     error: dict[str, str] | None = None
     warnings: list[str] = []
-    metrics: dict[str, Any] = {}
+    metrics: JSONObject = {}
     paths: list[PathOutcome] = struct_field(default=[], name="trajectories")
 
 
@@ -63,8 +66,6 @@ def read_outcome(stored: object) -> tuple[Outcome, str | None]:
         return Outcome(), str(error)
 
 
-RUNNING = "running"
-"""Badge of a rollout that has not ended, the only one that is removed later."""
 _PAGE = 1000
 _FRESH_S = 1.0
 """Seconds for which read data counts as fresh."""
@@ -90,7 +91,7 @@ class Rollout:
     is_correct: bool = False
     error: Mapping[str, str] | None = None
     warnings: Sequence[str] = ()
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: JSONMapping = field(default_factory=dict)
     paths: Sequence[PathOutcome] = ()
     unreadable: str | None = None
     """Reason that its outcome cannot be read."""
@@ -123,7 +124,7 @@ class Rollout:
     def roles(self) -> list[str]:
         return [path.name for path in self.paths]
 
-    @property
+    @cached_property
     def tools(self) -> list[str]:
         return sorted({tool for path in self.paths for tool in path.tools})
 
@@ -132,12 +133,12 @@ class Rollout:
         """Causes of prompts that do not continue sampled tokens, one for each such call."""
         return [step.drift for path in self.paths for step in path.steps if step.drift is not None]
 
-    @property
+    @cached_property
     def badges(self) -> list[tuple[str, str]]:
         """Badges: a word and a sentence each."""
         found = []
         if not self.has_ended:
-            found.append((RUNNING, "no outcome was recorded: it is running, or its run was stopped"))
+            found.append(("running", "no outcome was recorded: it is running, or its run was stopped"))
         if self.error:
             found.append(("failed", f"{self.error.get('type', '')}: {self.error.get('message', '')}"[:300]))
         if self.unreadable:
@@ -153,23 +154,6 @@ class Rollout:
         return list({word: (word, text) for word, text in found}.values())
 
 
-@dataclass
-class Choices:
-    """Values that rollouts can be filtered by."""
-
-    roles: set[str] = field(default_factory=set)
-    tools: set[str] = field(default_factory=set)
-    badges: set[str] = field(default_factory=set)
-    splits: set[str] = field(default_factory=set)
-
-    def add(self, rollout: Rollout) -> None:
-        self.roles.update(rollout.roles)
-        self.tools.update(rollout.tools)
-        self.badges.update(word for word, _ in rollout.badges if word != RUNNING)
-        if rollout.split:
-            self.splits.add(rollout.split)
-
-
 class Rollouts:
     """All rollouts of a store, newest first; after the first read, only new and unfinished ones are read again."""
 
@@ -180,9 +164,6 @@ class Rollouts:
         self._by_id: dict[str, Rollout] = {}
         self._order: list[str] = []
         """Session ids, newest first."""
-        self._choices = Choices()
-        self._not_in_choices: dict[str, Rollout] = {}
-        self._running: set[str] = set()
         self._others: set[str] = set()
         """Sessions of other runs."""
         self._read_at = 0.0
@@ -196,14 +177,16 @@ class Rollouts:
                 self._read_at = time.monotonic()
             return [self._by_id[session_id] for session_id in self._order if session_id not in self._others]
 
-    def choices(self) -> Choices:
-        """Return the values of all rollouts read so far; each rollout is inspected once."""
-        with self._lock:
-            for rollout in self._not_in_choices.values():
-                self._choices.add(rollout)
-            self._not_in_choices.clear()
-            now = {RUNNING} if self._running else set()
-            return replace(self._choices, badges=self._choices.badges | now)
+    def choices(self) -> dict[str, list[str]]:
+        """Return the values that rollouts can be filtered by: their roles, tools, badges and splits."""
+        shown = self.all()
+        found = {
+            "roles": {role for rollout in shown for role in rollout.roles},
+            "tools": {tool for rollout in shown for tool in rollout.tools},
+            "badges": {word for rollout in shown for word, _ in rollout.badges},
+            "splits": {rollout.split for rollout in shown if rollout.split},
+        }
+        return {name: sorted(values) for name, values in found.items()}
 
     def get(self, session_id: str) -> Rollout | None:
         """Return one rollout in its current state."""
@@ -229,8 +212,7 @@ class Rollouts:
     def _refresh(self) -> None:
         if self._order and self._store.session(self._order[0]) is None:
             # A resumed run has deleted rollouts to repeat them.
-            self._by_id, self._order, self._choices, self._not_in_choices = {}, [], Choices(), {}
-            self._running.clear()
+            self._by_id, self._order = {}, []
         fresh: dict[str, None] = {}
         offset, is_known = 0, False
         # Growing pages, because a database scans to the offset of each.
@@ -243,23 +225,18 @@ class Rollouts:
                 self._keep(info)
             offset += len(page)
         self._order = [*fresh, *self._order]
-        for rollout in self._unfinished(self._order[_PAGE:]):
-            now = self._store.session(rollout.session_id)
-            if now is not None:
-                self._keep(now)
+        oldest = time.time() - _MAY_STILL_END_S
+        for rollout in [self._by_id[session_id] for session_id in self._order[_PAGE:]]:
+            may_end = not rollout.has_ended and rollout.split and rollout.created_at > oldest
+            if may_end and rollout.session_id not in self._others:
+                now = self._store.session(rollout.session_id)
+                if now is not None:
+                    self._keep(now)
 
     def _keep(self, info: SessionInfo) -> None:
-        rollout = self._by_id[info.id] = rollout_of(info)
+        self._by_id[info.id] = rollout_of(info)
         if not may_be_of(info.metadata, self.run_id):
             self._others.add(info.id)
-            return
-        self._not_in_choices[info.id] = rollout
-        (self._running.discard if rollout.has_ended else self._running.add)(info.id)
-
-    def _unfinished(self, session_ids: Iterable[str]) -> list[Rollout]:
-        oldest = time.time() - _MAY_STILL_END_S
-        found = (self._by_id[session_id] for session_id in session_ids if session_id not in self._others)
-        return [item for item in found if not item.has_ended and item.split and item.created_at > oldest]
 
 
 def rollout_of(info: SessionInfo) -> Rollout:
@@ -297,3 +274,154 @@ def _whole(value: object) -> int | None:
 def _natural(task_id: str) -> list[tuple[int, str]]:
     """Return a sort key that puts 10 after 9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", task_id) if part]
+
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+    "": operator.eq,
+}
+_NUMBER = r"-?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?"
+_REWARD = re.compile(rf"\s*+(<=|>=|<|>|=|)\s*+({_NUMBER})\s*+(?:(?:\.\.|to)\s*+({_NUMBER})\s*+)?")
+SORTS: dict[str, Callable[[Rollout], float]] = {
+    "newest": lambda item: -item.created_at,
+    "reward": lambda item: -(item.reward if item.reward is not None else float("-inf")),
+    "lowest reward": lambda item: item.reward if item.reward is not None else float("inf"),
+    "longest": lambda item: -item.num_tokens,
+    "slowest": lambda item: -(item.seconds or 0.0),
+    "most calls": lambda item: -item.num_calls,
+}
+_MAX_READ = 400
+"""Rollouts whose texts are read for one page; the page offers to continue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Filters, all of which must match; empty fields match everything."""
+
+    text: str = ""
+    """Text in a message or an answer, ignoring case."""
+    role: str = ""
+    reward: str = ""
+    """`1`, `>0.5`, `<=0`, `0..0.5`, or `none` for unscored."""
+    tool: str = ""
+    """Part of the name of a called tool."""
+    error: str = ""
+    """Part of the error's type or message; `any` for any failure."""
+    badge: str = ""
+    split: str = ""
+    step: str = ""
+    task: str = ""
+    sort: str = "newest"
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Query:
+        """Parse a query string.
+
+        Raises:
+            ConfigError: if a field is invalid.
+        """
+        query = cls(**{item.name: given[item.name].strip() for item in fields(cls) if given.get(item.name, "").strip()})
+        query.wants_reward(0.0)
+        if query.step and not (query.step.isdecimal() and len(query.step) <= 12):
+            raise ConfigError(f"step={query.step!r}: use a number")
+        if query.sort not in SORTS:
+            raise ConfigError(f"sort={query.sort!r}: use one of {', '.join(SORTS)}")
+        return query
+
+    @property
+    def is_empty(self) -> bool:
+        return all(not getattr(self, item.name) for item in fields(self) if item.name != "sort")
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the fields that are set."""
+        return {
+            item.name: value for item in fields(self) if (value := getattr(self, item.name)) and value != item.default
+        }
+
+    def matches(self, rollout: Rollout) -> bool:
+        """Return whether all filters but the text match."""
+        error = rollout.error or {}
+        text = f"{error.get('type', '')} {error.get('message', '')}".lower()
+        return (
+            (not self.role or self.role in rollout.roles)
+            and self.wants_reward(rollout.reward)
+            and (not self.tool or any(self.tool.lower() in tool.lower() for tool in rollout.tools))
+            and (not self.error or (bool(error) and (self.error == "any" or self.error.lower() in text)))
+            and (not self.badge or any(word == self.badge for word, _ in rollout.badges))
+            and (not self.split or rollout.split == self.split)
+            and (not self.step or rollout.step == int(self.step))
+            and (not self.task or self.task.lower() in rollout.task_id.lower())
+        )
+
+    def wants_reward(self, reward: float | None) -> bool:
+        if not self.reward:
+            return True
+        if self.reward == "none":
+            return reward is None
+        found = _REWARD.fullmatch(self.reward)
+        if found is None:
+            raise ConfigError(f"reward={self.reward!r}: use a number, >0.5, <=0, 0..0.5, or none")
+        sign, low, high = found.groups()
+        if reward is None:
+            return False
+        if high is not None:
+            return float(low) <= reward <= float(high)
+        return _COMPARISONS[sign](reward, float(low))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One page of results."""
+
+    rollouts: list[Rollout]
+    total: int | None
+    """Number of matches; `None` for a text, since all texts would have to be read."""
+    next_offset: int | None
+    """Offset of the next page."""
+    num_read: int = 0
+    """Number of rollouts whose texts were read."""
+
+
+def search(
+    rollouts: Iterable[Rollout],
+    query: Query,
+    traces_of: Callable[[str], list[Trace]],
+    *,
+    offset: int = 0,
+    limit: int = 50,
+) -> Found:
+    """Return matching rollouts, sorted; `offset` counts rollouts that match without the text."""
+    fitting = sorted((item for item in rollouts if query.matches(item)), key=SORTS[query.sort])
+    rest = fitting[offset:]
+    if not query.text:
+        more = offset + limit if len(rest) > limit else None
+        return Found(rollouts=rest[:limit], total=len(fitting), next_offset=more)
+    found: list[Rollout] = []
+    num_read = 0
+    for rollout in islice(rest, _MAX_READ):
+        num_read += 1
+        if contains_text(query.text, traces_of(rollout.session_id)):
+            found.append(rollout)
+            if len(found) == limit:
+                break
+    more = offset + num_read if num_read < len(rest) else None
+    return Found(rollouts=found, total=None, next_offset=more, num_read=num_read)
+
+
+def contains_text(text: str, traces: Iterable[Trace]) -> bool:
+    """Return whether a message or an answer has this text, ignoring case."""
+    wanted = text.lower()
+    return any(wanted in part.lower() for trace in traces for part in _texts(trace))
+
+
+def _texts(trace: Trace) -> Iterator[str]:
+    for message in (*trace.messages, trace.response):
+        parts = message_parts(message)
+        yield parts.text
+        yield parts.reasoning
+        for name, arguments in parts.tools:
+            yield f"{name} {arguments}"

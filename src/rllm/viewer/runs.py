@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from msgspec import DecodeError, Struct
 from msgspec.json import decode
@@ -23,15 +22,25 @@ from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
 from rllm.tracking.about import run_id_of
 from rllm.tracking.own_runs import SETTINGS, STORE, check_contained, is_own, store_of_run
-from rllm.types import StepCredit, Trace
+from rllm.types import JSONObject, StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
-from rllm.viewer.messages import message_parts
-from rllm.viewer.metrics import MetricsFile, Row
+from rllm.viewer.charts import MetricsFile, Row
 from rllm.viewer.rollouts import Rollout, Rollouts
-from rllm.viewer.token_text import Vocabulary, vocabulary_of
+from rllm.viewer.texts import Vocabulary, message_parts, vocabulary_of
 
+logger = logging.getLogger(__name__)
+
+MARKS = ("metrics.jsonl", SETTINGS, STORE)
+"""Files that identify the folder of a run."""
+HOW_TO_MAKE_ONE = (
+    "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
+)
 _REPORT = "report.json"
-_LOCK = ".lock"
+_BUSY_S = 120.0
+"""Seconds without a new line or trace after which a run counts as stopped."""
+_SESSIONS_KEPT = 64
+_QUESTIONS_KEPT = 4096
+_TIMEOUT_S = 5.0
 
 
 class Accuracy(Struct, kw_only=True):
@@ -52,37 +61,6 @@ class Evaluated(Struct, kw_only=True):
     mean_reward: float | None = None
 
 
-def has_ended(folder: Path) -> bool:
-    """Return whether the evaluation in this folder has ended since it was last started.
-
-    It opens its lock first, and writes its report last.
-    """
-    report, lock = folder / _REPORT, folder / _LOCK
-    return report.exists() and not (lock.exists() and lock.stat().st_mtime_ns > report.stat().st_mtime_ns)
-
-
-def evaluated(folder: Path) -> Evaluated | None:
-    """Read the report of an evaluation; `None` without a valid one."""
-    try:
-        return decode(read_bytes(folder / _REPORT), type=Evaluated)
-    except (OSError, TooLargeError, DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-logger = logging.getLogger(__name__)
-
-MARKS = ("metrics.jsonl", SETTINGS, STORE)
-"""Files that identify the folder of a run."""
-HOW_TO_MAKE_ONE = (
-    "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
-)
-_BUSY_S = 120.0
-"""Seconds without a new line or trace after which a run counts as stopped."""
-_SESSIONS_KEPT = 64
-_QUESTIONS_KEPT = 4096
-_TIMEOUT_S = 5.0
-
-
 class Run:
     """A run folder, or a trace store without one. Everything is read on demand; thread-safe."""
 
@@ -94,20 +72,20 @@ class Run:
         self._store: TraceStore | None = None
         self._rollouts: Rollouts | None = None
         self._calls: OrderedDict[str, tuple[float, list[Trace], list[StepCredit]]] = OrderedDict()
-        self._questions: OrderedDict[str, str] = OrderedDict()
+        self._question = lru_cache(_QUESTIONS_KEPT)(self._read_question)
         self._lock = threading.RLock()
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JSONObject:
         """Settings, as far as they can be read."""
         path = self.folder / SETTINGS if self.folder else None
         if path is None or not path.is_file():
             return {}
         return _config(path, path.stat().st_mtime_ns)
 
-    def setting(self, *names: str) -> Any:
+    def setting(self, *names: str) -> object:
         """Return one setting by section and name, such as `setting("model", "path")`; `None` if it is not set."""
-        found: Any = self.config
+        found: object = self.config
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
         return found
@@ -163,17 +141,14 @@ class Run:
     def question_of(self, rollout: Rollout) -> str:
         """Return the question of its first call in one line; empty if it is unknown."""
         step_id = next((step.id for path in rollout.paths for step in path.steps), None)
-        if step_id is None:
-            return ""
-        with self._lock:
-            if step_id not in self._questions:
-                while len(self._questions) >= _QUESTIONS_KEPT:
-                    self._questions.popitem(last=False)
-                trace = self.store.trace(rollout.session_id, step_id)
-                self._questions[step_id] = _question(trace) if trace else ""
-            return self._questions[step_id]
+        return "" if step_id is None else self._question(rollout.session_id, step_id)
 
-    def task_of(self, rollout: Rollout) -> Any:
+    def _read_question(self, session_id: str, trace_id: str) -> str:
+        trace = self.store.trace(session_id, trace_id)
+        asked = [parts.text for parts in map(message_parts, trace.messages if trace else ()) if parts.kind == "user"]
+        return " ".join(asked[-1].split())[:200] if asked else ""
+
+    def task_of(self, rollout: Rollout) -> object:
         """Return the task of a rollout; `None` if the folder has no readable one."""
         if self.folder is None:
             return None
@@ -189,28 +164,36 @@ class Run:
     @property
     def vocabulary(self) -> Vocabulary:
         model = self.setting("model", "path")
-        named = isinstance(model, str) and (self.folder is None or is_own(self.folder))
-        return vocabulary_of(self.folder, model if named else None)
+        named = self.folder is None or is_own(self.folder)
+        return vocabulary_of(self.folder, model if named and isinstance(model, str) else None)
 
     @property
     def changed_at(self) -> float:
         """Time of the last write, in Unix seconds; 0 if it is unknown."""
         paths = [self.folder / "metrics.jsonl"] if self.folder else []
         with suppress(ConfigError):  # pages that need the store show the error
-            if (database := _file_of(self.store_url)) is not None:
-                paths += [database, database.with_name(f"{database.name}-wal")]
+            if (database := path_of(self.store_url)) is not None:
+                paths += [Path(database).expanduser(), Path(f"{database}-wal").expanduser()]
         return max(map(_changed_at, paths), default=0.0)
 
     @property
     def evaluated(self) -> Evaluated | None:
-        """Last report, if this is the folder of an evaluation."""
-        return evaluated(self.folder) if self.folder else None
+        """Last report, if this is the folder of an evaluation and it can be read."""
+        if self.folder is None:
+            return None
+        try:
+            return decode(read_bytes(self.folder / _REPORT), type=Evaluated)
+        except (OSError, TooLargeError, DecodeError, UnicodeDecodeError, RecursionError):
+            return None
 
     @property
     def is_live(self) -> bool:
         """True if a training run or an evaluation seems to be running: recent writes, and not finished."""
-        if self.folder and self.evaluated is not None and has_ended(self.folder):
-            return False
+        if self.folder and self.evaluated is not None:
+            # An evaluation opens its lock first, and writes its report last.
+            report, lock = self.folder / _REPORT, self.folder / ".lock"
+            if not (lock.exists() and lock.stat().st_mtime_ns > report.stat().st_mtime_ns):
+                return False
         rows, num_steps = self.rows(), self.setting("num_steps")
         is_through = bool(rows) and isinstance(num_steps, int) and rows[-1]["step"] >= num_steps
         return not is_through and time.time() - self.changed_at < _BUSY_S
@@ -297,11 +280,6 @@ class Runs:
         return self._runs[place, unique]
 
 
-def _question(trace: Trace) -> str:
-    asked = [parts.text for parts in map(message_parts, trace.messages) if parts.kind == "user"]
-    return " ".join(asked[-1].split())[:200] if asked else ""
-
-
 def _is_run(folder: Path) -> bool:
     try:
         return any((folder / name).is_file() for name in MARKS)
@@ -317,14 +295,9 @@ def _changed_at(path: Path) -> float:
     return found.st_mtime if found.st_size else 0.0  # readers create an empty -wal
 
 
-def _file_of(url: str) -> Path | None:
-    path = path_of(url)
-    return None if path is None else Path(path).expanduser()
-
-
 def _opened(url: str) -> TraceStore:
-    path = _file_of(url)
-    if path is not None:
+    if (file := path_of(url)) is not None:
+        path = Path(file).expanduser()
         if not path.exists():
             raise StoreError(
                 f"there are no traces yet: {str(path)!r} is not there. They appear with the first rollouts"
@@ -336,7 +309,7 @@ def _opened(url: str) -> TraceStore:
 
 
 @lru_cache(maxsize=64)
-def _config(path: Path, _changed_at: int) -> dict[str, Any]:
+def _config(path: Path, _changed_at: int) -> JSONObject:
     try:
         return read_settings(path)[0]
     except ConfigError:

@@ -1,7 +1,4 @@
-"""Tokens of a call and of all calls before it, with all that is known of each.
-
-And prompts that differ from earlier tokens.
-"""
+"""Tokens of a call and of all calls before it, with all that is known of each; and prompts that differ from them."""
 
 from __future__ import annotations
 
@@ -44,13 +41,8 @@ CAUSES = {
     "tool_json": "arguments of a tool call were written differently",
     "template": "the template prints earlier messages or white space differently",
 }
-Block: TypeAlias = tuple[str, int, int, int, int]
-"""An opcode of `difflib`: kind of a block, and its begin and end in both lists."""
-
 _AROUND = 12
 """Tokens shown on either side of a difference."""
-_ISLAND = 4
-"""Shorter equal blocks between two differences count as different."""
 _ALL_ALIGNED = 1000
 """Length up to which frequent tokens, such as spaces, are used to align, which takes quadratic time."""
 _LONGEST = 20_000
@@ -94,7 +86,10 @@ def drifts_of(traces: Sequence[Trace]) -> list[Drift]:
         earlier = [item for item in traces[:place] if item.response_ids and item.error is None]
         if cause and earlier:
             prior = max(earlier, key=lambda item: _likeness(item, trace))
-            found.append(_drift(trace, prior, str(cause)))
+            sampled = [*prior.prompt_ids, *prior.response_ids]
+            common = num_alike(sampled, trace.prompt_ids)
+            pieces = _aligned(sampled, trace.prompt_ids, common)
+            found.append(Drift(trace=trace, prior=prior, cause=str(cause), num_common=common, pieces=pieces))
     return found
 
 
@@ -114,48 +109,21 @@ def _likeness(prior: Trace, trace: Trace) -> tuple[int, int]:
     return alike, num_alike(prior.prompt_ids, trace.prompt_ids)
 
 
-def _drift(trace: Trace, prior: Trace, cause: str) -> Drift:
-    sampled, rendered = [*prior.prompt_ids, *prior.response_ids], trace.prompt_ids
-    common = num_alike(sampled, rendered)
-    return Drift(trace=trace, prior=prior, cause=cause, num_common=common, pieces=_aligned(sampled, rendered, common))
-
-
 def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> list[Piece]:
     one, other = list(sampled[common : common + _LONGEST]), list(rendered[common : common + _LONGEST])
     pieces = [_same(sampled[:common], 0)]
-    blocks = _merged(SequenceMatcher(None, one, other, autojunk=len(other) > _ALL_ALIGNED).get_opcodes())
-    last = len(blocks) - 1
-    for number, (kind, begin, end, start, stop) in enumerate(blocks):
+    blocks = SequenceMatcher(None, one, other, autojunk=len(other) > _ALL_ALIGNED).get_opcodes()
+    for kind, begin, end, start, stop in blocks:
+        at = common + begin
         if kind == "equal":
-            pieces.append(_same(one[begin:end], common + begin))
-        elif number == last and begin == end:
+            pieces.append(_same(one[begin:end], at))
+        elif begin == end == len(one):
             # The prompt continues after the answer: new tokens, not a difference.
-            pieces.append(
-                Piece(
-                    same=True,
-                    sampled=[],
-                    rendered=other[start : start + _AROUND],
-                    at=common + begin,
-                    num_left_out=max(stop - start - _AROUND, 0),
-                )
-            )
+            new, rest = other[start : start + _AROUND], max(stop - start - _AROUND, 0)
+            pieces.append(Piece(same=True, sampled=[], rendered=new, at=at, num_left_out=rest))
         else:
-            pieces.append(Piece(same=False, sampled=one[begin:end], rendered=other[start:stop], at=common + begin))
+            pieces.append(Piece(same=False, sampled=one[begin:end], rendered=other[start:stop], at=at))
     return [piece for piece in pieces if piece.sampled or piece.rendered]
-
-
-def _merged(blocks: Sequence[Block]) -> list[Block]:
-    """Merge differences with few equal tokens between them, which would split words."""
-    merged: list[Block] = []
-    for number, (kind, begin, end, start, stop) in enumerate(blocks):
-        is_island = kind == "equal" and 0 < number < len(blocks) - 1 and end - begin < _ISLAND
-        differs = kind != "equal" or is_island
-        if differs and merged and merged[-1][0] != "equal":
-            _, first, _, beginning, _ = merged[-1]
-            merged[-1] = ("replace", first, end, beginning, stop)
-        else:
-            merged.append(("replace" if differs else "equal", begin, end, start, stop))
-    return merged
 
 
 def _same(ids: Sequence[int], at: int) -> Piece:

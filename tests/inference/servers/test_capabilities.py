@@ -7,25 +7,25 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.inference.servers.capabilities import Capabilities, Finding, check_trainable, probe
+from rllm.inference.servers.capabilities import Checks, Finding, check_trainable, probe
 
 from ..endpoint import endpoint
 
 
-def found(**abilities: Any) -> Capabilities:
+def found(**abilities: Any) -> Checks:
     with endpoint(**abilities) as url:
         return probe(url)
 
 
-def of(capabilities: Capabilities, name: str) -> Finding:
+def of(capabilities: Checks, name: str) -> Finding:
     [finding] = [finding for finding in capabilities.findings if finding.name == name]
     return finding
 
 
 def test_a_server_that_can_do_everything() -> None:
     capabilities = found()
-    assert capabilities.can_train
-    assert {finding.name: finding.said for finding in capabilities.findings} == {
+    assert capabilities.ok
+    assert {finding.name: finding.detail for finding in capabilities.findings} == {
         "models": "policy",
         "token ids": "2 ids, each with its log-probability",
         "streamed ids": "2 ids and 2 log-probabilities in 3 chunks, with the prompt's",
@@ -36,7 +36,7 @@ def test_a_server_that_can_do_everything() -> None:
         "new weights": "by transfer, while it runs",
     }
     assert not any(finding.fix for finding in capabilities.findings)
-    assert capabilities.to_dict()["can_train"] is True
+    assert capabilities.to_dict()["ok"] is True
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_a_server_that_can_do_everything() -> None:
 )
 def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
     capabilities = found(**abilities)
-    assert not capabilities.can_train
-    assert [finding.name for finding in capabilities.missing] == [name]
-    assert said in of(capabilities, name).said
+    assert not capabilities.ok
+    assert [finding.name for finding in capabilities.problems] == [name]
+    assert said in of(capabilities, name).detail
     assert fix in of(capabilities, name).fix
 
 
@@ -73,17 +73,17 @@ def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, s
 )
 def test_what_training_only_misses(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
     capabilities = found(**abilities)
-    assert capabilities.can_train
+    assert capabilities.ok
     finding = of(capabilities, name)
     assert not finding.ok
-    assert said in finding.said
+    assert said in finding.detail
     assert fix in finding.fix
 
 
 def test_a_server_of_sglang() -> None:
     capabilities = found(routes=["/update_weights_from_disk"], ids_field="response_token_ids", streams=False)
     assert [finding.name for finding in capabilities.findings if not finding.ok] == ["streamed ids"]
-    assert of(capabilities, "new weights").said == "by disk, while it runs"
+    assert of(capabilities, "new weights").detail == "by disk, while it runs"
 
 
 def test_raw_log_probabilities_do_at_temperature_one_only() -> None:
@@ -97,20 +97,20 @@ def test_raw_log_probabilities_do_at_temperature_one_only() -> None:
 
 def test_a_server_that_needs_a_key() -> None:
     with endpoint(key="secret") as url:
-        assert "no key" in of(probe(url), "models").said
-        assert probe(url, api_key="secret").can_train
+        assert "no key" in of(probe(url), "models").detail
+        assert probe(url, api_key="secret").ok
 
 
 def test_a_model_that_is_not_served() -> None:
     with endpoint() as url:
         capabilities = probe(url, model="other")
     assert of(capabilities, "models").fix == "ask for one that it serves: --model policy"
-    assert not capabilities.can_train
+    assert not capabilities.ok
 
 
 def test_nobody_at_the_address() -> None:
     capabilities = probe("http://127.0.0.1:1/v1")
-    assert [finding.name for finding in capabilities.missing] == ["models"]
-    assert "cannot be reached" in capabilities.findings[0].said
+    assert [finding.name for finding in capabilities.problems] == ["models"]
+    assert "cannot be reached" in capabilities.findings[0].detail
     with pytest.raises(ConfigError, match=r"vllm\.url"):
         probe("localhost:8000")

@@ -34,20 +34,20 @@ def finding(template: str):
 
 def test_a_template_that_only_appends() -> None:
     found = finding(PLAIN)
-    assert (found.ok, found.said) == (True, "append-only: it prints earlier turns as it did at first")
+    assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")
 
 
 def test_a_template_that_drops_earlier_reasoning() -> None:
     found = finding(TEMPLATES["qwen"])
     assert (found.ok, found.needed) == (False, False)
-    assert found.said == "not append-only: it prints earlier answers, reasoning, tool calls otherwise than at first"
+    assert found.detail == "not append-only: it prints earlier answers, reasoning, tool calls otherwise than at first"
     assert "gateway.exact_turns" in found.fix
 
 
 def test_a_template_that_nobody_can_go_on_from() -> None:
     found = finding(LAST_FIRST)
     assert not found.ok
-    assert "sampled tokens" in found.said
+    assert "sampled tokens" in found.detail
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_template_that_nobody_can_go_on_from() -> None:
 def test_a_template_that_does_not_print_all(template: str, said: str, remedy: str) -> None:
     found = finding(template)
     assert not found.ok
-    assert found.said.endswith(said) or said in found.said
+    assert found.detail.endswith(said) or said in found.detail
     assert remedy in found.fix
     assert found.fix.count("model.chat_template=PATH") == 1
 
@@ -92,7 +92,7 @@ def test_sampling_that_the_model_asks_for(settings: dict[str, float] | None, sai
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     found = generation_finding(tmp_path)
     assert found.ok == (not said)
-    assert said in found.said
+    assert said in found.detail
 
 
 def test_files_that_a_download_left_out(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_files_that_a_download_left_out(tmp_path: Path) -> None:
     assert missing_files(tmp_path) == ["model-00002-of-00002.safetensors"]
     [found] = model_findings(str(tmp_path))
     assert (found.ok, found.name) == (False, "model")
-    assert "lacks model-00002-of-00002.safetensors" in found.said
+    assert "lacks model-00002-of-00002.safetensors" in found.detail
 
 
 def test_files_that_were_cut_off(tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_files_that_were_cut_off(tmp_path: Path) -> None:
     assert training_bytes(str(tmp_path)) == 6 * 16
     weights.write_bytes(weights.read_bytes()[:-1])
     [found] = model_findings(str(tmp_path))
-    assert "has files that were cut off: model.safetensors" in found.said
+    assert "has files that were cut off: model.safetensors" in found.detail
     weights.write_bytes(weights.read_bytes()[:20])
     [found] = model_findings(str(tmp_path))
-    assert "has files that were cut off: model.safetensors" in found.said
+    assert "has files that were cut off: model.safetensors" in found.detail
     assert training_bytes(str(tmp_path)) is None
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "mod')
     [found] = model_findings(str(tmp_path))
     assert not found.ok
-    assert "not JSON: model.safetensors.index.json" in found.said
+    assert "not JSON: model.safetensors.index.json" in found.detail
 
 
 def test_a_folder_that_is_not_there() -> None:
     [found] = model_findings("./nowhere")
     assert not found.ok
-    assert "there is no such folder" in found.said
+    assert "there is no such folder" in found.detail

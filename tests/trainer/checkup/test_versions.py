@@ -13,7 +13,7 @@ TRAIN = {
 
 def told(**changed: Package) -> list[tuple[bool, bool, str, str]]:
     packages = {**TRAIN, **{name.replace("_", "-"): package for name, package in changed.items()}}
-    return [(item.ok, item.needed, item.said, item.fix) for item in version_findings(packages)]
+    return [(item.ok, item.needed, item.detail, item.fix) for item in version_findings(packages)]
 
 
 def test_versions_that_fit_each_other() -> None:

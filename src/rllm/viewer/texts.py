@@ -1,23 +1,94 @@
-"""Text of tokens: their bytes from `tokenizer.json`, and their HTML in blocks that browsers lay out lazily."""
+"""Text for display: chat messages in parts, and tokens from their bytes in `tokenizer.json`."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from rllm._runtime.untrusted import read_json
 from rllm.parser.decoding import byte_level_bytes, metaspace_bytes
-from rllm.viewer.tokens import TokenTable, shade
+from rllm.types import JSONObject
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
+_SHORT = 80
+"""Longest JSON on one line."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageParts:
+    """One message."""
+
+    role: str
+    kind: str
+    """Its class in the style sheet."""
+    name: str = ""
+    text: str = ""
+    reasoning: str = ""
+    tools: list[tuple[str, str]] = field(default_factory=list)
+    """Name and arguments of each tool call."""
+
+
+def message_parts(message: object) -> MessageParts:
+    """Split a message into parts; a value that is not a message becomes text."""
+    if not isinstance(message, Mapping):
+        return MessageParts(role="?", kind="other", text=pretty(message))
+    role = str(message.get("role") or "?")
+    text = _text(message.get("content"))
+    calls = message.get("tool_calls")
+    return MessageParts(
+        role=role,
+        kind=role if role in _ROLES else "other",
+        name=str(message.get("name") or ""),
+        text=pretty(text) if role == "tool" else text,
+        reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
+        tools=[_call(call) for call in calls] if isinstance(calls, list) else [],
+    )
+
+
+def fields_of(task: object) -> dict[str, str]:
+    """Return the fields of a task; a task without fields is one field."""
+    fields = task if isinstance(task, Mapping) else {} if task is None else {"task": task}
+    lines = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in fields.items()}
+    return {str(name): value if isinstance(value, str) else pretty(lines[name]) for name, value in fields.items()}
+
+
+def pretty(value: object) -> str:
+    """Indent arguments and results that are JSON."""
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        if not isinstance(found, dict | list) or len(value) < _SHORT:
+            return value
+        value = found
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _text(content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return pretty(content)
+    parts = [part if isinstance(part, Mapping) else {"type": type(part).__name__} for part in content]
+    return "".join(
+        part["text"] if isinstance(part.get("text"), str) else f"[{part.get('type', 'part')}]" for part in parts
+    )
+
+
+def _call(call: object) -> tuple[str, str]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return "?", pretty(call)
+    return str(function.get("name")), pretty(function.get("arguments"))
 
 
 class Vocabulary:
@@ -70,7 +141,7 @@ def _places(folder: Path | None, model: str | None) -> Iterable[Path]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, _changed_at: int) -> Vocabulary:
-    found: dict[str, Any] = read_json(path)
+    found: JSONObject = read_json(path)
     model = found["model"]
     vocab = model["vocab"]
     pairs = vocab.items() if isinstance(vocab, dict) else ((item[0], number) for number, item in enumerate(vocab))
@@ -79,47 +150,6 @@ def _read(path: Path, _changed_at: int) -> Vocabulary:
     bytes_of = {number: to_bytes(piece) for piece, number in pairs}
     bytes_of.update({item["id"]: item["content"].encode() for item in found.get("added_tokens") or ()})
     return Vocabulary(bytes_of)
-
-
-_BLOCK, _LONGEST_BLOCK = 256, 768
-"""Tokens after which a block ends at the next line break, and at the latest."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Consecutive tokens."""
-
-    start: int
-    """Position of the first token."""
-    html: Markup
-
-
-def blocks(
-    table: TokenTable, vocabulary: Vocabulary, overlay: str, *, start: int = 0, stop: int | None = None
-) -> Iterator[Block]:
-    """Yield the tokens from `start` to `stop` with the classes of an overlay."""
-    from markupsafe import Markup
-
-    column = table.columns[overlay]
-    classes: dict[tuple[float | None, bool], str] = {}
-    signs: dict[int, tuple[str, str]] = {}
-    piece: list[str] = []
-    first = start
-    for place in range(start, len(table) if stop is None else min(stop, len(table))):
-        token_id, value = table.ids[place], column[place]
-        if token_id not in signs:
-            signs[token_id] = _sign(vocabulary, token_id)
-        text, extra = signs[token_id]
-        key = (value, overlay == "ratio" and table.clipped(place))
-        if key not in classes:
-            classes[key] = shade(overlay, value, clipped=key[1])
-        names = f"{classes[key]}{extra}"
-        piece.append(f'<i class="{names}">{text}</i>' if names else f"<i>{text}</i>")
-        if len(piece) >= _BLOCK and ("\n" in text or len(piece) >= _LONGEST_BLOCK):
-            yield Block(first, Markup("".join(piece)))  # Every piece of text in it was escaped.
-            first, piece = place + 1, []
-    if piece:
-        yield Block(first, Markup("".join(piece)))
 
 
 def plain(ids: Sequence[int], vocabulary: Vocabulary) -> str:
@@ -135,9 +165,3 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """Replace invisible characters as `visible` does, and line breaks and tabs by symbols."""
     return visible(text.replace("\n", "↵").replace("\t", "⇥"))
-
-
-def _sign(vocabulary: Vocabulary, token_id: int) -> tuple[str, str]:
-    """Return the token's escaped text, and the class of one that begins with a line break."""
-    text = vocabulary.text_of(token_id)
-    return escape(visible(text)), " nl" if text.startswith("\n") else ""
