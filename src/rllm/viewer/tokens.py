@@ -43,6 +43,8 @@ CAUSES = {
 }
 _AROUND = 12
 """Tokens shown on either side of a difference."""
+_ISLAND = 4
+"""Shorter equal blocks between two differences count as different."""
 _ALL_ALIGNED = 1000
 """Length up to which frequent tokens, such as spaces, are used to align, which takes quadratic time."""
 _LONGEST = 20_000
@@ -112,7 +114,7 @@ def _likeness(prior: Trace, trace: Trace) -> tuple[int, int]:
 def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> list[Piece]:
     one, other = list(sampled[common : common + _LONGEST]), list(rendered[common : common + _LONGEST])
     pieces = [_same(sampled[:common], 0)]
-    blocks = SequenceMatcher(None, one, other, autojunk=len(other) > _ALL_ALIGNED).get_opcodes()
+    blocks = _merged(SequenceMatcher(None, one, other, autojunk=len(other) > _ALL_ALIGNED).get_opcodes())
     for kind, begin, end, start, stop in blocks:
         at = common + begin
         if kind == "equal":
@@ -124,6 +126,20 @@ def _aligned(sampled: Sequence[int], rendered: Sequence[int], common: int) -> li
         else:
             pieces.append(Piece(same=False, sampled=one[begin:end], rendered=other[start:stop], at=at))
     return [piece for piece in pieces if piece.sampled or piece.rendered]
+
+
+def _merged(blocks: Sequence[tuple[str, int, int, int, int]]) -> list[tuple[str, int, int, int, int]]:
+    """Merge differences with few equal tokens between them, which would split words."""
+    merged: list[tuple[str, int, int, int, int]] = []
+    for number, (kind, begin, end, start, stop) in enumerate(blocks):
+        is_island = kind == "equal" and 0 < number < len(blocks) - 1 and end - begin < _ISLAND
+        differs = kind != "equal" or is_island
+        if differs and merged and merged[-1][0] != "equal":
+            _, first, _, beginning, _ = merged[-1]
+            merged[-1] = ("replace", first, end, beginning, stop)
+        else:
+            merged.append(("replace" if differs else "equal", begin, end, start, stop))
+    return merged
 
 
 def _same(ids: Sequence[int], at: int) -> Piece:
