@@ -373,11 +373,6 @@ def test_two_evaluations_are_compared_task_by_task(eval_work, server, runs, fail
     code, errors = fails("eval", "--compare", "first", "nowhere")
     assert (code, "--compare nowhere" in errors) == (2, True)
     ignored = {"--data": "tasks.jsonl", "--n": "3", "--out": "third", "--limit": "1", "--checkpoint": "latest"}
-    for option, value in ignored.items():
-        code, errors = fails("eval", "--compare", "first", "second", option, value)
-        assert (code, f"leave {option} out" in errors) == (2, True)
-    code, errors = fails("eval", "my_agent.py:agent", "--compare", "first", "second")
-    assert (code, "leave FILE.py:function out" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,6 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
             ["train", "a.py:f", "--data", "d.jsonl", "--val-split", "test"],
             "--val-split test: there is no held-out data",
         ),
-        (["sft", "num_steps=1", "--resume"], "--resume names no run; there are no runs in"),
         (["sft", "num_steps=1"], "DATA is missing"),
         (["train", "num_steps=1"], "the agent is missing: rllm train FILE.py:function"),
     ],
@@ -106,7 +105,6 @@ def test_what_is_missing_is_named(work, fails, arguments, said):
         (["second"], "--resume second: there is no run (no config.yaml); {}runs/second"),
         (["runs/secnod"], "--resume runs/secnod: there is no run (no config.yaml); {}runs/second"),
         (["absent"], "--resume absent: there is no run (no config.yaml); {}runs/first"),
-        ([], "--resume names no run; {}runs/first"),
     ],
 )
 def test_who_names_no_run_is_told_where_runs_are(work, fails, named, said):
