@@ -372,7 +372,6 @@ def test_two_evaluations_are_compared_task_by_task(eval_work, server, runs, fail
     assert "agent" in found["changes"]
     code, errors = fails("eval", "--compare", "first", "nowhere")
     assert (code, "--compare nowhere" in errors) == (2, True)
-    ignored = {"--data": "tasks.jsonl", "--n": "3", "--out": "third", "--limit": "1", "--checkpoint": "latest"}
 
 
 @pytest.mark.parametrize(
