@@ -38,8 +38,8 @@ def serve() -> Iterator[Serve]:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", r"broke off.*\(IncompleteRead\)"),
-        (b"nonsense\r\n\r\n", r"broke off.*\(BadStatusLine\)"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", r"closed the connection.*\(IncompleteRead\)"),
+        (b"nonsense\r\n\r\n", r"closed the connection.*\(BadStatusLine\)"),
         (b"HTTP/1.1 500 No\r\ncontent-length: 99\r\n\r\nwhy", "was answered with 500"),
     ],
 )

@@ -14,15 +14,18 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from rllm.errors import ConfigError, InferenceError
+from rllm.types import JSONObject
 
 _START_OF_BODY = 500
 # As in the gateway, no proxy named by the environment is used: it would receive the key.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 HEAVY_S = 1800.0
 """Seconds that loading or moving all weights may take; minutes for a large model."""
+_NO_ANSWER = (503, 504)
+"""Status codes of errors for a server that cannot be reached, or is too slow."""
 _UPDATE_ROUTE = "/update_weights_from_disk"
 """A server with this route is SGLang."""
 
@@ -52,7 +55,7 @@ class VLLMControl:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"{url!r} is not a server's address (vllm.url, or rllm doctor --base-url): use one such as "
+                f"{url!r} (vllm.url, or rllm doctor --base-url) is not a server's address: use one such as "
                 "http://127.0.0.1:8000/v1"
             )
         self.root = url.rstrip("/").removesuffix("/v1")
@@ -92,11 +95,13 @@ class VLLMControl:
         except OSError as error:  # TimeoutError and URLError, too
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
-                raise InferenceError(f"{self.root}{path} did not answer in time", status_code=504) from error
+                limit = timeout_s or self._timeout_s
+                raise InferenceError(f"{self.root}{path} did not answer within {limit:g} s", status_code=504) from error
             raise InferenceError(f"{self.root} cannot be reached: {reason}", status_code=503) from error
         except http.client.HTTPException as error:
             raise InferenceError(
-                f"{self.root} broke off its answer ({type(error).__name__})", status_code=503
+                f"{self.root} closed the connection before its answer was complete ({type(error).__name__})",
+                status_code=503,
             ) from error
         if not is_json:
             return content.decode(errors="replace")
@@ -118,7 +123,7 @@ class VLLMControl:
         try:
             description = self.get("/openapi.json")
         except InferenceError as error:
-            if error.status_code in (503, 504):
+            if error.status_code in _NO_ANSWER:
                 raise
             return set()
         return set(description.get("paths", ())) if isinstance(description, dict) else set()
@@ -132,7 +137,7 @@ class VLLMControl:
         try:
             answer = self.post("/collective_rpc", {"method": "rllm_backend"})
         except InferenceError as error:
-            if error.status_code in (503, 504):
+            if error.status_code in _NO_ANSWER:
                 raise
             return None
         backend: str | None = answer["results"][0].get("backend")
@@ -140,7 +145,7 @@ class VLLMControl:
 
     def weight_bits(self) -> list[dict[str, tuple[list[int], str, int]]]:
         """Return, for each worker with our extension, each tensor's shape, type, and sum of its bits."""
-        workers: list[dict[str, Any]] = self.post("/collective_rpc", {"method": "rllm_bits"})["results"]
+        workers: list[JSONObject] = self.post("/collective_rpc", {"method": "rllm_bits"})["results"]
         return [{name: (shape, dtype, bits) for name, (shape, dtype, bits) in worker.items()} for worker in workers]
 
     def weight_version(self, *, timeout_s: float | None = None) -> str:
@@ -248,18 +253,13 @@ def control_of(url: str, *, api_key: str | None = None) -> VLLMControl:
     return SGLangControl(url, api_key=api_key) if _UPDATE_ROUTE in control.routes() else control
 
 
-class Handover(Protocol):
+class Handover:
     """Transfers weights from a folder to a paused server."""
 
-    @property
-    def name(self) -> str:
-        """Name for the log."""
-        ...
-
-    @property
-    def shows_bits(self) -> bool:
-        """Return whether the server can report the bits of its weights."""
-        ...
+    name: ClassVar[str]
+    """Name for the log."""
+    shows_bits: ClassVar[bool] = False
+    """True if the server can report the bits of its weights."""
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         """Make the server use these weights.
@@ -267,10 +267,10 @@ class Handover(Protocol):
         Raises:
             InferenceError: if it refuses.
         """
-        ...
+        raise NotImplementedError
 
 
-class FileTransfer:
+class FileTransfer(Handover):
     """In place, through vLLM's weight transfer and our engine for it: only tensors are read."""
 
     name = "transfer"
@@ -282,33 +282,30 @@ class FileTransfer:
         control.post("/finish_weight_update", timeout_s=HEAVY_S)
 
 
-class LoraLoad:
+class LoraLoad(Handover):
     """A peft adapter, which replaces the one of the same name."""
 
     name = "lora"
-    shows_bits = False
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         adapter = {"lora_name": served_name, "lora_path": str(folder), "load_inplace": True}
         control.post("/v1/load_lora_adapter", adapter, timeout_s=HEAVY_S)
 
 
-class Reload:
+class Reload(Handover):
     """All weights from disk, for vLLM servers without our extension."""
 
     name = "reload"
-    shows_bits = False
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         control.post("/collective_rpc", reload, timeout_s=HEAVY_S)
 
 
-class DiskUpdate:
+class DiskUpdate(Handover):
     """All weights from disk, for SGLang; its prefix cache is reset with them."""
 
     name = "disk"
-    shows_bits = False
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
         update = {"model_path": str(folder), "abort_all_requests": False, "flush_cache": True}
@@ -352,4 +349,4 @@ def _start_of(error: urllib.error.HTTPError) -> str:
         try:
             return error.read(_START_OF_BODY).decode(errors="replace")
         except (OSError, http.client.HTTPException):
-            return "a text that broke off"
+            return "(the error text is incomplete)"
