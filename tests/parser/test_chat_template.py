@@ -304,7 +304,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in ran
 @pytest.mark.parametrize(
     ("kwargs", "complaint"),
     [
-        ({"chat_template": ENDLESS}, "a request cannot bring another template than the model's"),
+        ({"chat_template": ENDLESS}, "a request cannot replace the model's template"),
         ([1], r"chat_template_kwargs=\[1\]: use an object"),
         ("enable_thinking", "use an object"),
         (5, "use an object"),

@@ -175,5 +175,5 @@ def test_what_the_agent_wrote_behind_a_stop_string_follows_it(parser_of: Callabl
     added = "\nCalling tools<|im_end|>\n<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
     assert parser.tokenizer.decode(ids[len(known) :]) == added
     for other in (known + encode("<|im_end|>"), known + encode(" or not")):
-        with pytest.raises(ConfigError, match=r"wrote .* after an answer"):
+        with pytest.raises(ConfigError, match="stop string can be extended"):
             continuation.prompt_ids(other, messages, 2, written_on="</code>\nCalling tools")

@@ -147,7 +147,7 @@ def test_markup_inside_a_value_belongs_to_it(inside: str) -> None:
 PIECES = "<tool_call> </tool_call> <function=f> </function> <parameter=x> </parameter> \n".split(" ")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=16).map("".join))
 def test_any_text_is_read_without_loss_and_streaming_shows_nothing_else(text: str) -> None:
     parser = tool_parser("qwen3_coder")
@@ -168,7 +168,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(text=st.text(max_size=8), count=st.integers(), deep=st.booleans(), items=st.lists(VALUES, max_size=2))
 def test_what_a_template_prints_is_read_as_it_was(
     parser_of: Callable[..., ChatTemplateParser], text: str, count: int, deep: bool, items: list[Any]

@@ -226,7 +226,7 @@ def is_subsequence(part: str, whole: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES + TAGGED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_text_is_parsed_without_an_exception_and_without_loss(name: str, data: Any) -> None:
     text = data.draw(texts(name))
@@ -273,7 +273,7 @@ MARKUP = [
 
 
 @pytest.mark.parametrize("name", [*NAMES, "mistral, named", "deepseek_r1, bare"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any) -> None:
     pieces = st.lists(st.one_of(st.sampled_from(MARKUP + COMMON), st.text(max_size=3)), max_size=5).map("".join)
@@ -284,7 +284,7 @@ def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_well_formed_calls_among_text_are_all_found(name: str, data: Any) -> None:
     wrap = {

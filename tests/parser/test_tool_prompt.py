@@ -112,7 +112,7 @@ def test_a_file_replaces_the_model_s_own_template(tmp_path: Path) -> None:
         (None, "cannot be read"),
         (b"\xff\xfe", "cannot be read"),
         (b"  \n", "is empty"),
-        (b"{% for m in messages %}\n{{ m.content", "not valid jinja"),
+        (b"{% for m in messages %}\n{{ m.content", "not a valid Jinja"),
         (b"{% for m in messages %}{{ m.role }}{% endfor %}", "no text of user messages"),
     ],
 )

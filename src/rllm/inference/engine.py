@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError
 from rllm.parser.reasoning import join_reasoning
-from rllm.types import LogprobsKind, Message, text_of
+from rllm.types import JSONMapping, JSONObject, LogprobsKind, Message, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class SamplingParams:
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "use at least 1")
 
     @classmethod
-    def from_request(cls, request: Mapping[str, Any]) -> SamplingParams:
+    def from_request(cls, request: JSONMapping) -> SamplingParams:
         """Read the sampling fields of an OpenAI chat request; absent and null fields take defaults, others are ignored.
 
         Raises:
             ConfigError: if a value has the wrong type or is out of range.
         """
-        values: dict[str, Any] = {}
+        values: JSONObject = {}
         for name, convert in _REQUEST_FIELDS.items():
             if request.get(name) is not None:
                 try:
@@ -55,7 +55,7 @@ class SamplingParams:
             values["max_tokens"] = limit
         return cls(**values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
@@ -115,7 +115,7 @@ class ModelOutput:
     content: str = ""
     """The text without reasoning and tool calls."""
     reasoning: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_calls: list[JSONObject] = field(default_factory=list)
     """In the OpenAI format: `{"id", "type": "function", "function": {"name", "arguments"}}`."""
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
@@ -132,7 +132,7 @@ class ModelOutput:
     weight_updates: list[list[int]] = field(default_factory=list)
     """Positions of weight updates within the answer; see `rllm.types.Trace`."""
     template_hash: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: JSONObject = field(default_factory=dict)
     """Sampling parameters actually used."""
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class InferenceEngine(Protocol):
     """Anything that answers chat messages; users of the rLLM framework know it as `RolloutEngine`."""
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
         """Sample one answer. `params` are fields of `SamplingParams`, and request fields that an engine may ignore.
 
@@ -198,7 +198,7 @@ class StreamingInferenceEngine(Protocol):
     """An engine that can also stream its answer."""
 
     def stream_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
         """Yield deltas as they are sampled, then the whole answer as the last item.
 
@@ -218,8 +218,8 @@ class ContinuingEngine(Protocol):
         messages: Sequence[Message],
         num_known: int,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[JSONMapping] | None = None,
+        template_kwargs: JSONMapping | None = None,
         written_on: str = "",
     ) -> list[int]:
         """Return `known_ids` followed by the ids that the template prints for the later messages.
@@ -242,7 +242,7 @@ class ContinuingEngine(Protocol):
 class DetailedEngine(Protocol):
     """An engine that knows the request fields it honours and the bytes of its tokens; takes `top_logprobs`."""
 
-    def check_request(self, request: Mapping[str, Any]) -> None:
+    def check_request(self, request: JSONMapping) -> None:
         """Check a chat request for fields that must not be ignored.
 
         Raises:
@@ -250,7 +250,7 @@ class DetailedEngine(Protocol):
         """
         ...
 
-    def ignored(self, request: Mapping[str, Any]) -> list[str]:
+    def ignored(self, request: JSONMapping) -> list[str]:
         """Return the fields of a chat request that have no effect here, as keys of `rllm.inference.parameters`."""
         ...
 
@@ -262,7 +262,7 @@ class DetailedEngine(Protocol):
 RolloutEngine = InferenceEngine
 
 
-def output_of_answer(response: Mapping[str, Any], sampling: dict[str, Any]) -> ModelOutput:
+def output_of_answer(response: JSONMapping, sampling: JSONObject) -> ModelOutput:
     """Return the first choice of a chat completion; without tokens if those of the answer are unusable.
 
     Raises:
@@ -302,7 +302,7 @@ def continued_prompt(
     known_ids: Sequence[int],
     messages: Sequence[Message],
     num_known: int,
-    request: Mapping[str, Any],
+    request: JSONMapping,
     *,
     written_on: str = "",
 ) -> list[int] | None:
@@ -326,9 +326,7 @@ def continued_prompt(
         return None
 
 
-def lost_in_prompt(
-    engine: object, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-) -> tuple[str, ...]:
+def lost_in_prompt(engine: object, messages: Sequence[Message], tools: Sequence[JSONMapping] | None) -> tuple[str, ...]:
     """Return the kinds of content that the chat template of an engine or upstream leaves out of the prompt.
 
     Empty for one that renders nothing here: it has no method `lost`.

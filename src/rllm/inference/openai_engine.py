@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from rllm._runtime.untrusted import LARGE, parse_json
 from rllm.capture import SAMPLING_FIELDS
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, SamplingParams, output_of_answer
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 _MAX_ANSWER_BYTES, _MAX_VALUE_BYTES = 64 * LARGE, 512 * LARGE
 """Bounds of a server's answer, and of its values in memory."""
@@ -44,8 +44,8 @@ class OpenAIEngine:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        sampling_params: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        sampling_params: JSONMapping | None = None,
+        tools: Sequence[JSONMapping] | None = None,
         max_prompt_length: int | None = None,
         max_response_length: int | None = None,
         api_retries: int = 3,
@@ -81,7 +81,7 @@ class OpenAIEngine:
         self._kind = kind
         if base_url is not None and not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url={base_url!r}: use an address such as http://127.0.0.1:8000/v1")
-        self._client_settings: dict[str, Any] = {
+        self._client_settings: JSONObject = {
             "base_url": base_url,
             "api_key": api_key or os.environ.get("OPENAI_API_KEY") or "EMPTY",
             "max_retries": api_retries,
@@ -105,7 +105,7 @@ class OpenAIEngine:
         return client
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
         """Request one answer. Raises what `InferenceEngine.get_model_response` does.
 
@@ -148,13 +148,13 @@ class OpenAIEngine:
         self,
         client: openai.AsyncOpenAI,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Sequence[JSONMapping] | None,
         sampling: SamplingParams,
-        others: Mapping[str, Any],
-    ) -> dict[str, Any]:
+        others: JSONMapping,
+    ) -> JSONObject:
         sent = {name: value for name, value in sampling.to_dict().items() if value is not None and value != ()}
         body = {name: sent.pop(name) for name in _BEYOND_OPENAI if name in sent}
-        request: dict[str, Any] = {"model": self.model, "messages": list(messages), "logprobs": True, **sent}
+        request: JSONObject = {"model": self.model, "messages": list(messages), "logprobs": True, **sent}
         kind = self._kind or ("openai" if client.base_url.host == _OPENAI_HOST else "vllm")
         request["extra_body"] = {**body, **others, "return_token_ids": True} if kind == "vllm" else dict(others)
         if tools:
@@ -197,7 +197,7 @@ def _bounded(stream: Any) -> Any:
     return Bounded()
 
 
-async def _parsed(body: bytes) -> dict[str, Any]:
+async def _parsed(body: bytes) -> JSONObject:
     """Return the chat completion, checked to have a choice with a message."""
     read = partial(parse_json, body, limit=_MAX_VALUE_BYTES)
     try:
@@ -215,7 +215,7 @@ def _start_of(body: bytes) -> str:
     return repr(body[:200].decode(errors="replace"))
 
 
-def _as_json(sampling: SamplingParams) -> dict[str, Any]:
+def _as_json(sampling: SamplingParams) -> JSONObject:
     return {**sampling.to_dict(), "stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
 
 

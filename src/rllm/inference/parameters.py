@@ -15,6 +15,7 @@ from typing import Any
 
 from rllm.capture.side_calls import asks_for_title
 from rllm.inference.engine import ParameterError
+from rllm.types import JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Table:
         others = None if "[]" in key else f"{key.partition('[')[0]}[*]"
         return self.rows.get(key) or self.rows.get(others or key)
 
-    def rows_in(self, request: Mapping[str, Any]) -> dict[str, Row | None]:
+    def rows_in(self, request: JSONMapping) -> dict[str, Row | None]:
         """Return the rows of all that a request asks for, by key; `None` for what has none.
 
         That is a field, a kind of a field that has kinds, or a member of one that has members; a tool has any members.
@@ -172,11 +173,11 @@ def _kind(value: Any) -> str | None:
     return kind[:_LONGEST_KIND] if isinstance(kind, str) else None
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: Any) -> JSONObject:
     return value if isinstance(value, dict) else {}
 
 
-def ignored(request: Mapping[str, Any]) -> list[str]:
+def ignored(request: JSONMapping) -> list[str]:
     """Return the keys of a chat request that the embedded engine ignores."""
     rows = CHAT.rows_in(request)
     named = [key for key, row in rows.items() if row is None or NAMED in row.fates]
@@ -184,7 +185,7 @@ def ignored(request: Mapping[str, Any]) -> list[str]:
     return named + title
 
 
-def check_request(request: Mapping[str, Any]) -> None:
+def check_request(request: JSONMapping) -> None:
     """Check a chat request for what the embedded engine refuses.
 
     Titles that programs such as Claude Code and opencode request besides their task may have any format.

@@ -8,18 +8,20 @@ checked before it is created.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, Sized, ValuesView
 from contextvars import ContextVar
 from functools import lru_cache, wraps
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import nodes
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from rllm.errors import ConfigError
+from rllm.parser.decoding import Tokenizer
+from rllm.types import JSONMapping, Message
 
 MAX_STEPS = 10_000_000
 """Passes of loops, operations, and each 1,024 characters or 64 values that one reads: some ten seconds."""
@@ -35,17 +37,20 @@ _MAX_TEMPLATE = 200_000
 """Characters of a template, whose code takes 1,000 bytes for each; the longest known has 30,000."""
 _MAX_WIDTH = 100_000
 _WIDTH = re.compile(r"\d{6,}|\*")
+T = TypeVar("T")
 _ATOMS = (bool, int, float, type(None))
 
 
 class TemplateLimitError(ConfigError):
-    """A chat template that does more than any rendering needs."""
+    """A chat template exceeds a limit that no useful rendering needs."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the chat template {what}: name another template with model.chat_template=PATH")
 
 
-def render_bounded(tokenizer: Any, messages: Sequence[Any], tools: Any, options: Mapping[str, Any]) -> str:
+def render_bounded(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[JSONMapping] | None, options: JSONMapping
+) -> str:
     """Return what `tokenizer.apply_chat_template` gives for these messages, as text.
 
     A tokenizer with another way to apply its template than transformers' is left to it.
@@ -54,7 +59,8 @@ def render_bounded(tokenizer: Any, messages: Sequence[Any], tools: Any, options:
         TemplateLimitError: if the template does not end within its bounds.
         Exception: whatever else the template raises.
     """
-    if not _is_of_transformers(tokenizer):
+    apply = getattr(tokenizer, "apply_chat_template", None)
+    if getattr(apply, "__module__", "") != "transformers.tokenization_utils_base":
         text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
         return text
     template = _compiled(tokenizer.get_chat_template(None, tools))
@@ -63,15 +69,10 @@ def render_bounded(tokenizer: Any, messages: Sequence[Any], tools: Any, options:
     try:
         text = template.render(messages=messages, tools=tools, **values)
     except MemoryError:
-        raise TemplateLimitError("needs more memory than there is") from None
+        raise TemplateLimitError("runs out of memory") from None
     finally:
         _BUDGET.reset(token)
     return text
-
-
-def _is_of_transformers(tokenizer: Any) -> bool:
-    own = getattr(tokenizer, "apply_chat_template", None)
-    return getattr(own, "__module__", "") == "transformers.tokenization_utils_base"
 
 
 class _Budget:
@@ -80,7 +81,7 @@ class _Budget:
     def __init__(self) -> None:
         self._steps = MAX_STEPS
         self._printed = 0
-        self._sizes: dict[int, tuple[Any, int]] = {}
+        self._sizes: dict[int, tuple[object, int]] = {}
         """Of containers, which a template cannot change; they are kept, so that no other one gets their id."""
         self._num_kept = 0
 
@@ -94,7 +95,7 @@ class _Budget:
         if size > MAX_SIZE:
             raise TemplateLimitError(f"makes a value of more than {MAX_SIZE:,} characters or parts")
 
-    def size(self, value: Any) -> int:
+    def size(self, value: object) -> int:
         """Return the characters of a text, or the number of values in a container, each as often as it is there."""
         if isinstance(value, str | bytes):
             return len(value)
@@ -104,7 +105,7 @@ class _Budget:
             return self._size_of(value, value)
         return self._size_of(value, [*value]) if isinstance(value, KeysView | ValuesView | ItemsView) else 1
 
-    def _size_of(self, container: Any, items: Iterable[Any]) -> int:
+    def _size_of(self, container: Sized, items: Iterable[object]) -> int:
         known = self._sizes.get(id(container))
         if known is None:
             size = 1 + sum(1 if isinstance(item, _ATOMS) else self.size(item) for item in items)
@@ -116,7 +117,7 @@ class _Budget:
             known = self._sizes[id(container)] = container, size
         return known[1]
 
-    def use(self, value: Any) -> Any:
+    def use(self, value: T) -> T:
         """Take what it costs to read a value, and return it."""
         if not isinstance(value, _ATOMS):
             size = self.size(value)
@@ -125,7 +126,7 @@ class _Budget:
                 self.spend(size // (1024 if isinstance(value, str) else 64))
         return value
 
-    def printed(self, value: Any) -> Any:
+    def printed(self, value: T) -> T:
         """Take what it costs to print a value, and return it."""
         self._printed += 1 if isinstance(value, _ATOMS) else self.size(value)
         if self._printed > _MAX_PRINTED:
@@ -136,22 +137,22 @@ class _Budget:
 _BUDGET: ContextVar[_Budget] = ContextVar("the budget of a rendering")
 
 
-def _use(value: Any) -> Any:
+def _use(value: T) -> T:
     return _BUDGET.get().use(value)
 
 
-def _printed(value: Any) -> Any:
+def _printed(value: T) -> T:
     return _BUDGET.get().printed(value)
 
 
-def _concat(values: Sequence[Any]) -> str:
+def _concat(values: Sequence[object]) -> str:
     """Apply the operator `~`."""
     budget = _BUDGET.get()
     budget.check(sum(map(budget.size, values)))
     return "".join(map(str, map(budget.use, values)))
 
 
-def _counted(values: Iterable[Any]) -> Iterator[Any]:
+def _counted(values: Iterable[T]) -> Iterator[T]:
     spend = _BUDGET.get().spend
     for value in values:
         spend(1)
@@ -188,12 +189,12 @@ def _unless_constant(node: nodes.Expr) -> nodes.Expr:
     return node if isinstance(node, nodes.Const) else _filtered(node, "rllm_use")
 
 
-def _filtered(node: Any, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of transformers, as it becomes by `_bound`."""
+    """The environment of transformers, with limits."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -201,16 +202,27 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         parsed: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
         return parsed
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         budget = _BUDGET.get()
         budget.spend(1)
-        if not (isinstance(left, _ATOMS) and isinstance(right, _ATOMS)):
-            _check_operands(budget, operator, left, right)
-        elif operator in ("*", "**"):
-            _check_numbers(operator, left, right)
+        if isinstance(left, _ATOMS) and isinstance(right, _ATOMS):
+            if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+                bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+                if bits > _MAX_DIGITS:
+                    raise TemplateLimitError("works with numbers of thousands of digits")
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and times > 0:
+                    budget.check(budget.size(value) * times)
+        elif operator == "%" and isinstance(left, str):
+            budget.check(_size_of_format([left], budget.size(left) + budget.size(right)))
+        elif operator == "+":
+            budget.check(budget.size(left) + budget.size(right))
+        budget.use(left)
+        budget.use(right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: object) -> object:
         budget = _BUDGET.get()
         budget.spend(_CALL)
         if isinstance(called, LoopContext):
@@ -221,27 +233,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         return budget.use(super().call(context, called, *args, **kwargs))
 
 
-def _check_operands(budget: _Budget, operator: str, left: Any, right: Any) -> None:
-    if operator == "*":
-        for value, times in ((left, right), (right, left)):
-            if isinstance(times, int) and times > 0:
-                budget.check(budget.size(value) * times)
-    elif operator == "%" and isinstance(left, str):
-        budget.check(_size_of_format([left], budget.size(left) + budget.size(right)))
-    elif operator == "+":
-        budget.check(budget.size(left) + budget.size(right))
-    budget.use(left)
-    budget.use(right)
-
-
-def _check_numbers(operator: str, left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        digits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if digits > _MAX_DIGITS:
-            raise TemplateLimitError("works with numbers of thousands of digits")
-
-
-def _check_call(budget: _Budget, name: str, given: Sequence[Any]) -> None:
+def _check_call(budget: _Budget, name: str, given: Sequence[object]) -> None:
     """Check a call of a method or a filter before it is made: what it reads, and how large a text it makes."""
     for value in given:
         budget.use(value)
@@ -253,19 +245,19 @@ def _check_call(budget: _Budget, name: str, given: Sequence[Any]) -> None:
         budget.check(_MAKE_MORE[name](given, sum(map(budget.size, given))))
 
 
-def _size_of_format(given: Sequence[Any], size: int) -> int:
+def _size_of_format(given: Sequence[object], size: int) -> int:
     text = str(given[0]) if given else ""
     if _WIDTH.search(text):
         raise TemplateLimitError("formats a text with a width of its own")
     return size * (1 + text.count("{") + text.count("%"))
 
 
-def _size_of_replacement(given: Sequence[Any], size: int) -> int:
+def _size_of_replacement(given: Sequence[object], size: int) -> int:
     text, old, new = map(str, (*given, "", "", "")[:3])
     return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
 
 
-def _size_of_joined(given: Sequence[Any], size: int) -> int:
+def _size_of_joined(given: Sequence[object], size: int) -> int:
     texts = [len(value) for value in given if isinstance(value, str)]
     return size * (1 + max(texts, default=0))
 
@@ -276,34 +268,13 @@ def _size_of_sum(given: Sequence[Any], size: int) -> int:
     return size if are_numbers else size * len(given[0])
 
 
-def _size_of_time(given: Sequence[Any], size: int) -> int:
-    """Return the size of a formatted time.
-
-    The C library pads to any width, and a format of two letters may stand for 200 characters.
-    """
-    return size * 256
-
-
-def _size_of_indented(given: Sequence[Any], size: int) -> int:
+def _size_of_indented(given: Sequence[object], size: int) -> int:
     widths = [value if isinstance(value, int) else len(value) for value in given[1:] if isinstance(value, int | str)]
     return size * (1 + max(widths, default=0))
 
 
 _SIZED_BY_NUMBERS = frozenset(
-    (
-        "center",
-        "ljust",
-        "rjust",
-        "zfill",
-        "expandtabs",
-        "indent",
-        "tojson",
-        "wordwrap",
-        "round",
-        "batch",
-        "slice",
-        "truncate",
-    )
+    "center ljust rjust zfill expandtabs indent tojson wordwrap round batch slice truncate".split()
 )
 _TAKE_CHARACTERS = frozenset(("list", "sort", "unique", "batch", "slice", "map", "select", "reject", "groupby"))
 """Filters that take a text apart into its characters, each of which takes as much memory as a hundred."""
@@ -313,7 +284,7 @@ _MAKE_MORE: dict[str, Callable[[Sequence[Any], int], int]] = {
     "join": _size_of_joined,
     "sum": _size_of_sum,
     "translate": lambda given, size: len(given[0]) * size if given else 0,
-    "strftime_now": _size_of_time,
+    "strftime_now": lambda given, size: size * 256,  # the C library pads to any width
     "int": lambda given, size: size * _MAX_DIGITS,  # with a base, of any length
     "wordwrap": lambda given, size: size * _MAX_DIGITS,  # of quadratic time for a long word
     **dict.fromkeys(("indent", "tojson", "expandtabs"), _size_of_indented),

@@ -7,12 +7,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TypeAlias
 
 import orjson
 
 from rllm.errors import ConfigError
 from rllm.parser.control_tokens import ControlTokens
+from rllm.parser.decoding import Tokenizer
 from rllm.parser.template_shape import (
     CALLS,
     FURTHER_CALLS,
@@ -24,15 +25,15 @@ from rllm.parser.template_shape import (
     arguments_of,
     probed,
 )
-from rllm.types import TEXT_PARTS, Message
+from rllm.types import TEXT_PARTS, JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
 
+_Tools: TypeAlias = Sequence[JSONMapping] | None
 _MEMO_SIZE = 256
 _LONG = 100_000
 """Characters; to make tokens of them takes a tenth of a second."""
-_SHAPES: OrderedDict[tuple[str, str], TemplateShape] = OrderedDict()
-_SHAPES_SIZE = 64
+_SHAPES: dict[tuple[str, str], TemplateShape] = {}
 _NAME_OF_CHOICE = "name another template with model.chat_template=PATH"
 _REMEDIES = {
     **dict.fromkeys(
@@ -51,7 +52,7 @@ class ChatTemplate:
     one; other templates get the parsed object. Malformed arguments always stay a string.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.text: str = _template_text(tokenizer)
         self.hash = hashlib.sha256(self.text.encode()).hexdigest()
@@ -62,7 +63,7 @@ class ChatTemplate:
 
     @cached_property
     def shape(self) -> TemplateShape:
-        """Form of messages that the template reads, found by some ten renderings when it is first asked for.
+        """Form of messages that the template reads, found by some ten renderings on first use.
 
         Raises:
             ConfigError: if no text of a user's message is printed in any form.
@@ -71,8 +72,6 @@ class ChatTemplate:
         shape = _SHAPES.get(key)
         if shape is None:
             shape = _SHAPES[key] = probed(partial(self._apply, add_generation_prompt=False))
-            if len(_SHAPES) > _SHAPES_SIZE:
-                _SHAPES.popitem(last=False)
         if shape.lost.get(USER) == "":
             name = getattr(self._tokenizer, "name_or_path", "") or "<in memory>"
             raise ConfigError(
@@ -81,7 +80,7 @@ class ChatTemplate:
             )
         return shape
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: _Tools = None) -> tuple[str, ...]:
         """Return the kinds of content of a request that the template leaves out of its prompt, such as `tools`.
 
         The first request of each kind is logged as a warning.
@@ -96,9 +95,9 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: _Tools = None,
         add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JSONMapping | None = None,
     ) -> list[int]:
         """Return the prompt's token ids. `template_kwargs` are the template's own switches, such as `enable_thinking`.
 
@@ -120,9 +119,9 @@ class ChatTemplate:
     def render_text(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: _Tools = None,
         add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JSONMapping | None = None,
     ) -> str:
         """Return the prompt as text, special tokens included."""
         marked = self.render_marked(messages, tools, add_generation_prompt, template_kwargs)
@@ -131,9 +130,9 @@ class ChatTemplate:
     def render_marked(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: _Tools = None,
         add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JSONMapping | None = None,
     ) -> str:
         """Return the text for `control_tokens.encode`: those quoted in messages are placeholders, and only there."""
         if not messages:
@@ -149,42 +148,33 @@ class ChatTemplate:
         except ConfigError:  # it does not end
             raise
         except Exception as error:  # a template is a program of its author: it may raise anything
-            if shaped_tools and self._is_rendered(shaped, None, **options):
+            if shaped_tools and self._error_of(shaped, None, options) is None:
                 raise ConfigError(
                     f"tools={tools!r:.80}: the chat template refuses them ({type(error).__name__}: {error}): use a "
                     "list of objects in the OpenAI format"
                 ) from error
-            refused = self._first_refused(shaped, shaped_tools, str(error), options)
+            ends = range(1, len(shaped))
+            errors = (self._error_of(shaped[:end], shaped_tools, options) for end in ends)
+            refused = next((place for place, found in enumerate(errors) if found == str(error)), len(ends))
             raise _refusal(refused, messages[refused], error) from error
 
-    def _apply(self, messages: Sequence[Message], tools: Any, **options: Any) -> str:
+    def _apply(self, messages: Sequence[Message], tools: _Tools, **options: object) -> str:
         from rllm.parser.bounded_template import render_bounded  # needs jinja2, which a gateway may lack
 
         return render_bounded(self._tokenizer, messages, tools, options)
 
-    def _is_rendered(self, messages: Sequence[Message], tools: Any, **options: Any) -> bool:
+    def _error_of(self, messages: Sequence[Message], tools: _Tools, options: JSONMapping) -> str | None:
+        """Return the error with which the template refuses messages, or None."""
         try:
-            return bool(self._apply(messages, tools, **options))
-        except Exception:
-            return False
-
-    def _first_refused(self, messages: Sequence[Message], tools: Any, why: str, options: Mapping[str, Any]) -> int:
-        """Return the place of the first message with which the template refuses the conversation for this reason."""
-        low, high = 1, len(messages)
-        while low < high:
-            middle = (low + high) // 2
-            try:
-                self._apply(messages[:middle], tools, **options)
-                is_refused = False
-            except Exception as error:
-                is_refused = str(error) == why
-            low, high = (low, middle) if is_refused else (middle + 1, high)
-        return high - 1
+            self._apply(messages, tools, **options)
+        except Exception as error:
+            return str(error)
+        return None
 
 
 def lost_warning(kind: str) -> str:
-    """Return a sentence on content that a template leaves out, with the remedy."""
-    return f"the chat template prints no {kind}, so the model does not read them: {remedy_for(kind)}"
+    """Return a warning about content that a template leaves out, with the remedy."""
+    return f"the chat template leaves out {kind}, so the model does not see them: {remedy_for(kind)}"
 
 
 def remedy_for(kind: str) -> str:
@@ -207,7 +197,7 @@ def _refusal(place: int, message: Message, error: Exception) -> ConfigError:
     )
 
 
-def _shaped_tools(shape: TemplateShape, tools: Any) -> list[dict[str, Any]] | None:
+def _shaped_tools(shape: TemplateShape, tools: _Tools) -> list[JSONObject] | None:
     try:
         return shape.tools(tools)
     except (TypeError, ValueError) as error:
@@ -229,29 +219,29 @@ def _normal(index: int, message: Message) -> Message:
     return normal
 
 
-def is_long(messages: Sequence[Any]) -> bool:
+def is_long(messages: Sequence[object]) -> bool:
     """Return whether rendering these messages would block an event loop for too long."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     return sum(len(content if isinstance(content, str) else repr(content)) for content in contents) > _LONG
 
 
-def _check_kwargs(kwargs: Any) -> None:
+def _check_kwargs(kwargs: object) -> None:
     """Refuse a template in a request, a program that may run forever and does not match the template's hash."""
     if not isinstance(kwargs, Mapping | None):
-        raise ConfigError(f"chat_template_kwargs={kwargs!r:.80}: use an object of the template's own switches")
+        raise ConfigError(f"chat_template_kwargs={kwargs!r:.80}: use an object, such as {{'enable_thinking': false}}")
     if kwargs and "chat_template" in kwargs:
         raise ConfigError(
-            "chat_template_kwargs.chat_template: a request cannot bring another template than the model's"
+            "chat_template_kwargs.chat_template: a request cannot replace the model's template; leave it out"
         )
 
 
-def check_role(index: int, message: Any) -> None:
+def check_role(index: int, message: object) -> None:
     """Raise ConfigError for a value that is not a message."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ConfigError(f"messages[{index}]={message!r}: use an object with a string 'role'")
 
 
-def _template_text(tokenizer: Any) -> str:
+def _template_text(tokenizer: Tokenizer) -> str:
     try:
         text: str = tokenizer.get_chat_template()
     except (ValueError, AttributeError) as error:
@@ -263,7 +253,7 @@ def _template_text(tokenizer: Any) -> str:
     return text
 
 
-def _memo_key(*values: Any) -> bytes | None:
+def _memo_key(*values: object) -> bytes | None:
     """Siblings of a group send the same prompt; values that are not JSON are simply not remembered."""
     try:
         return orjson.dumps(values)
@@ -271,7 +261,7 @@ def _memo_key(*values: Any) -> bytes | None:
         return None
 
 
-def _text_content(index: int, content: Any) -> str:
+def _text_content(index: int, content: object) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -281,12 +271,16 @@ def _text_content(index: int, content: Any) -> str:
     return "".join(_part_text(index, part) for part in content)
 
 
-def _part_text(index: int, part: Any) -> str:
+def _part_text(index: int, part: object) -> str:
     if isinstance(part, str):
         return part
-    kind = str(part.get("type") or "text") if isinstance(part, Mapping) else type(part).__name__
-    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind == "refusal":
-        return str(part.get("refusal", ""))
-    raise ConfigError(f"messages[{index}].content has a part of type {kind!r}: this model reads text parts only")
+    kind = type(part).__name__
+    if isinstance(part, Mapping):
+        kind = str(part.get("type") or "text")
+        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            return str(part["text"])
+        if kind == "refusal":
+            return str(part.get("refusal", ""))
+    raise ConfigError(
+        f"messages[{index}].content has a part of type {kind!r}: the model reads text only; send parts of type 'text'"
+    )

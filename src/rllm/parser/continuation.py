@@ -5,15 +5,14 @@ The template is rendered for the text after the answer (`append_only`), however 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from rllm.errors import ConfigError
 from rllm.parser.append_only import AppendOnlyRenderer, ReasoningHabits, bare_message, closing_of
 from rllm.parser.chat_template import ChatTemplate
-from rllm.parser.decoding import special_tokens
-from rllm.types import Message, text_of
+from rllm.parser.decoding import Tokenizer, special_tokens
+from rllm.types import JSONMapping, Message, text_of
 
 _NO_REASONING = ReasoningHabits(prints_field=False, prints_tags=False)
 """Answers lie in the past here, and are rendered without any."""
@@ -24,7 +23,7 @@ _MOST_STOP_TOKENS = 64
 class Continuation:
     """Prompts that continue from sampled answers, with one tokenizer's template."""
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._special_tokens = special_tokens(tokenizer)
@@ -35,8 +34,8 @@ class Continuation:
         known_ids: Sequence[int],
         messages: Sequence[Message],
         num_known: int,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[JSONMapping] | None = None,
+        template_kwargs: JSONMapping | None = None,
         *,
         written_on: str = "",
     ) -> list[int]:
@@ -68,7 +67,7 @@ class Continuation:
         if known_ids[-1] not in self._special_ids:  # it was cut off, or ended by a stop string
             rest = end + rest
         elif not end:  # GLM 4 ends an answer with the token that begins the next turn
-            rest = rest.removeprefix(self._tokenizer.convert_ids_to_tokens(known_ids[-1]))
+            rest = rest.removeprefix(self._tokenizer.convert_ids_to_tokens(known_ids[-1]) or "")
         if written_on:
             content = text_of(messages[num_known - 1]).removesuffix(written_on)
             more = {**past[-1], "content": self._not_sampled_of(written_on, content, known_ids)}
@@ -85,5 +84,7 @@ class Continuation:
         said: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         _, found, sampled = said.rpartition(content)
         if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
-            raise ConfigError(f"the agent wrote {written_on[:80]!r} after an answer that cannot be continued like this")
+            raise ConfigError(
+                f"the agent appended {written_on[:80]!r} to an answer: only one that ended at a stop string can be extended"
+            )
         return written_on.removeprefix(sampled)

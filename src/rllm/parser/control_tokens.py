@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
-from rllm.parser.decoding import MARKUP, special_tokens
+from rllm.parser.decoding import MARKUP, Tokenizer, special_tokens
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 from rllm.types import Message
 
@@ -31,7 +31,7 @@ class ControlTokens:
     Tags such as `<think>` and `<tool_call>` stay what they are in any message.
     """
 
-    def __init__(self, tokenizer: Any, template: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._placeholder = f"{secrets.randbelow(9 * 10**19) + 10**19}"
@@ -162,7 +162,7 @@ def _behind(head: Sequence[int], whole: Sequence[int]) -> list[int]:
     return list(whole[len(head) :]) if list(whole[: len(head)]) == list(head) else []
 
 
-def _map_strings(value: Any, change: Any) -> Any:
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     """Return the value with each string in it changed, those of keys included."""
     match value:
         case str():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, overload
 
 from rllm.parser.reasoning import CLOSE, OPEN
 
@@ -13,7 +13,34 @@ MARKUP = (OPEN, CLOSE, "<tool_call>", "</tool_call>")
 """Tags that parsers look for, whatever the format."""
 
 
-def special_tokens(tokenizer: Any) -> frozenset[str]:
+class Tokenizer(Protocol):
+    """Methods of a `transformers` tokenizer that this package uses; its attributes differ from class to class."""
+
+    chat_template: Any
+    all_special_tokens: list[str]
+    special_tokens_map: dict[str, Any]
+    unk_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], **options: bool) -> str: ...
+
+    def get_chat_template(self, name: str | None = None, tools: Any = None) -> str: ...
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> Any: ...
+
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+
+    @overload
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]: ...
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None: ...
+
+    def get_added_vocab(self) -> dict[str, int]: ...
+
+
+def special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
     """Return the strings of a tokenizer's special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     marked = (token.content for token in added if token.special)
@@ -26,7 +53,7 @@ class TextDecoder:
     Tokens that parsers look for stay, also where a tokenizer calls them special: reasoning tags, and `markup`.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = (), markup: Iterable[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int] = (), markup: Iterable[str] = ()) -> None:
         """`end_ids`: ids that end an answer, beside the special tokens."""
         self._tokenizer = tokenizer
         kept = {tokenizer.convert_tokens_to_ids(token) for token in (*MARKUP, *markup)}
@@ -43,7 +70,7 @@ class TextDecoder:
 class TokenBytes:
     """The UTF-8 bytes of each token of a tokenizer, read once; many tokens are only a part of a character."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = repr(getattr(backend, "decoder", None))

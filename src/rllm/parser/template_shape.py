@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from rllm.types import Message, text_of
+from rllm.types import JSONMapping, JSONObject, Message, text_of
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[JSONMapping]
 Render: TypeAlias = Callable[[Sequence[Message], Tools | None], str]
 """The template: messages and tools in its own form to text. Raises what the template raises."""
 
@@ -57,7 +57,7 @@ class TemplateShape:
             shaped.append(self._message(message, names))
         return shaped
 
-    def tools(self, tools: Tools | None) -> list[dict[str, Any]] | None:
+    def tools(self, tools: Tools | None) -> list[JSONObject] | None:
         """Return the tools in this form, or None if there are none."""
         if not tools:
             return None
@@ -88,7 +88,7 @@ class TemplateShape:
                 shaped["name"] = name
         return shaped
 
-    def _call(self, call: Any) -> Any:
+    def _call(self, call: object) -> object:
         if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
             return call
         arguments = call["function"].get("arguments")
@@ -101,26 +101,27 @@ class TemplateShape:
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
-def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _wrapped(tool: JSONMapping) -> JSONMapping:
     """Return a tool in the format of chat completions; data sets often have functions alone."""
     if not isinstance(tool, Mapping) or "function" in tool or not {"name", "parameters"} <= tool.keys():
         return tool
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-def _is_named(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str) and isinstance(call.get("id"), str)
+def _is_named(call: object) -> bool:
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return False
+    return isinstance(function.get("name"), str) and isinstance(call.get("id"), str)
 
 
-def arguments_of(message: Message) -> list[Any]:
+def arguments_of(message: Message) -> list[object]:
     """Return the arguments of an answer's tool calls: objects, and what is not a JSON object as it is."""
     functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     found = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
     return [_parsed_object(arguments) if isinstance(arguments, str) else arguments for arguments in found]
 
 
-def _parsed_object(arguments: str) -> Any:
+def _parsed_object(arguments: str) -> object:
     """Return the arguments as a dict, or unchanged if they are not a JSON object, or nested too deep to be read.
 
     Clients write a call without arguments as an empty string, too.
@@ -279,7 +280,7 @@ def _first(
     render: Render,
     shape: TemplateShape,
     kind: str,
-    forms: Iterable[Mapping[str, Any]],
+    forms: Iterable[JSONMapping],
     chat: Sequence[Message],
     marks: Sequence[str],
     tools: Tools | None = None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rllm.errors import ConfigError
+from rllm.parser.decoding import Tokenizer
 from rllm.parser.reasoning import split_without_prompt
 from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
 from rllm.registry import resolve
@@ -82,7 +83,7 @@ class ToolParser:
     """A name for `tool_parser`."""
 
     @staticmethod
-    def get_parser(tokenizer: object) -> ToolParser:
+    def get_parser(tokenizer: Tokenizer) -> ToolParser:
         """Return the parser of the format in which this tokenizer's chat template prints calls.
 
         Raises:

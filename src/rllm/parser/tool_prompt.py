@@ -12,13 +12,14 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
+from rllm.config.schema import ModelConfig
 from rllm.errors import ConfigError
 from rllm.parser.bounded_template import render_bounded
 from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.decoding import Tokenizer
 from rllm.parser.template_shape import SYSTEM
 from rllm.parser.tool_parser import get_tool_parser
 
@@ -98,7 +99,7 @@ class TemplateChoice:
     """Name of the setting in error messages."""
 
     @classmethod
-    def of(cls, model: Any) -> TemplateChoice:
+    def of(cls, model: ModelConfig) -> TemplateChoice:
         """Return the choice of a configuration's `model` section.
 
         Raises:
@@ -126,12 +127,12 @@ class TemplateChoice:
         try:
             text = self.chat_template.expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{name} cannot be read ({error}): name a jinja file") from error
+            raise ConfigError(f"{name} cannot be read ({error}): name a Jinja template file") from error
         if not text.strip():
-            raise ConfigError(f"{name} is empty: name a jinja file that prints messages")
+            raise ConfigError(f"{name} is empty: name a Jinja template that prints messages")
         return text
 
-    def apply(self, tokenizer: Any) -> None:
+    def apply(self, tokenizer: Tokenizer) -> None:
         """Give the tokenizer the chosen template, which is then saved with it.
 
         Raises:
@@ -145,7 +146,7 @@ class TemplateChoice:
             tokenizer.chat_template = with_tool_prompt(tokenizer)
 
 
-def with_tool_prompt(tokenizer: Any) -> str:
+def with_tool_prompt(tokenizer: Tokenizer) -> str:
     """Return the tokenizer's chat template with the tool prompt in front; unchanged if it has one already."""
     template = ChatTemplate(tokenizer)
     if template.text.startswith(_MARK):
@@ -162,13 +163,14 @@ def with_tool_prompt(tokenizer: Any) -> str:
     return prelude + template.text
 
 
-def _check(tokenizer: Any, name: str) -> None:
+def _check(tokenizer: Tokenizer, name: str) -> None:
     """Raise ConfigError if the template does not render a user's message."""
     try:
         render_bounded(tokenizer, [{"role": "user", "content": "Hello."}], None, {})
     except TemplateSyntaxError as error:
         raise ConfigError(
-            f"{name} is not valid jinja (line {error.lineno}: {error}): correct it, or leave it out"
+            f"{name} is not a valid Jinja template (line {error.lineno}: {error}): correct the file, or leave "
+            "out the setting"
         ) from error
     except Exception as error:  # it may want other messages, which the probes find out
         logger.debug("%s refuses a first probe: %s", name, error)

@@ -228,7 +228,7 @@ def test_a_template_that_knows_no_calls_is_refused_with_the_row(method: str) -> 
     tokenizer = train_tokenizer(["What does a fig cost? It costs 42. Sure? Yes"] * 4, vocab_size=300)
     tokenizer.chat_template = FORGETFUL
     silent = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
-    with pytest.raises(ConfigError, match=r"row 0: .* prints no tools.*model\.tool_prompt=hermes"):
+    with pytest.raises(ConfigError, match=r"row 0: .* leaves out tools.*model\.tool_prompt=hermes"):
         read(silent, {"messages": SHOP, "tools": TOOLS}, tokenize_method=method)
 
 

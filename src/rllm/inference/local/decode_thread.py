@@ -7,9 +7,9 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from rllm.errors import InferenceError
 from rllm.inference.local.scheduler import Request, Scheduler
@@ -25,7 +25,7 @@ _PAUSE_TIMEOUT_S = 120.0
 class DecodeThread:
     """Advances a scheduler while it has work. Other threads use it through these methods only."""
 
-    def __init__(self, scheduler: Scheduler, model: Any) -> None:
+    def __init__(self, scheduler: Scheduler, model: PreTrainedModel) -> None:
         """Keep the model in evaluation mode."""
         self._scheduler = scheduler
         self._model = model

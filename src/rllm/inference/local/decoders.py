@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from rllm.inference.local.kv_cache import CacheShape
 from rllm.inference.local.model_forward import (
@@ -36,12 +35,12 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 
 
 def choose_decoder(
-    model: Any,
+    model: PreTrainedModel,
     *,
     max_sequences: int,
     max_length: int,
     max_bytes: int,
-    original: Any = None,
+    original: PreTrainedModel | None = None,
     products: torch.dtype | None = None,
 ) -> Decoder:
     """Return the fastest decoder whose logits equal those of plain forward passes.
@@ -92,7 +91,7 @@ def choose_decoder(
     return decoder
 
 
-def _cache_shape(model: Any) -> CacheShape:
+def _cache_shape(model: PreTrainedModel) -> CacheShape:
     """Return the shape of the states that the model caches, from a short forward pass.
 
     Raises:
@@ -114,7 +113,7 @@ def _cache_shape(model: Any) -> CacheShape:
 class _Probe:
     """A few ragged sequences, and the logits of a plain forward pass over each."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         vocabulary = model.get_input_embeddings().num_embeddings
         self.prompts = [[token % vocabulary for token in prompt] for prompt in _PROBE]
         self.sequences = [list(prompt) for prompt in self.prompts]
@@ -144,7 +143,7 @@ def _is_exact(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> 
 class DynamicDecoder:
     """One sequence at a time, with the cache that `transformers` builds for the model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._options, self._cache_argument = last_logits_only(model), cache_argument(model)
         self._caches: list[DynamicCache] = []
@@ -180,7 +179,7 @@ class DynamicDecoder:
 class RecomputeDecoder:
     """No cache: each step is a plain forward pass over the whole sequences."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._sequences: list[list[int]] = []
 

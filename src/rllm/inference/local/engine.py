@@ -7,7 +7,7 @@ import atexit
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rllm._runtime.process import total_memory
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
@@ -32,7 +33,7 @@ from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder, TokenBytes
 from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format, parser_of_answer, tool_format_of_template
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
-from rllm.types import Message
+from rllm.types import JSONMapping, Message
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ class LocalEngine:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         max_concurrent: int = 64,
         max_length: int | None = None,
@@ -119,11 +120,11 @@ class LocalEngine:
     def weight_version(self) -> int:
         return self._scheduler.weight_version
 
-    def check_request(self, request: Mapping[str, Any]) -> None:
+    def check_request(self, request: JSONMapping) -> None:
         """See `DetailedEngine`."""
         check_request(request)
 
-    def ignored(self, request: Mapping[str, Any]) -> list[str]:
+    def ignored(self, request: JSONMapping) -> list[str]:
         """See `DetailedEngine`."""
         return ignored(request)
 
@@ -132,7 +133,7 @@ class LocalEngine:
         return self._bytes.of(token_id)
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
         """See `InferenceEngine`.
 
@@ -149,7 +150,7 @@ class LocalEngine:
         return self._output(call)
 
     async def stream_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
         """See `StreamingInferenceEngine`."""
         prompt_ids = await self._prompt_ids(messages, tools, params)
@@ -177,8 +178,8 @@ class LocalEngine:
         messages: Sequence[Message],
         num_known: int,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[JSONMapping] | None = None,
+        template_kwargs: JSONMapping | None = None,
         written_on: str = "",
     ) -> list[int]:
         """See `ContinuingEngine`."""
@@ -186,7 +187,7 @@ class LocalEngine:
             known_ids, messages, num_known, tools, template_kwargs, written_on=written_on
         )
 
-    def lost(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
         """See `ChatTemplate.lost`."""
         return self.template.lost(messages, tools)
 
@@ -228,8 +229,8 @@ class LocalEngine:
     def _submit(
         self,
         prompt_ids: list[int],
-        tools: Sequence[Mapping[str, Any]] | None,
-        params: Mapping[str, Any],
+        tools: Sequence[JSONMapping] | None,
+        params: JSONMapping,
         *,
         plain: bool,
         streaming: bool,
@@ -269,7 +270,7 @@ class LocalEngine:
         return Call(request, reader, wakeup, self._thread)
 
     async def _prompt_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any]
+        self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None, params: JSONMapping
     ) -> list[int]:
         given = params.get("prompt_token_ids")
         if given is not None:
@@ -345,7 +346,7 @@ def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
     )
 
 
-def _checked_length(model: Any, wanted: int | None) -> int:
+def _checked_length(model: PreTrainedModel, wanted: int | None) -> int:
     """Return the bound of prompt and answer together.
 
     Raises:
@@ -360,7 +361,7 @@ def _checked_length(model: Any, wanted: int | None) -> int:
     return limit or _DEFAULT_CONTEXT
 
 
-def _longer(model: Any, max_length: int) -> str:
+def _longer(model: PreTrainedModel, max_length: int) -> str:
     """Return the second remedy for a prompt that is too long: a higher bound, if the model allows one."""
     limit = context_length(model.config)
     if limit is not None and limit <= max_length:
@@ -368,7 +369,7 @@ def _longer(model: Any, max_length: int) -> str:
     return f", or raise model.max_length{'' if limit is None else f' (the model takes {limit})'}"
 
 
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return every id that ends a turn, by the generation config, the model's config and the tokenizer."""
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     found: set[int] = set()

@@ -22,6 +22,9 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
@@ -29,6 +32,7 @@ from rllm._runtime.untrusted import read_json
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.pretrained import from_pretrained, without_bars
 from rllm.parser.tool_prompt import TemplateChoice
+from rllm.types import JSONMapping
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -59,9 +63,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel:
     """A causal language model, ready to use."""
 
-    model: Any
+    model: PreTrainedModel
     """A `transformers` model in evaluation mode, on `device`."""
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     device: torch.device
 
 
@@ -69,14 +73,14 @@ class LoadedModel:
 class LoadedTokenizer:
     """A tokenizer, and facts about its model that need no weights."""
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     num_ids: int
     """Number of ids with an embedding; often a few more than the tokenizer has."""
     context_length: int | None
     """See `context_length`."""
 
 
-def context_length(config: Any) -> int | None:
+def context_length(config: PretrainedConfig) -> int | None:
     """Return the number of tokens that a model has positions for; `None` where there is no bound.
 
     With longrope (Phi-3, Phi-4-mini), positions change from the first token on when a sequence outgrows the length of
@@ -101,7 +105,7 @@ def described(path: str | Path) -> Any | None:
         return None
 
 
-def longrope_note(config: Any) -> str:
+def longrope_note(config: PretrainedConfig) -> str:
     """Return why the context is shorter than the model's files state, as the end of a sentence; else empty."""
     limit, most = context_length(config), getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit == most:
@@ -109,7 +113,7 @@ def longrope_note(config: Any) -> str:
     return f", not {most}: beyond, longrope gives a sequence other positions from its first token on"
 
 
-def check_length(config: Any, wanted: int) -> None:
+def check_length(config: PretrainedConfig, wanted: int) -> None:
     """Check `model.max_length` against the context of a model, given its Hugging Face configuration.
 
     Raises:
@@ -205,7 +209,7 @@ def load_outline(path_or_id: str | Path) -> Any:
         return _kind_of(config).from_config(config, attn_implementation=attention_of(config))
 
 
-def _kind_of(config: Any) -> Any:
+def _kind_of(config: PretrainedConfig) -> Any:
     """Return the class that loads a model. One with images is kept whole, so that a server can load it later.
 
     `transformers` has some of these as language models, too: their text part alone, under other names.
@@ -219,7 +223,7 @@ def _kind_of(config: Any) -> Any:
     return next(kept, next(iter(known), AutoModelForCausalLM))
 
 
-def attention_of(config: Any) -> str | None:
+def attention_of(config: PretrainedConfig) -> str | None:
     """Return the attention implementation that is correct for a model; `None` leaves the choice to `transformers`.
 
     `transformers` prefers `sdpa`, which silently ignores a bound of the attention scores (Gemma 2), and lets tokens
@@ -310,7 +314,7 @@ def _tokenizer_of(adapter: Path, base: Any) -> Any:
     return from_pretrained(AutoTokenizer.from_pretrained, str(adapter), "tokenizer") if has_own else base
 
 
-def _untie(model: Any) -> None:
+def _untie(model: PreTrainedModel) -> None:
     """Give the head weights of its own if the adapter is on it or on the embeddings: merging would change both."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     embeddings, head = (getattr(end, "base_layer", end) for end in ends)
@@ -330,7 +334,7 @@ def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tens
             weight.copy_(saved[name])
 
 
-def save_model(model: Any, folder: Path, **options: Any) -> None:
+def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
     """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
     with without_bars(), _valid_generation_config(model) as own:
         model.save_pretrained(folder, **options)
@@ -340,7 +344,7 @@ def save_model(model: Any, folder: Path, **options: Any) -> None:
         shutil.copyfile(path, folder / Path(path).name)
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer into such a folder.
 
     Raises:
@@ -355,7 +359,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def _valid_generation_config(model: Any) -> Iterator[Any]:
+def _valid_generation_config(model: PreTrainedModel) -> Iterator[Any]:
     """Give the model a generation config that `transformers` saves, and yield its own.
 
     `transformers` loads any, but refuses to save one with ineffective settings, such as a temperature without
@@ -370,14 +374,14 @@ def _valid_generation_config(model: Any) -> Iterator[Any]:
         model.generation_config = own
 
 
-def text_parts(model: Any) -> list[Any] | None:
+def text_parts(model: PreTrainedModel) -> list[Any] | None:
     """Return the modules that text passes through in a model with images; `None` for one without."""
     if not hasattr(model.config, "vision_config"):
         return None
     return [model.get_decoder(), model.get_output_embeddings()]
 
 
-def _processor_files(model: Any, *, local_files_only: bool) -> list[str]:
+def _processor_files(model: PreTrainedModel, *, local_files_only: bool) -> list[str]:
     """Return the processor files of the folder or hub id that the model came from; none if it is gone."""
     if not model.name_or_path or not hasattr(model.config, "vision_config"):
         return []
@@ -413,7 +417,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def check_tokenizer_in(folder: Path, tokenizer: Any) -> None:
+def check_tokenizer_in(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that the tokenizer in a folder equals another one, since weights depend on its ids.
 
     Raises:
@@ -463,7 +467,7 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
     return not name or "/" in name or "\\" in name or owner in ("", ".", "..", "~") or Path(owner).is_dir()
 
 
-def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
+def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:
     """Refuse weights that `transformers` did not find and made up, with only a warning.
 
     Raises:
@@ -478,7 +482,7 @@ def _check_complete(source: str, model: Any, found: Mapping[str, Any]) -> None:
         )
 
 
-def _check_finite(source: str, model: Any) -> None:
+def _check_finite(source: str, model: PreTrainedModel) -> None:
     """Refuse weights that are not numbers, which later checks would mistake for an unknown architecture.
 
     Raises:

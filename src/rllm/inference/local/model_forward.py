@@ -6,12 +6,13 @@ import inspect
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rllm.errors import ConfigError, first_line
+from rllm.types import JSONObject
 
 NAME = "rllm_sdpa"
 
@@ -32,7 +33,7 @@ class SharedPrefix(Protocol):
         ...
 
 
-def use_grouped_attention(model: Any) -> None:
+def use_grouped_attention(model: PreTrainedModel) -> None:
     """Let a model with `sdpa` attention and grouped queries run without repeating its keys and values.
 
     Without a mask, and where no kernel applies, `transformers`' own function is used.
@@ -86,7 +87,7 @@ def grouped_attention(
     )
 
 
-def has_full_attention(model: Any) -> bool:
+def has_full_attention(model: PreTrainedModel) -> bool:
     """Return whether every layer keeps all keys and values, and uses them alike at all positions.
 
     The former is read from `transformers`' own cache; the latter excludes Llama 4, whose temperature depends on the
@@ -107,7 +108,7 @@ _DIVERGING_ENDS = ([13, 1], [4, 9])
 """Ends of two sequences that begin alike."""
 
 
-def plain_logits(model: Any, ids: list[int]) -> torch.Tensor:
+def plain_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """Return the logits after `ids`, [1, vocabulary], from a forward pass with neither cache nor padding."""
     inputs = torch.tensor([ids], device=model.device)
     logits: torch.Tensor = model(input_ids=inputs, use_cache=False, **last_logits_only(model)).logits
@@ -118,18 +119,18 @@ _CACHE_ARGUMENTS = ("past_key_values", "cache", "cache_params")
 """Names in `transformers` before 5.24, from then on, and in state-space models before."""
 
 
-def cache_argument(model: Any) -> str:
+def cache_argument(model: PreTrainedModel) -> str:
     """Return the name of the argument of the forward pass that takes a cache."""
     known = inspect.signature(type(model).forward).parameters
     return next((name for name in _CACHE_ARGUMENTS if name in known), _CACHE_ARGUMENTS[0])
 
 
-def last_logits_only(model: Any) -> dict[str, Any]:
+def last_logits_only(model: PreTrainedModel) -> JSONObject:
     """Return the argument that limits logits to the last position, for models that have it."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
-def check_causal(model: Any) -> None:
+def check_causal(model: PreTrainedModel) -> None:
     """Check that later tokens do not change a token's logits, as in a causal language model.
 
     Raises:
@@ -161,7 +162,7 @@ def check_causal(model: Any) -> None:
         )
 
 
-def _chunk_size(model: Any) -> int:
+def _chunk_size(model: PreTrainedModel) -> int:
     """Return the chunk of state-space layers or of Reformer's hashes, in tokens; 0 where there is none."""
     config = model.config.get_text_config(decoder=True)
     if hashed := getattr(config, "lsh_attn_chunk_length", None):

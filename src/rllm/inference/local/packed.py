@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
 from rllm._runtime.process import total_memory
@@ -32,7 +32,7 @@ _VECTOR = 64
 """Largest number of elements processed at a time."""
 
 
-def can_pack(model: Any) -> bool:
+def can_pack(model: PreTrainedModel) -> bool:
     """Return whether the model is in float32 on a CPU with oneDNN, and small enough for a second copy."""
     return (
         model.device.type == "cpu"
@@ -52,7 +52,7 @@ def multiplies_bfloat16() -> bool:
 class PackedModel:
     """A copy of a model that multiplies by packed weights; it shares all its tensors with the model."""
 
-    def __init__(self, model: Any, *, autocast: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, autocast: bool = False) -> None:
         """Pack the model; with `autocast`, products are in bfloat16 where the CPU can."""
         self.products = torch.bfloat16 if autocast and multiplies_bfloat16() else torch.float32
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
 from rllm.inference.local.kv_cache import BLOCK, Block, BlockLocation, CacheShape, PrefixCache, SlotCache
 from rllm.inference.local.model_forward import cache_argument, last_logits_only
@@ -77,7 +77,9 @@ class _Row:
 class SlotDecoder:
     """A `Decoder` with one slot of the cache for each row of the batch."""
 
-    def __init__(self, model: Any, shape: CacheShape, *, max_sequences: int, max_length: int, max_bytes: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, shape: CacheShape, *, max_sequences: int, max_length: int, max_bytes: int
+    ) -> None:
         self._model = model
         self._device = shape.device
         heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", shape.num_heads)
