@@ -281,6 +281,4 @@ def _part_text(index: int, part: object) -> str:
             return str(part["text"])
         if kind == "refusal":
             return str(part.get("refusal", ""))
-    raise ConfigError(
-        f"messages[{index}].content has a part of type {kind!r}: the model reads text only; send parts of type 'text'"
-    )
+    raise ConfigError(f"messages[{index}].content has a part of type {kind!r}: this model reads text parts only")

@@ -85,6 +85,7 @@ class Continuation:
         _, found, sampled = said.rpartition(content)
         if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
             raise ConfigError(
-                f"the agent appended {written_on[:80]!r} to an answer: only one that ended at a stop string can be extended"
+                f"the agent appended {written_on[:80]!r} to an answer, but only one that ended at a stop string can be "
+                "extended"
             )
         return written_on.removeprefix(sampled)

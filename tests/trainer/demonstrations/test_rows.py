@@ -252,7 +252,7 @@ def test_rows_whose_prompts_would_lack_something_are_refused(of: LoadedTokenizer
     if not named:
         assert len(read(other, {"messages": SHOP, "tools": TOOLS})) == 1
         return
-    with pytest.raises(ConfigError, match=rf"row 0: .*no {named}.*model\.chat_template"):
+    with pytest.raises(ConfigError, match=rf"row 0: .*leaves out {named}.*model\.chat_template"):
         read(other, {"messages": SHOP, "tools": TOOLS})
 
 
