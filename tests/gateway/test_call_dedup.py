@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -11,7 +10,6 @@ from anthropic import DefaultHttpxClient as AnthropicHttpxClient
 from openai import DefaultHttpxClient, OpenAI
 
 from rllm.gateway.call_dedup import InFlightCalls, RetryKey, retry_key
-from rllm.gateway.errors import GatewayError
 from rllm.gateway.sessions import Session
 
 from ..waiting import wait_for
@@ -97,25 +95,6 @@ def test_a_finished_answer_is_kept_for_the_retry(serve, departures):
     assert (again.json()["id"], engine.num_calls) == (trace.id, 1)
 
 
-def test_retries_of_equal_requests_get_one_answer_each(serve, departures):
-    texts = iter("abc")
-    engine = HeldEngine(lambda messages: next(texts))
-    served = serve(engine)
-
-    headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
-    again = {**headers, "x-stainless-retry-count": "1"}
-    for _ in range(3):
-        served.ask_and_leave(json=BODY, headers=headers)
-    wait_for(lambda: len(departures) == 3)
-    engine.go.set()
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(served.post, json=BODY, headers=again) for _ in range(3)]
-        answers = [answer.result(timeout=60).json() for answer in asked]
-    assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"a", "b", "c"}
-    assert {answer["id"] for answer in answers} == {trace.id for trace in served.store.by_session("s")}
-    assert engine.num_calls == 3
-
-
 def test_equal_requests_of_two_agents_are_told_apart(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
@@ -174,72 +153,39 @@ def test_a_client_that_never_comes_back_cancels_its_call(serve, departures, monk
     assert "disconnected" in trace.error
 
 
-def test_requests_with_one_idempotency_key_are_one_call(serve):
-    engine = HeldEngine()
-    served = serve(engine)
-    key = {"idempotency-key": "k"}
-    with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(served.post, json=BODY, headers=key) for _ in range(2)]
-        wait_for(lambda: engine.num_calls)
-        threading.Timer(0.2, engine.go.set).start()
-        ids = {answer.result(timeout=60).json()["id"] for answer in both}
-    ids.add(served.post(json=BODY, headers=key).json()["id"])
-    assert ids == {trace.id for trace in served.store.by_session("s")}
-    other = served.post(json={**BODY, "messages": [{"role": "user", "content": "ho"}]}, headers=key)
-    assert other.json()["id"] not in ids
-    assert engine.num_calls == 2
-
-
 def test_a_deleted_sessions_answer_is_not_given_to_its_successor(serve):
     served = serve(["a", "b"])
-    key = {"idempotency-key": "k"}
-    first = served.post(json=BODY, headers=key).json()["id"]
+    first, again = ({"x-stainless-retry-count": count, "x-stainless-read-timeout": "0"} for count in "01")
+    given = served.post(json=BODY, headers=first).json()["id"]
     served.http.delete("/sessions/s")
-    again = served.post(json=BODY, headers=key).json()["id"]
-    assert again != first
-    assert [trace.id for trace in served.store.by_session("s")] == [again]
+    other = served.post(json=BODY, headers=again).json()["id"]
+    assert other != given
+    assert [trace.id for trace in served.store.by_session("s")] == [other]
 
 
 # --- the rules, without HTTP ------------------------------------------------------------------------------------------
 
 
-def test_only_requests_with_a_key_or_session_have_a_retry_key():
+def test_only_requests_with_a_session_have_a_retry_key():
     count = {b"x-stainless-retry-count": b"2", b"x-stainless-read-timeout": b"600"}
     attempt = retry_key(count, SESSION, b"{}")
-    assert (attempt.number, attempt.read_timeout_s, attempt.idempotent) == (2, 600.0, False)
+    assert (attempt.number, attempt.read_timeout_s) == (2, 600.0)
     assert attempt.pause_s == 2.0 + 60.0
     assert retry_key(count, None, b"{}") is None
     assert retry_key({}, SESSION, b"{}") is None
     assert retry_key({b"x-stainless-retry-count": b"x"}, SESSION, b"{}") is None
-    assert retry_key({b"idempotency-key": b"k"}, None, b"{}").idempotent
-    assert retry_key({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}").read_timeout_s is None
-
-
-async def test_a_failure_reaches_all_waiting_clients_and_is_not_kept():
-    calls, first = InFlightCalls(), RetryKey(key=(SESSION, b"k", 1))
-    waiting = []
-
-    def fail():
-        with calls.begin(first):
-            waiting.append(calls.find(first).join(first))
-            raise GatewayError(502, "broken")
-
-    with pytest.raises(GatewayError):
-        fail()
-    with pytest.raises(GatewayError, match="broken"):
-        await waiting[0]
-    assert calls.find(first) is None
+    assert retry_key({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}") is None
 
 
 async def test_a_cancelled_call_cannot_be_joined():
-    calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, b"k", 1), read_timeout_s=600.0)
+    calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, 1), read_timeout_s=600.0)
     with calls.begin(leaver) as call:
         assert not call.client_gone(leaver, lambda: None)
         assert calls.find(leaver) is None
 
 
 async def test_a_call_continues_as_long_as_clients_come_back():
-    calls, key, cuts = InFlightCalls(), (SESSION, b"", 1), []
+    calls, key, cuts = InFlightCalls(), (SESSION, 1), []
     hasty, patient = RetryKey(key=key, number=1, read_timeout_s=0.0), RetryKey(key=key, number=2, read_timeout_s=600.0)
     first = RetryKey(key=key, read_timeout_s=0.0)
     with calls.begin(first) as call:
@@ -247,43 +193,23 @@ async def test_a_call_continues_as_long_as_clients_come_back():
         assert call.client_gone(first, lambda: cuts.append("cut"))
         for _ in range(2):
             assert calls.find(hasty) is call
-            call.join(hasty)
+            call.join()
             assert calls.find(hasty) is None, "another retry has a call of its own"
             assert call.client_gone(hasty)
-        call.join(patient)
+        call.join()
         assert not call.client_gone(patient)
         assert (cuts, calls.find(hasty)) == (["cut"], None)
 
 
 async def test_each_client_has_the_whole_pause_to_come_back(pass_time):
-    calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, b"", 1), read_timeout_s=0.0), []
+    calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0), []
     with calls.begin(attempt) as call:
         assert call.client_gone(attempt, lambda: cuts.append("cut"))
         pass_time(0.9 * attempt.pause_s)
-        call.join(attempt)
+        call.join()
         assert call.client_gone(attempt)
         for cut in ([], ["cut"]):
             pass_time(0.9 * attempt.pause_s)
             for _ in range(3):
                 await asyncio.sleep(0)
             assert cuts == cut
-
-
-async def test_answers_are_forgotten(monkeypatch):
-    monkeypatch.setattr("rllm.gateway.call_dedup._KEPT_S", 0.05)
-    calls, attempt = InFlightCalls(), RetryKey(key=(SESSION, b"k", 1))
-    with calls.begin(attempt) as call:
-        call.complete(b"answer")
-    assert await calls.find(attempt).join(attempt) == b"answer"
-    while calls.find(attempt) is not None:  # noqa: ASYNC110  (a timer's work has no event)
-        await asyncio.sleep(0.01)
-    assert calls.find(attempt) is None
-
-
-async def test_long_answers_are_not_kept(monkeypatch):
-    monkeypatch.setattr("rllm.gateway.call_dedup._MAX_KEPT_BYTES", 10)
-    calls, keys = InFlightCalls(), [RetryKey(key=(SESSION, b"k", number)) for number in range(2)]
-    for key, size in zip(keys, (11, 10), strict=True):
-        with calls.begin(key) as call:
-            call.complete(b"x" * size)
-    assert [calls.find(key) is not None for key in keys] == [False, True]

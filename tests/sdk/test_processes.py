@@ -163,7 +163,7 @@ async def test_calls_without_a_session_are_named_and_kept(
         await gateway.rollout_async(agent, {"text": "lost", "bound": False})
     (lost,) = gateway.traces("unattributed")
     assert lost.messages[0]["content"] == "lost"
-    for fact in ("1 call reached", "'unattributed'", f"process {workers.process.pid}", "python-httpx", "rllm.sdk.bind"):
+    for fact in ("1 call reached", "'unattributed'", "python-httpx", "rllm.sdk.bind"):
         assert fact in str(caught.value)
     assert "made no model call that reached the gateway" not in str(caught.value)
     with pytest.raises(CaptureError):

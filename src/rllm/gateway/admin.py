@@ -14,12 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rllm.errors import RLLMError
-from rllm.gateway.admission import caller_of, check_no_page_asks, key_holder
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.base import members_of
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorization_of, session_key
+from rllm.gateway.identity import authorization_of, caller_of, check_no_page_asks, key_holder, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo

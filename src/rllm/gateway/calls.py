@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from rllm._runtime.untrusted import LARGE
 from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
-from rllm.gateway.admission import caller_of
 from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
 from rllm.gateway.call_hooks import CallFinished, CallHook
 from rllm.gateway.config import GatewayConfig
@@ -26,6 +25,7 @@ from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, keep_alive, read_body, until_disconnect
 from rllm.gateway.identity import (
     SESSION_HEADER,
+    caller_of,
     check_one_named,
     headers_of,
     metadata_of,
@@ -267,7 +267,7 @@ class CallEndpoint:
     ) -> None:
         """Make the call and pass its pieces on, or collect them if the client left before it had any."""
         collected: list[bytes] = []
-        with self.in_flight.begin(retry, streams=True) as own:
+        with self.in_flight.begin(retry) as own:
 
             def continues(cancel: Callable[[], None]) -> bool:
                 return not answer.began and own.client_gone(retry, cancel)
@@ -285,8 +285,7 @@ class CallEndpoint:
 
     async def _join(self, earlier: InFlightCall, retry: RetryKey | None, receive: Receive) -> bytes:
         """Return the answer of the earlier call that a request repeats."""
-        assert retry is not None
-        body = earlier.join(retry)
+        body = earlier.join()
         async with until_disconnect(receive):
             try:
                 return await asyncio.shield(body)

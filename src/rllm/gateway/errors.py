@@ -53,6 +53,8 @@ class GatewayError(RLLMError):
     def headers(self) -> dict[str, str]:
         """Return the headers of the answer."""
         headers = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
+        if self.status == 408:  # The rest of the request may never come.
+            headers["connection"] = "close"
         return headers if self.allow is None else {**headers, "allow": self.allow}
 
     def to_dict(self, *, prompt: str = "messages") -> JSONObject:

@@ -1,7 +1,7 @@
 """HTTP limits of the gateway: sizes and deadlines of requests, clients that leave, and keep-alives of silent streams.
 
-`BoundedHTTP` is uvicorn's protocol with bounds on the heads of requests, on the time that requests take to arrive, and
-on the time that a client may leave its answer unread. `read_body` bounds bodies, `BodyBudget` all of them together.
+`BoundedHTTP` is uvicorn's protocol with bounds on the heads of requests, and on the time that a client may leave its
+answer unread. `read_body` bounds bodies, `BodyBudget` all of them together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rllm._runtime.process import total_memory
@@ -22,13 +23,9 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.dialects import dialect_of
 from rllm.gateway.errors import STOPPED, GatewayError, was_stopped
 
-LATE = "rllm.late"
-"""Scope key of a request whose body was cut off because it came too slowly."""
 WATCH_AFTER_S = 0.1
 """Seconds before a call's connection is watched: most calls of a fast server end sooner and never pay for the task."""
 
-# Seconds for which a connection with a late body is kept, so that the client can read the error.
-_LATE_S = 5.0
 _BUDGET_KEY = "rllm.body_budget"
 _MAX_LENGTH_DIGITS = 15
 _H2C_OFFER = re.compile(rb"(?i)\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)")
@@ -44,24 +41,23 @@ class BoundedHTTP(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: GatewayConfig, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        # Chunked bodies have headers and trailers of their own, which nothing else counts.
-        self._max_beside_body = limits.max_header_bytes + limits.max_body_bytes
         self._is_new = True
-        self._deadline: asyncio.TimerHandle | None = None
-        # The request whose head or body is being waited for.
-        self._awaited: object = None
-        # Bytes read since the last whole request, without those of bodies.
+        self._in_head = False
         self._num_read = 0
-        # Runs while the client leaves its answer unread.
+        """Bytes read since the last request ended."""
+        self._deadline: asyncio.TimerHandle | None = None
+        """Runs while the head of a request is awaited."""
         self._unread: asyncio.TimerHandle | None = None
+        """Runs while the client leaves its answer unread."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._set_deadline(self._limits.header_timeout_s)
+        self._deadline = self.loop.call_later(self._limits.header_timeout_s, self._expire)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._set_deadline(None)
-        self._stop_unread()
+        for timer in (self._deadline, self._unread):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -70,7 +66,8 @@ class BoundedHTTP(HttpToolsProtocol):
         self._unread = self.loop.call_later(self._limits.unread_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._stop_unread()
+        if self._unread is not None:
+            self._unread.cancel()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -81,75 +78,46 @@ class BoundedHTTP(HttpToolsProtocol):
             if b"h2c" in data:
                 head, end, body = data.partition(b"\r\n\r\n")
                 data = _H2C_OFFER.sub(b"", head + end[:2]) + end[2:] + body
-        before = self.cycle
         self._num_read += len(data)
         super().data_received(data)
-        cycle = self.cycle
-        if cycle is None or cycle.more_body or cycle.scope is not self.scope:
-            self._wait_for_rest(is_first=cycle is before)
-        else:
-            self._num_read = 0
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
             if self._deadline is not None:
-                self._set_deadline(None)
+                self._deadline.cancel()
+                self._deadline = None
+            # Chunked bodies have headers and trailers of their own, which nothing else counts.
+            if self._num_read > 2 * self._limits.max_body_bytes + self._limits.max_header_bytes:
+                self.transport.abort()
+        elif self._num_read > self._limits.max_header_bytes:
+            self._refuse(self._head_too_large())
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._limits.header_timeout_s, self._expire)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._num_read = 0
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         limits = self._limits
-        if len(self.headers) > limits.max_headers or (
-            self._num_read > limits.max_header_bytes
-            and sum(len(name) + len(value) for name, value in self.headers) > limits.max_header_bytes
-        ):
-            error = self._head_too_large()
-            self.app = _answering(error.status, self._rendered(error))
+        num_bytes = sum(len(name) + len(value) for name, value in self.headers)
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
-            error = _unknown_coding(b", ".join(codings))
-            self.app = _answering(error.status, self._rendered(error))
-        if self._awaited is not None:
-            self._awaited = None  # The body is waited for from here on.
+        if len(self.headers) > limits.max_headers or num_bytes > limits.max_header_bytes:
+            self.app = self._answering(self._head_too_large())
+        elif codings not in ([], [b"chunked"]):
+            self.app = self._answering(_unknown_coding(b", ".join(codings)))
         super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._num_read -= len(body)
-        super().on_body(body)
-
-    def _is_in_head(self) -> bool:
-        return self.scope is not None and (self.cycle is None or self.cycle.scope is not self.scope)
-
-    def _wait_for_rest(self, *, is_first: bool) -> None:
-        """Bound a request that is not complete; `is_first`: no other request ended in the last read."""
-        if self.transport.is_closing() or self.scope is None:
-            return
-        is_in_head = self._is_in_head()
-        if is_in_head and not is_first:
-            self._num_read = 0
-        if is_in_head and self._num_read > self._limits.max_header_bytes:
-            self._refuse(self._head_too_large())
-        elif self._num_read > self._max_beside_body:
-            self.transport.abort()
-        elif self._awaited is not self.scope:
-            self._awaited = self.scope
-            self._set_deadline(self._limits.header_timeout_s if is_in_head else self._limits.body_timeout_s)
-
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _set_deadline(self, after_s: float | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None if after_s is None else self.loop.call_later(after_s, self._expire)
 
     def _expire(self) -> None:
         self._deadline = None
-        if self._is_in_head():
+        if self._in_head:
             self._refuse(GatewayError(408, f"no whole head came within {self._limits.header_timeout_s:g} s"))
-        elif self.cycle is not None and self.cycle.more_body and LATE not in self.scope:
-            self.scope[LATE] = True  # type: ignore[literal-required]
-            self.cycle.more_body = self.cycle.keep_alive = False
-            self.cycle.message_event.set()
-            self._set_deadline(_LATE_S)
-        else:  # A client that sent nothing, or reads nothing.
+        else:  # A client that sent nothing.
             self.transport.abort()
 
     def _refuse(self, error: GatewayError) -> None:
@@ -161,6 +129,10 @@ class BoundedHTTP(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _answering(self, error: GatewayError) -> ASGIApp:
+        """Return an application that answers everything with an error and closes the connection."""
+        return Response(self._rendered(error), error.status, {"connection": "close"}, "application/json")
 
     def _rendered(self, error: GatewayError) -> bytes:
         """Return an error in the wire format of the URL, as far as it has come."""
@@ -183,17 +155,6 @@ def _unknown_coding(codings: bytes) -> GatewayError:
         f"transfer-encoding={codings[:80].decode('latin-1')!r}: use 'chunked' alone, or a content-length",
         code="unsupported_transfer_encoding",
     )
-
-
-def _answering(status: int, body: bytes) -> ASGIApp:
-    """Return an application that answers everything with an error and closes the connection."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return app
 
 
 class BodyBudget:
@@ -261,27 +222,28 @@ async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, budge
             )
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        if LATE in scope:
-            raise GatewayError(
-                408, f"the request body did not arrive within {limits.body_timeout_s:g} s", code="request_timeout"
-            )
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limits.max_body_bytes:
-            raise GatewayError(
-                413,
-                f"the request body is longer than {limits.max_body_bytes:,} bytes: shorten the conversation, or raise "
-                "max_body_bytes",
-            )
-        if size > LARGE and _BUDGET_KEY not in scope:
-            await budget.acquire(scope)
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limits.max_body_bytes:
+                    raise GatewayError(
+                        413,
+                        f"the request body is longer than {limits.max_body_bytes:,} bytes: shorten the conversation, "
+                        "or raise max_body_bytes",
+                    )
+                if size > LARGE and _BUDGET_KEY not in scope:
+                    await budget.acquire(scope)
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise GatewayError(
+            408, f"the request body did not arrive within {limits.body_timeout_s:g} s", code="request_timeout"
+        ) from None
 
 
 def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyBudget) -> Receive:

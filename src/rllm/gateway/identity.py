@@ -1,13 +1,16 @@
-"""Identity of a caller: the session and key that a request names in its URL, headers or key."""
+"""Callers: the session and the key that a request names in its URL, headers or key, and whether it is admitted."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qs, unquote, unquote_to_bytes
 
 import orjson
@@ -16,6 +19,10 @@ from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.dialects.base import check_depth
 from rllm.gateway.errors import GatewayError
 from rllm.types import RESERVED_PREFIX, JSONMapping, JSONObject
+
+if TYPE_CHECKING:
+    from rllm.gateway.config import GatewayConfig
+    from rllm.gateway.sessions import Sessions
 
 SESSION_HEADER = "x-rllm-session"
 METADATA_HEADER = "x-rllm-metadata"
@@ -51,7 +58,7 @@ class Caller:
             GatewayError: 403, if the key is another session's.
         """
         if self.is_bound and session_id != self.session:
-            raise self._wrong_session()
+            self.check_operator()
 
     def check_operator(self) -> None:
         """Check that the key is the gateway's own.
@@ -60,16 +67,13 @@ class Caller:
             GatewayError: 403, if the key is not the gateway's own.
         """
         if self.is_bound:
-            raise self._wrong_session()
-
-    def _wrong_session(self) -> GatewayError:
-        scope = "calls without a session" if self.session is None else f"the session {self.session!r}"
-        return GatewayError(
-            403,
-            f"this key is good for {scope} only: use it there, or present the gateway's own",
-            type="permission_error",
-            code="wrong_session",
-        )
+            scope = "calls without a session" if self.session is None else f"the session {self.session!r}"
+            raise GatewayError(
+                403,
+                f"this key is good for {scope} only: use it there, or send the gateway's own key",
+                type="permission_error",
+                code="wrong_session",
+            )
 
 
 def session_key(api_key: str, session_id: str, number: int) -> str:
@@ -101,7 +105,14 @@ def authorize(authorization: str, api_key: str | None) -> Caller:
     presented = presented.strip() if scheme.lower() == "bearer" else ""
     if api_key is not None:
         if presented.startswith(SESSION_KEY_PREFIX):
-            return _bound_caller(presented, api_key)
+            parts = presented.removeprefix(SESSION_KEY_PREFIX).split(".")
+            try:
+                session_id, number = urlsafe_b64decode(parts[0] + "==").decode(), int(parts[1][:_MAX_DIGITS])
+            except (ValueError, IndexError) as error:
+                raise refused() from error
+            if not secrets.compare_digest(presented.encode(), session_key(api_key, session_id, number).encode()):
+                raise refused()
+            return Caller(session=session_id, number=number, is_bound=True)
         if presented.startswith(UNNAMED_KEY_PREFIX):
             if not secrets.compare_digest(presented.encode(), unnamed_key(api_key).encode()):
                 raise refused()
@@ -111,17 +122,6 @@ def authorize(authorization: str, api_key: str | None) -> Caller:
             raise refused()
     named = presented.removeprefix(KEY_PREFIX) if presented.startswith(KEY_PREFIX) else ""
     return Caller(session=named or None)
-
-
-def _bound_caller(presented: str, api_key: str) -> Caller:
-    parts = presented.removeprefix(SESSION_KEY_PREFIX).split(".")
-    try:
-        session_id, number = urlsafe_b64decode(parts[0] + "==").decode(), int(parts[1][:_MAX_DIGITS])
-    except (ValueError, IndexError) as error:
-        raise refused() from error
-    if not secrets.compare_digest(presented.encode(), session_key(api_key, session_id, number).encode()):
-        raise refused()
-    return Caller(session=session_id, number=number, is_bound=True)
 
 
 def refused() -> GatewayError:
@@ -254,24 +254,107 @@ def _text(headers: Mapping[bytes, bytes], name: str) -> str:
 
 
 BAGGAGE_KEY = "rllm.session"
-_MAX_BAGGAGE = 8192
-"""Characters that W3C's recommendation requires every intermediary to pass on."""
 
 
 def session_of_baggage(baggage: str) -> str | None:
     """Return the session that a W3C `baggage` header names by a member `rllm.session=ID`, if any."""
     if BAGGAGE_KEY not in baggage:
         return None
-    for member in baggage[:_MAX_BAGGAGE].split(","):
+    for member in baggage.split(","):
         key, _, value = member.partition(";")[0].partition("=")
         if key.strip() == BAGGAGE_KEY:
             return unquote(value.strip()) or None
     return None
 
 
-_TRACE_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
-
-
 def trace_context_of(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Return the W3C trace context of a request, which spans and the upstream get."""
-    return {name: headers[header].decode("latin-1") for header, name in _TRACE_HEADERS if header in headers}
+    names = ("traceparent", "tracestate")
+    return {name: headers[name.encode()].decode("latin-1") for name in names if name.encode() in headers}
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+_RANDOM_ID = re.compile(r"(?:s-[0-9a-f]+-)?[0-9a-f]{32}")
+"""Ids of sessions that commands and trainers begin, of 122 random bits."""
+
+
+async def key_holder(headers: Mapping[bytes, bytes], config: GatewayConfig, sessions: Sessions) -> Caller:
+    """Return the holder of the presented key, where one is needed.
+
+    Raises:
+        GatewayError: 401, if it is none of this gateway's, or its session was deleted; 403, if none is needed, but a
+            web page asks.
+    """
+    if config.api_key is None:
+        check_no_page_asks(headers)
+    caller = authorize(authorization_of(headers), config.api_key)
+    if caller.is_bound and caller.session is not None and await sessions.number_of(caller.session) != caller.number:
+        raise refused()
+    return caller
+
+
+async def caller_of(
+    path: str | None, headers: Mapping[bytes, bytes], config: GatewayConfig, sessions: Sessions
+) -> Caller:
+    """Return the sender of a request with these headers; `path` is the session named by its URL, if any.
+
+    Raises:
+        GatewayError: 401 or 403, if the sender has no right to it.
+    """
+    if config.session_ids_admit and config.api_key is not None:
+        named = named_by_any_means(path, headers)
+        if named is not None and _RANDOM_ID.fullmatch(named) and await sessions.has_begun(named):
+            return Caller(session=named, is_bound=True)
+    return await key_holder(headers, config, sessions)
+
+
+_LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".test", ".home.arpa", ".lan")
+"""Suffixes of names of this machine, its network or its containers, which cannot be registered (RFC 6761, 6762,
+8375)."""
+
+
+def check_no_page_asks(headers: Mapping[bytes, bytes]) -> None:
+    """Refuse requests that a browser sends for the page of another site.
+
+    Its user's browser lets the page of any site send requests to the gateway, and names the site in `Origin`, or sends
+    `Sec-Fetch-Site: cross-site`. A site whose name resolves to this machine for a moment (DNS rebinding) may read the
+    answers, too; but then its name is the `Host`.
+
+    Raises:
+        GatewayError: 403, if the page of a site in the Internet sends the request.
+    """
+    host = headers.get(b"host", b"")
+    if _place_of(host) == "internet":
+        raise _page_refused("Host", host)
+    site = headers.get(b"sec-fetch-site")
+    origin = headers.get(b"origin", b"null" if site == b"cross-site" else None)
+    if origin is None:
+        return
+    # Older browsers send no `Sec-Fetch-Site`; an `Origin` that is not of this machine is foreign all the same.
+    is_unknown = origin == b"null" and site in (None, b"cross-site")
+    of_page = origin.rpartition(b"//")[2]
+    if is_unknown or (of_page != host and _place_of(of_page) != "here"):
+        raise _page_refused("Origin", origin)
+
+
+@lru_cache(maxsize=256)
+def _place_of(host: bytes) -> Literal["here", "address", "internet"]:
+    """Return where a host is: this machine or network by name, the address of another machine, or a registered name."""
+    name = host.decode("latin-1").lower()
+    name = name.rpartition(":")[0] if ":" in name and not name.endswith("]") else name
+    try:
+        return "here" if ipaddress.ip_address(name.strip("[]")).is_loopback else "address"
+    except ValueError:
+        name = name.rstrip(".")
+        return "internet" if "." in name and not name.endswith(_LOCAL_SUFFIXES) else "here"
+
+
+def _page_refused(header: str, value: bytes) -> GatewayError:
+    return GatewayError(
+        403,
+        f"{header}: {value[:80].decode('latin-1')}: a gateway without a key does nothing for web pages of other "
+        "sites: use localhost or an address, or start it with --api-key KEY",
+        type="permission_error",
+        code="web_page",
+    )

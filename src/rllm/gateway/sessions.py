@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import os
 import re
 import threading
 import time
@@ -15,12 +13,11 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests, ParentIndex
 from rllm.config.sampling import ImposedSampling
-from rllm.errors import ConfigError, StoreError
+from rllm.errors import ConfigError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.base import problem_of_n
 from rllm.gateway.errors import GatewayError
@@ -47,8 +44,6 @@ _INVISIBLE = re.compile(
 _MAX_IN_MEMORY = 10_000
 _ALWAYS_IN_MEMORY = 1
 """Sessions used last that stay in memory at any size: reading a long one for each of its calls is slower each time."""
-_TRUSTED_S = 5.0
-"""Seconds for which a session is assumed to exist after the last check; writes are checked in any case."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -67,8 +62,6 @@ class Session:
     """W3C headers of the span in which it was opened, for calls without their own; empty without telemetry."""
     ref: SessionRef = field(default_factory=SessionRef)
     """Its identity in the store, so that nothing is added to a later session of its name."""
-    looked_for_at: float = field(default_factory=time.monotonic)
-    """Time of the last check that it exists, or of its beginning."""
     deleted: bool = False
     """True if it was deleted. Its calls are not stored any more: another session may have its name."""
     num_counted_bytes: int = 0
@@ -78,21 +71,6 @@ class Session:
     def num_bytes(self) -> int:
         """Approximate size of its calls in memory."""
         return sum(part.num_bytes for part in (self.parents, self.conversations) if part is not None)
-
-    @property
-    def is_doubtful(self) -> bool:
-        """True if another process may have deleted it since the last check."""
-        is_old = self.ref.number is not None and time.monotonic() - self.looked_for_at > _TRUSTED_S
-        return (is_old or self.ref.is_gone) and not self.deleted
-
-
-@dataclass(eq=False, slots=True)
-class _Reading:
-    """A running read of a session from the store."""
-
-    session_id: str
-    is_outdated: bool = False
-    """True if the session was deleted meanwhile."""
 
 
 class Sessions:
@@ -104,10 +82,10 @@ class Sessions:
     - *kept* in memory while it is among those used last: at most 10,000, and at most `memory_gb`, except for the very
       last;
     - *known* while anything holds it, even a running call alone: there are never two of one name;
-    - *doubtful* if it was not checked for seconds, or a write was refused: another process may have deleted it;
-    - *deleted* from the request to delete it, or from a check that found it gone: its running calls end with an error.
+    - *deleted* from the request to delete it: its running calls end with an error.
 
     A deleted session is known until it is out of the store. Then it is forgotten, and another may begin under its name.
+    One that another process deleted is forgotten once the store refuses a write of it.
     """
 
     def __init__(self, store: TraceStore, *, memory_gb: float = SESSION_MEMORY_GB) -> None:
@@ -118,7 +96,7 @@ class Sessions:
         self._lock = threading.Lock()
         """Guards `_kept` and `_num_bytes`."""
         self._known: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        self._readings: set[_Reading] = set()
+        self._num_deletions = 0
         self._unnamed: OrderedDict[str, str] = OrderedDict()
         """Sessions of answers whose calls named none, by the answer's id."""
         self.unattributed = UnattributedCalls()
@@ -137,15 +115,12 @@ class Sessions:
             ConfigError: if the id cannot stand in a URL path.
             GatewayError: 410, if it is being deleted.
         """
-        session = await self._checked(session_id)
+        session = self._current(session_id)
         while session is None:
             check_session_id(session_id)
-            self._readings.add(reading := _Reading(session_id))
-            try:
-                found = await self._read(session_id)
-            finally:
-                self._readings.discard(reading)
-            if not reading.is_outdated:
+            num_deletions = self._num_deletions
+            found = await self._read(session_id)
+            if num_deletions == self._num_deletions:  # Else it may have been read before it was deleted.
                 session = self._know(found)
         check_not_deleted(session)
         with suppress(KeyError):  # Another thread may just have dropped it.
@@ -165,10 +140,13 @@ class Sessions:
         check_session_id(session_id)
         _check_metadata(metadata or {})
         self.unattributed.expect_sessions(metadata or {})
-        session = self._known.get(session_id)
+        session = self._current(session_id)
         if session is not None:
             check_not_deleted(session)
-            session = session if self._exists(session) else None
+            info = None if session.ref.number is None else self._store.session(session_id)
+            if session.ref.number is not None and (info is None or info.number != session.ref.number):
+                session.ref.is_gone = True
+                session = self._current(session_id)
         fixed = check_sampling(sampling) if sampling is not None else None
         stored = {**(metadata or {}), SAMPLING_KEY: fixed} if fixed is not None else dict(metadata or {})
         ref = SessionRef() if session is None else session.ref
@@ -199,14 +177,13 @@ class Sessions:
 
     async def has_begun(self, session_id: str) -> bool:
         """Return whether the session has begun."""
-        return (
-            await self._checked(session_id) is not None
-            or await asyncio.to_thread(self._store.session, session_id) is not None
-        )
+        if self._current(session_id) is not None:
+            return True
+        return await asyncio.to_thread(self._store.session, session_id) is not None
 
     async def number_of(self, session_id: str) -> int | None:
         """Return the store's number of the session of this name, or `None` if there is none."""
-        session = await self._checked(session_id)
+        session = self._current(session_id)
         if session is not None and session.ref.number is not None:
             return session.ref.number
         info = await asyncio.to_thread(self._store.session, session_id)
@@ -237,34 +214,21 @@ class Sessions:
             return await asyncio.to_thread(self._store.delete, session_id)
         except Exception:
             ended.deleted = False
-            ended.looked_for_at = -math.inf  # The next use checks the store.
+            ended.ref.is_gone = ended.ref.number is not None  # The next use reads it from the store.
             raise
         finally:
-            for reading in list(self._readings):
-                reading.is_outdated = reading.is_outdated or reading.session_id == session_id
+            self._num_deletions += 1
             if ended.deleted or known is None:
                 self._forget(ended)
 
-    async def _checked(self, session_id: str) -> Session | None:
-        """Return the session if it is known, after a check of the store if it is doubtful."""
+    def _current(self, session_id: str) -> Session | None:
+        """Return the session if it is known, unless a refused write showed that another process deleted it."""
         session = self._known.get(session_id)
-        if session is None or not session.is_doubtful:
-            return session
-        exists = self._exists(session) if self._store.is_local else await asyncio.to_thread(self._exists, session)
-        return session if exists else self._known.get(session_id)
-
-    def _exists(self, session: Session) -> bool:
-        """Return whether the session is in the store; forget one that another process deleted."""
-        if session.ref.number is None:
-            return True
-        with suppress(StoreError):  # Writes are checked anyway.
-            info = self._store.session(session.id)
-            session.looked_for_at = time.monotonic()
-            session.ref.is_gone = info is None or info.number != session.ref.number
-        if session.ref.is_gone:
+        if session is not None and session.ref.is_gone and not session.deleted:
             session.deleted = True
             self._forget(session)
-        return not session.ref.is_gone
+            return None
+        return session
 
     def _know(self, session: Session) -> Session:
         """Keep a session in memory; return it, or the one of its name that is known by now."""
@@ -382,10 +346,6 @@ def check_sampling(parameters: JSONMapping) -> JSONObject:
 
 # --- calls without a session -----------------------------------------------------------------------------------------
 
-_LOOPBACK = {"127.0.0.1", "::1"}
-_MAX_LOOKUPS = 8
-_SCRIPTS = (".py", ".js", ".mjs", ".ts", ".sh")
-
 
 def unattributed_session(run_id: str | None) -> str:
     """Return the id of the session that keeps the unattributed calls of a run."""
@@ -403,8 +363,6 @@ class UnattributedCalls:
         self.session_id: str | None = None
         """Session of these calls; `None` before the first rollout, when calls need no session."""
         self.num_calls = 0
-        self._processes: dict[str, str] = {}
-        """Client processes of the first connections."""
         self._warned_of: str | None = None
 
     def expect_sessions(self, metadata: JSONMapping) -> None:
@@ -424,7 +382,9 @@ class UnattributedCalls:
         if self.session_id is None:
             return {}
         self.num_calls += 1
-        client = self._client_of(scope, headers)
+        agent = headers.get(b"user-agent", b"").decode("latin-1") or "an unnamed client"
+        host = (scope.get("client") or ("",))[0]
+        client = f"{agent} at {host}" if host else agent
         if self._warned_of != self.session_id:
             self._warned_of = self.session_id
             logger.warning(
@@ -435,38 +395,3 @@ class UnattributedCalls:
                 "refused for lack of a key" if is_refused else f"stored in the session {self.session_id!r}",
             )
         return {CLIENT_KEY: client}
-
-    def _client_of(self, scope: JSONMapping, headers: Mapping[bytes, bytes]) -> str:
-        """Describe the client of a call."""
-        agent = headers.get(b"user-agent", b"").decode("latin-1") or "an unnamed client"
-        host, port = scope.get("client") or ("", 0)
-        if host not in _LOOPBACK:
-            return f"{agent} at {host}" if host else agent
-        connection = f"{agent} {port}"
-        if connection not in self._processes and len(self._processes) < _MAX_LOOKUPS:
-            self._processes[connection] = _process_at(port)
-        process = self._processes.get(connection, "")
-        return f"{agent} ({process})" if process else agent
-
-
-def _process_at(port: int) -> str:
-    """Return the process on this machine with a connection from this port, as `process 12: python agent.py`; else "".
-
-    Other arguments are omitted, because this is stored and they may be secrets.
-    """
-    with suppress(OSError, IndexError, ValueError):
-        inode = _inode_of(port)
-        for link in Path("/proc").glob("[0-9]*/fd/*"):
-            with suppress(OSError):
-                if str(link.readlink()) == f"socket:[{inode}]":
-                    pid = link.parts[2]
-                    words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-                    script = Path(words[1]).name if words[1:] and words[1].endswith(_SCRIPTS) else ""
-                    here = " (this one)" if int(pid) == os.getpid() else ""
-                    return f"process {pid}{here}: {Path(words[0]).name} {script}".rstrip()
-    return ""
-
-
-def _inode_of(port: int) -> str:
-    lines = Path("/proc/net/tcp").read_text().split("\n")[1:-1]
-    return next((f[9] for f in map(str.split, lines) if f[1].endswith(f":{port:04X}")), "none")
