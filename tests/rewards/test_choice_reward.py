@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rllm.errors import RewardError
-from rllm.rewards.choice_reward import chosen_letter
 from rllm.rewards.reward_fn import multiple_choice_reward_fn
+from rllm.rewards.search_reward import chosen_letter
 from rllm.types import Action
 
 CHOICES = ["London", "Paris", "Rome", "Bonn"]

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.errors import RewardError
-from rllm.rewards.equivalence import MAX_CHARS, _Worker, are_equivalent
 from rllm.rewards.equivalence_worker import LARGE_BYTES
-from rllm.rewards.math_reward import RewardMathFn, _quickly_equal
+from rllm.rewards.math_reward import MAX_CHARS, RewardMathFn, _quickly_equal, _Worker, are_equivalent
 from rllm.rewards.reward_fn import math_reward_fn
 from rllm.rewards.reward_types import RewardConfig, RewardInput
 from rllm.types import Action
@@ -335,7 +334,7 @@ def _exit_with_verdict() -> None:
 
 
 def test_a_worker_that_was_killed_is_replaced() -> None:
-    from rllm.rewards.equivalence import NUM_WORKERS, _workers
+    from rllm.rewards.math_reward import NUM_WORKERS, _workers
 
     assert are_equivalent("x+1", "1+x") is True
     workers = _workers(os.getpid())

@@ -92,10 +92,10 @@ def test_a_coroutine_function_is_refused_before_anything_runs() -> None:
     async def later(task: dict[str, str], answer: str) -> float:
         return 1.0
 
-    with pytest.raises(ConfigError, match="later is a coroutine function: a reward function is an ordinary one"):
+    with pytest.raises(ConfigError, match="later is a coroutine function"):
         with_reward(shout, later)
 
 
 def test_a_reward_of_other_parameters() -> None:
-    with pytest.raises(ConfigError, match=r"reward .*: it is called with a task and an answer"):
+    with pytest.raises(ConfigError, match="must take a task and an answer"):
         with_reward(shout, lambda answer: 1.0)

@@ -26,11 +26,10 @@ import rllm
 from rllm.parser.answer import visible_content
 from rllm.parser.tool_formats import TOOL_FORMATS
 from rllm.parser.tool_parser import tool_parser
-from rllm.rewards.choice_reward import chosen_letter
 from rllm.rewards.countdown_reward import countdown_reward_fn
 from rllm.rewards.math_reward import RewardMathFn
-from rllm.rewards.reading import python_blocks
-from rllm.rewards.search_reward import f1_score, stated_answer
+from rllm.rewards.reward_types import python_blocks
+from rllm.rewards.search_reward import chosen_letter, f1_score, stated_answer
 
 SOURCE = Path(rllm.__file__).parent
 LENGTHS = (18, 400, 6_000)

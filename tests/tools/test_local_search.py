@@ -74,7 +74,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
         ({}, "pass `corpus`"),
         ({"corpus": "/nowhere.jsonl"}, "local_search: '/nowhere.jsonl' cannot be read"),
         ({"corpus": [], "top_k": 0}, "top_k=0"),
-        ({"corpus": ["rivers"]}, r"document 1 is 'rivers': use \{\"text\": ...\}"),
+        ({"corpus": ["rivers"]}, r"document 1 is 'rivers'; use \{\"text\": ...\}"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], reason: str) -> None:

@@ -71,7 +71,7 @@ async def test_leaving_ends_an_attempt_to_connect(tmp_path: Path) -> None:
         waiting = asyncio.create_task(tools["pid"].call({}))
         await asyncio.to_thread(wait_for_lines, starts, 2)
 
-    assert "the connection was closed during the call" in str((await waiting).error)
+    assert "the connection is closed" in str((await waiting).error)
     assert not psutil.pid_exists(int(starts.read_text().splitlines()[1]))
 
 

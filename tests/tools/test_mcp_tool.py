@@ -48,7 +48,7 @@ async def test_a_stdio_server_lends_its_tools_until_it_is_left(monkeypatch: pyte
         assert flood.to_string().endswith("[cut: 980000 of 1000000 characters are left out]")
 
     assert not psutil.pid_exists(int(pid))
-    assert "tool 'hang': the connection was closed during the call" in str((await waiting).error)
+    assert "tool 'hang': the connection is closed" in str((await waiting).error)
     assert "is closed; call tools inside `async with mcp_tools(...)`" in str((await tools["add"].call({})).error)
 
 

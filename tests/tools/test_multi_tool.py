@@ -34,25 +34,25 @@ async def test_an_unknown_name_lists_the_known_ones() -> None:
     tools = MultiTool(tools=["calculator", shout])
 
     for output in (tools("sing"), await tools.call(ToolCall("sing"))):
-        assert output.to_string() == "Error: there is no tool 'sing'; there are ['calculator', 'shout']"
+        assert output.to_string() == "Error: there is no tool 'sing'; use one of ['calculator', 'shout']"
 
 
 def test_what_cannot_be_a_set_of_tools_is_refused() -> None:
     with pytest.raises(ConfigError, match="either `tools` or `tool_map`"):
         MultiTool(tools=[], tool_map={})
-    with pytest.raises(ConfigError, match=r"\['shout', 'shout'\]: each tool needs a name of its own"):
+    with pytest.raises(ConfigError, match=r"\['shout', 'shout'\]: two tools have the same name"):
         MultiTool(tools=[shout, shout])
-    with pytest.raises(ConfigError, match="tools='calculator': give a list of tools"):
+    with pytest.raises(ConfigError, match="tools='calculator': give a list"):
         MultiTool(tools="calculator")
-    with pytest.raises(ConfigError, match=r"tools=<function sho.*: give a list of tools"):
+    with pytest.raises(ConfigError, match=r"tools=<function sho.*: give a list"):
         MultiTool(tools=shout)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="dict is a class"):
         MultiTool(tools=[dict])
-    with pytest.raises(ConfigError, match="tools: 7 is neither"):
+    with pytest.raises(ConfigError, match="tools: 7 is not a tool"):
         MultiTool(tools=[7])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match=r"tool 'sums' is <rllm.*, which makes no tool: name a class"):
+    with pytest.raises(ConfigError, match=r"tool 'sums' is <rllm.*, which creates no tool: name a subclass"):
         MultiTool(tool_map={"sums": Calculator()})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match=r"tool 'loud' is <function sho.*: .*argument 'name'; name a class"):
+    with pytest.raises(ConfigError, match=r"tool 'loud' is <function sho.*: .*argument 'name'; name a subclass"):
         MultiTool(tool_map={"loud": shout})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match=r"tool 'math:sqrt' is <built-in function sqrt>: .* or put the function"):
         MultiTool(tools=["math:sqrt"])

@@ -3,7 +3,6 @@ import re
 
 import pytest
 
-from rllm.errors import ConfigError
 from rllm.tools.calculator import Calculator
 from rllm.tools.python_tool import PythonInterpreter
 
@@ -38,11 +37,6 @@ def test_a_flood_is_cut_and_called_so(then: str, ending: str) -> None:
 
     assert re.match(rf"x{{900,1000}}\n\[cut: the code printed more than is kept\]{ending}", text)
     assert text.count("[cut:") == 1
-
-
-def test_there_is_no_other_backend() -> None:
-    with pytest.raises(ConfigError, match="backend='e2b'"):
-        PythonInterpreter(backend="e2b")
 
 
 def test_the_calculator_answers_with_a_number_or_a_reason() -> None:

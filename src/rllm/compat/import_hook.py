@@ -47,6 +47,7 @@ MOVED: dict[str, dict[str, str]] = {
         "get_chat_client_async": "rllm.sdk.client",
         "session": "rllm.sdk.context",
     },
+    "rllm.tools.registry": dict.fromkeys(("ToolRegistry", "tool_registry"), "rllm.tools.multi_tool"),
     "rllm.trainer.env_agent_mappings": dict.fromkeys(
         ("AGENT_CLASS_MAPPING", "ENV_CLASS_MAPPING", "WORKFLOW_CLASS_MAPPING"), "rllm.compat.class_names"
     ),

@@ -1,8 +1,9 @@
 """Rewards: functions of a task and an action that return a number, or `None` for unscored.
 
-`reward_fn` has the ready-made functions and the protocol of your own; `scoring` calls any of them and validates the
-result; `agent_with_reward` combines an agent and a reward. `math_reward`, `choice_reward`, `search_reward`,
-`countdown_reward` and `code_reward` score one kind of task each; `reading` finds answers in texts.
+`reward_fn` has the ready-made functions and the protocol of your own; `scoring` calls any of them, validates the
+result, and combines an agent and a reward. `math_reward`, `search_reward` (questions and multiple choice),
+`countdown_reward` and `code_reward` score one kind of task each; `reward_types` has their input, output and settings,
+and finds answers in texts.
 """
 
 from __future__ import annotations

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import importlib
 import io
 import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 from rllm.rewards.code_peer import ENDED, Ended, Peer, words_of
 
@@ -38,43 +37,59 @@ from typing import *
 """
 """Imports that the sites whose tasks ask for a function take for granted."""
 MODULES = {"np": "numpy", "pd": "pandas"}
-"""Modules that tests use without an import where the solution imports them, by the names that everybody gives them."""
+"""Modules that tests use without an import where the solution imports them, by their customary names."""
+
+Names: TypeAlias = dict[str, Any]
+Outcome: TypeAlias = dict[str, object]
+"""Outcome of a call or a test: a `result` or an `error`."""
+Report: TypeAlias = Callable[[Outcome], None]
+
+
+class Job(TypedDict, total=False):
+    """The job of this program."""
+
+    solution: str
+    fn_name: str
+    calls: list[list[object]]
+    tests: str
+    functions: list[str]
+    candidate: str | None
 
 
 def main() -> None:
     """Do the job."""
-    job = json.load(sys.stdin)
+    job: Job = json.load(sys.stdin)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)  # the job cannot be read again
     channel = os.dup(1)
     os.dup2(nowhere, 1)
+
+    def report(outcome: Outcome) -> None:
+        line = f"{json.dumps(outcome, default=_as_json)}\n".encode()
+        while line:
+            line = line[os.write(channel, line) :]
+
     if "calls" in job:
-        report_calls(job, functools.partial(_report, channel))
+        report_calls(job, report)
     elif "tests" in job:
-        report_tests(job, functools.partial(_report, channel))
+        report_tests(job, report)
     else:
         os.close(channel)
         serve_solution(job)
 
 
-def _report(channel: int, outcome: dict[str, Any]) -> None:
-    line = f"{json.dumps(outcome, default=_as_json)}\n".encode()
-    while line:
-        line = line[os.write(channel, line) :]
-
-
-def _as_json(value: Any) -> Any:
+def _as_json(value: Any) -> object:
     """Return NumPy's numbers and arrays as Python's, and other iterables as lists."""
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
-def _builtins() -> dict[str, Any]:
+def _builtins() -> Names:
     names = dict(vars(builtins))
     exec(PREAMBLE, {"__builtins__": builtins}, names)
     return names
 
 
-def _attempt(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+def _attempt(function: Callable[..., object], *arguments: object) -> Outcome:
     try:
         return {"result": function(*arguments)}
     except BaseException as error:  # sys.exit(0) passes no test
@@ -84,32 +99,31 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
 # The solution
 
 
-def _load(solution: str) -> tuple[types.ModuleType, dict[str, Any]]:
+def _load(solution: str) -> tuple[types.ModuleType, Outcome]:
     module = types.ModuleType("solution")
     sys.modules["solution"] = sys.modules["__main__"] = module
     vars(module)["__builtins__"] = _builtins()  # where they are not taken for the solution's own names
     return module, _attempt(lambda: exec(compile(solution, "solution.py", "exec"), vars(module)))
 
 
-def report_calls(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-    """Execute the solution, and report what each call returns."""
+def report_calls(job: Job, report: Report) -> None:
+    """Execute the solution, and report the result of each call."""
     solution, loaded = _load(job["solution"])
     if "error" in loaded:
         report(loaded)
         return
+
+    def call(arguments: list[object]) -> object:
+        owner = solution if hasattr(solution, job["fn_name"]) else solution.Solution()
+        return getattr(owner, job["fn_name"])(*arguments)
+
     for arguments in job["calls"]:
-        outcome = _attempt(_call, solution, job["fn_name"], arguments)
-        written = _attempt(report, outcome)
+        written = _attempt(report, _attempt(call, arguments))
         if "error" in written:
             report({"error": f"the result cannot be written as JSON: {written['error']}"})
 
 
-def _call(solution: types.ModuleType, fn_name: str, arguments: list[Any]) -> Any:
-    owner = solution if hasattr(solution, fn_name) else solution.Solution()
-    return getattr(owner, fn_name)(*arguments)
-
-
-def serve_solution(job: dict[str, Any]) -> None:
+def serve_solution(job: Job) -> None:
     """Execute the solution, and then what the tests ask of it, until they have ended."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
     sys.stdout = printed
@@ -126,10 +140,11 @@ def serve_solution(job: dict[str, Any]) -> None:
 # The tests
 
 
-def report_tests(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-    """Compile the tests, wait for the solution, execute the tests, and report what became of each function."""
+def report_tests(job: Job, report: Report) -> None:
+    """Compile the tests, wait for the solution, execute the tests, and report the outcome of each function."""
+    functions = job["functions"]
     tree = ast.parse(job["tests"])
-    if job["functions"]:  # which are called one by one
+    if functions:  # which are called one by one
         tree.body = [node for node in tree.body if not _runs_all(node)]
     code = compile(tree, "tests.py", "exec")
     own = _builtins()
@@ -138,38 +153,30 @@ def report_tests(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) 
         hello = peer.receive()
     except Ended as ended:
         hello = {"error": str(ended)}
-    if not isinstance(hello.get("names"), dict) or "error" in hello:
+    theirs = hello.get("names")
+    if not isinstance(theirs, dict) or "error" in hello:
         report({"error": str(hello.get("error"))[:500]})
         return
-    sys.modules["solution"] = sys.modules["__main__"] = _SolutionModule(
-        peer, {name for name, is_module in hello["names"].items() if not is_module} - own.keys() - _bound_in(tree)
-    )
-    names = functools.partial(_names_for, tree, own, hello["names"], peer, has_candidate=bool(job["candidate"]))
-    for outcome in _outcomes(job, code, {"__builtins__": own, "__name__": "tests"}, names, peer):
-        report({"error": outcome["error"]} if "error" in outcome else {"result": None})
+    names = {name for name, is_module in theirs.items() if not is_module}
+    sys.modules["solution"] = sys.modules["__main__"] = _SolutionModule(peer, names - own.keys() - _bound_in(tree))
+    namespace = {"__builtins__": own, "__name__": "tests"}
 
-
-def _outcomes(
-    job: dict[str, Any],
-    code: types.CodeType,
-    namespace: dict[str, Any],
-    names: Callable[[], dict[str, Any]],
-    peer: Peer,
-) -> Iterator[dict[str, Any]]:
     def load() -> None:
-        namespace.update(names())
+        namespace.update(_names_for(tree, own, theirs, peer, has_candidate=bool(job["candidate"])))
         exec(code, namespace)
 
+    def report_test(outcome: Outcome) -> None:
+        if peer.is_closed:  # which tests may not notice
+            outcome = {"error": ENDED}
+        report({"error": outcome["error"]} if "error" in outcome else {"result": None})
+
     loaded = _attempt(load)
-    if "error" in loaded or not job["functions"]:
-        yield _while_there(peer, loaded)
+    if "error" in loaded or not functions:
+        report_test(loaded)
         return
-    for name in job["functions"]:
-        test = functools.partial(_call_method, namespace, name) if "." in name else namespace[name]
-        if name == "check":
-            yield _while_there(peer, _attempt(lambda test=test: test(peer.request("eval", None, job["candidate"]))))
-        else:
-            yield _while_there(peer, _attempt(_run, test))
+    for name in functions:
+        candidate = job["candidate"] if name == "check" else None
+        report_test(_attempt(_run_test, namespace, name, peer, candidate))
 
 
 def _runs_all(node: ast.stmt) -> bool:
@@ -178,15 +185,15 @@ def _runs_all(node: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and ast.unparse(call.func) in ("unittest.main", "pytest.main")
 
 
-def _run(test: Callable[[], Any]) -> None:
-    returned = test()
-    if isinstance(returned, types.CoroutineType):
-        importlib.import_module("asyncio").run(returned)
-
-
-def _call_method(namespace: dict[str, Any], name: str) -> None:
-    """Call a test that is a method, with what its class does before and after it."""
+def _run_test(namespace: Names, name: str, peer: Peer, candidate: str | None) -> None:
+    """Call a test; one that is a method, with what its class does before and after it."""
     owner, _, method = name.partition(".")
+    if not method:
+        arguments = [] if candidate is None else [peer.request("eval", None, candidate)]
+        returned = namespace[name](*arguments)
+        if isinstance(returned, types.CoroutineType):
+            importlib.import_module("asyncio").run(returned)
+        return
     kind = namespace[owner]
     if hasattr(kind, "debug"):  # unittest, where it raises what is wrong
         importlib.import_module("unittest").TestSuite([kind(method)]).debug()
@@ -197,31 +204,26 @@ def _call_method(namespace: dict[str, Any], name: str) -> None:
             getattr(instance, called)()
 
 
-def _while_there(peer: Peer, outcome: dict[str, Any]) -> dict[str, Any]:
-    """Fail a test that ended without the solution, which tests may not notice."""
-    return {"error": ENDED} if peer.is_closed else outcome
-
-
-def _names_for(
-    tree: ast.Module, own: dict[str, Any], theirs: dict[str, bool], peer: Peer, *, has_candidate: bool
-) -> dict[str, Any]:
+def _names_for(tree: ast.Module, own: Names, theirs: dict[str, bool], peer: Peer, *, has_candidate: bool) -> Names:
     """Return what the tests use and neither define nor import: from the solution, unless Python has it.
 
     Where Python has everything that they use, as in `assert sum(10, 15) == 6`, they test functions that bear the name
     of one of Python's: those that they call innermost.
     """
+    bound = _bound_in(tree)
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    wanted = loaded - _bound_in(tree) - own.keys()
+    wanted = loaded - bound - own.keys()
     imports = any(isinstance(node, ast.ImportFrom) and node.module == "solution" for node in ast.walk(tree))
     if not wanted and not imports and not has_candidate:
-        wanted = _innermost_calls(tree) - _bound_in(tree)
-    names: dict[str, Any] = {}
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        outer = {id(call) for call in calls for node in ast.walk(call) if node is not call and node in calls}
+        wanted = {ast.unparse(call.func) for call in calls if id(call) not in outer} - bound
+    names: Names = {}
     for name in sorted(wanted & theirs.keys()):
-        if theirs[name] is True:
-            if name in MODULES or name in sys.stdlib_module_names:
-                names[name] = importlib.import_module(MODULES.get(name, name))
-        else:
+        if theirs[name] is not True:
             names[name] = peer.request("get", None, name)
+        elif name in MODULES or name in sys.stdlib_module_names:
+            names[name] = importlib.import_module(MODULES.get(name, name))
     return names
 
 
@@ -239,12 +241,6 @@ def _bound_in(tree: ast.Module) -> set[str]:
     return names
 
 
-def _innermost_calls(tree: ast.Module) -> set[str]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    outer = {id(call) for call in calls for node in ast.walk(call) if node is not call and node in calls}
-    return {call.func.id for call in calls if id(call) not in outer}  # type: ignore[attr-defined]
-
-
 class _SolutionModule(types.ModuleType):
     """Module that tests get from `import solution`."""
 
@@ -253,7 +249,7 @@ class _SolutionModule(types.ModuleType):
         self.__all__ = [name for name in sorted(names) if not name.startswith("_")]
         self._peer = peer
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._peer.request("get", None, name)

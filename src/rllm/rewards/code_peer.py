@@ -23,14 +23,17 @@ import re
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 ENDED = "the solution ended"
 """Replaced outside by how it ended."""
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_PRINTED_BYTES = 1 << 20
+
+Message: TypeAlias = dict[str, Any]
+Container: TypeAlias = list[object] | dict[object, object] | set[object] | bytearray
 
 
 class Ended(RuntimeError):
@@ -62,7 +65,7 @@ class Peer:
         """
         self.trusts = trusts
         self.is_closed = False
-        self.exported: dict[int, Any] = {}
+        self.exported: dict[int, object] = {}
         self.error_classes: dict[type, int] = {}
         self.classes: set[int] = set()
         """Objects of the other end that the tests mean as classes: those with a capital."""
@@ -71,16 +74,16 @@ class Peer:
         such as a method, is a result to be judged, and not among them."""
         self.learned: set[int] = set()
         """Objects that may be the difference from, or the quotient by, a value that is expected."""
-        self._remotes: dict[int, Any] = {}
+        self._remotes: dict[int, Remote] = {}
         self._socket = socket.socket(fileno=channel)
         self._reader = self._socket.makefile("rb")
         self._printed = printed
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Write one message."""
         self._write(f"{json.dumps(message)}\n".encode())
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Message:
         """Read one message.
 
         Raises:
@@ -95,16 +98,22 @@ class Peer:
             self._end()
         return message
 
-    def request(self, operation: str, target: Any, /, *arguments: Any, **named: Any) -> Any:
+    def request(self, operation: str, target: Remote | None, /, *arguments: object, **named: object) -> Any:
         """Have the other end apply the operation to its object, or to its module, and return or raise what it does."""
         table = Table(self)
-        number = 0 if target is None else object.__getattribute__(target, "_number")
+        number = 0 if target is None else _number_of(target)
         makes = number in (self.classes if operation == "call" else self.made if operation in _COMBINES else ())
         self.send({"do": operation, "to": number, "with": table.encoded([list(arguments), named])})
         while "do" in (message := self.receive()):
             self.serve(message)
         try:
-            result, error = self._outcome(message, table)
+            if isinstance(out := message.get("out"), str) and out:
+                sys.stdout.write(out)
+            error = _to_error(message["raise"], self) if "raise" in message else None
+            if error is None:
+                result = table.decoded(message["result"])
+                for index, content in message["changed"]:
+                    table.change(index, content)
         except Ended:
             raise
         except Exception as wrong:
@@ -114,9 +123,11 @@ class Peer:
         self._classify(operation, number, arguments, result, makes=makes)
         return result
 
-    def _classify(self, operation: str, number: int, arguments: tuple[Any, ...], result: Any, *, makes: bool) -> None:
-        """Keep what is known of an object that an operation returned."""
-        others = {object.__getattribute__(item, "_number") for item in arguments if type(item) is Remote}
+    def _classify(
+        self, operation: str, number: int, arguments: tuple[object, ...], result: object, *, makes: bool
+    ) -> None:
+        """Record the kind of an object that an operation returned."""
+        others = {_number_of(item) for item in arguments if type(item) is Remote}
         is_difference = operation in _DIFFERENCES and len(others) < len(arguments)
         has_learned = operation in _COMBINES | _READS and not self.learned.isdisjoint({number, *others})
         learned = is_difference or has_learned
@@ -124,7 +135,7 @@ class Peer:
             if learned:
                 raise TypeError("an object of the solution combines with a plain value to a plain one")
             return
-        found = object.__getattribute__(result, "_number")
+        found = _number_of(result)
         if learned:
             self.learned.add(found)
         if operation == "get" and number == 0 and str(arguments[0])[:1].isupper():
@@ -132,23 +143,31 @@ class Peer:
         elif makes:
             self.made.add(found)
 
-    def serve(self, message: dict[str, Any]) -> None:
+    def serve(self, message: Message) -> None:
         """Do what the other end asks for, and reply."""
         try:
-            reply = self._done(message)
-            line = json.dumps({**reply, "out": self._drained()})
+            table = Table(self)
+            arguments, named = table.decoded(message["with"])
+            target = self.exported[message["to"]]
+            if not self.trusts:
+                _check_permitted(message["do"], target, arguments)
+            before = table.contents()
+            result = table.encoded(_OPERATIONS[message["do"]](target, *arguments, **named))
+            after = table.contents(len(before))
+            changed = [[index, new] for index, (old, new) in enumerate(zip(before, after, strict=True)) if new != old]
+            line = json.dumps({"result": result, "changed": changed, "out": self._drain_printed()})
         except Ended:
             raise
         except BaseException as error:
-            line = json.dumps({"raise": _from_error(error, self), "out": self._drained()})
+            line = json.dumps({"raise": _from_error(error, self), "out": self._drain_printed()})
         self._write(f"{line}\n".encode())
 
-    def export(self, value: Any) -> int:
+    def export(self, value: object) -> int:
         """Keep the object for the other end, and return its number."""
         self.exported[id(value)] = value
         return id(value)
 
-    def remote(self, number: Any) -> Any:
+    def remote(self, number: object) -> Remote:
         """Return the object that stands for one of the other end."""
         if type(number) is not int:
             raise TypeError(f"not a number: {number!r:.100}")
@@ -157,41 +176,21 @@ class Peer:
             self._remotes[number] = Remote(self, number)
         return self._remotes[number]
 
-    def error_class(self, number: int, name: str, base: Any) -> type:
+    def error_class(self, number: int, name: str, base: object) -> type:
         """Return the class that stands for a class of errors of the other end, so that tests can catch them."""
-        found = self._remotes.get(number)
-        if found is None:
-            found = self._remotes[number] = type(str(name), (_catchable(base),), {})
-            self.error_classes[found] = number
-        return found
+        for kind, known in self.error_classes.items():
+            if known == number:
+                return kind
+        kind = type(str(name), (_catchable(base),), {})
+        self.error_classes[kind] = number
+        return kind
 
-    def _done(self, message: dict[str, Any]) -> dict[str, Any]:
-        table = Table(self)
-        arguments, named = table.decoded(message["with"])
-        target = self.exported[message["to"]]
-        if not self.trusts:
-            _check_permitted(message["do"], target, arguments)
-        before = table.contents()
-        result = table.encoded(_OPERATIONS[message["do"]](target, *arguments, **named))
-        after = table.contents(len(before))
-        changed = [[index, new] for index, (old, new) in enumerate(zip(before, after, strict=True)) if new != old]
-        return {"result": result, "changed": changed}
-
-    def _outcome(self, message: dict[str, Any], table: Table) -> tuple[Any, BaseException | None]:
-        if isinstance(out := message.get("out"), str) and out:
-            sys.stdout.write(out)
-        if "raise" in message:
-            return None, _to_error(message["raise"], self)
-        result = table.decoded(message["result"])
-        for index, content in message["changed"]:
-            table.change(index, content)
-        return result, None
-
-    def _drained(self) -> str:
+    def _drain_printed(self) -> str:
         if self._printed is None:
             return ""
-        raw: Any = self._printed.buffer
-        text = bytes(raw.getvalue()[:MAX_PRINTED_BYTES]).decode(errors="replace")
+        raw = self._printed.buffer
+        assert isinstance(raw, io.BytesIO)
+        text = raw.getvalue()[:MAX_PRINTED_BYTES].decode(errors="replace")
         raw.seek(0)
         raw.truncate(0)
         return text
@@ -207,7 +206,7 @@ class Peer:
         raise Ended(ENDED)
 
 
-def _check_permitted(operation: str, target: Any, arguments: list[Any]) -> None:
+def _check_permitted(operation: str, target: object, arguments: list[object]) -> None:
     """Permit a solution no more than tests that pass a function, an iterator or an object of theirs mean to."""
     own_class = getattr(target if isinstance(target, type) else type(target), "__module__", None) == "tests"
     if operation == "call":
@@ -243,7 +242,7 @@ class Remote:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> object:
         if name in ("__class__", "__deepcopy__"):
             return object.__getattribute__(self, name)
         if name.startswith("__") and name not in _NAMES_OF_FUNCTIONS:  # which libraries look for
@@ -253,46 +252,60 @@ class Remote:
             return functools.partial(_compare_by, found)
         return found
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         _ask("set", self, name, value)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         found = _ask("next", self)
         if not found:
             raise StopIteration
         return found[0]
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         if _is_made(self):
             return _ask("contains", self, item) is True
         return any(found is item or found == item for found in self)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return _ask("iter", self)  # type: ignore[no-any-return]
 
-    def __instancecheck__(self, value: Any) -> bool:
+    def __instancecheck__(self, value: object) -> bool:
         return type(value) is Remote and _ask("isinstance", self, value) is True
 
-    def __subclasscheck__(self, value: Any) -> bool:
+    def __subclasscheck__(self, value: object) -> bool:
         return type(value) is Remote and _ask("issubclass", self, value) is True
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("an object of the solution stays there")
 
     def __hash__(self) -> int:
         return _ask("hash", self)  # type: ignore[no-any-return]
 
 
-def _ask(operation: str, remote: Remote, /, *arguments: Any, **named: Any) -> Any:
+def _number_of(remote: Remote) -> int:
+    number: int = object.__getattribute__(remote, "_number")
+    return number
+
+
+def _peer_of(remote: Remote) -> Peer:
+    peer: Peer = object.__getattribute__(remote, "_peer")
+    return peer
+
+
+def _is_made(remote: Remote) -> bool:
+    return _number_of(remote) in _peer_of(remote).made
+
+
+def _ask(operation: str, remote: Remote, /, *arguments: object, **named: object) -> Any:
     return _peer_of(remote).request(operation, remote, *arguments, **named)
 
 
-def _unary(operation: str) -> Callable[..., Any]:
+def _unary(operation: str) -> Callable[..., object]:
     return lambda self, /, *arguments, **named: _ask(operation, self, *arguments, **named)
 
 
-def _binary(operation: str) -> Callable[[Any, Any], Any]:
-    def combine(self: Any, other: Any) -> Any:
+def _binary(operation: str) -> Callable[[Remote, object], object]:
+    def combine(self: Remote, other: object) -> object:
         if type(other) is Remote or (operation in _COMBINES and _is_made(self)) or _peer_of(self).trusts:
             return _ask(operation, self, other)
         if operation in ("eq", "ne"):
@@ -302,7 +315,7 @@ def _binary(operation: str) -> Callable[[Any, Any], Any]:
     return combine
 
 
-def _equals(remote: Remote, value: Any) -> bool:
+def _equals(remote: Remote, value: object) -> bool:
     """Compare with a value from here, which an object of the solution's own class may only differ from."""
     if value is None:
         return False
@@ -314,7 +327,7 @@ def _equals(remote: Remote, value: Any) -> bool:
     return False
 
 
-def _compare_by(method: Any, *values: Any) -> Any:
+def _compare_by(method: Callable[..., object], *values: object) -> object:
     """Call a method of a result with other objects of the solution, but not with what is expected."""
     for value in values:
         if type(value) is not Remote:
@@ -322,38 +335,33 @@ def _compare_by(method: Any, *values: Any) -> Any:
     return method(*values)
 
 
-def _is_made(remote: Remote) -> bool:
-    return object.__getattribute__(remote, "_number") in _peer_of(remote).made
-
-
-def _peer_of(remote: Remote) -> Peer:
-    return object.__getattribute__(remote, "_peer")  # type: ignore[no-any-return]
-
-
-def _meets(value: Any) -> TypeError:
+def _meets(value: object) -> TypeError:
     return TypeError(f"an object of the solution, not a plain value, meets one of type {type(value).__name__}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Container:
     """Return a copy, of exactly that type."""
-    for base in list, dict, set:
-        if isinstance(value, base):
-            return base(value)
+    if isinstance(value, list):
+        return list(value)
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, set):
+        return set(value)
     raise TypeError("not a container")
 
 
-def _next(iterator: Any) -> list[Any]:
+def _next(iterator: Iterator[object]) -> list[object]:
     try:
         return [next(iterator)]
     except StopIteration:
         return []
 
 
-def _swapped(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _swapped(function: Callable[..., object]) -> Callable[..., object]:
     return lambda one, other: function(other, one)
 
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {
+_OPERATIONS: dict[str, Callable[..., object]] = {
     "await": lambda coroutine: _run(coroutine),
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "contains": operator.contains,
@@ -374,36 +382,12 @@ _NAMES_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__")
 _ALONE = ("abs", "bool", "float", "format", "hash", "int", "len", "repr", "reversed", "round", "str")
 _OF_OPERATOR = ("delitem", "getitem", "index", "invert", "neg", "pos", "setitem")
 _WITH_ANOTHER = ("eq", "ne", "lt", "le", "gt", "ge")
-_ARITHMETIC = (
-    "add",
-    "and",
-    "floordiv",
-    "lshift",
-    "matmul",
-    "mod",
-    "mul",
-    "or",
-    "pow",
-    "rshift",
-    "sub",
-    "truediv",
-    "xor",
-)
+_ARITHMETIC = tuple("add and floordiv lshift matmul mod mul or pow rshift sub truediv xor".split())
 _REFLECTED = tuple(f"r{name}" for name in _ARITHMETIC)
 _IN_PLACE = tuple(f"i{name}" for name in _ARITHMETIC)
 _COMBINES = {*_ARITHMETIC, *_REFLECTED, *_IN_PLACE}
 _COMBINES |= {"abs", "bool", "float", "index", "int", "invert", "neg", "pos", "round", "copy", "deepcopy"}
-_COMPARING_METHODS = {
-    "allclose",
-    "endswith",
-    "eq",
-    "equals",
-    "isclose",
-    "isdisjoint",
-    "issubset",
-    "issuperset",
-    "startswith",
-}
+_COMPARING_METHODS = set("allclose endswith eq equals isclose isdisjoint issubset issuperset startswith".split())
 _READS = {"getitem", "len", "next"}
 """All that a library which takes numbers, such as NumPy, does to an object."""
 _DIFFERENCES = {f"{kind}{name}" for kind in ("", "r", "i") for name in ("sub", "xor", "truediv")}
@@ -423,27 +407,27 @@ class Table:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self._items: list[Any] = []
+        self._items: list[Container] = []
         self._numbers: dict[int, int] = {}
 
-    def contents(self, number: int | None = None) -> list[Any]:
-        """Return what is in the first containers now."""
+    def contents(self, number: int | None = None) -> list[object]:
+        """Return the present contents of the first containers."""
         return [self._content(item) for item in self._items[:number]]
 
     def change(self, index: int, content: Any) -> None:
-        """Replace what is in a container."""
+        """Replace the contents of a container."""
         item = self._items[index]
         item.clear()
         self._fill(item, content)
 
-    def encoded(self, value: Any) -> Any:
+    def encoded(self, value: object) -> object:
         """Return the value as JSON."""
         kind = type(value)
         if value is None or kind in (bool, str, float):
             return value
-        if kind is int:
+        if type(value) is int:
             return value if -_LARGE < value < _LARGE else ["int", hex(value)]
-        if kind in (list, dict, set, bytearray):
+        if isinstance(value, list | dict | set | bytearray) and kind in (list, dict, set, bytearray):
             if id(value) in self._numbers:
                 return ["same", self._numbers[id(value)]]
             self._add(value)
@@ -453,7 +437,7 @@ class Table:
             return [name, *map(self.encoded, parts(value))]
         return self._encoded_object(value, kind)
 
-    def decoded(self, data: Any) -> Any:
+    def decoded(self, data: object) -> Any:
         """Return the value that `encoded` was given, or one that stands for it."""
         if not isinstance(data, list):
             if isinstance(data, dict):
@@ -471,11 +455,11 @@ class Table:
             return _FROM_JSON[name](*map(self.decoded, parts))
         return self._decoded_object(name, parts)
 
-    def _add(self, item: Any) -> None:
+    def _add(self, item: Container) -> None:
         self._numbers[id(item)] = len(self._items)
         self._items.append(item)
 
-    def _content(self, item: Any) -> Any:
+    def _content(self, item: Container) -> object:
         if isinstance(item, dict):
             return [[self.encoded(key), self.encoded(value)] for key, value in item.items()]
         if isinstance(item, bytearray):
@@ -484,19 +468,19 @@ class Table:
             return list(item)
         return [self.encoded(value) for value in item]
 
-    def _fill(self, item: Any, content: Any) -> None:
+    def _fill(self, item: Container, content: Any) -> None:
         if isinstance(item, dict):
             item.update((self.decoded(key), self.decoded(value)) for key, value in content)
         elif isinstance(item, bytearray):
             item.extend(base64.b64decode(content))
         elif isinstance(item, set):
-            item.update(self.decoded(value) for value in content)
+            item.update(map(self.decoded, content))
         else:
-            item.extend(self.decoded(value) for value in content)
+            item.extend(map(self.decoded, content))
 
-    def _encoded_object(self, value: Any, kind: type) -> Any:
+    def _encoded_object(self, value: Any, kind: type) -> object:
         if kind is Remote:
-            return ["yours", object.__getattribute__(value, "_number")]
+            return ["yours", _number_of(value)]
         if isinstance(value, type):
             return self._encoded_class(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -514,7 +498,7 @@ class Table:
                 return ["pickle", base64.b64encode(pickle.dumps(value)).decode()]
         return ["mine", self._peer.export(value)]
 
-    def _encoded_class(self, value: type) -> Any:
+    def _encoded_class(self, value: type) -> list[object]:
         if getattr(builtins, value.__name__, None) is value:
             return ["class", value.__name__]
         if value in self._peer.error_classes:
@@ -526,43 +510,31 @@ class Table:
             return ["error class", self._peer.export(value), value.__name__, self.encoded(base)]
         return ["mine", self._peer.export(value)]
 
-    def _decoded_object(self, name: str, parts: list[Any]) -> Any:
-        peer = self._peer
-        if name == "mine":
-            return peer.remote(parts[0])
-        if name == "yours":
-            return peer.exported[parts[0]]
-        if name == "class":
-            return _builtin_class(parts[0])
-        if name == "error class":
-            number, called, base = parts
-            return peer.error_class(number, called, self.decoded(base))
-        if name == "standard error":
-            return _standard_error(*parts[:2]) or self.decoded(parts[2])
-        if name == "named":
-            return _named_tuple(str(parts[0]), tuple(parts[1]))(*map(self.decoded, parts[2]))
-        if name == "coroutine":
-            return _awaited(peer.remote(parts[0]))
-        if name == "pickle" and peer.trusts:
-            return pickle.loads(base64.b64decode(parts[0]))
+    def _decoded_object(self, name: object, parts: list[Any]) -> object:
+        match name, parts:
+            case "mine", [number]:
+                return self._peer.remote(number)
+            case "yours", [number]:
+                return self._peer.exported[number]
+            case "class", [called] if isinstance(found := getattr(builtins, str(called)), type):
+                return found
+            case "error class", [number, called, base]:
+                return self._peer.error_class(number, called, self.decoded(base))
+            case "standard error", [module, called, base]:
+                return _standard_error(module, called) or self.decoded(base)
+            case "named", [called, fields, items]:
+                return _named_tuple(str(called), tuple(fields))(*map(self.decoded, items))
+            case "coroutine", [number]:
+                return _awaited(self._peer.remote(number))
+            case "pickle", [content] if self._peer.trusts:
+                return pickle.loads(base64.b64decode(content))
         raise TypeError(f"unknown kind of value: {name!r:.100}")
 
 
 _LARGE = 1 << 63
-_MODULES_WITH_ERRORS = {
-    "binascii",
-    "dataclasses",
-    "decimal",
-    "json.decoder",
-    "queue",
-    "_queue",
-    "re",
-    "statistics",
-    "struct",
-    "zlib",
-}
-_EMPTY: dict[Any, Callable[[], Any]] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
-_TO_JSON: dict[type, tuple[str, Callable[[Any], Any]]] = {
+_MODULES_WITH_ERRORS = set("binascii dataclasses decimal json.decoder queue _queue re statistics struct zlib".split())
+_EMPTY: dict[object, Callable[[], Container]] = {"list": list, "dict": dict, "set": set, "bytearray": bytearray}
+_TO_JSON: dict[type, tuple[str, Callable[[Any], Iterable[object]]]] = {
     tuple: ("tuple", tuple),
     frozenset: ("frozenset", tuple),
     bytes: ("bytes", lambda value: [base64.b64encode(value).decode()]),
@@ -584,7 +556,7 @@ _TO_JSON: dict[type, tuple[str, Callable[[Any], Any]]] = {
     type(...): ("ellipsis", lambda value: []),
     type(NotImplemented): ("not implemented", lambda value: []),
 }
-_FROM_JSON: dict[Any, Callable[..., Any]] = {
+_FROM_JSON: dict[object, Callable[..., object]] = {
     "int": lambda text: int(text, 16),
     "tuple": lambda *items: items,
     "frozenset": lambda *items: frozenset(items),
@@ -608,7 +580,7 @@ _FROM_JSON: dict[Any, Callable[..., Any]] = {
     "not implemented": lambda: NotImplemented,
     "array": lambda *parts: _array(*parts),
 }
-_IMMUTABLE: dict[type, Callable[[Any], Any]] = {
+_IMMUTABLE: dict[type, Callable[[Any], object]] = {
     str: lambda value: str.__getitem__(value, slice(None)),
     bytes: lambda value: bytes.__getitem__(value, slice(None)),
     int: lambda value: int.__add__(value, 0),
@@ -623,7 +595,7 @@ def _is_plain(items: list[Any]) -> bool:
     return kinds <= {str, float, bool, type(None)} or (kinds == {int} and -_LARGE < min(items) <= max(items) < _LARGE)
 
 
-def _array(data_type: str, shape: list[int], content: str) -> Any:
+def _array(data_type: str, shape: list[int], content: str) -> object:
     import numpy as np
 
     if not re.fullmatch(r"[<>|=][biufcSU]\d{1,6}", data_type):
@@ -633,41 +605,34 @@ def _array(data_type: str, shape: list[int], content: str) -> Any:
 
 
 @functools.cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., object]:
     return collections.namedtuple(name, fields, rename=True)
 
 
-def _run(coroutine: Any) -> Any:
+def _run(coroutine: Coroutine[object, object, object]) -> object:
     import asyncio  # slow, and rarely needed
 
     return asyncio.run(coroutine)
 
 
-async def _awaited(remote: Remote) -> Any:
+async def _awaited(remote: Remote) -> object:
     return _ask("await", remote)
 
 
-def _builtin_class(name: str) -> type:
-    found = getattr(builtins, str(name))
-    if not isinstance(found, type):
-        raise TypeError(f"not a class: {name!r:.100}")
-    return found
-
-
-def _standard_error(module: Any, name: Any) -> type[BaseException] | None:
+def _standard_error(module: object, name: object) -> type[BaseException] | None:
     """Return the class of errors that the module has, if it is imported here, and its errors mean nothing to tests."""
     found = getattr(sys.modules.get(str(module)), str(name), None) if module in _MODULES_WITH_ERRORS else None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _catchable(kind: Any) -> type[BaseException]:
+def _catchable(kind: object) -> type[BaseException]:
     """Return the class of errors, unless it ends an iteration, and with it tests that run in one, early."""
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         raise TypeError("not a class of errors")
     return RuntimeError if issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) else kind
 
 
-def _from_error(error: BaseException, peer: Peer) -> dict[str, Any]:
+def _from_error(error: BaseException, peer: Peer) -> Message:
     table = Table(peer)
     try:
         parts = {"args": list(error.args), "attributes": dict(vars(error))}
@@ -676,7 +641,7 @@ def _from_error(error: BaseException, peer: Peer) -> dict[str, Any]:
         return {"class": ["class", "RuntimeError"], "text": words_of(wrong), "parts": None}
 
 
-def _to_error(data: dict[str, Any], peer: Peer) -> BaseException:
+def _to_error(data: Message, peer: Peer) -> BaseException:
     table = Table(peer)
     kind = _catchable(table.decoded(data["class"]))
     parts = table.decoded(data["parts"]) or {"args": [], "attributes": {}}

@@ -12,15 +12,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rllm.errors import RewardError
 from rllm.rewards.code_peer import ENDED
-from rllm.rewards.reading import after_thinking, field_of, python_blocks, text_of_action
-from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
+from rllm.rewards.reward_types import (
+    RewardConfig,
+    RewardInput,
+    RewardOutput,
+    after_thinking,
+    field_of,
+    python_blocks,
+    text_of_action,
+)
 from rllm.rewards.reward_types import RewardType as RewardType
-from rllm.tools.sandbox import SandboxResult, run_judged, run_python
-from rllm.types import Task
+from rllm.tools.sandbox import Limits, SandboxResult, run_judged, run_python
+from rllm.types import JSONMapping, JSONObject, Task
 
 NAME = "the code reward"
 MAX_REPORT_BYTES = 4 << 20
@@ -57,12 +64,12 @@ class RewardCodeFn:
 
     config: RewardConfig = field(default_factory=RewardConfig)
     timeout_s: float = 10.0
-    """For each run: of one input, or of all calls."""
+    """Seconds for each run: of one input, or of all calls."""
     deadline_s: float = 60.0
-    """For all runs together."""
+    """Seconds for all runs together."""
     memory_mb: int = 512
 
-    def __call__(self, task_info: Task | RewardInput, action: Any = None) -> RewardOutput:
+    def __call__(self, task_info: Task | RewardInput, action: object = None) -> RewardOutput:
         """Judge `action` for a task.
 
         Raises:
@@ -75,122 +82,92 @@ class RewardCodeFn:
         if not blocks:
             reason = "there is no closed block of Python (```python ... ```)"
             return RewardOutput(self.config.format_error_reward, {"reason": reason}, False)
-        verdict = self._run(_solution_in(blocks, tests), tests)
-        reward = self.config.correct_reward if verdict.all_passed else self.config.incorrect_reward
-        return RewardOutput(reward, verdict.metadata, verdict.all_passed)
-
-    def _run(self, solution: str, tests: Tests) -> _Verdict:
         match tests:
             case InputTests():
-                return self._run_inputs(solution, tests)
+                metadata = self._run_inputs(blocks[-1], tests)
             case CallTests():
-                return self._run_calls(solution, tests)
+                metadata = self._run_calls(_last_that_defines(tests.fn_name, blocks), tests)
             case ProgramTests():
-                return self._run_program(solution, tests)
+                metadata = self._run_program(_last_that_defines(tests.candidate, blocks), tests)
+        is_correct = "first_failure" not in metadata
+        reward = self.config.correct_reward if is_correct else self.config.incorrect_reward
+        return RewardOutput(reward, metadata, is_correct)
 
-    def _run_inputs(self, solution: str, tests: InputTests) -> _Verdict:
+    def _run_inputs(self, solution: str, tests: InputTests) -> JSONObject:
         end, total = time.monotonic() + self.deadline_s, len(tests.cases)
         for index, (stdin, expected) in enumerate(tests.cases):
             seconds = min(self.timeout_s, end - time.monotonic())
             if seconds <= 0:
-                return _Verdict(index, total, {"test": index, "error": f"not finished in {self.deadline_s:g} s"})
+                return _verdict(index, total, {"test": index, "error": f"not finished in {self.deadline_s:g} s"})
             max_bytes = 64_000 + 4 * len(expected)  # no character takes more
             run = run_python(
                 solution, stdin=stdin, timeout_s=seconds, memory_mb=self.memory_mb, max_output_bytes=max_bytes
             )
             if not run.ok or not _same_output(run.stdout, expected):
                 outcome = {"got": run.stdout} if run.ok else {"error": _end_of(run, seconds)}
-                return _Verdict(index, total, {"test": index, "input": stdin, "expected": expected, **outcome})
-        return _Verdict(total, total, None)
+                return _verdict(index, total, {"test": index, "input": stdin, "expected": expected, **outcome})
+        return _verdict(total, total)
 
-    def _run_calls(self, solution: str, tests: CallTests) -> _Verdict:
+    def _run_calls(self, solution: str, tests: CallTests) -> JSONObject:
         job = {"solution": solution, "fn_name": tests.fn_name, "calls": [arguments for arguments, _ in tests.cases]}
-        run = run_python(
-            _HARNESS,
-            stdin=json.dumps(job),
-            timeout_s=self._seconds,
-            memory_mb=self.memory_mb,
-            max_output_bytes=MAX_REPORT_BYTES,
-        )
-        outcomes = _outcomes(run.stdout, len(tests.cases), _end_of(run, self._seconds))
-        failures = []
+        limits = self._limits(job)
+        run = run_python(_HARNESS, **limits)
+        outcomes = _outcomes(run, len(tests.cases), limits["timeout_s"])
+        failures: list[JSONObject] = []
         for index, (outcome, (arguments, expected)) in enumerate(zip(outcomes, tests.cases, strict=True)):
             if "error" in outcome or not _same_result(outcome["result"], expected):
                 got = {"error": outcome["error"]} if "error" in outcome else {"got": outcome["result"]}
                 failures.append({"test": index, "input": arguments, "expected": expected, **got})
-        return _Verdict.of(failures, len(tests.cases))
+        return _verdict(len(outcomes) - len(failures), len(outcomes), *failures[:1])
 
-    def _run_program(self, solution: str, tests: ProgramTests) -> _Verdict:
+    def _run_program(self, solution: str, tests: ProgramTests) -> JSONObject:
         names = tests.functions or ("the assertions",)
-        job = {"tests": tests.code, "functions": tests.functions, "candidate": tests.candidate}
-        run, solution_run = run_judged(
-            _HARNESS,
-            _HARNESS,
-            stdin=json.dumps(job),
-            judged_stdin=json.dumps({"solution": solution}),
-            timeout_s=self._seconds,
-            memory_mb=self.memory_mb,
-            max_output_bytes=MAX_REPORT_BYTES,
-        )
-        outcomes = _outcomes(run.stdout, len(names), _end_of(run, self._seconds))
-        ended = f"not run: {_end_of(solution_run, self._seconds)}"
-        failures = [
+        limits = self._limits({"tests": tests.code, "functions": tests.functions, "candidate": tests.candidate})
+        run, solution_run = run_judged(_HARNESS, _HARNESS, judged_stdin=json.dumps({"solution": solution}), **limits)
+        outcomes = _outcomes(run, len(names), limits["timeout_s"])
+        ended = f"not run: {_end_of(solution_run, limits['timeout_s'])}"
+        failures: list[JSONObject] = [
             {"test": name, "error": ended if outcome["error"] == ENDED else outcome["error"]}
             for name, outcome in zip(names, outcomes, strict=True)
             if "error" in outcome
         ]
-        return _Verdict.of(failures, len(names))
+        return _verdict(len(names) - len(failures), len(names), *failures[:1])
 
-    @property
-    def _seconds(self) -> float:
-        return min(self.timeout_s, self.deadline_s)
+    def _limits(self, job: JSONObject) -> Limits:
+        return {
+            "stdin": json.dumps(job),
+            "timeout_s": min(self.timeout_s, self.deadline_s),
+            "memory_mb": self.memory_mb,
+            "max_output_bytes": MAX_REPORT_BYTES,
+        }
 
 
-def _solution_in(blocks: list[str], tests: Tests) -> str:
-    called = tests.fn_name if isinstance(tests, CallTests) else None
-    if isinstance(tests, ProgramTests):
-        called = tests.candidate
-    if called is None:
+def _last_that_defines(function: str | None, blocks: list[str]) -> str:
+    if function is None:
         return blocks[-1]
-    defines = re.compile(rf"^[^\S\n]*+(?:async\s++)?def\s++{re.escape(called.rpartition('.')[2])}\b", re.MULTILINE)
+    defines = re.compile(rf"^[^\S\n]*+(?:async\s++)?def\s++{re.escape(function.rpartition('.')[2])}\b", re.MULTILINE)
     return ([block for block in blocks if defines.search(block)] or blocks)[-1]
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    passed: int
-    total: int
-    first_failure: dict[str, Any] | None
-
-    @classmethod
-    def of(cls, failures: list[dict[str, Any]], total: int) -> _Verdict:
-        return cls(total - len(failures), total, failures[0] if failures else None)
-
-    @property
-    def all_passed(self) -> bool:
-        return self.first_failure is None
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        failure = {key: _clipped(value) for key, value in (self.first_failure or {}).items()}
-        return {"passed": self.passed, "total": self.total, **({"first_failure": failure} if failure else {})}
+def _verdict(passed: int, total: int, first_failure: JSONMapping | None = None) -> JSONObject:
+    if first_failure is None:
+        return {"passed": passed, "total": total}
+    failure = {key: _clipped(value) for key, value in first_failure.items()}
+    return {"passed": passed, "total": total, "first_failure": failure}
 
 
-def _outcomes(report: str, number: int, end: str) -> list[dict[str, Any]]:
+def _outcomes(run: SandboxResult, number: int, seconds: float) -> list[JSONObject]:
     """Return the outcome of each call or test function: a `result` or an `error`."""
-    outcomes = [_outcome(line) for line in report.split("\n")[:-1][:number]]
-    cause = outcomes[-1]["error"] if outcomes and "error" in outcomes[-1] else end
+    outcomes: list[JSONObject] = []
+    for line in run.stdout.split("\n")[:-1][:number]:
+        try:
+            outcome = json.loads(line)
+        except (ValueError, RecursionError) as error:  # a solution can return values of any size and depth
+            outcome = {"error": f"the result cannot be read: {error}"}
+        is_outcome = isinstance(outcome, dict) and outcome.keys() & {"result", "error"}
+        outcomes.append(outcome if is_outcome else {"error": "the result cannot be read"})
+    cause = outcomes[-1]["error"] if outcomes and "error" in outcomes[-1] else _end_of(run, seconds)
     return outcomes + [{"error": f"not run: {cause}"}] * (number - len(outcomes))
-
-
-def _outcome(line: str) -> dict[str, Any]:
-    try:
-        outcome = json.loads(line)
-    except (ValueError, RecursionError) as error:  # what the solution returned can be as large and as deep as it likes
-        return {"error": f"the result cannot be read: {error}"}
-    if isinstance(outcome, dict) and outcome.keys() & {"result", "error"}:
-        return outcome
-    return {"error": "the result cannot be read"}
 
 
 def _end_of(run: SandboxResult, seconds: float) -> str:
@@ -200,7 +177,7 @@ def _end_of(run: SandboxResult, seconds: float) -> str:
     return f"ended with exit code {run.exit_code}" + (f": {last_words}" if last_words else " before it was done")
 
 
-def _clipped(value: Any) -> Any:
+def _clipped(value: object) -> str | int:
     if isinstance(value, int):
         return value
     text = value if isinstance(value, str) else reprlib.repr(value)
@@ -224,14 +201,14 @@ def _same_word(got: str, expected: str) -> bool:
         return False
 
 
-def _same_result(got: Any, expected: Any) -> bool:
+def _same_result(got: object, expected: object) -> bool:
     """Return whether two JSON values are equal; some datasets wrap the expected value in a list of one."""
     return _same_value(got, expected) or (
         isinstance(expected, list) and len(expected) == 1 and _same_value(got, expected[0])
     )
 
 
-def _same_value(got: Any, expected: Any) -> bool:
+def _same_value(got: object, expected: object) -> bool:
     if isinstance(got, list) and isinstance(expected, list):
         return len(got) == len(expected) and all(map(_same_value, got, expected))
     if isinstance(got, dict) and isinstance(expected, dict):
@@ -254,7 +231,7 @@ class CallTests:
     """Tests of a function or a method of `Solution`: arguments, and the expected result."""
 
     fn_name: str
-    cases: list[tuple[list[Any], Any]]
+    cases: list[tuple[list[object], object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +247,7 @@ class ProgramTests:
 Tests: TypeAlias = InputTests | CallTests | ProgramTests
 
 
-def read_tests(task: Any) -> Tests:
+def read_tests(task: Task) -> Tests:
     """Return the tests in the task's `ground_truth`, `tests`, `test` or `input_output`, which may be JSON text.
 
     Forms: `{"inputs": [...], "outputs": [...]}` with or without `fn_name` (APPS, TACO); a list of `{"input": ...,
@@ -285,10 +262,18 @@ def read_tests(task: Any) -> Tests:
     if isinstance(tests, Mapping) and "functional" in tests:
         tests = tests["functional"]
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
-        pairs = _pairs(tests["inputs"], tests["outputs"])
-        return _cases(pairs, tests.get("fn_name") or task.get("fn_name"))
+        inputs, outputs = tests["inputs"], tests["outputs"]
+        if not inputs or len(inputs) != len(outputs):
+            raise RewardError(
+                f"{NAME} needs as many outputs as inputs, at least one; it got {len(outputs)} and {len(inputs)}"
+            )
+        return _cases(list(zip(inputs, outputs, strict=True)), tests.get("fn_name") or task.get("fn_name"))
     if isinstance(tests, list) and tests and all(isinstance(item, Mapping) for item in tests):
-        return _cases([_pair(item) for item in tests], _fn_name(tests[0]) or _fn_name(task))
+        for item in tests:
+            if not {"input", "output"} <= item.keys():
+                raise RewardError(f"{NAME} needs 'input' and 'output' in every test; one has {sorted(map(str, item))}")
+        pairs = [(item["input"], item["output"]) for item in tests]
+        return _cases(pairs, _fn_name(tests[0]) or _fn_name(task))
     if isinstance(tests, list) and tests and all(isinstance(item, str) for item in tests):
         tests = "\n".join(tests)
     if isinstance(tests, str) and tests.strip():
@@ -296,7 +281,7 @@ def read_tests(task: Any) -> Tests:
     raise RewardError(f"{NAME} needs input-output pairs or Python as tests, not {tests!r:.200}")
 
 
-def _without_arrays(value: Any) -> Any:
+def _without_arrays(value: object) -> object:
     """Return a value with nested NumPy arrays, as pandas reads them from tables, converted to lists."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
@@ -304,63 +289,48 @@ def _without_arrays(value: Any) -> Any:
     return [_without_arrays(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _decoded(tests: Any) -> Any:
-    if not isinstance(tests, str):
-        return tests
+def _decoded(value: object) -> object:
+    """Return the value of JSON text; anything else as it is."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(tests)
-    except ValueError:  # Python
-        return tests
+        decoded: object = json.loads(value)
+    except ValueError:  # Python, or plain text
+        return value
+    return decoded
 
 
-def _pairs(inputs: Any, outputs: Any) -> list[tuple[Any, Any]]:
-    if not inputs or len(inputs) != len(outputs):
-        raise RewardError(
-            f"{NAME} needs as many outputs as inputs, at least one; it got {len(outputs)} and {len(inputs)}"
-        )
-    return list(zip(inputs, outputs, strict=True))
-
-
-def _pair(item: Mapping[str, Any]) -> tuple[Any, Any]:
-    if not {"input", "output"} <= item.keys():
-        raise RewardError(f"{NAME} needs 'input' and 'output' in every test; one has {sorted(map(str, item))}")
-    return item["input"], item["output"]
-
-
-def _fn_name(item: Mapping[str, Any]) -> str | None:
+def _fn_name(item: JSONMapping) -> str | None:
     metadata = _decoded(item.get("metadata"))
     inner = metadata if isinstance(metadata, Mapping) else {}
     return item.get("fn_name") or inner.get("fn_name") or inner.get("func_name")
 
 
-def _cases(pairs: list[tuple[Any, Any]], fn_name: str | None) -> Tests:
+def _cases(pairs: list[tuple[object, object]], fn_name: str | None) -> Tests:
     if fn_name is None:
         return InputTests([(_text(given), _text(expected)) for given, expected in pairs])
     return CallTests(fn_name=fn_name, cases=[_call(given, expected) for given, expected in pairs])
 
 
-def _call(given: Any, expected: Any) -> tuple[list[Any], Any]:
-    """Arguments and result. Both may be texts of JSON; where the arguments are values, a text is the result itself."""
-    are_values = isinstance(given, list | tuple)
-    return _arguments(given), expected if are_values and isinstance(expected, str) else _value(expected)
-
-
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _arguments(given: Any) -> list[Any]:
-    """Return the arguments of a call: a list of them, or a text with the JSON of one on each line."""
+def _call(given: object, expected: object) -> tuple[list[object], object]:
+    """Return the arguments and the result of a call.
+
+    The arguments are a list, or text with the JSON of one on each line. The result may then be JSON too; beside a list,
+    text is the result itself.
+    """
     if isinstance(given, str):
-        return [_value(line.removesuffix("\r")) for line in given.split("\n") if line.strip()]
-    if isinstance(given, list | tuple):
-        return list(given)
-    raise RewardError(f"{NAME} needs the arguments of a call as a list or as lines of JSON, not {given!r:.200}")
-
-
-def _value(value: Any) -> Any:
-    """Return a value in JSON's types; a text that is not JSON stays that text."""
-    return _decoded(value) if isinstance(value, str) else json.loads(json.dumps(value))
+        arguments = [_decoded(line.removesuffix("\r")) for line in given.split("\n") if line.strip()]
+    elif isinstance(given, list | tuple):
+        arguments = list(given)
+    else:
+        raise RewardError(f"{NAME} needs the arguments of a call as a list or as lines of JSON, not {given!r:.200}")
+    if isinstance(expected, str):
+        return arguments, _decoded(expected) if isinstance(given, str) else expected
+    return arguments, json.loads(json.dumps(expected))
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -377,11 +347,11 @@ def _program(code: str, entry_point: str | None) -> ProgramTests:
     for node in defined:
         if node.name in functions and len(node.args.args) > len(node.args.defaults):
             raise RewardError(f"{NAME} cannot call {node.name}, which takes arguments: fixtures are not supported")
-    if any(node.name == "check" for node in defined) and not _calls_check(body):
+    statements = [node.value for node in body if isinstance(node, ast.Expr)]
+    calls_check = any(isinstance(value, ast.Call) and ast.unparse(value.func) == "check" for value in statements)
+    if any(node.name == "check" for node in defined) and not calls_check:
         if not entry_point:
-            raise RewardError(
-                f"{NAME} needs the task's field 'entry_point': the name of what check(candidate) is given"
-            )
+            raise RewardError(f"{NAME} needs the task's field 'entry_point': the function to pass to check(candidate)")
         return ProgramTests(code=code, functions=("check", *functions), candidate=entry_point)
     if not functions and not any(map(_may_fail, body)):
         raise RewardError(
@@ -402,8 +372,3 @@ def _may_fail(node: ast.stmt) -> bool:
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)
     return isinstance(node, ast.Assert | ast.For | ast.Try | ast.While | ast.With)
-
-
-def _calls_check(body: list[ast.stmt]) -> bool:
-    calls = [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-    return any(isinstance(call.func, ast.Name) and call.func.id == "check" for call in calls)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 from rllm.errors import RewardError
-from rllm.rewards.reading import after_thinking, field_of, last_tagged, text_of_action, texts_of
 from rllm.rewards.reward_types import RewardConfig as RewardConfig
 from rllm.rewards.reward_types import RewardInput as RewardInput
-from rllm.rewards.reward_types import RewardOutput
+from rllm.rewards.reward_types import RewardOutput, after_thinking, field_of, last_tagged, text_of_action, texts_of
 from rllm.tools.calculator import evaluate
-from rllm.types import Task
+from rllm.types import JSONMapping, Task
 
 NAME = "the countdown reward"
 MAX_CHARS = 1000
@@ -24,7 +21,7 @@ _WHOLE_NUMBER = re.compile(r"[0-9]+")
 _VALUE = re.compile(r"\s*-?[0-9]+(?:\.[0-9]+)?\s*")
 
 
-def countdown_reward_fn(task_info: Task, action: Any) -> RewardOutput:
+def countdown_reward_fn(task_info: Task, action: object) -> RewardOutput:
     """Return 1.0 if the last `<answer>` makes the task's `target` from all of its `nums`, else 0.0.
 
     The answer is an expression of + - * / and parentheses, evaluated exactly; `expression = value` is accepted if the
@@ -34,14 +31,14 @@ def countdown_reward_fn(task_info: Task, action: Any) -> RewardOutput:
         RewardError: if the task lacks `target` or `nums`, or they are not numbers.
     """
     truth = {"target": field_of(task_info, "target", reward=NAME), "numbers": field_of(task_info, "nums", reward=NAME)}
-    text = text_of_action(action, NAME)
-    fault = _fault(_answer_in(text), truth)
-    metadata = {"extracted": _answer_in(text), **({"reason": fault} if fault else {})}
+    answer = _answer_in(text_of_action(action, NAME))
+    fault = _fault(answer, truth)
+    metadata = {"extracted": answer, **({"reason": fault} if fault else {})}
     return RewardOutput(0.0 if fault else 1.0, metadata, not fault)
 
 
 def compute_score(
-    solution_str: str, ground_truth: Mapping[str, Any], *, format_score: float = 0.0, score: float = 1.0
+    solution_str: str, ground_truth: JSONMapping, *, format_score: float = 0.0, score: float = 1.0
 ) -> float:
     """Return the score of a text for a `ground_truth` with `target` and `numbers`.
 
@@ -60,7 +57,7 @@ def _answer_in(text: str) -> str | None:
     return last_tagged(after_thinking(text), "answer")
 
 
-def _fault(answer: str | None, truth: Mapping[str, Any]) -> str | None:
+def _fault(answer: str | None, truth: JSONMapping) -> str | None:
     """Return why an answer is wrong; `None` if it is right."""
     target = _fraction(field_of(truth, "target", reward=NAME), "target")
     numbers = Counter(_fraction(text, "nums") for text in texts_of(field_of(truth, "numbers", reward=NAME), NAME))
@@ -83,7 +80,7 @@ def _fault(answer: str | None, truth: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _fraction(value: Any, field: str) -> Fraction:
+def _fraction(value: object, field: str) -> Fraction:
     try:
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):

@@ -2,7 +2,7 @@ r"""Process that compares mathematical answers: a JSON line in, a JSON line out,
 
 SymPy can take forever over nine characters (`9^{9^{9^9}}`), in C code that no exception interrupts and no thread can
 leave. So the alarm keeps its default action here, which is to kill the process; the caller sees the end of the stream.
-It is run as a program by `rllm.rewards.equivalence`, and imports nothing of ours.
+It is run as a program by `rllm.rewards.math_reward`, and imports nothing of ours.
 
 math-verify reads the answers and takes sets, intervals, equations and matrices apart; values are compared here, because
 it would take all numbers for equal that differ by less than 1e-15, such as `1/2^{99}` and `1/2^{98}`.
@@ -22,7 +22,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sympy import Expr, MatrixBase
 
 START_DEADLINE_S = 30.0
 MAX_SLOWDOWN = 10
@@ -51,10 +54,15 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # parsers print to stdout
+
+    def reply(**values: bool | None) -> None:
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
     logging.disable()
     are_equal = _comparison()
     _set_alarm(0)
-    _say(answers, ready=True)
+    reply(ready=True)
     for line in sys.stdin:
         request = json.loads(line)
         _set_alarm(request["deadline_s"])
@@ -63,7 +71,7 @@ def main() -> None:
         except Undecided:
             equal = None
         _set_alarm(0)
-        _say(answers, equal=equal, last=_resident_bytes() > LARGE_BYTES)
+        reply(equal=equal, last=_resident_bytes() > LARGE_BYTES)
 
 
 def _set_alarm(cpu_s: float) -> None:
@@ -72,7 +80,7 @@ def _set_alarm(cpu_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, MAX_SLOWDOWN * cpu_s)
 
 
-def _comparison() -> Any:
+def _comparison() -> Callable[[str, str], bool]:
     import math_verify.grader
     import math_verify.parser
     from latex2sympy2_extended import math_normalization
@@ -99,7 +107,7 @@ class Undecided(BaseException):
     """Numbers that could be proven neither equal nor different; not an `Exception`, since math-verify catches those."""
 
 
-def _are_same(gold: Any, answer: Any) -> bool:
+def _are_same(gold: Expr | MatrixBase, answer: Expr | MatrixBase) -> bool:
     """Return whether two expressions are equal, elementwise for matrices.
 
     Raises:
@@ -125,14 +133,14 @@ def _are_same(gold: Any, answer: Any) -> bool:
     return _agree(one, other) if is_decimal else _is_zero(one - other)
 
 
-def _in_fractions(expr: Any) -> Any:
+def _in_fractions(expr: Expr) -> Expr:
     """Return the expression with decimals as the fractions that they are written for."""
     from sympy import Float, Rational
 
     return expr.xreplace({number: Rational(str(number)) for number in expr.atoms(Float)})
 
 
-def _with_real_roots(expr: Any) -> Any:
+def _with_real_roots(expr: Expr) -> Expr:
     """Return the expression with real odd roots of negative numbers; SymPy uses the complex principal root."""
     return expr.replace(
         lambda part: (
@@ -142,7 +150,7 @@ def _with_real_roots(expr: Any) -> Any:
     )
 
 
-def _is_decimal(expr: Any) -> bool:
+def _is_decimal(expr: Expr) -> bool:
     r"""Return whether this is a number in decimals, alone or times a power of ten: `0.5`, `-1.6 \cdot 10^{-19}`."""
     from sympy import Float, Mul, Number, Pow
 
@@ -152,7 +160,7 @@ def _is_decimal(expr: Any) -> bool:
     return all(isinstance(factor, Number) for factor in factors) and any(map(_is_decimal, factors))
 
 
-def _agree(gold: Any, answer: Any) -> bool:
+def _agree(gold: Expr, answer: Expr) -> bool:
     """Return whether a decimal is a rounding of the other number.
 
     Both have to agree to six places, and below 0.0001 in six digits: `0.333333` is an answer where 1/3 is
@@ -169,7 +177,7 @@ def _agree(gold: Any, answer: Any) -> bool:
     return round(one, _PLACES) == round(other, _PLACES)
 
 
-def _differ(difference: Any, max_digits: int = MAX_DIGITS) -> bool:
+def _differ(difference: Expr, max_digits: int = MAX_DIGITS) -> bool:
     """Return whether a difference of numbers has a digit that is not 0 and certain; `False` proves nothing."""
     if difference.is_Rational:
         return bool(difference != 0)
@@ -177,7 +185,7 @@ def _differ(difference: Any, max_digits: int = MAX_DIGITS) -> bool:
     return any(part.is_Float and part._prec > 1 and part != 0 for part in parts)
 
 
-def _is_zero(difference: Any) -> bool:
+def _is_zero(difference: Expr) -> bool:
     """Return whether a difference of numbers is 0, which has to be proven where no digit of it can be found.
 
     Raises:
@@ -191,7 +199,7 @@ def _is_zero(difference: Any) -> bool:
     difference = simplify(difference)
     if difference.is_Rational:
         return bool(difference == 0)
-    proofs: tuple[Callable[[], Any], ...] = (
+    proofs: tuple[Callable[[], bool], ...] = (
         lambda: minimal_polynomial(difference, x) == x,
         lambda: simplify(exp(difference)) == 1,  # of logarithms; it is close to 0, so that this proves it
         lambda: simplify(expand_trig(sin(difference))) == 0,  # of arcs
@@ -203,7 +211,7 @@ def _is_zero(difference: Any) -> bool:
     raise Undecided
 
 
-def _is_zero_formula(difference: Any) -> bool:
+def _is_zero_formula(difference: Expr) -> bool:
     """Return whether a formula with variables is proven to be 0."""
     from sympy import Poly, PolynomialError, Rational, fraction, ordered, simplify, together
 
@@ -230,11 +238,6 @@ def _resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
-
-
-def _say(answers: IO[str], **values: bool | None) -> None:
-    answers.write(json.dumps(values) + "\n")
-    answers.flush()
 
 
 if __name__ == "__main__":

@@ -1,21 +1,48 @@
-r"""The reward for mathematics: the answer in the last `\boxed{}`, equal to the ground truth as mathematics."""
+r"""The reward for mathematics: the answer in the last `\boxed{}`, equal to the ground truth as mathematics.
+
+Texts and numbers are compared here, and everything else by math-verify in warm worker processes
+(`equivalence_worker`): a comparison may have to be killed, and math-verify's own deadlines do not work in the threads
+in which rewards run.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
 import re
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from queue import LifoQueue
 from unicodedata import normalize
 
-from rllm.errors import RewardError
-from rllm.rewards.equivalence import are_equivalent, check_installed
-from rllm.rewards.reading import after_thinking, field_of, last_boxed, text_of_action, texts_of
-from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
+from rllm._runtime.process import no_fork_meanwhile
+from rllm.errors import MissingDependencyError, RewardError
+from rllm.rewards.reward_types import (
+    RewardConfig,
+    RewardInput,
+    RewardOutput,
+    after_thinking,
+    field_of,
+    last_boxed,
+    text_of_action,
+    texts_of,
+)
 from rllm.rewards.reward_types import RewardType as RewardType
 from rllm.types import Task
 
 NAME = "the math reward"
+NUM_WORKERS = min(4, os.cpu_count() or 1)
+MAX_CHARS = 1000
+"""Longer answers are never compared: parsing takes more than linear time."""
+
+_PROGRAM = Path(__file__).with_name("equivalence_worker.py")
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|\\frac([0-9])([0-9])|([0-9]+)/([0-9]+))")
@@ -23,6 +50,7 @@ _POWER_OF_TEN = re.compile(
     rf"({_NUMBER.pattern})(?:\\(?:times|cdot)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([-+]?[0-9]{{1,3}}))"
 )
 _FLOAT = re.compile(rf"(?<![0-9A-Za-z.])({_NUMBER.pattern})[eE]([-+]?[0-9]{{1,3}})(?![0-9A-Za-z.])")
+_POWER = r"\1 \\cdot 10^{\2}"
 _ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
 _ASSIGNED_TUPLE = re.compile(r"\(([A-Za-z](?:,[A-Za-z])+)\)=\(([^()]+)\)")
 _AND = re.compile(r"(?:,\s*)?(?:\\text\{\s*and\s*\}|\band\b)")
@@ -90,7 +118,7 @@ class RewardMathFn:
     deadline_s: float = 5.0
     """CPU seconds for each comparison by math-verify."""
 
-    def __call__(self, task_info: Task | RewardInput, action: Any = None) -> RewardOutput:
+    def __call__(self, task_info: Task | RewardInput, action: object = None) -> RewardOutput:
         """Judge `action` for a task.
 
         Raises:
@@ -121,22 +149,19 @@ class RewardMathFn:
         """Return whether the answer equals any gold; `None` after the first undecided comparison."""
         answer, *golds = [_in_latex(text) for text in (answer, *golds)]
         pairs = [pair for gold in golds for pair in _readings(gold, answer)]
-        pairs = list(dict.fromkeys([*pairs, *((_with_exponent(one), _with_exponent(other)) for one, other in pairs)]))
+        # `1e-7` may be `1 \cdot 10^{-7}`, or a product with Euler's number.
+        pairs += [(_FLOAT.sub(_POWER, one), _FLOAT.sub(_POWER, other)) for one, other in pairs]
+        pairs = list(dict.fromkeys(pairs))
         quick = [_quickly_equal(*pair) for pair in pairs]
         if any(quick):
             return True
         undecided = [pair for pair, verdict in zip(pairs, quick, strict=True) if verdict is None]
         for pair in undecided:
-            one, other = _both_as_tuples(*pair)
-            verdict = are_equivalent(_percent_escaped(one), _percent_escaped(other), self.deadline_s)
+            one, other = (re.sub(r"(?<!\\)%", r"\\%", text) for text in _both_as_tuples(*pair))
+            verdict = are_equivalent(one, other, self.deadline_s)
             if verdict or verdict is None:
                 return verdict
         return False
-
-
-def _with_exponent(text: str) -> str:
-    r"""`1e-7` as `1 \cdot 10^{-7}`; it may also be a product with Euler's number."""
-    return _FLOAT.sub(r"\1 \\cdot 10^{\2}", text)
 
 
 def _gold(text: str) -> str:
@@ -192,7 +217,7 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
         return True
     if gold_number is not None and answer_number is not None:
         is_rounded = _DECIMAL.search(gold) or _DECIMAL.search(answer)
-        if not is_rounded or (_is_integer(gold_number) and _is_integer(answer_number)):
+        if not is_rounded or gold_number.denominator == answer_number.denominator == 1:
             return False
     for read in (_BASE.fullmatch, _HALF_OF_DAY.fullmatch):  # to math-verify, they are units
         one, other = read(plain_gold), read(plain_answer)
@@ -201,12 +226,8 @@ def _quickly_equal(gold: str, answer: str) -> bool | None:
     word = _TEXT.sub(r"\1", gold).strip()
     if _WORDS.fullmatch(word) or (_TEXT.fullmatch(gold) and re.fullmatch("[A-Za-z]{2,}", word)):
         return plain_gold.lower() == plain_answer.lower()  # to mathematics, it is a product of letters in any order
-    kinds = {_bracketed(plain_gold), _bracketed(plain_answer)}
-    return False if kinds == {"set", "tuple"} else None
-
-
-def _bracketed(text: str) -> str:
-    return "set" if _SET.fullmatch(text) else "tuple" if _TUPLE.fullmatch(text) else ""
+    kinds = {(bool(_SET.fullmatch(text)), bool(_TUPLE.fullmatch(text))) for text in (plain_gold, plain_answer)}
+    return False if kinds == {(True, False), (False, True)} else None
 
 
 def _with_units_marked(text: str, short: re.Pattern[str] | None) -> str:
@@ -234,11 +255,10 @@ def _both_as_tuples(gold: str, answer: str) -> tuple[str, str]:
     math-verify would read it as a set. A gold `3, 4` stays, since it may list all solutions.
     """
     gold, answer = _by_name(gold), _by_name(answer)
-    return gold, _as_tuple(answer) if _is_tuple(gold) and not _is_tuple(answer) else answer
-
-
-def _is_tuple(text: str) -> bool:
-    return _TUPLE.fullmatch(_plain(text)) is not None
+    values = _values(answer)
+    if _TUPLE.fullmatch(_plain(gold)) and not _TUPLE.fullmatch(_plain(answer)) and len(values) > 1:
+        return gold, f"({','.join(values)})"
+    return gold, answer
 
 
 def _by_name(text: str) -> str:
@@ -255,11 +275,6 @@ def _by_name(text: str) -> str:
     if not len(set(names)) == len(names) == len(values) > 1:
         return text
     return f"({','.join(value for _, value in sorted(zip(names, values, strict=True)))})"
-
-
-def _as_tuple(text: str) -> str:
-    values = _values(text)
-    return f"({','.join(values)})" if len(values) > 1 else text
 
 
 def _values(text: str) -> list[str]:
@@ -298,9 +313,102 @@ def _number(text: str) -> Fraction | None:
     return Fraction(numerator, denominator) * (-1 if sign else 1) if denominator else None
 
 
-def _is_integer(number: Fraction | None) -> bool:
-    return number is not None and number.denominator == 1
+# Comparison by math-verify
 
 
-def _percent_escaped(text: str) -> str:
-    return re.sub(r"(?<!\\)%", r"\\%", text)
+def are_equivalent(gold: str, answer: str, deadline_s: float = 5.0) -> bool | None:
+    """Return whether two LaTeX answers are equal; `None` if undecided within `deadline_s` CPU seconds.
+
+    The order matters: the answer "4" is right for the gold "x=4". Safe to call from many threads.
+
+    Raises:
+        MissingDependencyError: without math-verify.
+        RewardError: if no worker process can be started.
+    """
+    if max(len(gold), len(answer)) > MAX_CHARS:
+        return None
+    workers = _workers(os.getpid())
+    worker = workers.get()
+    try:
+        if worker is None or not worker.is_alive():
+            worker = _Worker()
+        return worker.compare(gold, answer, deadline_s)
+    finally:
+        workers.put(worker)
+
+
+@cache
+def check_installed() -> None:
+    """Check that math-verify is installed.
+
+    Raises:
+        MissingDependencyError: without math-verify.
+    """
+    if find_spec("math_verify") is None:
+        raise MissingDependencyError.of("math-verify", "math", "comparing mathematical answers")
+
+
+@cache
+def _workers(pid: int) -> LifoQueue[_Worker | None]:
+    """Return the workers of this process, started on demand: a fork must not share its parent's."""
+    workers: LifoQueue[_Worker | None] = LifoQueue()
+    for _ in range(NUM_WORKERS):
+        workers.put(None)
+
+    @atexit.register
+    def end_all() -> None:
+        while os.getpid() == pid and not workers.empty():
+            if worker := workers.get_nowait():
+                worker.end()
+
+    return workers
+
+
+class _Worker:
+    """One process; it is used by one thread at a time."""
+
+    def __init__(self) -> None:
+        check_installed()
+        with no_fork_meanwhile():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        if self._reply() is None:
+            raise RewardError(
+                f"the process that compares mathematical answers ended with code {self._process.returncode} before it "
+                f"was ready; run `{sys.executable} -P {_PROGRAM}` to see why"
+            )
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def compare(self, gold: str, answer: str, deadline_s: float) -> bool | None:
+        assert self._process.stdin is not None
+        request = json.dumps({"gold": gold, "answer": answer, "deadline_s": deadline_s})
+        with suppress(BrokenPipeError):  # it is dead, which `_reply` finds out
+            self._process.stdin.write(f"{request}\n".encode())
+            self._process.stdin.flush()
+        reply = self._reply()
+        if reply is None:
+            return None
+        if reply["last"]:
+            self.end()
+        return reply["equal"]
+
+    def _reply(self) -> dict[str, bool | None] | None:
+        """Return the next reply; `None` if the process died, as it does at its deadline."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.end()
+            return None
+        reply: dict[str, bool | None] = json.loads(line)
+        return reply
+
+    def end(self) -> None:
+        self._process.kill()
+        with self._process, suppress(BrokenPipeError):  # closes the pipes and waits
+            pass

@@ -6,16 +6,22 @@ which leaves the rollout unscored.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
-from rllm.rewards.choice_reward import RewardChoiceFn
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.rewards.math_reward import RewardMathFn
-from rllm.rewards.reading import after_thinking, field_of, text_of_action, texts_of
-from rllm.rewards.reward_types import RewardConfig, RewardInput, RewardOutput
+from rllm.rewards.reward_types import (
+    RewardConfig,
+    RewardInput,
+    RewardOutput,
+    after_thinking,
+    field_of,
+    text_of_action,
+    texts_of,
+)
 from rllm.rewards.scoring import as_reward_output
-from rllm.rewards.search_reward import RewardSearchFn, f1_score
-from rllm.types import Action, Task
+from rllm.rewards.search_reward import RewardChoiceFn, RewardSearchFn, f1_score
+from rllm.types import Action, JSONMapping, Task
 
 __all__ = [
     "Action",
@@ -36,10 +42,13 @@ __all__ = [
 ]
 
 
+Result: TypeAlias = RewardOutput | float | tuple[float, JSONMapping] | None
+
+
 class RewardFunction(Protocol):
     """Protocol of reward functions; `as_reward_output` lists what they may return."""
 
-    def __call__(self, task_info: Task, action: str | Action) -> RewardOutput | float | tuple[float, Any] | None:
+    def __call__(self, task_info: Task, action: str | Action) -> Result:
         """Judge the action for the task."""
 
 

@@ -19,9 +19,9 @@ Number: TypeAlias = int | float | Fraction
 
 MAX_CHARS = 1_000
 MAX_BITS = 10_000
-"""Of a number, its numerator and denominator together: some 3,000 digits."""
+"""Bits of a number's numerator and denominator together: some 3,000 digits."""
 MAX_PLACES = 1_000
-"""That a number can be rounded to."""
+"""Decimal places that a number can be rounded to."""
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 _CONSTANTS: dict[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau}
@@ -64,14 +64,20 @@ def _value(node: ast.expr) -> Number:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _checked(_BINARY[type(op)](_value(left), _value(right)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-            return _call(name, [_value(argument) for argument in arguments])
+            values = [_value(argument) for argument in arguments]
+            try:
+                return _checked(_FUNCTIONS[name](*values))
+            except TypeError:
+                raise ValueError(f"{name} does not take these {len(values)} arguments") from None
+            except ValueError as error:
+                raise ValueError(f"{name}({', '.join(map(str, values))}): {error}") from None
         case ast.BinOp(op=ast.BitXor()):
             raise ValueError("'^' is not a power here: write '**'")
     known = ", ".join([*sorted(_FUNCTIONS), *sorted(_CONSTANTS)])
     raise ValueError(f"{ast.unparse(node)!r} is not arithmetic: use numbers, + - * / // % **, parentheses, and {known}")
 
 
-def _checked(number: Any) -> Number:
+def _checked(number: Number | complex) -> Number:
     if isinstance(number, complex):
         raise ValueError(f"{number} is not a real number")
     if isinstance(number, float):
@@ -93,9 +99,10 @@ def _divide(left: Number, right: Number) -> Number:
     return Fraction(left) / right
 
 
-def _power(base: Number, exponent: Number) -> Any:
+def _power(base: Number, exponent: Number) -> Number | complex:
     if isinstance(base, float) or not isinstance(exponent, int):
-        return float(base) ** float(exponent)
+        power: float | complex = float(base) ** float(exponent)
+        return power
     if abs(base) != 1 and _bits(base) * abs(exponent) > 2 * MAX_BITS:  # the bound of a product, before it is worked out
         raise ValueError(f"a power with exponent {exponent} is too large; at most {MAX_BITS} bits are allowed")
     return Fraction(base) ** exponent
@@ -107,10 +114,10 @@ def _factorial(number: Number) -> Number:
     return math.factorial(number)
 
 
-def _round(number: Any, *places: Any) -> Any:
-    if places and not -MAX_PLACES <= places[0] <= MAX_PLACES:  # their power of ten is worked out, whatever the number
+def _round(number: Number, places: int | None = None) -> Number:
+    if places is not None and not -MAX_PLACES <= places <= MAX_PLACES:  # their power of ten is computed
         raise ValueError(f"the places must be from {-MAX_PLACES} to {MAX_PLACES}")
-    return round(number, *places)
+    return round(number, places)
 
 
 def _root(number: Number) -> Number:
@@ -121,17 +128,8 @@ def _root(number: Number) -> Number:
     return math.sqrt(number)
 
 
-def _call(name: str, arguments: list[Number]) -> Number:
-    try:
-        return _checked(_FUNCTIONS[name](*arguments))
-    except TypeError:
-        raise ValueError(f"{name} does not take these {len(arguments)} arguments") from None
-    except ValueError as error:
-        raise ValueError(f"{name}({', '.join(map(str, arguments))}): {error}") from None
-
-
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Number | complex]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -140,7 +138,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Number]] = {
     "abs": abs,
     "ceil": math.ceil,
     "cos": math.cos,
@@ -167,10 +165,11 @@ Expression = Annotated[
 class Calculator(Tool):
     """Work out an arithmetic expression, for example `(17 + 3) * 2 ** 5 / 7`."""
 
-    def __init__(self, name: str = "calculator", description: str | None = None, **settings: Any) -> None:
-        super().__init__(name, description, **settings)
+    def __init__(self, name: str = "calculator", description: str | None = None) -> None:
+        super().__init__(name, description)
 
     def forward(self, expression: Expression) -> ToolOutput:
+        """Return the value, or the reason why there is none."""
         try:
             value = evaluate(expression)
         except ValueError as error:

@@ -8,13 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from rllm.data.sources import read_file
 from rllm.errors import ConfigError, concerning, shown
-from rllm.tools.tool_base import Tool
+from rllm.tools.tool_base import MAX_OUTPUT_CHARS, Tool
+from rllm.types import JSONMapping, JSONObject
 
 __all__ = ["LocalSearch", "WordIndex"]
 
@@ -72,25 +73,25 @@ class LocalSearch(Tool):
 
     def __init__(
         self,
-        corpus: Sequence[Mapping[str, Any]] | str | Path | None = None,
+        corpus: Sequence[JSONMapping] | str | Path | None = None,
         top_k: int = 3,
         *,
         name: str = "local_search",
         description: str | None = None,
-        **settings: Any,
+        max_output_chars: int = MAX_OUTPUT_CHARS,
     ) -> None:
-        super().__init__(name, description, **settings)
+        super().__init__(name, description, max_output_chars=max_output_chars)
         if corpus is None:
             raise ConfigError("local_search: pass `corpus`, a list of documents or the path of a .jsonl file")
         if top_k < 1:
-            raise ConfigError(f"local_search: top_k={top_k}: a search gives at least 1 document")
+            raise ConfigError(f"local_search: top_k={top_k}: use 1 or more")
         self.top_k = top_k
         with concerning("local_search"):
-            documents: Any = read_file(Path(corpus)) if isinstance(corpus, str | Path) else list(corpus)
+            documents = read_file(Path(corpus)) if isinstance(corpus, str | Path) else list(corpus)
         self._index = WordIndex([_searchable(item, number) for number, item in enumerate(documents, 1)])
         self.documents = [dict(item) for item in documents]
 
-    def forward(self, query: Query) -> list[dict[str, Any]]:
+    def forward(self, query: Query) -> list[JSONObject]:
         """Return the documents, best first, each with its `score`."""
         hits = self._index.search(query, self.top_k)
         return [{**self.documents[position], "score": round(score, 4)} for position, score in hits]
@@ -100,10 +101,10 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def _searchable(document: Mapping[str, Any], number: int) -> str:
+def _searchable(document: JSONMapping, number: int) -> str:
     if not isinstance(document, Mapping):
-        raise ConfigError(f'local_search: document {number} is {shown(document)}: use {{"text": ...}}')
+        raise ConfigError(f'local_search: document {number} is {shown(document)}; use {{"text": ...}}')
     text = document.get("text", document.get("contents"))
     if not isinstance(text, str):
-        raise ConfigError(f"local_search: document {number} has no 'text', only {sorted(document)}")
+        raise ConfigError(f"local_search: document {number} has no 'text'; its fields are {sorted(document)}")
     return f"{document.get('title', '')}\n{text}"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from rllm.errors import ConfigError
-from rllm.tools.sandbox import SandboxResult, arun_python, run_python
-from rllm.tools.tool_base import Tool, ToolOutput
+from rllm.tools.sandbox import Limits, SandboxResult, arun_python, run_python
+from rllm.tools.tool_base import MAX_OUTPUT_CHARS, Tool, ToolOutput
 
 __all__ = ["CodeToolOutput", "PythonInterpreter"]
 
 Code = Annotated[str, Field(description="a complete Python program; each call starts afresh, without network")]
+_CUT = "\n[cut: the code printed more than is kept]"
 
 
 @dataclass
@@ -35,9 +35,11 @@ class PythonInterpreter(Tool):
     """Run Python code and see what it prints, and the value of its last line if that is an expression.
 
     Args:
+        name: name of the tool.
+        description: by default the sentence above.
         timeout_s: wall-clock seconds that a call may take.
         memory_mb: mebibytes that it may use.
-        backend: `local` is the one there is.
+        max_output_chars: limit of the output that the model sees.
     """
 
     def __init__(
@@ -45,50 +47,35 @@ class PythonInterpreter(Tool):
         name: str = "python",
         description: str | None = None,
         *,
-        backend: str = "local",
         timeout_s: float = 10,
         memory_mb: int = 512,
-        **settings: Any,
+        max_output_chars: int = MAX_OUTPUT_CHARS,
     ) -> None:
-        if backend != "local":
-            raise ConfigError(f"backend={backend!r}: code runs on this machine only; use backend='local'")
-        super().__init__(name, description, **settings)
-        self.timeout_s = timeout_s
-        self.memory_mb = memory_mb
-
-    def forward(self, code: Code) -> CodeToolOutput:
-        """Run the code and wait."""
-        return self._told(run_python(code, **self._limits))
-
-    async def async_forward(self, code: Code) -> CodeToolOutput:
-        """Run the code beside the event loop."""
-        return self._told(await arun_python(code, **self._limits))
-
-    @property
-    def _limits(self) -> dict[str, Any]:
-        return {
-            "timeout_s": self.timeout_s,
-            "memory_mb": self.memory_mb,
-            "max_output_bytes": max(0, self.max_output_chars - len(_CUT)),  # else the note itself is cut
+        super().__init__(name, description, max_output_chars=max_output_chars)
+        self._limits: Limits = {
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "max_output_bytes": max(0, max_output_chars - len(_CUT)),  # otherwise the note itself is cut
             "show_last_value": True,
         }
 
-    def _told(self, result: SandboxResult) -> CodeToolOutput:
+    def forward(self, code: Code) -> CodeToolOutput:
+        """Run the code and wait."""
+        return self._tool_output(run_python(code, **self._limits))
+
+    async def async_forward(self, code: Code) -> CodeToolOutput:
+        """Run the code beside the event loop."""
+        return self._tool_output(await arun_python(code, **self._limits))
+
+    def _tool_output(self, result: SandboxResult) -> CodeToolOutput:
+        error = None if result.ok else result.stderr or f"the code ended with exit code {result.exit_code}"
+        if result.timed_out:
+            error = f"the code did not end within {self._limits['timeout_s']:g} seconds"
         return CodeToolOutput(
             name=self.name,
-            output=None if not result.ok else result.stdout + (_CUT if result.truncated else ""),
-            error=self._reason(result),
+            output=result.stdout + (_CUT if result.truncated else "") if result.ok else None,
+            error=error,
             stdout=result.stdout,
             stderr=result.stderr,
             metadata={"exit_code": result.exit_code, "truncated": result.truncated, "network": result.network},
         )
-
-    def _reason(self, result: SandboxResult) -> str | None:
-        if result.timed_out:
-            return f"the code did not end within {self.timeout_s:g} seconds"
-        if result.ok:
-            return None
-        return result.stderr or f"the code ended with exit code {result.exit_code}"
-
-
-_CUT = "\n[cut: the code printed more than is kept]"

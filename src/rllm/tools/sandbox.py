@@ -27,7 +27,6 @@ cause.
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import json
 import logging
@@ -40,15 +39,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict, Unpack
 
 from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, RLLMError
+from rllm.types import JSONObject
 
 __all__ = ["SandboxError", "SandboxResult", "arun_python", "run_python"]
 
@@ -78,7 +77,7 @@ class SandboxResult:
     exit_code: int
     """Negative: the number of the signal that ended it."""
     timed_out: bool = False
-    """It was cut at its deadline, or used up its CPU seconds."""
+    """The code was killed at its deadline, or used up its CPU seconds."""
     truncated: bool = False
     network: str = "unknown"
     """`namespace`: the kernel gave it no network. `filter`: the kernel refuses the calls that need one. `blocked in
@@ -92,49 +91,45 @@ class SandboxResult:
         return self.exit_code == 0 and not self.timed_out
 
 
-def run_python(
-    code: str,
-    *,
-    stdin: str = "",
-    timeout_s: float = 10,
-    cpu_s: float | None = None,
-    memory_mb: int = 512,
-    max_output_bytes: int = 64_000,
-    show_last_value: bool = False,
-) -> SandboxResult:
+class Limits(TypedDict, total=False):
+    """Input and limits of one run."""
+
+    stdin: str
+    """Text on the standard input; empty by default."""
+    timeout_s: float
+    """Wall-clock seconds, 10 by default; at the deadline the process and its children are killed."""
+    memory_mb: int
+    """Mebibytes of address space of each process, 512 by default."""
+    max_output_bytes: int
+    """Limit of stdout and of stderr, 64,000 by default; the rest is dropped."""
+    show_last_value: bool
+    """Print the value of a last line that is an expression, as an interactive session does; off by default."""
+
+
+def run_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
     """Run the code as a program of this interpreter, in an empty folder of its own, and wait for its end.
 
     Args:
         code: the source; it sees the installed packages, but neither this process nor its working directory.
-        stdin: text on its standard input.
-        timeout_s: wall-clock seconds; at the deadline the process and its children are killed.
-        cpu_s: CPU seconds of each process; by default as many as `timeout_s`.
-        memory_mb: mebibytes of address space of each process.
-        max_output_bytes: of stdout and of stderr; the rest is dropped.
-        show_last_value: print the value of a last line that is an expression, as an interactive session does.
+        **limits: see `Limits`.
 
     Raises:
         ConfigError: if a limit makes no sense.
         SandboxError: if the sandbox could not be set up.
     """
-    job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
-    return _Run(job, stdin, timeout_s, max_output_bytes).whole()
+    with _Run(code, **limits) as run:
+        return run.result()
 
 
-async def arun_python(
-    code: str,
-    *,
-    stdin: str = "",
-    timeout_s: float = 10,
-    cpu_s: float | None = None,
-    memory_mb: int = 512,
-    max_output_bytes: int = 64_000,
-    show_last_value: bool = False,
-) -> SandboxResult:
-    """`run_python` beside the event loop; cancelling it kills the process."""
-    job = _job(code, timeout_s, cpu_s, memory_mb, max_output_bytes, show_last_value)
-    run = _Run(job, stdin, timeout_s, max_output_bytes)
-    running = asyncio.ensure_future(in_thread(run.whole, name="sandbox"))
+async def arun_python(code: str, **limits: Unpack[Limits]) -> SandboxResult:
+    """Run the code beside the event loop, as `run_python` does; cancelling it kills the process."""
+    run = _Run(code, **limits)
+
+    def wait() -> SandboxResult:
+        with run:
+            return run.result()
+
+    running = asyncio.ensure_future(in_thread(wait, name="sandbox"))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -145,7 +140,7 @@ async def arun_python(
 
 
 def run_judged(
-    judge: str, judged: str, *, stdin: str, judged_stdin: str, timeout_s: float, memory_mb: int, max_output_bytes: int
+    judge: str, judged: str, *, judged_stdin: str, **limits: Unpack[Limits]
 ) -> tuple[SandboxResult, SandboxResult]:
     """Run two programs, each in a sandbox of its own, with a socket between them; both end when the first one does.
 
@@ -154,67 +149,103 @@ def run_judged(
     Args:
         judge: the first program.
         judged: the second program.
-        stdin: standard input of the first.
         judged_stdin: standard input of the second.
+        **limits: standard input of the first, and the limits of both.
 
     Returns:
         The outcomes of both.
     """
-    job = _job(judge, timeout_s, None, memory_mb, max_output_bytes, show_last_value=False)
+    judged_limits: Limits = {**limits, "stdin": judged_stdin}
     here, there = socket.socketpair()
-    first = _Run(job, stdin, timeout_s, max_output_bytes, here)
-    second = _Run({**job, "code": judged}, judged_stdin, timeout_s, max_output_bytes, there)
-    with here, there, first.started(), second.started():
-        here.close()  # else neither would see the other's end
+    first = _Run(judge, channel=here, **limits)
+    second = _Run(judged, channel=there, **judged_limits)
+    with here, there, first, second:
+        here.close()  # otherwise neither would see the other's end
         there.close()
         result = first.result()
         if not result.timed_out:
-            second.await_code()  # else a sandbox that could not be set up would look like a solution that ended
+            second.await_code()  # otherwise a sandbox that could not be set up would look like a solution that ended
         second.kill()
         return result, second.result()
 
 
 class _Run:
-    """One run of a job. `result` blocks; any thread may `kill` the run, even before it has begun."""
+    """One run, as a context manager. `result` blocks; any thread may `kill` the run, even before it has begun."""
 
     def __init__(
         self,
-        job: dict[str, Any],
-        stdin: str,
-        timeout_s: float,
-        max_output_bytes: int,
+        code: str,
+        *,
+        stdin: str = "",
+        timeout_s: float = 10,
+        memory_mb: int = 512,
+        max_output_bytes: int = 64_000,
+        show_last_value: bool = False,
         channel: socket.socket | None = None,
     ) -> None:
-        self._job = job
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s={timeout_s}: use more than 0 seconds")
+        if memory_mb < MIN_MEMORY_MB:
+            raise ConfigError(f"memory_mb={memory_mb}: use at least {MIN_MEMORY_MB}, which Python itself needs")
+        if max_output_bytes < 0:
+            raise ConfigError(f"max_output_bytes={max_output_bytes}: use 0 or more")
+        self._job: JSONObject = {
+            "code": code,
+            "show_last_value": show_last_value,
+            "cpu_s": math.ceil(timeout_s),
+            "memory_mb": memory_mb,
+            "file_bytes": max(MAX_FILE_BYTES, 2 * max_output_bytes),
+            "max_open_files": MAX_OPEN_FILES,
+            "max_processes": MAX_PROCESSES,
+        }
         self._stdin = stdin
         self._timeout_s = timeout_s
         self._max_output_bytes = max_output_bytes
         self._channel = channel
         self._lock = threading.Lock()
-        self._files: _Files
-        self._process: subprocess.Popen[bytes] | None = None
+        self._opened = ExitStack()
         self._is_killed = False
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def whole(self) -> SandboxResult:
-        """Start it, and wait for its end."""
-        with self.started():
-            return self.result()
-
-    @contextmanager
-    def started(self) -> Iterator[None]:
-        """Start it; end it and remove what it wrote on exit."""
+    def __enter__(self) -> _Run:
+        """Start the process."""
         with ExitStack() as opened:
             try:
-                self._files = opened.enter_context(_files(self._job, self._stdin, self._channel))
+                folder = tempfile.mkdtemp(prefix="rllm-sandbox-")
+                opened.callback(lambda: _remove(folder))
+                # The files have no name, and a flood cannot grow them beyond their limit.
+                stdin, job, self._stdout, self._stderr, self._report = (
+                    opened.enter_context(_file_of(text))
+                    for text in (self._stdin, json.dumps({**self._job, "folder": folder}), "", "", "")
+                )
+                threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+                env = {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", **threads}
+                files = [job.fileno(), self._report.fileno()]
+                if self._channel is not None:
+                    files.append(self._channel.fileno())
+                    env["_RLLM_CHANNEL"] = str(files[-1])
                 with self._lock, no_fork_meanwhile():
-                    self._process = subprocess.Popen(self._files.command, **self._files.popen_options)
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-I", "-u", _CHILD, *map(str, files[:2])],
+                        stdin=stdin,
+                        stdout=self._stdout,
+                        stderr=self._stderr,
+                        pass_fds=files,
+                        cwd=folder,
+                        env=env,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise SandboxError(f"the sandbox could not be started: {error}") from error
-            try:
-                yield
-            finally:
-                self.kill()
-                self._process.wait()
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process, and remove what it wrote."""
+        assert self._process is not None
+        self.kill()
+        self._process.wait()
+        self._opened.close()
 
     def kill(self) -> None:
         """End all processes of the run, unless it has ended."""
@@ -229,11 +260,11 @@ class _Run:
         """Wait until the code begins, or cannot, for a few seconds at most."""
         assert self._process is not None
         end = time.monotonic() + 5
-        while not self._files.report_size and self._process.poll() is None and time.monotonic() < end:
+        while not _size(self._report) and self._process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
 
     def result(self) -> SandboxResult:
-        """Wait for its end, or end it at its deadline.
+        """Wait for the end of the run, or end it at its deadline.
 
         Raises:
             SandboxError: if the code could not begin.
@@ -250,168 +281,30 @@ class _Run:
         deadline.start()
         if self._is_killed:  # before there was a process
             self.kill()
-        self._process.wait()
+        exit_code = self._process.wait()
         deadline.cancel()
         _kill_group(self._process.pid)
-        return self._files.result(
-            self._process.returncode, expired.is_set(), self._max_output_bytes, may_be_early=self._is_killed
-        )
-
-
-def _job(
-    code: str, timeout_s: float, cpu_s: float | None, memory_mb: int, max_output_bytes: int, show_last_value: bool
-) -> dict[str, Any]:
-    cpu_s = timeout_s if cpu_s is None else cpu_s
-    if not (timeout_s > 0 and cpu_s > 0):
-        raise ConfigError(f"timeout_s={timeout_s}, cpu_s={cpu_s}: the code needs more than 0 seconds")
-    if memory_mb < MIN_MEMORY_MB:
-        raise ConfigError(f"memory_mb={memory_mb}: Python itself needs {MIN_MEMORY_MB}")
-    if max_output_bytes < 0:
-        raise ConfigError(f"max_output_bytes={max_output_bytes}: it must be 0 or more")
-    return {
-        "code": code,
-        "show_last_value": show_last_value,
-        "cpu_s": math.ceil(cpu_s),
-        "memory_mb": memory_mb,
-        "file_bytes": max(MAX_FILE_BYTES, 2 * max_output_bytes),
-        "max_open_files": MAX_OPEN_FILES,
-        "max_processes": MAX_PROCESSES,
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Files:
-    """Files between the two processes. They have no name, and a flood cannot grow them beyond their limit."""
-
-    folder: str
-    stdin: IO[bytes]
-    stdout: IO[bytes]
-    stderr: IO[bytes]
-    job: IO[bytes]
-    report: IO[bytes]
-    channel: socket.socket | None
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, "-I", "-u", _CHILD, str(self.job.fileno()), str(self.report.fileno())]
-
-    @property
-    def popen_options(self) -> dict[str, Any]:
-        channel = [] if self.channel is None else [self.channel.fileno()]
-        return {
-            "stdin": self.stdin,
-            "stdout": self.stdout,
-            "stderr": self.stderr,
-            "pass_fds": (self.job.fileno(), self.report.fileno(), *channel),
-            "cwd": self.folder,
-            "env": {**_environment(self.folder), **({"_RLLM_CHANNEL": str(channel[0])} if channel else {})},
-            "start_new_session": True,
-        }
-
-    @property
-    def report_size(self) -> int:
-        return os.fstat(self.report.fileno()).st_size
-
-    def result(self, exit_code: int, timed_out: bool, max_output_bytes: int, *, may_be_early: bool) -> SandboxResult:
-        self.report.seek(0)
-        written = self.report.read()  # before the code began: it has no way to write there
-        if not written and not may_be_early:
-            reason = _read(self.stderr, 0, 4_000).strip().rpartition("\n")[2]
+        written = _read(self._report, 0, -1)  # before the code began: it has no way to write there
+        if not written and not self._is_killed:
+            reason = _read(self._stderr, 0, 4_000).strip().rpartition("\n")[2]
             raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
-        report: dict[str, Any] = json.loads(written) if written else {"network": "unknown", "missing": []}
-        _warn_of_weak_isolation(report["network"], tuple(report["missing"]))
-        sizes = [os.fstat(file.fileno()).st_size for file in (self.stdout, self.stderr)]
+        report: JSONObject = json.loads(written) if written else {"network": "unknown", "missing": []}
+        missing, limit, stderr_size = tuple(report["missing"]), self._max_output_bytes, _size(self._stderr)
+        _warn_of_weak_isolation(report["network"], missing)
         return SandboxResult(
-            stdout=_read(self.stdout, 0, max_output_bytes),
-            stderr=_read(self.stderr, max(0, sizes[1] - max_output_bytes), max_output_bytes),
+            stdout=_read(self._stdout, 0, limit),
+            stderr=_read(self._stderr, max(0, stderr_size - limit), limit),
             exit_code=exit_code,
-            timed_out=timed_out or exit_code == -signal.SIGXCPU,
-            truncated=max(sizes) > max_output_bytes,
+            timed_out=expired.is_set() or exit_code == -signal.SIGXCPU,
+            truncated=max(_size(self._stdout), stderr_size) > limit,
             network=report["network"],
-            missing=tuple(report["missing"]),
+            missing=missing,
         )
 
 
-@contextmanager
-def _files(job: dict[str, Any], stdin: str, channel: socket.socket | None) -> Iterator[_Files]:
-    with ExitStack() as opened:
-        folder = tempfile.mkdtemp(prefix="rllm-sandbox-")
-        opened.callback(_remove, folder)
-        contents = {
-            "stdin": stdin,
-            "stdout": "",
-            "stderr": "",
-            "job": json.dumps({**job, "folder": folder}),
-            "report": "",
-        }
-        files = {name: opened.enter_context(_file_of(text.encode(errors="replace"))) for name, text in contents.items()}
-        yield _Files(folder=folder, channel=channel, **files)
-
-
-def _remove(folder: str) -> None:
-    """Remove a folder in which hostile code may have written: any depth, any names, any permissions.
-
-    One folder is open at a time, and no path is longer than a name. Links are removed, not followed.
-    """
-    try:
-        with suppress(OSError):
-            Path(folder).rmdir()  # with namespaces it is always empty: the code wrote to memory
-            return
-        _empty(os.open(folder, _FOLDER))
-        Path(folder).rmdir()
-    except OSError as error:
-        logger.warning("a folder of the sandbox remains: %s", error)
-
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
-def _empty(folder: int) -> None:
-    """Remove all that is in the open folder, and close it."""
-    above: list[tuple[os.stat_result, list[str]]] = []
-    """For each folder on the way to the open one: its identity, and its folders that remain, the one on the way
-    last."""
-    remaining = _folders_left(folder)
-    try:
-        while remaining or above:
-            if remaining:
-                above.append((os.fstat(folder), remaining))
-                folder = _moved(folder, remaining[-1])
-                remaining = _folders_left(folder)
-                continue
-            identity, remaining = above.pop()
-            folder = _moved(folder, "..")
-            if not os.path.samestat(os.fstat(folder), identity):  # a process that got away has moved it
-                raise OSError(errno.ESTALE, "a folder was moved while it was emptied")
-            os.rmdir(remaining.pop(), dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-def _moved(folder: int, name: str) -> int:
-    """Return the folder of that name, open, and close this one."""
-    opened = os.open(name, _FOLDER, dir_fd=folder)
-    os.close(folder)
-    return opened
-
-
-def _folders_left(folder: int) -> list[str]:
-    """Remove everything but the folders in the open one, and permit everything with these."""
-    folders = []
-    os.fchmod(folder, 0o700)
-    with os.scandir(folder) as entries:
-        for entry in list(entries):
-            if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.name, 0o700, dir_fd=folder)
-                folders.append(entry.name)
-            else:
-                os.unlink(entry.name, dir_fd=folder)
-    return folders
-
-
-def _file_of(content: bytes) -> IO[bytes]:
+def _file_of(text: str) -> IO[bytes]:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    file.write(content)
+    file.write(text.encode(errors="replace"))
     file.seek(0)
     return file
 
@@ -421,9 +314,27 @@ def _read(file: IO[bytes], start: int, max_bytes: int) -> str:
     return file.read(max_bytes).decode(errors="replace")
 
 
-def _environment(folder: str) -> dict[str, str]:
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", **one_thread}
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder in which hostile code may have written: any depth, any names, any permissions.
+
+    `chmod -R` and `rm -r` follow no links and have no limit on the depth, unlike `shutil.rmtree`.
+    """
+    with suppress(OSError):
+        Path(folder).rmdir()  # with namespaces it is always empty: the code wrote to memory
+        return
+    with suppress(OSError):
+        for command in ["chmod", "-R", "u+rwx"], ["rm", "-rf"]:
+            with no_fork_meanwhile():
+                process = subprocess.Popen(
+                    [*command, "--", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            process.wait()
+    if Path(folder).exists():
+        logger.warning("the sandbox's folder %s could not be removed; remove it by hand", folder)
 
 
 def _kill_group(leader: int) -> None:
@@ -435,13 +346,12 @@ def _kill_group(leader: int) -> None:
 def _warn_of_weak_isolation(network: str, missing: tuple[str, ...]) -> None:
     if network in ("filter", "blocked in python"):
         logger.warning(
-            "this machine permits no namespaces: sandboxed code is kept off %s by Python alone, which hostile code can "
-            "undo, and writes wherever this user may; allow user namespaces, or run in a container without network",
+            "this machine permits no namespaces: only Python keeps sandboxed code off %s, which hostile code can undo, "
+            "and the code can write wherever this user can; allow user namespaces, or run in a container offline",
             "processes" if network == "filter" else "network and processes",
         )
     elif missing:
         logger.warning(
-            "this machine does not provide a part of the sandbox (%s), see rllm.tools.sandbox: run in a container if "
-            "the code is hostile",
+            "this machine lacks a part of the sandbox (%s), see rllm.tools.sandbox; run hostile code in a container",
             ", ".join(missing),
         )

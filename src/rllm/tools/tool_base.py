@@ -1,4 +1,4 @@
-"""A tool: a schema that the model reads, and a call that always comes back with an output or an error.
+"""A tool: a schema that the model reads, and a call that always returns an output or an error.
 
 def search(query: str) -> list[str]: ...
 
@@ -19,7 +19,7 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -29,13 +29,17 @@ from pydantic_core import ArgsKwargs
 from rllm._runtime.threads import in_thread, run_in_own_loop
 from rllm.errors import ConfigError, shown
 from rllm.parser.tool_parser import ToolCall
-from rllm.telemetry import Span, tool_span
+from rllm.telemetry import tool_span
+from rllm.types import JSONMapping, JSONObject
 
 __all__ = ["Tool", "ToolCall", "ToolOutput"]
 
 logger = logging.getLogger(__name__)
 
 MAX_OUTPUT_CHARS = 20_000
+
+Function: TypeAlias = Callable[..., object]
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -47,7 +51,7 @@ class ToolOutput:
     output: Any = None
     error: str | None = None
     """Reason why there is no output, in words for the model and for readers of the episode."""
-    metadata: dict[str, Any] | None = None
+    metadata: JSONObject | None = None
 
     def to_string(self) -> str:
         """Return the text for the model: the error, JSON for a mapping or a list, else the output as text.
@@ -93,9 +97,9 @@ class Tool:
         self,
         name: str | None = None,
         description: str | None = None,
-        function: Callable[..., Any] | None = None,
+        function: Function | None = None,
         *,
-        parameters: dict[str, Any] | None = None,
+        parameters: JSONObject | None = None,
         max_output_chars: int = MAX_OUTPUT_CHARS,
     ) -> None:
         if callable(name):
@@ -107,6 +111,15 @@ class Tool:
             raise ConfigError(
                 f"tool name {self.name!r}: use 1 to 64 letters, digits, '_' and '-', as model servers demand"
             )
+        self._blocking: Function | None = None
+        self._awaitable: Callable[..., Awaitable[object]] | None = None
+        if function is None:
+            self._blocking = None if type(self).forward is Tool.forward else self.forward
+            self._awaitable = None if type(self).async_forward is Tool.async_forward else self.async_forward
+        elif inspect.iscoroutinefunction(function):
+            self._awaitable = function
+        else:
+            self._blocking = function
         target = self._blocking or self._awaitable
         if target is None:
             raise ConfigError(f"tool {self.name!r} has nothing to call: pass `function`, or define `forward`")
@@ -124,73 +137,64 @@ class Tool:
         raise NotImplementedError
 
     @property
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JSONObject:
         """The tool as chat requests list it."""
         function = {"name": self.name, "description": self.description, "parameters": self._parameters}
         return {"type": "function", "function": function}
 
     @overload
-    def __call__(self, *args: Any, use_async: Literal[False] = False, **kwargs: Any) -> ToolOutput: ...
+    def __call__(self, *args: object, use_async: Literal[False] = False, **kwargs: object) -> ToolOutput: ...
     @overload
-    def __call__(self, *args: Any, use_async: Literal[True], **kwargs: Any) -> Awaitable[ToolOutput]: ...
-    def __call__(self, *args: Any, use_async: bool = False, **kwargs: Any) -> ToolOutput | Awaitable[ToolOutput]:
-        """Call the tool and wait, from any thread; with `use_async`, return what waits, as `call` does."""
+    def __call__(self, *args: object, use_async: Literal[True], **kwargs: object) -> Awaitable[ToolOutput]: ...
+    def __call__(self, *args: object, use_async: bool = False, **kwargs: object) -> ToolOutput | Awaitable[ToolOutput]:
+        """Call the tool and wait, from any thread; with `use_async`, return an awaitable, as `call` does."""
         if use_async:
-            return self._called_beside(args, kwargs)
+            return self._call_async(args, kwargs)
         with tool_span(self.name) as span:
-            return _told(self._called(args, kwargs), span)
+            try:
+                args, kwargs = self._arguments.check(args, kwargs)
+                returned = (self._blocking or self._awaitable)(*args, **kwargs)  # type: ignore[misc]
+                output = self._output(run_in_own_loop(returned) if inspect.isawaitable(returned) else returned)
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                output = self._failure(error)
+            if output.error is not None:
+                span.end("tool_error")
+            return output
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput:
-        try:
-            args, kwargs = self._arguments.check(args, kwargs)
-            returned = (self._blocking or self._awaitable)(*args, **kwargs)  # type: ignore[misc]
-            return self._output(run_in_own_loop(returned) if inspect.isawaitable(returned) else returned)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            return self._failure(error)
+    async def call(self, arguments: JSONMapping) -> ToolOutput:
+        """Call the tool with the arguments that a model sent."""
+        return await self._call_async((), arguments)
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call the tool with what a model sent."""
-        return await self._called_beside((), arguments)
-
-    async def _called_beside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolOutput:
+    async def _call_async(self, args: tuple[object, ...], arguments: Mapping[str, object]) -> ToolOutput:
         with tool_span(self.name) as span:
-            return _told(await self._awaited(args, kwargs), span)
+            try:
+                if not isinstance(arguments, Mapping):
+                    raise ArgumentError(f"the arguments must be a JSON object, not {arguments!r:.80}")
+                args, kwargs = self._arguments.check(args, arguments)
+                output = await self._await_output(args, kwargs)
+            except (Exception, SystemExit) as error:
+                output = self._failure(error)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                output = self._failure(error)  # the call was not cancelled, but something that the tool awaited was
+            if output.error is not None:
+                span.end("tool_error")
+            return output
 
-    async def _awaited(self, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> ToolOutput:
-        try:
-            if not isinstance(arguments, Mapping):
-                raise ArgumentError(f"the arguments must be a JSON object, not {arguments!r:.80}")
-            args, kwargs = self._arguments.check(args, arguments)
-            if self._awaitable:
-                return self._output(await self._awaitable(*args, **kwargs))
-            returned = await in_thread(lambda: self._output_of(args, kwargs), name=f"tool {self.name}")
-            return self._output(await returned) if inspect.isawaitable(returned) else returned
-        except (Exception, SystemExit) as error:
-            return self._failure(error)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return self._failure(error)  # the call was not cancelled, but something that the tool awaited was
+    async def _await_output(self, args: tuple[object, ...], kwargs: dict[str, object]) -> ToolOutput:
+        if self._awaitable:
+            return self._output(await self._awaitable(*args, **kwargs))
 
-    def _output_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
-        """Return the output of a blocking function, or the awaitable that a decorated async function returns."""
-        returned = self._blocking(*args, **kwargs)  # type: ignore[misc]
-        return returned if inspect.isawaitable(returned) else self._output(returned)
+        def run() -> ToolOutput | Awaitable[object]:
+            returned = self._blocking(*args, **kwargs)  # type: ignore[misc]
+            return returned if inspect.isawaitable(returned) else self._output(returned)
 
-    @property
-    def _blocking(self) -> Callable[..., Any] | None:
-        if self.function is not None:
-            return None if inspect.iscoroutinefunction(self.function) else self.function
-        return None if type(self).forward is Tool.forward else self.forward
+        returned = await in_thread(run, name=f"tool {self.name}")
+        return returned if isinstance(returned, ToolOutput) else self._output(await returned)
 
-    @property
-    def _awaitable(self) -> Callable[..., Awaitable[Any]] | None:
-        if self.function is not None:
-            return self.function if inspect.iscoroutinefunction(self.function) else None
-        return None if type(self).async_forward is Tool.async_forward else self.async_forward
-
-    def _output(self, value: Any) -> ToolOutput:
+    def _output(self, value: object) -> ToolOutput:
         output = value if isinstance(value, ToolOutput) else ToolOutput(name=self.name, output=value)
         if output.error is not None:
             return replace(output, error=_cut(output.error, self.max_output_chars))
@@ -212,20 +216,10 @@ class Tool:
         )
 
 
-def _told(output: ToolOutput, span: Span) -> ToolOutput:
-    if output.error is not None:
-        span.end("tool_error")
-    return output
-
-
 def _cut(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[cut: {len(text) - max_chars} of {len(text)} characters are left out]"
-
-
-_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
-_ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class ArgumentError(ValueError):
@@ -239,43 +233,58 @@ class Arguments:
         ConfigError: if a type hint has no JSON schema, is not defined, or a parameter cannot be given by name.
     """
 
-    def __init__(self, function: Callable[..., Any], owner: str) -> None:
-        @functools.wraps(_hinted(function))
-        def capture(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return args, kwargs
-
-        cast("Any", capture).__signature__ = _unbound_signature(function)
+    def __init__(self, function: Function, owner: str) -> None:
+        inner: Any = unwrap_partial(function)
+        hinted = inner if inspect.isroutine(inner) or inspect.isclass(inner) else inner.__call__
+        signature = inspect.signature(function)
+        bound = function.keywords if isinstance(function, functools.partial) else {}  # not for the model to choose
+        chosen = [parameter for name, parameter in signature.parameters.items() if name not in bound]
+        capture: Any = functools.wraps(hinted)(lambda *args, **kwargs: (args, kwargs))
+        capture.__signature__ = signature.replace(parameters=chosen)
         try:
-            self._adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", capture))
-            self.schema: dict[str, Any] = self._adapter.json_schema(schema_generator=_WithoutTitles)
+            self._adapter: TypeAdapter[tuple[tuple[object, ...], dict[str, object]]] = TypeAdapter(capture)
+            self.schema: JSONObject = self._adapter.json_schema(schema_generator=_WithoutTitles)
         except (PydanticUserError, NameError) as error:
             reason = str(error).partition("\n")[0].partition(". ")[0]
-            raise ConfigError(f"{owner}{_signature(function)}: {reason}; use types that JSON has") from error
+            raise ConfigError(f"{owner}{signature}: {reason}; use types that JSON has") from error
         if self.schema["type"] != "object":
-            raise ConfigError(f"{owner}{_signature(function)}: a model gives arguments by name; remove '/' and '*args'")
-        _add_descriptions(self.schema["properties"], split_docstring(_hinted(function).__doc__)[1])
+            raise ConfigError(f"{owner}{signature}: a model gives arguments by name; remove '/' and '*args'")
+        about = split_docstring(hinted.__doc__)[1]
+        for name, schema in self.schema["properties"].items():
+            if about.get(name):
+                schema.setdefault("description", about[name])
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def check(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the arguments converted to the declared types, with defaults filled in.
 
         Raises:
             ArgumentError: if they do not match.
         """
         try:
-            checked: tuple[tuple[Any, ...], dict[str, Any]] = self._adapter.validate_python(
-                ArgsKwargs(args, dict(kwargs))
-            )
+            return self._adapter.validate_python(ArgsKwargs(args, dict(kwargs)))
         except ValidationError as error:
-            raise ArgumentError("; ".join(self._describe(item) for item in error.errors(include_url=False))) from None
-        return checked
+            raise ArgumentError("; ".join(map(self._describe, error.errors(include_url=False)))) from None
 
     def _describe(self, error: Mapping[str, Any]) -> str:
-        name, message = ".".join(map(str, error["loc"])), error["msg"]
+        name, value = ".".join(map(str, error["loc"])), json.dumps(error["input"], default=repr)
         if error["type"] == "missing_argument":
             return f"argument {name!r} is missing"
         if error["type"] == "unexpected_keyword_argument":
             return f"argument {name!r} is not known: there are {list(self.schema['properties'])}"
-        return f"argument {name!r} = {_shortened(error['input'])}: {message}"
+        return f"argument {name!r} = {value if len(value) <= 80 else f'{value[:80]}...'}: {error['msg']}"
+
+
+def unwrap_partial(function: Function) -> Function:
+    """Return the function inside a `functools.partial`; anything else is returned unchanged."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)
+_ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def split_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
@@ -283,62 +292,20 @@ def split_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
     summary, *sections = _SECTION.split(inspect.cleandoc(docstring or ""))
     about: dict[str, str] = {}
     for title, text in zip(sections[::2], sections[1::2], strict=True):
-        if title in ("Args", "Arguments", "Parameters"):
-            about |= _about_arguments(text)
+        if title not in ("Args", "Arguments", "Parameters"):
+            continue
+        name = None
+        for line in inspect.cleandoc(f"\n{text}").split("\n"):
+            opening = _ARGUMENT.match(line)
+            if opening:
+                name, about[opening[1]] = opening[1], opening[2]
+            elif name:
+                about[name] = f"{about[name]} {line.strip()}".strip()
     return summary.strip(), about
-
-
-def _about_arguments(section: str) -> dict[str, str]:
-    lines = [line for line in section.split("\n") if line.strip()]
-    indent = min((len(line) - len(line.lstrip()) for line in lines), default=0)
-    about: dict[str, str] = {}
-    for line in lines:
-        opening = None if line[indent].isspace() else _ARGUMENT.match(line[indent:])
-        if opening:
-            about[opening[1]] = opening[2]
-        elif about:
-            name = next(reversed(about))
-            about[name] = f"{about[name]} {line.strip()}".strip()
-    return about
-
-
-def _add_descriptions(properties: dict[str, Any], about: Mapping[str, str]) -> None:
-    for name, schema in properties.items():
-        if about.get(name):
-            schema.setdefault("description", about[name])
-
-
-def unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function inside a `functools.partial`; anything else is returned unchanged."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with the type hints: inside a `functools.partial`, or the `__call__` of an object."""
-    hinted: Any = unwrap_partial(function)
-    return hinted if inspect.isroutine(hinted) or inspect.isclass(hinted) else hinted.__call__
-
-
-def _unbound_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature without arguments already bound by a `functools.partial`, which the model cannot choose."""
-    signature = inspect.signature(function)
-    given = function.keywords if isinstance(function, functools.partial) else {}
-    return signature.replace(parameters=[item for name, item in signature.parameters.items() if name not in given])
-
-
-def _signature(function: Callable[..., Any]) -> str:
-    return str(inspect.signature(function))
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 class _WithoutTitles(GenerateJsonSchema):
     """Generator of schemas without pydantic's titles, which repeat the property names and cost tokens."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:
         return False

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm.errors import RewardError
-from rllm.rewards.reading import (
+from rllm.rewards.reward_types import (
     after_thinking,
     field_of,
     last_boxed,
