@@ -44,7 +44,7 @@ class BoundedHTTP(HttpToolsProtocol):
         self._is_new = True
         self._in_head = False
         self._num_read = 0
-        """Bytes read since the last request ended."""
+        """Bytes read since the last request ended, without those of its body."""
         self._deadline: asyncio.TimerHandle | None = None
         """Runs while the head of a request is awaited."""
         self._unread: asyncio.TimerHandle | None = None
@@ -87,7 +87,7 @@ class BoundedHTTP(HttpToolsProtocol):
                 self._deadline.cancel()
                 self._deadline = None
             # Chunked bodies have headers and trailers of their own, which nothing else counts.
-            if self._num_read > 2 * self._limits.max_body_bytes + self._limits.max_header_bytes:
+            if self._num_read > self._limits.max_body_bytes + self._limits.max_header_bytes:
                 self.transport.abort()
         elif self._num_read > self._limits.max_header_bytes:
             self._refuse(self._head_too_large())
@@ -97,6 +97,10 @@ class BoundedHTTP(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = True
         super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_read -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._num_read = 0
