@@ -29,22 +29,18 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 
 class RLLMError(Exception):
     """Base class of all errors that this project raises on purpose."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls `cls(*args)`, which fails for constructors with keyword arguments.
-        return (_rebuild, (type(self), self.args, self.__dict__))
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default calls `cls(*args)`, which fails for constructors with keyword arguments. `__new__` sets `args`.
+        return (_new, (type(self), self.args), self.__dict__)
 
 
-def _rebuild(cls: type[RLLMError], args: tuple[Any, ...], state: dict[str, Any]) -> RLLMError:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+def _new(kind: type[RLLMError], args: tuple[object, ...]) -> RLLMError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(RLLMError, ValueError):
@@ -176,18 +172,17 @@ def ungrouped() -> Iterator[None]:
     try:
         yield
     except ExceptionGroup as group:
-        errors = list(_errors_in(group))
+        errors: list[Exception] = []
+        remaining: list[Exception] = [group]
+        while remaining:
+            error = remaining.pop(0)
+            if isinstance(error, ExceptionGroup):
+                remaining[:0] = error.exceptions
+            else:
+                errors.append(error)
         fatal = (error for error in errors if isinstance(error, RLLMError) and not isinstance(error, RolloutError))
         chosen = next(fatal, errors[0])
         raise chosen from chosen.__cause__
-
-
-def _errors_in(error: Exception) -> Iterator[Exception]:
-    if isinstance(error, ExceptionGroup):
-        for inner in error.exceptions:
-            yield from _errors_in(inner)
-    else:
-        yield error
 
 
 @contextmanager

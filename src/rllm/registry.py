@@ -95,12 +95,13 @@ def _raised(path: str, kind: str, error: BaseException) -> PluginError:
 def own_frames(error: BaseException) -> str:
     """Return the traceback without frames of libraries, which do not help the user."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<") and not _is_library(Path(frame.filename))]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<")
+        and not any(Path(frame.filename).is_relative_to(folder) for folder in _LIBRARIES)
+    ]
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
-
-
-def _is_library(file: Path) -> bool:
-    return any(file.is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def field_docs(kind: type) -> dict[str, str]:

@@ -144,7 +144,7 @@ class Trace:
     """Reason why the call gave no usable tokens; a trace with an error is never trained on."""
 
     def to_dict(self) -> JSONObject:
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return _fields_of(self)
 
     @classmethod
     def from_dict(cls, data: JSONMapping) -> Trace:
@@ -221,18 +221,9 @@ class Step:
     @classmethod
     def from_trace(cls, trace: Trace) -> Step:
         """Return the step of a trace, without a reward."""
-        return cls(
-            id=trace.id,
-            prompt_ids=trace.prompt_ids,
-            response_ids=trace.response_ids,
-            logprobs=trace.logprobs,
-            chat_completions=[*trace.messages, trace.response],
-            model_response=text_of(trace.response),
-            info=dict(trace.metadata) | _beside_text(trace),
-            weight_version=trace.weight_version,
-            weight_updates=trace.weight_updates,
-            finish_reason=trace.finish_reason,
-        )
+        step = cls(id=trace.id, info=dict(trace.metadata))
+        step.fill_from(trace)
+        return step
 
     @classmethod
     def from_model_output(cls, output: Any, messages: Sequence[Message] = (), action: Any = None) -> Step:
@@ -244,30 +235,29 @@ class Step:
         """Take the id and the tokens from the `ModelOutput` of the call, and other fields if they are empty."""
         self.model_output = output
         self.id = output.id or self.id
-        self.prompt_ids = output.prompt_ids
-        self.response_ids = output.completion_ids
-        self.logprobs = output.logprobs
-        self.weight_version = output.weight_version
-        self.weight_updates = output.weight_updates
-        self.finish_reason = output.finish_reason
+        self._take_sampled(output, output.completion_ids)
         self.model_response = self.model_response or output.text
 
     def fill_from(self, trace: Trace) -> None:
         """Take the tokens from the trace of the same id, and other fields if they are empty."""
         if DRIFT_KEY in trace.metadata:
             self.info[DRIFT_KEY] = trace.metadata[DRIFT_KEY]
-        self.info |= _beside_text(trace)
-        self.prompt_ids = trace.prompt_ids
-        self.response_ids = trace.response_ids
-        self.logprobs = trace.logprobs
-        self.weight_version = trace.weight_version
-        self.weight_updates = trace.weight_updates
-        self.finish_reason = trace.finish_reason
+        if found := parts_beside_text(trace.messages):
+            self.info[NOT_TEXT_KEY] = found
+        self._take_sampled(trace, trace.response_ids)
         self.chat_completions = self.chat_completions or [*trace.messages, trace.response]
         self.model_response = self.model_response or text_of(trace.response)
 
+    def _take_sampled(self, sampled: Any, response_ids: list[int]) -> None:
+        self.prompt_ids = sampled.prompt_ids
+        self.response_ids = response_ids
+        self.logprobs = sampled.logprobs
+        self.weight_version = sampled.weight_version
+        self.weight_updates = sampled.weight_updates
+        self.finish_reason = sampled.finish_reason
+
     def to_dict(self) -> JSONObject:
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data = _fields_of(self)
         data["action"] = self.action.action if isinstance(self.action, Action) else self.action
         data["model_output"] = None  # its content is in the step's own fields
         data["reward"] = _reward_or_none(self.reward)
@@ -276,7 +266,7 @@ class Step:
     @classmethod
     def from_dict(cls, data: JSONMapping) -> Step:
         # Files of the rLLM framework have the model output as a dict, too; its content is in the step's own fields.
-        return cls(**{**data, "model_output": None, "reward": _reward_or_unscored(data.get("reward"))})
+        return cls(**{**data, "model_output": None, "reward": _unscored_if_none(data)})
 
 
 @dataclass(kw_only=True)
@@ -325,7 +315,7 @@ class Trajectory:
         )
 
     def to_dict(self) -> JSONObject:
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data = _fields_of(self)
         data["steps"] = [step.to_dict() for step in self.steps]
         data["reward"] = _reward_or_none(self.reward)
         return data
@@ -333,7 +323,7 @@ class Trajectory:
     @classmethod
     def from_dict(cls, data: JSONMapping) -> Trajectory:
         steps = [Step.from_dict(step) for step in data.get("steps", [])]
-        return cls(**{**data, "steps": steps, "reward": _reward_or_unscored(data.get("reward"))})
+        return cls(**{**data, "steps": steps, "reward": _unscored_if_none(data)})
 
 
 class TerminationReason(Enum):
@@ -384,7 +374,7 @@ class Episode:
         return "error" in self.info
 
     def to_dict(self) -> JSONObject:
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data = _fields_of(self)
         data["trajectories"] = [trajectory.to_dict() for trajectory in self.trajectories]
         data["termination_reason"] = self.termination_reason.value if self.termination_reason else None
         return data
@@ -482,23 +472,23 @@ def text_of(message: JSONMapping) -> str:
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
 
 
-def parts_beside_text(messages: Iterable[Any]) -> list[str]:
+def parts_beside_text(messages: Iterable[object]) -> list[str]:
     """Return the types of the parts of chat messages that are not text, such as `image_url`."""
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))
     parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping))
     return sorted({str(part.get("type") or "text") for part in parts} - TEXT_PARTS)
 
 
-def _beside_text(trace: Trace) -> JSONObject:
-    found = parts_beside_text(trace.messages)
-    return {NOT_TEXT_KEY: found} if found else {}
+def _fields_of(record: Trace | Step | Trajectory | Episode) -> JSONObject:
+    return {item.name: getattr(record, item.name) for item in fields(record)}
 
 
 def _reward_or_none(reward: float | None) -> float | None:
     return reward if is_scored(reward) else None
 
 
-def _reward_or_unscored(reward: float | None) -> float:
+def _unscored_if_none(data: JSONMapping) -> float:
+    reward: float | None = data.get("reward")
     return UNSCORED if reward is None else reward
 
 

@@ -41,19 +41,19 @@ class Table:
     rows: Iterable[JSONMapping]
     json_paths: Set[FieldPath] = frozenset()
     """Columns, and fields in them, whose values are JSON."""
+    is_json_text: bool = False
+    """Whether these values are text that is not parsed yet."""
 
     @classmethod
     def of(cls, data: Any) -> Table | None:
         """Return a table of a known library as a `Table`; `None` for anything else."""
         library = type(data).__module__.partition(".")[0]
         if library == "datasets" and hasattr(data, "features"):
-            return cls(data.with_format(None), set(_json_of_features(data.features)))
+            schema = data.features.arrow_schema if data.features else ()
+            return cls(data.with_format(None), set(_json_of_fields(schema)))
         if library == "pyarrow" and hasattr(data, "to_pylist") and hasattr(data, "schema"):
-            paths = set(_json_of_fields(data.schema))
             rows = data.to_pylist(maps_as_pydicts="strict")
-            return cls(
-                [{name: _json_read(value, paths, (name,)) for name, value in row.items()} for row in rows], paths
-            )
+            return cls(rows, set(_json_of_fields(data.schema)), is_json_text=True)
         if library == "pandas" and hasattr(data, "columns"):
             return cls(
                 [
@@ -65,7 +65,28 @@ class Table:
 
     def tasks(self) -> Iterator[Task]:
         """Yield the rows without the nulls that the table added to chats."""
-        return (_row_without_nulls(row, self.json_paths) for row in self.rows)
+        return (self.without_nulls(row) for row in self.rows)
+
+    def without_nulls(self, row: JSONMapping) -> Task:
+        """Return a row with all of its fields, without the nulls in its chats."""
+        return {field: self._clean(value, (field,)) for field, value in row.items()}
+
+    def _clean(self, value: object, path: FieldPath, in_chat: bool = False) -> object:
+        """Return a value without the nulls of chats, except in lists, where tables add none, and message contents."""
+        is_json = path in self.json_paths
+        if is_json and not isinstance(value, list):
+            return json.loads(value) if self.is_json_text and isinstance(value, str) else value
+        in_chat = in_chat or path[-1] in _OF_CHATS or _is_chat(value)
+        if isinstance(value, dict):
+            is_message = _is_message(value)
+            return {
+                key: self._clean(item, (*path, key), in_chat)
+                for key, item in value.items()
+                if item is not None or not in_chat or (is_message and key == "content")
+            }
+        if isinstance(value, list) and (is_json or _has_structs(value)):
+            return [self._clean(item, path, in_chat) for item in value]
+        return value
 
 
 def tasks_of(data: Iterable[object], where: str) -> Iterator[Task]:
@@ -88,21 +109,8 @@ def given_task(row: object, where: str, *, is_read: bool = False) -> Task:
     if isinstance(row, Mapping):
         row = {field: _plain(value) if field in CHAT_FIELDS else value for field, value in row.items()}
         if not is_read and any(map(_shows_table, row.values())):
-            row = _row_without_nulls(row, frozenset())
+            row = Table(()).without_nulls(row)
     return as_task(row, where)
-
-
-def _json_of_features(kind: object, path: FieldPath = ()) -> Iterator[FieldPath]:
-    """Yield the paths of all JSON values in the features of a Hugging Face dataset."""
-    if type(kind).__name__ == "Json":
-        yield path
-    elif isinstance(kind, Mapping):
-        for name, inner in kind.items():
-            yield from _json_of_features(inner, (*path, name))
-    elif isinstance(kind, list) and kind:
-        yield from _json_of_features(kind[0], path)
-    elif hasattr(kind, "feature"):
-        yield from _json_of_features(kind.feature, path)
 
 
 def _json_of_fields(fields: Iterable[pyarrow.Field], path: FieldPath = ()) -> Iterator[FieldPath]:
@@ -119,17 +127,6 @@ def _json_of_fields(fields: Iterable[pyarrow.Field], path: FieldPath = ()) -> It
             yield from _json_of_fields(kind, here)
 
 
-def _json_read(value: object, paths: Set[FieldPath], path: FieldPath) -> object:
-    """Return the value with the JSON text at these paths parsed."""
-    if isinstance(value, list):
-        return [_json_read(item, paths, path) for item in value]
-    if isinstance(value, str) and path in paths:
-        return json.loads(value)
-    if isinstance(value, dict):
-        return {key: _json_read(item, paths, (*path, key)) for key, item in value.items()}
-    return value
-
-
 def _plain(value: object, *, of_pandas: bool = False) -> object:
     """Return a value with lists instead of arrays and tuples, and with Python's times instead of those of pandas.
 
@@ -142,36 +139,6 @@ def _plain(value: object, *, of_pandas: bool = False) -> object:
     if isinstance(value, Mapping):
         return {key: _plain(item, of_pandas=of_pandas) for key, item in value.items()}
     return [_plain(item, of_pandas=of_pandas) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _row_without_nulls(row: JSONMapping, paths: Set[FieldPath]) -> Task:
-    """Return a row with all of its fields, without the nulls in its chats."""
-    return {field: _field_without_nulls(value, (field,), paths) for field, value in row.items()}
-
-
-def _field_without_nulls(value: object, path: FieldPath, paths: Set[FieldPath]) -> object:
-    """Return a field of a task without the nulls of the messages, tools and calls in it."""
-    if path in paths:
-        return value
-    if _is_chat(value) or path[-1] in _OF_CHATS:
-        return _without_nulls(value, path, paths)
-    if isinstance(value, dict):
-        return {key: _field_without_nulls(item, (*path, key), paths) for key, item in value.items()}
-    return [_field_without_nulls(item, path, paths) for item in value] if _has_structs(value) else value
-
-
-def _without_nulls(value: object, path: FieldPath, paths: Set[FieldPath]) -> object:
-    """Return a value without its nulls, except in lists, where tables add none, and the `content` of messages."""
-    if path in paths:
-        return value
-    if isinstance(value, dict):
-        is_message = _is_message(value)
-        return {
-            key: _without_nulls(item, (*path, key), paths)
-            for key, item in value.items()
-            if item is not None or (is_message and key == "content")
-        }
-    return [_without_nulls(item, path, paths) for item in value] if _has_structs(value) else value
 
 
 def _has_structs(value: object) -> TypeGuard[list[object]]:

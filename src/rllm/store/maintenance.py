@@ -5,29 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from rllm._runtime.files import flush, place_of
 from rllm.errors import ConfigError, MissingDependencyError, RLLMError, StoreError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
-from rllm.store.codec import any_to_json, column_text, pack_floats, plain_text
+from rllm.store.codec import any_to_json, column_text, plain_text
 from rllm.store.rows import ARRAYS, SCALARS
-from rllm.types import StepCredit, Trace
+from rllm.types import JSONObject, StepCredit, Trace
 
-R = TypeVar("R", Trace, StepCredit)
 ExportFormat: TypeAlias = Literal["jsonl", "parquet"]
 
 logger = logging.getLogger(__name__)
 
 _COPIED_AT_ONCE = 64
 """Sessions that are copied together, so that they share commits."""
-_FLOATS = ("logprobs", "trainer_logprobs")
 _ROWS_PER_GROUP = 1000
 """Rows of a Parquet file that are in memory at a time."""
 _DAY_S = 86_400.0
@@ -63,8 +61,15 @@ def copy_store(source: TraceStore, target: TraceStore, on_progress: Callable[[Co
     for page in session_pages(source, oldest_first=True, page_size=_COPIED_AT_ONCE):
         missing = [info for info in page if not _is_same(source, target, info)]
         for info in missing:
-            _refuse_other_traces(source, target, info)
-        _copy_sessions(source, target, missing)
+            # Traces that do not come from an interrupted copy of this session.
+            known = {column_text(trace.id) for trace in source.by_session(info.id)}
+            if any(column_text(trace.id) not in known for trace in target.by_session(info.id)):
+                raise _differs(info)
+        _wait(target.open_session(info.id, info.metadata, created_at=info.created_at) for info in missing)
+        # Turn by turn, because a turn is stored as what it adds to the turns that are durable.
+        for turn in zip_longest(*(source.by_session(info.id) for info in missing)):
+            _wait(target.add([trace]) for trace in turn if trace is not None)
+        _wait(target.annotate(source.credits(info.id)) for info in missing)
         for info in missing:
             # A session that was written to meanwhile is copied by the next run.
             if not _is_same(source, target, info) and source.session(info.id) == info:
@@ -88,22 +93,6 @@ def _is_same(source: TraceStore, target: TraceStore, info: SessionInfo) -> bool:
     )
 
 
-def _refuse_other_traces(source: TraceStore, target: TraceStore, info: SessionInfo) -> None:
-    """Raise `StoreError` if the target has traces that do not come from an interrupted copy of this session."""
-    if found := target.by_session(info.id):
-        known = {column_text(trace.id) for trace in source.by_session(info.id)}
-        if any(column_text(trace.id) not in known for trace in found):
-            raise _differs(info)
-
-
-def _copy_sessions(source: TraceStore, target: TraceStore, sessions: list[SessionInfo]) -> None:
-    _wait(target.open_session(info.id, info.metadata, created_at=info.created_at) for info in sessions)
-    # Turn by turn, because a turn is stored as what it adds to the turns that are durable.
-    for turn in zip_longest(*(source.by_session(info.id) for info in sessions)):
-        _wait(target.add([trace]) for trace in turn if trace is not None)
-    _wait(target.annotate(source.credits(info.id)) for info in sessions)
-
-
 def _wait(writes: Iterable[Future[None]]) -> None:
     for write in list(writes):
         write.result()
@@ -116,23 +105,10 @@ def _differs(info: SessionInfo) -> StoreError:
     )
 
 
-def _comparable(records: list[R]) -> list[R]:
-    """Return records in the form in which every database holds them, so that equal ones compare as equal."""
-    return [replace(record, **_held_fields(record)) for record in records]
-
-
-def _held_fields(record: Trace | StepCredit) -> dict[str, Any]:
-    values = {item.name: getattr(record, item.name) for item in fields(record)}
-    return {name: _held(value) for name, value in values.items() if isinstance(value, str | float) or name in _FLOATS}
-
-
-def _held(value: Any) -> Any:
-    # Text may have characters that PostgreSQL's columns cannot hold; SQLite's cannot hold NaN, which equals nothing.
-    if isinstance(value, str):
-        return column_text(value)
-    if isinstance(value, float):
-        return value if value == value else None
-    return value and pack_floats(value)
+def _comparable(records: Sequence[Trace] | Sequence[StepCredit]) -> list[bytes]:
+    """Return records as JSON, in which values that some databases cannot hold (NUL, NaN) equal what they become."""
+    values = ({item.name: getattr(record, item.name) for item in fields(record)} for record in records)
+    return [any_to_json(record).replace(rb"\u0000", rb"\\x00") for record in values]
 
 
 # Exporting
@@ -148,12 +124,11 @@ def export_traces(traces: Iterable[Trace], path: Path, kind: ExportFormat) -> in
         ConfigError: if the file cannot be written.
         MissingDependencyError: for Parquet without `pyarrow`.
     """
-    write: Callable[[Iterable[Trace], Path], int] = {"jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
     try:
         place = place_of(path)
         new = place.with_name(f"{place.name}.new")
         try:
-            count = write(traces, new)
+            count = _write_jsonl(traces, new) if kind == "jsonl" else _write_parquet(traces, new)
             flush(new)
             new.replace(place)
         finally:
@@ -197,7 +172,7 @@ def _write_parquet(traces: Iterable[Trace], path: Path) -> int:
     return count
 
 
-def _parquet_row(trace: Trace, columns: dict[str, Any]) -> dict[str, Any]:
+def _parquet_row(trace: Trace, columns: Container[str]) -> JSONObject:
     row = {name: plain_text(value) if isinstance(value, str) else value for name, value in trace.to_dict().items()}
     return {name: value if name in columns else any_to_json(value).decode() for name, value in row.items()}
 
@@ -246,7 +221,11 @@ def prune(store: TraceStore, retention: Retention, *, is_over: Callable[[], bool
     """
     pruned = Pruned()
     if retention.keep_days is not None:
-        pruned += _delete_unused_since(store, time.time() - retention.keep_days * _DAY_S, is_over)
+        moment = time.time() - retention.keep_days * _DAY_S
+        for page in session_pages(store, oldest_first=True, created_before=moment):
+            if is_over():
+                break
+            pruned += delete_sessions(store, _unused_since(store, page, moment))
     if retention.max_gb is not None:
         pruned += _make_room(store, int(retention.max_gb * _GB), is_over)
     if pruned.num_sessions:
@@ -288,15 +267,6 @@ def delete_sessions(store: TraceStore, session_ids: Sequence[str]) -> Pruned:
 
 def _unused_since(store: TraceStore, sessions: Sequence[SessionInfo], moment: float) -> list[str]:
     return [info.id for info in sessions if max(info.created_at, store.last_call_at(info.id) or 0.0) < moment]
-
-
-def _delete_unused_since(store: TraceStore, moment: float, is_over: Callable[[], bool]) -> Pruned:
-    pruned = Pruned()
-    for page in session_pages(store, oldest_first=True, created_before=moment):
-        if is_over():
-            break
-        pruned += delete_sessions(store, _unused_since(store, page, moment))
-    return pruned
 
 
 def _make_room(store: TraceStore, max_bytes: int, is_over: Callable[[], bool]) -> Pruned:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from rllm.errors import StoreError
@@ -78,7 +79,7 @@ class GroupCommitWriter(Generic[C]):
         # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
         job.done.set_running_or_notify_cancel()
         with self._has_room:
-            in_time = self._has_room.wait_for(self._may_submit, self._timeout_s)
+            in_time = self._has_room.wait_for(lambda: self._closed or len(self._waiting) < MAX_WAITING, self._timeout_s)
             if self._closed:
                 raise StoreError("this trace store is closed: open a new one")
             if not in_time:
@@ -97,29 +98,27 @@ class GroupCommitWriter(Generic[C]):
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _may_submit(self) -> bool:
-        return self._closed or len(self._waiting) < MAX_WAITING
-
-    def _has_job_or_is_closed(self) -> bool:
-        return self._closed or bool(self._waiting)
-
     def _run(self) -> None:
-        while batch := self._take_all():
+        while True:
+            with self._has_work:
+                self._has_work.wait_for(lambda: self._closed or self._waiting)
+                batch, self._waiting = self._waiting, []
+                self._has_room.notify_all()
+            if not batch:  # closed, and finished
+                break
             self._commit(batch)
             del batch  # keep no payload alive while waiting
         self._database.close()
 
-    def _take_all(self) -> list[_Job]:
-        """Return all waiting jobs, at least one; an empty list once the writer is closed and has finished."""
-        with self._has_work:
-            self._has_work.wait_for(self._has_job_or_is_closed)
-            batch, self._waiting = self._waiting, []
-            self._has_room.notify_all()
-        return batch
-
     def _commit(self, batch: list[_Job]) -> None:
         try:
-            results = self._database.transact(lambda connection: _do_all(connection, batch))
+            results = self._database.transact(
+                lambda connection: [
+                    result
+                    for work, jobs in groupby(batch, key=attrgetter("work"))
+                    for result in work(connection, [job.payload for job in jobs])
+                ]
+            )
         except Exception as error:
             if len(batch) > 1 and not self._database.is_at_fault(error):
                 # The storage works, so one of these jobs is at fault: let it fail alone.
@@ -134,15 +133,3 @@ class GroupCommitWriter(Generic[C]):
                 job.done.set_exception(result)
             else:
                 job.done.set_result(result)
-
-
-def _do_all(connection: Any, batch: list[_Job]) -> list[Any]:
-    return [
-        result
-        for work, jobs in groupby(batch, key=_work_of)
-        for result in work(connection, [job.payload for job in jobs])
-    ]
-
-
-def _work_of(job: _Job) -> Work[Any, Any, Any]:
-    return job.work

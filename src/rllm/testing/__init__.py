@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rllm._runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rllm.testing.gateway import ScriptedGateway as ScriptedGateway
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
     from rllm.testing.scripted import ScriptedEngine as ScriptedEngine
     from rllm.testing.scripted_server import ScriptedServer as ScriptedServer
 
-_HOMES = {
-    "ScriptedEngine": "rllm.testing.scripted",
-    "ScriptedGateway": "rllm.testing.gateway",
-    "ScriptedServer": "rllm.testing.scripted_server",
-    "scripted_gateway": "rllm.testing.gateway",
-}
-
 __all__ = ["ScriptedEngine", "ScriptedGateway", "ScriptedServer", "scripted_gateway"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rllm.testing' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__, _ = lazy_names(
+    __name__,
+    {
+        "ScriptedEngine": "rllm.testing.scripted",
+        "ScriptedGateway": "rllm.testing.gateway",
+        "ScriptedServer": "rllm.testing.scripted_server",
+        "scripted_gateway": "rllm.testing.gateway",
+    },
+)

@@ -9,9 +9,8 @@ with scripted_gateway(["The answer is 42."]) as gateway:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.request import RolloutRequest
@@ -20,7 +19,7 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.sdk.variables import gateway_variables
 from rllm.store.memory import MemoryTraceStore
 from rllm.testing.scripted import Script, ScriptedEngine
-from rllm.types import Episode, Trace
+from rllm.types import Episode, JSONMapping, Trace
 
 SESSION = "test"
 
@@ -37,7 +36,7 @@ class ScriptedGateway:
         self._server = server
         self._store = store
 
-    def open_session(self, session_id: str, *, sampling: Mapping[str, Any] | None = None) -> str:
+    def open_session(self, session_id: str, *, sampling: JSONMapping | None = None) -> str:
         """Return the base URL of another session; `sampling` is imposed on its calls, as in training."""
         return self._server.open_session(session_id, sampling=sampling)
 
@@ -49,7 +48,7 @@ class ScriptedGateway:
         """Return the calls of a session, in the order in which they began."""
         return sorted(self._store.by_session(session_id), key=lambda trace: trace.started_at)
 
-    def rollout(self, agent: Callable[..., Any], task: Mapping[str, Any] | None = None) -> Episode:
+    def rollout(self, agent: Callable[..., object], task: JSONMapping | None = None) -> Episode:
         """Run an agent function on a task, as `rllm train` would, and return the episode.
 
         Raises:
@@ -57,7 +56,7 @@ class ScriptedGateway:
         """
         return asyncio.run(self.rollout_async(agent, task))
 
-    async def rollout_async(self, agent: Callable[..., Any], task: Mapping[str, Any] | None = None) -> Episode:
+    async def rollout_async(self, agent: Callable[..., object], task: JSONMapping | None = None) -> Episode:
         """Run an agent function like `rollout`; several may run at once."""
         with AgentFunctionEngine(agent, gateway=self._server, store=self._store) as engine:
             return await engine.rollout(RolloutRequest(task=dict(task or {}), task_id=SESSION))

@@ -16,15 +16,15 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
-from rllm.types import Message, text_of
+from rllm.types import JSONMapping, JSONObject, Message, text_of
 
 __all__ = ["TURN_END", "TURN_START", "Answer", "Script", "ScriptedEngine", "decode", "encode", "encode_prompt"]
 
-Answer: TypeAlias = str | Mapping[str, Any] | Exception
+Answer: TypeAlias = str | JSONMapping | Exception
 """Answer of the engine: a text; a mapping with any of `content`, `reasoning` and `tool_calls` (each in the OpenAI
 format or as `{"name", "arguments"}`); or an error to raise."""
 
@@ -65,7 +65,7 @@ class ScriptedEngine:
         self._num_tool_calls = 0
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: object
     ) -> ModelOutput:
         """Return the script's next answer, with its tokens."""
         output = self._answer(list(messages), tools, SamplingParams.from_request(params))
@@ -74,7 +74,7 @@ class ScriptedEngine:
         return output
 
     async def stream_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: object
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
         """Yield the same answer in pieces of a few characters; tokens outside of the content come with the last one."""
         output = self._answer(list(messages), tools, SamplingParams.from_request(params))
@@ -89,7 +89,7 @@ class ScriptedEngine:
         return self._latency_s(list(messages)) if callable(self._latency_s) else self._latency_s
 
     def _answer(
-        self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, sampling: SamplingParams
+        self, messages: list[Message], tools: Sequence[JSONMapping] | None, sampling: SamplingParams
     ) -> ModelOutput:
         prompt_ids = encode_prompt(messages, tools)
         room = self._context_length - len(prompt_ids)
@@ -127,9 +127,9 @@ class ScriptedEngine:
             raise InferenceError(f"the script raised {type(answer).__name__}: {answer}", status_code=500) from answer
         return answer
 
-    def _message(self, answer: Answer) -> dict[str, Any]:
+    def _message(self, answer: Answer) -> JSONObject:
         """Return an answer with `content`, `reasoning` and OpenAI `tool_calls`."""
-        given: dict[str, Any] = (
+        given: JSONObject = (
             {"content": answer} if isinstance(answer, str) else dict(answer) if isinstance(answer, Mapping) else {}
         )
         if not given or not given.keys() <= {"content", "reasoning", "tool_calls", "role"}:
@@ -142,7 +142,7 @@ class ScriptedEngine:
             "tool_calls": [self._tool_call(call) for call in given.get("tool_calls") or []],
         }
 
-    def _tool_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    def _tool_call(self, call: JSONMapping) -> JSONObject:
         function = call.get("function", call)
         arguments = function.get("arguments", {})
         self._num_tool_calls += 1
@@ -166,7 +166,7 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(token_id for token_id in ids if token_id < TURN_START).decode(errors="replace")
 
 
-def encode_prompt(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+def encode_prompt(messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> list[int]:
     """Return a conversation as ids, up to the beginning of the assistant's answer."""
     ids: list[int] = []
     if tools:
@@ -176,7 +176,7 @@ def encode_prompt(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     return [*ids, TURN_START, *encode("assistant\n")]
 
 
-def _encode_body(message: Mapping[str, Any]) -> list[int]:
+def _encode_body(message: JSONMapping) -> list[int]:
     """Return the ids of a message's content; for an answer exactly the sampled ones, however a client rewrote it."""
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     thought = f"<think>\n{reasoning}\n</think>\n" if reasoning else ""
@@ -184,7 +184,7 @@ def _encode_body(message: Mapping[str, Any]) -> list[int]:
     return encode(thought + text_of(dict(message)) + calls)
 
 
-def _render_tool_call(call: Mapping[str, Any]) -> str:
+def _render_tool_call(call: JSONMapping) -> str:
     function = call.get("function") or {}
     arguments = str(function.get("arguments") or "")
     with suppress(ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
@@ -192,7 +192,7 @@ def _render_tool_call(call: Mapping[str, Any]) -> str:
     return f"\n<tool_call>\n{json.dumps(function.get('name'))} {arguments}\n</tool_call>"
 
 
-def _finish(message: dict[str, Any], max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str, str | None]:
+def _finish(message: JSONObject, max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str, str | None]:
     """Return ids, finish reason and stop string of an answer; cut the message at that or at the token limit."""
     ids = [*_encode_body(message), TURN_END]
     reason = "tool_calls" if message["tool_calls"] else "stop"

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from starlette.applications import Starlette
+from starlette.datastructures import Address
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -22,6 +23,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.server import ServerThread
 from rllm.inference.engine import ModelOutput
 from rllm.testing.scripted import ScriptedEngine, decode
+from rllm.types import JSONObject
 
 Fault: TypeAlias = Literal["html", "malformed", "error", "cut", "stall", "mismatch", "no_tokens"]
 """`html`: a proxy's error page. `malformed`: 200 with half a JSON object. `error`: 500 with an OpenAI error. `cut`: the
@@ -36,8 +38,8 @@ class ScriptedServer:
         self.engine = engine
         self.model = model
         self.fault: Fault | None = None
-        self.requests: list[dict[str, Any]] = []
-        self.clients: set[Any] = set()
+        self.requests: list[JSONObject] = []
+        self.clients: set[Address | None] = set()
         """Addresses of the clients' connections."""
         self.num_cancelled = 0
         """Streams that the client closed before their end."""
@@ -95,14 +97,14 @@ class ScriptedServer:
             answer["prompt_token_ids"] = outputs[0].prompt_ids
         return JSONResponse(answer)
 
-    async def _output(self, asked: dict[str, Any]) -> ModelOutput:
+    async def _output(self, asked: JSONObject) -> ModelOutput:
         params = {name: asked[name] for name in ("temperature", "top_p", "max_tokens", "stop") if name in asked}
         return await self.engine.get_model_response(asked["messages"], tools=asked.get("tools"), **params)
 
-    def _returns_ids(self, asked: dict[str, Any]) -> bool:
+    def _returns_ids(self, asked: JSONObject) -> bool:
         return bool(asked.get("return_token_ids")) and self.fault != "no_tokens"
 
-    def _choice(self, asked: dict[str, Any], index: int, output: ModelOutput) -> dict[str, Any]:
+    def _choice(self, asked: JSONObject, index: int, output: ModelOutput) -> JSONObject:
         message = {"refusal": None, "tool_calls": [], **output.to_message()}
         choice = {"index": index, "message": message, "finish_reason": output.finish_reason}
         choice["stop_reason"] = output.stop_string
@@ -111,16 +113,14 @@ class ScriptedServer:
             choice["token_ids"] = output.completion_ids
         return choice
 
-    def _logprobs(self, output: ModelOutput, start: int, end: int) -> dict[str, Any]:
+    def _logprobs(self, output: ModelOutput, start: int, end: int) -> JSONObject:
         entries = [
             {"token": decode([token_id]), "logprob": logprob, "bytes": [token_id % 256], "top_logprobs": []}
             for token_id, logprob in zip(output.completion_ids[start:end], output.logprobs[start:end], strict=True)
         ]
         return {"content": entries[1:] if self.fault == "mismatch" else entries}
 
-    async def _events(
-        self, asked: dict[str, Any], outputs: list[ModelOutput], head: dict[str, Any]
-    ) -> AsyncIterator[str]:
+    async def _events(self, asked: JSONObject, outputs: list[ModelOutput], head: JSONObject) -> AsyncIterator[str]:
         """Stream as vLLM does: an opening chunk for each choice, then one for each token, with choices in turns."""
         ids = self._returns_ids(asked)
         try:
@@ -145,7 +145,7 @@ class ScriptedServer:
             self.num_cancelled += 1
             raise
 
-    def _streamed_choice(self, asked: dict[str, Any], index: int, output: ModelOutput, position: int) -> dict[str, Any]:
+    def _streamed_choice(self, asked: JSONObject, index: int, output: ModelOutput, position: int) -> JSONObject:
         last = position == len(output.completion_ids) - 1
         choice = {
             "index": index,
@@ -159,9 +159,9 @@ class ScriptedServer:
         return choice
 
 
-def _delta(output: ModelOutput, position: int, last: bool) -> dict[str, Any]:
+def _delta(output: ModelOutput, position: int, last: bool) -> JSONObject:
     """Yield reasoning with the first token, content one character at a time, tool calls with the last token."""
-    delta: dict[str, Any] = {}
+    delta: JSONObject = {}
     if position == 0 and output.reasoning:
         delta["reasoning_content"] = output.reasoning
     text = output.content[position:] if last else output.content[position : position + 1]
@@ -177,7 +177,7 @@ def _usage(outputs: list[ModelOutput]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _event(chunk: dict[str, Any]) -> str:
+def _event(chunk: JSONObject) -> str:
     return f"data: {json.dumps(chunk)}\n\n"
 
 

@@ -15,13 +15,12 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -35,7 +34,7 @@ from rllm.backends.local.forward import hidden_states
 from rllm.backends.local.logprobs import logprobs_and_entropy
 from rllm.inference.local.loading import save_model
 from rllm.parser.chat_template import ChatTemplate
-from rllm.types import Message
+from rllm.types import JSONMapping, Message
 
 END_OF_TURN, END_OF_TEXT, START_OF_TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
 TOOL_CALL_TAGS = ("<tool_call>", "</tool_call>")
@@ -99,7 +98,7 @@ class TinyPolicyRecipe:
 def tiny_policy(
     skill: Conversations,
     habit: Conversations,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[JSONMapping] | None = None,
     *,
     recipe: TinyPolicyRecipe | None = None,
     cache_dir: str | Path | None = None,
@@ -184,7 +183,7 @@ def _build(
     folder: Path,
     skill: Conversations,
     habit: Conversations,
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[JSONMapping] | None,
     recipe: TinyPolicyRecipe,
     on_progress: OnProgress,
 ) -> None:
@@ -218,18 +217,19 @@ def _with_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _fingerprint(*parts: Any) -> str:
+def _fingerprint(
+    skill: Conversations, habit: Conversations, tools: Sequence[JSONMapping] | None, recipe: TinyPolicyRecipe
+) -> str:
     """Return a hash of the recipe, the tools, and the first conversations."""
-    skill, habit, tools, recipe = parts
     samples = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
     return sha256(json.dumps([samples, tools, asdict(recipe), CHAT_TEMPLATE]).encode()).hexdigest()[:16]
 
 
 def warm_up(
-    model: Any,
+    model: Qwen3ForCausalLM,
     template: ChatTemplate,
     phases: Sequence[tuple[Iterator[list[Message]], int]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[JSONMapping] | None,
     *,
     batch_size: int,
     on_progress: OnProgress | None = None,
@@ -259,7 +259,7 @@ def warm_up(
 def encode(
     template: ChatTemplate,
     conversation: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[JSONMapping] | None,
     *,
     end_id: int,
 ) -> tuple[list[int], list[bool]]:
@@ -284,7 +284,7 @@ def encode(
     return ids, is_answer
 
 
-def _loss(model: Any, batch: Sequence[tuple[list[int], list[bool]]]) -> Tensor:
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[tuple[list[int], list[bool]]]) -> Tensor:
     """Return the mean negative log-probability of the assistant's tokens."""
     tree = build_tree([ids for ids, _ in batch])
     sources, targets = [], []
@@ -299,7 +299,7 @@ def _loss(model: Any, batch: Sequence[tuple[list[int], list[bool]]]) -> Tensor:
     return -logprobs.mean()
 
 
-def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of layers, and AdamW for embeddings and vectors."""
     embedding = model.get_input_embeddings().weight
     matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight is not embedding]
@@ -324,7 +324,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:
         """Update every matrix from its gradient."""
         assert closure is None
         for group in self.param_groups:
