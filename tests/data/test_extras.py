@@ -16,7 +16,6 @@ from rllm.errors import MissingDependencyError
     ("package", "use", "purpose"),
     [
         ("pyarrow", lambda: Dataset.load("tasks.parquet"), r"reading tasks\.parquet"),
-        ("pyarrow", lambda: Dataset.load("tasks.arrow"), r"reading tasks\.arrow"),
         ("pyarrow", lambda: DatasetRegistry.register_dataset("a", [{"n": 1}]).get_verl_data_path(), "writing default"),
         ("datasets", lambda: Dataset.load("hf:org/name"), "'org/name'"),
     ],

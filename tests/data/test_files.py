@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,12 +21,6 @@ NESTED = [
 def file(folder: Path, name: str, content: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def ipc_file(path: Path, table: pa.Table, new: Any) -> Path:
-    with new(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=1)
     return path
 
 
@@ -66,12 +59,6 @@ def test_parquet_gives_plain_python(tmp_path: Path) -> None:
     assert type(rows[0]["nums"][0]) is int
 
 
-@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
-def test_both_forms_of_arrow(tmp_path: Path, new: Any) -> None:
-    path = ipc_file(tmp_path / "tasks.arrow", pa.Table.from_pylist(NESTED), new)
-    assert list(Dataset.load(path)) == NESTED
-
-
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
@@ -97,8 +84,6 @@ def test_both_forms_of_arrow(tmp_path: Path, new: Any) -> None:
         ("t.csv", b"n\n\xff\n", r"t\.csv, line 2 cannot be read"),
         ("t.csv", "n,m,n\n1,2,3\n", r"t\.csv, line 1 has several columns 'n'"),
         ("t.parquet", b"no parquet", r"t\.parquet cannot be read from row 0 on"),
-        ("t.arrow", b"ARROW1 but no more", r"t\.arrow cannot be read from row 0 on"),
-        ("t.arrow", b"no arrow", r"t\.arrow cannot be read from row 0 on"),
         ("t.txt", "n\n1\n", r"\.txt.*\.jsonl"),
         ("t.jsonl", "\n", r"t is empty"),
         ("t.json", "[]", "t is empty"),
@@ -111,15 +96,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | 
         Dataset.load(file(tmp_path, name, content))
 
 
-def test_damage_inside_a_table_is_named_by_the_row(tmp_path: Path) -> None:
-    table = pa.table({"text": [character * 1000 for character in "abcd"]})
-    path = ipc_file(tmp_path / "tasks.arrow", table, pa.ipc.new_stream)
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(ConfigError, match=r"tasks\.arrow cannot be read from row 2 on"):
-        Dataset.load(path)
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet", "arrow"])
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
 def test_a_file_that_is_not_there(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ConfigError, match=rf"absent\.{suffix}.*No such file"):
         Dataset.load(tmp_path / f"absent.{suffix}")

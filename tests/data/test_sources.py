@@ -71,7 +71,7 @@ def test_a_function_that_gives_no_rows_is_named(function: Any, told: str) -> Non
             "postgresql://me:secret@db/traces",
             r"'postgresql://\.\.\.' is a trace store: .*rllm store migrate",
         ),
-        ("data/shop.py:rows", "'shop:rows'"),
+        ("data/shop.py:rows", "name the module of a function"),
         ("countdown", "'countdown'.*DatasetRegistry.load_dataset"),
         ("absent_module:tasks", "there is no module 'absent_module'"),
         ("rllm.types:tasks", "module 'rllm.types' has no 'tasks'"),

@@ -72,11 +72,7 @@ def hub(rows: list[dict[str, Any]]) -> Any:
 
 def file(rows: list[dict[str, Any]], path: Path) -> Path:
     table = pa.Table.from_pylist(rows)
-    if path.suffix == ".parquet":
-        parquet.write_table(table, path)
-    else:
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
+    parquet.write_table(table, path)
     return path
 
 
@@ -101,7 +97,6 @@ def loader(rows: list[dict[str, Any]]) -> Any:
 
 SOURCES: dict[str, Any] = {
     "parquet": lambda rows, folder: Dataset.load(file(rows, folder / "t.parquet")),
-    "arrow": lambda rows, folder: Dataset.load(file(rows, folder / "t.arrow")),
     "saved": lambda rows, folder: Dataset.load(saved(rows, folder / "saved")),
     "folder": lambda rows, folder: Dataset.load(files_of_hub(rows, folder / "files")),
     "datasets": lambda rows, folder: Dataset(hub(rows)),
@@ -165,7 +160,7 @@ def test_a_tasks_own_fields_are_those_of_the_table(source: str, tmp_path: Path) 
     assert list(SOURCES[source](calls, tmp_path / "calls")) == calls
 
 
-@pytest.mark.parametrize("source", ["parquet", "arrow", "saved", "datasets", "stream", "function"])
+@pytest.mark.parametrize("source", ["parquet", "saved", "datasets", "stream", "function"])
 def test_a_column_of_json_is_as_it_was_written(source: str, tmp_path: Path) -> None:
     properties = {"unit": {"type": "string", "default": None}}
     rows = [
@@ -178,7 +173,7 @@ def test_a_column_of_json_is_as_it_was_written(source: str, tmp_path: Path) -> N
     held.to_parquet(tmp_path / "t.parquet")
     held.save_to_disk(tmp_path / "saved")
     given: dict[str, Any] = {"datasets": held, "stream": held.to_iterable_dataset()}
-    paths = {"parquet": tmp_path / "t.parquet", "saved": tmp_path / "saved", "arrow": next(tmp_path.glob("*/*.arrow"))}
+    paths = {"parquet": tmp_path / "t.parquet", "saved": tmp_path / "saved"}
     assert list(Dataset(given[source]) if source in given else Dataset.load(paths.get(source, lambda: held))) == rows
 
 
@@ -265,7 +260,7 @@ def test_broken_json_text_is_named_by_row_and_field(row: dict[str, Any], named: 
 
 def test_values_that_json_lacks_come_as_python_has_them(tmp_path: Path) -> None:
     row = {"answer": Decimal("1.50"), "at": datetime(2026, 1, 2, tzinfo=UTC), "image": b"\x00", "nums": [1, 2]}
-    for source in ("parquet", "arrow", "saved", "datasets", "pyarrow", "pandas"):
+    for source in ("parquet", "saved", "datasets", "pyarrow", "pandas"):
         (task,) = SOURCES[source]([row], tmp_path / source if source == "saved" else tmp_path)
         assert task == row
         assert type(task["nums"]) is list

@@ -75,8 +75,7 @@ class Dataset(Sequence[Task]):
     ) -> Dataset:
         """Read a file, a folder or id of Hugging Face datasets, or a function.
 
-        * `tasks.jsonl` (one object a line), `.json` (a list of objects), `.csv` (all values are text), `.parquet`,
-          `.arrow`;
+        * `tasks.jsonl` (one object a line), `.json` (a list of objects), `.csv` (all values are text), `.parquet`;
         * `hf:org/name`, `org/name`, or a folder that `datasets` saved or can read, with `split` and `subset` where it
           has several;
         * a function that returns rows, or its `package.module:function`. It is called once.

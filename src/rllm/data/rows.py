@@ -240,7 +240,7 @@ def _read(text: str, where: str, kind: type) -> object:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{where}={shown(text)} is not valid JSON: {error}; give it as JSON text or as it is"
+            f"{where}={shown(text)} is not valid JSON: {error}; use valid JSON, or a list or object"
         ) from error
     if not isinstance(value, kind | None):
         held, wanted = ("an object", "a list") if kind is list else ("a list", "an object")

@@ -11,7 +11,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,7 +21,6 @@ from rllm.types import JSONMapping, Task
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow
 
 Source: TypeAlias = str | Path | Callable[[], Iterable[JSONMapping]]
 Located: TypeAlias = tuple[str, object]
@@ -79,10 +77,9 @@ def _check_name(text: str) -> None:
             raise ConfigError(
                 f"{url!r} is a trace store: copy it to a file with `rllm store migrate`, and pass that to `rllm sft`"
             )
-        raise ConfigError(f"{url!r} is a URL: download the file, and name it here")
-    module, dot_py, function = text.partition(".py:")
-    if dot_py:
-        raise ConfigError(f"{text!r}: name the module of a function, not its file: '{Path(module).name}:{function}'")
+        raise ConfigError(f"{url!r} is a URL: download the file, and use its path")
+    if ".py:" in text:
+        raise ConfigError(f"{text!r}: name the module of a function, not its file: 'package.module:function'")
 
 
 def name_of(source: Source) -> str:
@@ -196,56 +193,37 @@ def _csv_rows(path: Path) -> Iterator[Located]:
         raise ConfigError(f"{path}, line {reader.line_num} is not valid CSV: {error}") from error
 
 
-def _arrow_rows(batches: Callable[[Path], Iterable[pyarrow.RecordBatch]], path: Path) -> Iterator[Located]:
+def _parquet_rows(path: Path) -> Iterator[Located]:
     """Yield rows in plain Python types, maps as dicts, chats without the nulls that a table adds."""
     try:
         import pyarrow
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise MissingDependencyError.of("pyarrow", "data", f"reading {path.name}") from error
 
-    row, taken = 0, 0
-    most = max(_MUCH_DATA, _MOST_PACKED * path.stat().st_size)
+    row, taken, size = 0, 0, path.stat().st_size
+    most_rows, most = max(_MANY_ROWS, size), max(_MUCH_DATA, _MOST_PACKED * size)
     try:
-        for batch in batches(path):
-            taken += batch.nbytes
-            if taken > most:
-                raise ConfigError(f"{path} unpacks to more than {most:,} bytes, which is implausible for tasks")
-            _check_columns(batch.schema.names, f"{path}")
-            table = Table.of(batch)
-            assert table is not None
-            for values in table.tasks():
-                yield f"{path}, row {row}", values
-                row += 1
+        with ParquetFile(path) as file:
+            # Equal rows take no space in a file, but all of it in memory.
+            if file.metadata.num_rows > most_rows:
+                raise ConfigError(
+                    f"{path} has {file.metadata.num_rows:,} rows, more than it has bytes: implausible for tasks"
+                )
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                taken += batch.nbytes
+                if taken > most:
+                    raise ConfigError(f"{path} unpacks to more than {most:,} bytes, which is implausible for tasks")
+                _check_columns(batch.schema.names, f"{path}")
+                table = Table.of(batch)
+                assert table is not None
+                for values in table.tasks():
+                    yield f"{path}, row {row}", values
+                    row += 1
     except ConfigError:
         raise
     except (pyarrow.ArrowException, KeyError, ValueError, OSError) as error:
         raise ConfigError(f"{path} cannot be read from row {row} on: {error}") from error
-
-
-def _parquet_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        # Equal rows take no space in a file, but all of it in memory.
-        if file.metadata.num_rows > max(_MANY_ROWS, path.stat().st_size):
-            raise ConfigError(
-                f"{path} has {file.metadata.num_rows:,} rows, more than it has bytes, which is implausible for tasks"
-            )
-        yield from file.iter_batches(_ROWS_AT_ONCE)
-
-
-def _ipc_batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
-    """Yield batches of Arrow's IPC format, as a file or as the stream that Hugging Face datasets write."""
-    from pyarrow import ipc
-
-    with path.open("rb") as file:
-        is_file = file.read(6) == b"ARROW1"
-        file.seek(0)
-        if is_file:
-            reader = ipc.open_file(file)
-            yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
-        else:
-            yield from ipc.open_stream(file)
 
 
 def _check_columns(names: list[str], where: str) -> None:
@@ -258,8 +236,7 @@ READERS: dict[str, Callable[[Path], Iterator[Located]]] = {
     ".jsonl": _json_lines,
     ".json": _json_list,
     ".csv": _csv_rows,
-    ".parquet": partial(_arrow_rows, _parquet_batches),
-    ".arrow": partial(_arrow_rows, _ipc_batches),
+    ".parquet": _parquet_rows,
 }
 
 

@@ -36,8 +36,8 @@ class _TrackedClient:
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         if not self._tracker.owns_client:
             raise ConfigError(
-                "this model client has an http_client of its own, which cannot be sent to another process: make the "
-                "client there, inside the function that uses it"
+                "this model client was made with http_client=..., which cannot be sent to another process: make "
+                "the client inside the function that uses it"
             )
         return _make, (type(self), _without_http_client(self._made_with))
 

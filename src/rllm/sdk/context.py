@@ -290,7 +290,7 @@ def trajectory(name: Any = "agent", **metadata: Any) -> Any:
 def _recorded(function: Callable[..., object], name: str, metadata: JSONMapping) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
-            f"@trajectory on {function.__qualname__}: it is a generator; decorate a function that returns"
+            f"@trajectory on {function.__qualname__}: it is a generator; decorate a function that returns its result"
         )
 
     def recorded(*args: object, **kwargs: object) -> Trajectory | Coroutine[None, None, Trajectory]:

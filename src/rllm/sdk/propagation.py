@@ -191,7 +191,7 @@ def environment(url: str | None = None, *, api_key: str | None = None) -> dict[s
     if url is None:
         frame = current_frame()
         if frame is None or frame.base_url is None:
-            raise ConfigError("environment(): there is no session with a gateway here: pass the gateway's URL")
+            raise ConfigError("environment(): no session with a gateway is active here: pass the gateway's URL")
         return {**environment(frame.base_url, api_key=api_key), **_headers(metadata_stamp(frame))}
     return gateway_variables(url, api_key=api_key, inherited=os.environ)
 

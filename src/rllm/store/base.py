@@ -47,7 +47,7 @@ class SessionRef:
         if self.number in (None, number):
             return None
         self.is_gone = True
-        return SessionDeletedError(f"the session {session_id!r} was deleted meanwhile: no more traces are added to it")
+        return SessionDeletedError(f"session {session_id!r} was deleted meanwhile, so no more traces are added to it")
 
 
 class TraceStore(Protocol):
@@ -99,7 +99,6 @@ class TraceStore(Protocol):
         offset: int = 0,
         oldest_first: bool = False,
         beyond: int | None = None,
-        created_before: float | None = None,
     ) -> list[SessionInfo]:
         """Return sessions in the order in which they entered the store, newest first by default.
 
@@ -108,8 +107,6 @@ class TraceStore(Protocol):
             offset: Number of sessions to skip.
             oldest_first: Reverse the order.
             beyond: Return only those after the session of this number, which may have been deleted.
-            created_before: Return only those created before this time, in Unix seconds. Copied sessions enter a store
-                later than they were created.
         """
         ...
 
@@ -180,16 +177,10 @@ def may_be_of(metadata: JSONMapping, run_id: str | None) -> bool:
 
 
 def session_pages(
-    store: TraceStore,
-    *,
-    oldest_first: bool = False,
-    page_size: int = _PAGE,
-    created_before: float | None = None,
+    store: TraceStore, *, oldest_first: bool = False, page_size: int = _PAGE
 ) -> Iterator[list[SessionInfo]]:
-    """Yield all sessions in pages; `created_before` is that of `TraceStore.sessions`."""
+    """Yield all sessions in pages."""
     last: int | None = None
-    while page := store.sessions(
-        limit=page_size, oldest_first=oldest_first, beyond=last, created_before=created_before
-    ):
+    while page := store.sessions(limit=page_size, oldest_first=oldest_first, beyond=last):
         yield page
         last = page[-1].number

@@ -100,8 +100,8 @@ def _wait(writes: Iterable[Future[None]]) -> None:
 
 def _differs(info: SessionInfo) -> StoreError:
     return StoreError(
-        f"session {info.id!r} is not the same in the target as in the source: the target had other traces of that "
-        "session before; delete it there (`rllm traces delete`), or copy into an empty store"
+        f"session {info.id!r} differs between source and target, which had other traces of it before: delete it in the "
+        "target (`rllm traces delete`), or copy into an empty store"
     )
 
 
@@ -222,7 +222,7 @@ def prune(store: TraceStore, retention: Retention, *, is_over: Callable[[], bool
     pruned = Pruned()
     if retention.keep_days is not None:
         moment = time.time() - retention.keep_days * _DAY_S
-        for page in session_pages(store, oldest_first=True, created_before=moment):
+        for page in session_pages(store, oldest_first=True):
             if is_over():
                 break
             pruned += delete_sessions(store, _unused_since(store, page, moment))
@@ -266,7 +266,8 @@ def delete_sessions(store: TraceStore, session_ids: Sequence[str]) -> Pruned:
 
 
 def _unused_since(store: TraceStore, sessions: Sequence[SessionInfo], moment: float) -> list[str]:
-    return [info.id for info in sessions if max(info.created_at, store.last_call_at(info.id) or 0.0) < moment]
+    older = (info.id for info in sessions if info.created_at < moment)
+    return [session_id for session_id in older if (store.last_call_at(session_id) or 0.0) < moment]
 
 
 def _make_room(store: TraceStore, max_bytes: int, is_over: Callable[[], bool]) -> Pruned:

@@ -81,7 +81,6 @@ class MemoryTraceStore:
         offset: int = 0,
         oldest_first: bool = False,
         beyond: int | None = None,
-        created_before: float | None = None,
     ) -> list[SessionInfo]:
         with self._lock:
             self._check_open()
@@ -89,10 +88,7 @@ class MemoryTraceStore:
             ordered = items if oldest_first else items[::-1]
             is_beyond = gt if oldest_first else lt
             found = [
-                (name, session)
-                for name, session in ordered
-                if (beyond is None or is_beyond(session.number, beyond))
-                and (created_before is None or session.created_at < created_before)
+                (name, session) for name, session in ordered if beyond is None or is_beyond(session.number, beyond)
             ]
             return [_info(*item) for item in found[offset : offset + limit]]
 

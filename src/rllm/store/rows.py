@@ -411,9 +411,7 @@ def rows_to_traces(found: Iterable[Row], session_id: str) -> list[tuple[int, int
         bases[seq] = base
         num_bytes += size
         if num_bytes > _MAX_SESSION_BYTES:
-            raise TooLargeError(
-                f"call {traces[seq].id!r} is the first beyond {_MAX_SESSION_BYTES:,} bytes of the session, unpacked"
-            )
+            raise TooLargeError(f"it unpacks to more than {_MAX_SESSION_BYTES:,} bytes (at call {traces[seq].id!r})")
     return [(seq, bases[seq], trace) for seq, trace in traces.items()]
 
 

@@ -157,14 +157,14 @@ class SqlTraceStore(ABC, Generic[R]):
         offset: int = 0,
         oldest_first: bool = False,
         beyond: int | None = None,
-        created_before: float | None = None,
     ) -> list[SessionInfo]:
         order, after = ("ASC", ">") if oldest_first else ("DESC", "<")
-        limits = {f"seq {after} ?": beyond, "created_at < ?": created_before}
-        asked = {condition: value for condition, value in limits.items() if value is not None}
-        where = f"WHERE {' AND '.join(asked)}" if asked else ""
+        where = "" if beyond is None else f"WHERE seq {after} ?"
         found = self._read(
-            f"{rows.SELECT_SESSIONS} {where} ORDER BY seq {order} LIMIT ? OFFSET ?", *asked.values(), limit, offset
+            f"{rows.SELECT_SESSIONS} {where} ORDER BY seq {order} LIMIT ? OFFSET ?",
+            *(() if beyond is None else (beyond,)),
+            limit,
+            offset,
         )
         return self._infos(found)
 

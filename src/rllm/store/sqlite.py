@@ -338,8 +338,8 @@ def _refuse_foreign_journal(path: Path) -> None:
         return
     if names_another:
         raise StoreError(
-            f"trace store {str(path)!r}: its journal {path.name}-journal names another file, which opening the "
-            "store would delete: it was not written by rllm"
+            f"trace store {str(path)!r}: its journal {path.name}-journal was not written by rllm, and names another "
+            "file, which opening the store would delete: remove the journal"
         )
 
 

@@ -83,8 +83,8 @@ class GroupCommitWriter(Generic[C]):
             if self._closed:
                 raise StoreError("this trace store is closed: open a new one")
             if not in_time:
-                reason = f"{MAX_WAITING} writes are waiting and none was finished within {self._timeout_s:g} s"
-                raise self._database.named(TimeoutError(f"{reason}: its disk is too slow or its file is locked"))
+                reason = f"{MAX_WAITING} writes are waiting and none finished within {self._timeout_s:g} s"
+                raise self._database.named(TimeoutError(f"{reason}: the disk is too slow or the file is locked"))
             self._waiting.append(job)
             self._has_work.notify()
         return job.done

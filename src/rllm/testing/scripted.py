@@ -99,7 +99,13 @@ class ScriptedEngine:
                 "shorten the conversation",
                 num_tokens=len(prompt_ids),
             )
-        message = self._message(self._next(messages))
+        answer = self._script(messages) if callable(self._script) else self._script[self.num_calls % len(self._script)]
+        self.num_calls += 1
+        if isinstance(answer, InferenceError):
+            raise answer
+        if isinstance(answer, Exception):
+            raise InferenceError(f"the script raised {type(answer).__name__}: {answer}", status_code=500) from answer
+        message = self._message(answer)
         ids, finish_reason, stop_string = _finish(message, min(sampling.max_tokens or room, room), sampling.stop)
         return ModelOutput(
             text=decode(ids),
@@ -108,7 +114,8 @@ class ScriptedEngine:
             tool_calls=message["tool_calls"],
             prompt_ids=prompt_ids,
             completion_ids=ids,
-            logprobs=[_logprob(token_id, position) for position, token_id in enumerate(ids)],
+            # Multiples of 1/128 that differ between neighbours and are exact on every machine.
+            logprobs=[-(1 + (31 * token_id + 17 * position) % 255) / 128 for position, token_id in enumerate(ids)],
             logprobs_kind="processed",
             finish_reason=finish_reason,
             stop_string=stop_string,
@@ -117,42 +124,34 @@ class ScriptedEngine:
             sampling=sampling.to_dict(),
         )
 
-    def _next(self, messages: list[Message]) -> Answer:
-        number = self.num_calls
-        self.num_calls += 1
-        answer = self._script(messages) if callable(self._script) else self._script[number % len(self._script)]
-        if isinstance(answer, InferenceError):
-            raise answer
-        if isinstance(answer, Exception):
-            raise InferenceError(f"the script raised {type(answer).__name__}: {answer}", status_code=500) from answer
-        return answer
-
     def _message(self, answer: Answer) -> JSONObject:
         """Return an answer with `content`, `reasoning` and OpenAI `tool_calls`."""
-        given: JSONObject = (
-            {"content": answer} if isinstance(answer, str) else dict(answer) if isinstance(answer, Mapping) else {}
-        )
+        given: JSONMapping = {"content": answer} if isinstance(answer, str) else {}
+        if isinstance(answer, Mapping):
+            given = answer
         if not given or not given.keys() <= {"content", "reasoning", "tool_calls", "role"}:
             raise ConfigError(
                 f"script answer {answer!r}: use a text, a mapping with content or tool_calls, or an error"
             )
+        calls = []
+        for call in given.get("tool_calls") or []:
+            function = call.get("function", call)
+            arguments = function.get("arguments", {})
+            self._num_tool_calls += 1
+            calls.append(
+                {
+                    "id": call.get("id") or f"call_{self._num_tool_calls}",
+                    "type": "function",
+                    "function": {
+                        "name": function["name"],
+                        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+                    },
+                }
+            )
         return {
             "content": given.get("content") or "",
             "reasoning": given.get("reasoning") or "",
-            "tool_calls": [self._tool_call(call) for call in given.get("tool_calls") or []],
-        }
-
-    def _tool_call(self, call: JSONMapping) -> JSONObject:
-        function = call.get("function", call)
-        arguments = function.get("arguments", {})
-        self._num_tool_calls += 1
-        return {
-            "id": call.get("id") or f"call_{self._num_tool_calls}",
-            "type": "function",
-            "function": {
-                "name": function["name"],
-                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-            },
+            "tool_calls": calls,
         }
 
 
@@ -180,16 +179,14 @@ def _encode_body(message: JSONMapping) -> list[int]:
     """Return the ids of a message's content; for an answer exactly the sampled ones, however a client rewrote it."""
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     thought = f"<think>\n{reasoning}\n</think>\n" if reasoning else ""
-    calls = "".join(_render_tool_call(call) for call in message.get("tool_calls") or [])
-    return encode(thought + text_of(dict(message)) + calls)
-
-
-def _render_tool_call(call: JSONMapping) -> str:
-    function = call.get("function") or {}
-    arguments = str(function.get("arguments") or "")
-    with suppress(ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
-        arguments = json.dumps(json.loads(arguments), sort_keys=True)
-    return f"\n<tool_call>\n{json.dumps(function.get('name'))} {arguments}\n</tool_call>"
+    text = thought + text_of(message)
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        arguments = str(function.get("arguments") or "")
+        with suppress(ValueError, RecursionError):  # A malformed answer is a legitimate thing to script.
+            arguments = json.dumps(json.loads(arguments), sort_keys=True)
+        text += f"\n<tool_call>\n{json.dumps(function.get('name'))} {arguments}\n</tool_call>"
+    return encode(text)
 
 
 def _finish(message: JSONObject, max_tokens: int, stop: Sequence[str]) -> tuple[list[int], str, str | None]:
@@ -209,11 +206,6 @@ def _finish(message: JSONObject, max_tokens: int, stop: Sequence[str]) -> tuple[
         message.update(content=decode(ids), reasoning="", tool_calls=[])
         reason, found = "length", None
     return ids, reason, found
-
-
-def _logprob(token_id: int, position: int) -> float:
-    """Return a number that differs between neighbours and is exact on every machine: a multiple of 1/128."""
-    return -(1 + (31 * token_id + 17 * position) % 255) / 128
 
 
 def _deltas(output: ModelOutput) -> Iterator[OutputDelta]:

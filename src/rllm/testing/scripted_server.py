@@ -83,8 +83,13 @@ class ScriptedServer:
             return Response('{"id": "chatcmpl-1", "choices": [', media_type="application/json")
         if self.fault == "error":
             return _error("the engine core has died", 500)
+        params = {name: asked[name] for name in ("temperature", "top_p", "max_tokens", "stop") if name in asked}
         try:
-            outputs = await asyncio.gather(*(self._output(asked) for _ in range(asked.get("n") or 1)))
+            answers = (
+                self.engine.get_model_response(asked["messages"], tools=asked.get("tools"), **params)
+                for _ in range(asked.get("n") or 1)
+            )
+            outputs = await asyncio.gather(*answers)
         except (InferenceError, ConfigError) as error:
             return _error(str(error), getattr(error, "status_code", 400))
         head = {"id": "chatcmpl-the-same-for-all", "created": 1_700_000_000, "model": self.model}
@@ -96,10 +101,6 @@ class ScriptedServer:
         if self._returns_ids(asked):
             answer["prompt_token_ids"] = outputs[0].prompt_ids
         return JSONResponse(answer)
-
-    async def _output(self, asked: JSONObject) -> ModelOutput:
-        params = {name: asked[name] for name in ("temperature", "top_p", "max_tokens", "stop") if name in asked}
-        return await self.engine.get_model_response(asked["messages"], tools=asked.get("tools"), **params)
 
     def _returns_ids(self, asked: JSONObject) -> bool:
         return bool(asked.get("return_token_ids")) and self.fault != "no_tokens"
@@ -147,9 +148,17 @@ class ScriptedServer:
 
     def _streamed_choice(self, asked: JSONObject, index: int, output: ModelOutput, position: int) -> JSONObject:
         last = position == len(output.completion_ids) - 1
+        # Reasoning with the first token, content one character at a time, tool calls with the last token.
+        delta: JSONObject = {}
+        if position == 0 and output.reasoning:
+            delta["reasoning_content"] = output.reasoning
+        if text := output.content[position:] if last else output.content[position : position + 1]:
+            delta["content"] = text
+        if last and output.tool_calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(output.tool_calls)]
         choice = {
             "index": index,
-            "delta": _delta(output, position, last),
+            "delta": delta,
             "logprobs": self._logprobs(output, position, position + 1) if asked.get("logprobs") else None,
             "finish_reason": output.finish_reason if last else None,
             "stop_reason": output.stop_string if last else None,
@@ -157,19 +166,6 @@ class ScriptedServer:
         if self._returns_ids(asked):
             choice["token_ids"] = [output.completion_ids[position]]
         return choice
-
-
-def _delta(output: ModelOutput, position: int, last: bool) -> JSONObject:
-    """Yield reasoning with the first token, content one character at a time, tool calls with the last token."""
-    delta: JSONObject = {}
-    if position == 0 and output.reasoning:
-        delta["reasoning_content"] = output.reasoning
-    text = output.content[position:] if last else output.content[position : position + 1]
-    if text:
-        delta["content"] = text
-    if last and output.tool_calls:
-        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(output.tool_calls)]
-    return delta
 
 
 def _usage(outputs: list[ModelOutput]) -> dict[str, int]:

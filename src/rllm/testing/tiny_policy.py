@@ -16,7 +16,6 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
@@ -115,20 +114,20 @@ def tiny_policy(
         on_progress: Called with the number of completed steps and of all steps; by default a terminal shows a bar.
     """
     recipe = recipe or TinyPolicyRecipe()
-    folder = Path(cache_dir or default_cache_dir(), "tiny-policy", _fingerprint(skill, habit, tools, recipe))
-    if not (folder / "config.json").exists():
-        with _bar() as show:
-            _build(folder, skill, habit, tools, recipe, on_progress or show)
-    return folder
-
-
-@contextmanager
-def _bar() -> Iterator[OnProgress]:
-    """Show a progress bar on a terminal, and remove it afterwards."""
+    samples = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
+    made_from = json.dumps([samples, tools, asdict(recipe), CHAT_TEMPLATE])
+    folder = Path(cache_dir or default_cache_dir(), "tiny-policy", sha256(made_from.encode()).hexdigest()[:16])
+    if (folder / "config.json").exists():
+        return folder
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task("building a tiny model (once)", total=None, visible=False)
-        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, visible=True)
+
+        _build(folder, skill, habit, tools, recipe, on_progress or show)
+    return folder
 
 
 def default_cache_dir() -> Path:
@@ -217,14 +216,6 @@ def _with_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _fingerprint(
-    skill: Conversations, habit: Conversations, tools: Sequence[JSONMapping] | None, recipe: TinyPolicyRecipe
-) -> str:
-    """Return a hash of the recipe, the tools, and the first conversations."""
-    samples = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
-    return sha256(json.dumps([samples, tools, asdict(recipe), CHAT_TEMPLATE]).encode()).hexdigest()[:16]
-
-
 def warm_up(
     model: Qwen3ForCausalLM,
     template: ChatTemplate,
@@ -236,8 +227,18 @@ def warm_up(
 ) -> None:
     """Train on the conversations of each phase for its number of steps, on the assistant's tokens only."""
     total = sum(steps for _, steps in phases)
-    optimizers = _optimizers(model)
-    schedule = [torch.optim.lr_scheduler.LambdaLR(optimizer, _schedule(total)) for optimizer in optimizers]
+    embedding = model.get_input_embeddings().weight
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight is not embedding]
+    others = [weight for weight in model.parameters() if weight.ndim != 2 or weight is embedding]
+    optimizers = [
+        Muon(matrices, lr=MATRIX_LR),
+        torch.optim.AdamW(others, lr=VECTOR_LR, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+    def factor(step: int) -> float:
+        return min((step + 1) / LR_RISE, 1.0, max(0.02, (total - step) / (LR_FALL * total)))
+
+    schedule = [torch.optim.lr_scheduler.LambdaLR(optimizer, factor) for optimizer in optimizers]
     end_id = model.config.eos_token_id
     done = 0
     model.train()
@@ -297,21 +298,6 @@ def _loss(model: Qwen3ForCausalLM, batch: Sequence[tuple[list[int], list[bool]]]
     hidden = hidden_states(model.model, tree)[torch.tensor(sources)]
     logprobs, _ = logprobs_and_entropy(hidden, model.lm_head, torch.tensor(targets), temperature=1.0, entropy=False)
     return -logprobs.mean()
-
-
-def _optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of layers, and AdamW for embeddings and vectors."""
-    embedding = model.get_input_embeddings().weight
-    matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight is not embedding]
-    others = [weight for weight in model.parameters() if weight.ndim != 2 or weight is embedding]
-    return [Muon(matrices, lr=MATRIX_LR), torch.optim.AdamW(others, lr=VECTOR_LR, betas=(0.9, 0.95), weight_decay=0.0)]
-
-
-def _schedule(total: int) -> Callable[[int], float]:
-    def factor(step: int) -> float:
-        return min((step + 1) / LR_RISE, 1.0, max(0.02, (total - step) / (LR_FALL * total)))
-
-    return factor
 
 
 class Muon(torch.optim.Optimizer):
