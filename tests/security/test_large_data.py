@@ -178,10 +178,9 @@ def test_a_table_that_repeats_a_long_text_is_not_unpacked(tmp_path: Path, monkey
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    text = pyarrow.array(["x" * 100_000]).dictionary_encode().take(pyarrow.array([0] * 2_000))
+    text = pyarrow.array(["x" * 100_000]).dictionary_encode().take(pyarrow.array([0] * 4_000))
     parquet.write_table(pyarrow.table({"question": text}), tmp_path / "tasks.parquet")
-    monkeypatch.setattr("rllm.data.sources._MUCH_DATA", 10 * MEGABYTE)
-    monkeypatch.setattr("rllm.data.sources._MOST_PACKED", 2)
+    monkeypatch.setattr("rllm.data.sources._MUCH_DATA", MEGABYTE)
     with pytest.raises(ConfigError, match=r"tasks\.parquet unpacks to more than"):
         read_file(tmp_path / "tasks.parquet")
 
