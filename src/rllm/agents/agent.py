@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from rllm.types import Action, Episode, Message, Step, Trajectory
+from rllm.types import Action, Episode, JSONObject, Message, Step, Trajectory
 
 __all__ = ["Action", "BaseAgent", "Episode", "Step", "Trajectory"]
 
@@ -33,7 +33,7 @@ class BaseAgent(ABC):
         """Rollout so far: one `Step` for every call of `update_from_model`."""
 
     @abstractmethod
-    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
+    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: JSONObject) -> None:
         """Add what the environment returned.
 
         After the environment's `reset` it is called with reward 0.0 and `done` False. `info` also has the rollout's

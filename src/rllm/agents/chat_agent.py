@@ -9,7 +9,7 @@ from typing import Any
 from rllm.agents.agent import BaseAgent
 from rllm.errors import AgentError
 from rllm.parser.reasoning import SplitText, split_without_prompt
-from rllm.types import Action, Message, Step, Trajectory, text_of
+from rllm.types import Action, JSONObject, Message, Step, Trajectory, text_of
 
 QUESTION_KEYS = ("question", "problem", "prompt", "query", "instruction")
 """Keys of a task that may hold its question; the first one present is used."""
@@ -48,7 +48,7 @@ class ChatAgent(BaseAgent):
         """Rollout so far."""
         return self._trajectory
 
-    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
+    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: JSONObject) -> None:
         """Add the observation to the conversation, unless the rollout is over."""
         self._observation = observation
         if not done:

@@ -11,7 +11,7 @@ from rllm.parser.reasoning import CLOSE, OPEN, SplitText
 from rllm.parser.tool_parser import get_tool_parser, tool_parser
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool
-from rllm.types import Message
+from rllm.types import JSONObject, Message
 
 __path__: list[str] = []  # lets the import hook of rllm.compat explain names that were removed from this module
 
@@ -67,7 +67,7 @@ class ToolAgent(ChatAgent):
             for call_id, text in observation["tool_outputs"].items()
         ]
 
-    def response_to_action(self, response: str) -> list[dict[str, Any]] | str:
+    def response_to_action(self, response: str) -> list[JSONObject] | str:
         parsed = self._parser.parse(self.split(response).answer)
         return parsed.tool_calls or parsed.content
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from rllm.agents.agent import BaseAgent
@@ -27,7 +27,7 @@ from rllm.environments.base.base_env import BaseEnv, accepted_arguments, prepare
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import checked_reward, is_number
-from rllm.types import Episode, Task, TerminationReason, Trajectory
+from rllm.types import Episode, JSONMapping, JSONObject, Task, TerminationReason, Trajectory
 from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.interaction import Interaction, Limits, discounted_returns
 
@@ -48,12 +48,12 @@ class AgentExecutionEngine:
         *,
         agent_class: type[BaseAgent],
         env_class: type[BaseEnv],
-        agent_args: Mapping[str, Any] | None = None,
-        env_args: Mapping[str, Any] | None = None,
+        agent_args: JSONMapping | None = None,
+        env_args: JSONMapping | None = None,
         rollout_engine: InferenceEngine | None = None,
         engine_name: str = "openai",
-        rollout_engine_args: Mapping[str, Any] | None = None,
-        sampling_params: Mapping[str, Any] | None = None,
+        rollout_engine_args: JSONMapping | None = None,
+        sampling_params: JSONMapping | None = None,
         n_parallel_agents: int = 128,
         max_workers: int = 64,
         max_steps: int = 5,
@@ -122,7 +122,7 @@ class AgentExecutionEngine:
         self.overlong_filter = overlong_filter
         self.gamma = gamma
         self.capture: Capture = capture or InProcessCapture()
-        self._settings: dict[str, Any] = {
+        self._settings: JSONObject = {
             "max_concurrent": n_parallel_agents,
             "timeout_s": DEFAULT_TIMEOUT_S if trajectory_timeout is None else trajectory_timeout,
             "num_retries": max(retry_limit, 1) - 1,
@@ -259,7 +259,7 @@ class AgentExecutionEngine:
 AsyncAgentExecutionEngine = AgentExecutionEngine
 
 
-def _engine(name: str, arguments: Mapping[str, Any], api_retries: int) -> InferenceEngine:
+def _engine(name: str, arguments: JSONMapping, api_retries: int) -> InferenceEngine:
     if name != "openai":
         raise ConfigError(f"engine_name={name!r}: use 'openai', or give rollout_engine, any InferenceEngine")
     from rllm.inference.openai_engine import OpenAIEngine
@@ -270,7 +270,7 @@ def _engine(name: str, arguments: Mapping[str, Any], api_retries: int) -> Infere
         raise ConfigError(f"rollout_engine_args={dict(arguments)!r}: {error}") from error
 
 
-def check_agent_and_env(agent_class: Any, env_class: Any, env_args: Mapping[str, Any]) -> None:
+def check_agent_and_env(agent_class: Any, env_class: Any, env_args: JSONMapping) -> None:
     """Raise `ConfigError` if a class is of the wrong kind or lacks a method, or an argument is unknown.
 
     Arguments are only checked for environments that declare `argument_names`.

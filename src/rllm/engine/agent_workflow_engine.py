@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -24,7 +24,7 @@ from rllm.engine.signature import check_arguments
 from rllm.engine.validation import check_episode
 from rllm.errors import AgentError, ConfigError, PromptTooLongError, RolloutError, RolloutTimeout, boundary, raised
 from rllm.inference.engine import InferenceEngine
-from rllm.types import Episode, Task, Trajectory
+from rllm.types import Episode, JSONMapping, JSONObject, Task, Trajectory
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class AgentWorkflowEngine:
     def __init__(
         self,
         workflow_cls: type[Workflow],
-        workflow_args: Mapping[str, Any] | None = None,
+        workflow_args: JSONMapping | None = None,
         rollout_engine: InferenceEngine | None = None,
         config: Any = None,
         *,
@@ -80,7 +80,7 @@ class AgentWorkflowEngine:
         self.episode_logger = episode_logger
         self.capture: Capture = capture or InProcessCapture()
         self.max_concurrent = n_parallel_tasks if workflow_cls.is_multithread_safe() else 1
-        self._settings: dict[str, Any] = {
+        self._settings: JSONObject = {
             "max_concurrent": self.max_concurrent,
             "timeout_s": timeout_s,
             "num_retries": max(retry_limit, 1) - 1,
@@ -89,7 +89,7 @@ class AgentWorkflowEngine:
         }
         RolloutRunner(self, **self._settings)  # raises for settings that are out of range
         self._agents: WeakValueDictionary[int, BaseAgent] = WeakValueDictionary()
-        self._labels: dict[str, Any] = {}
+        self._labels: JSONObject = {}
         try:
             self._idle = [self._new_workflow()]
         except AgentError as error:
@@ -225,7 +225,7 @@ class _WithArguments:
     """Rollouts of one `execute_tasks`, with its arguments of `run`."""
 
     engine: AgentWorkflowEngine
-    run_args: dict[str, Any]
+    run_args: JSONObject
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
         return await self.engine.rollout(attempt, **self.run_args)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from rllm.inference.engine import ModelOutput
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to
-from rllm.types import Message, Trace
+from rllm.types import JSONMapping, JSONObject, Message, Trace
 
 T = TypeVar("T")
 
@@ -91,8 +91,8 @@ class SessionGateway(Protocol):
         self,
         session_id: str,
         *,
-        metadata: Mapping[str, Any] | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        metadata: JSONMapping | None = None,
+        sampling: JSONMapping | None = None,
     ) -> str:
         """Open a session and return the base URL of its calls."""
         ...
@@ -142,7 +142,7 @@ class GatewayCapture:
             yield session
 
     def _open_session(self, attempt: RolloutRequest) -> str:
-        metadata: dict[str, Any] = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
+        metadata: JSONObject = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
         if attempt.training_step is not None:
             metadata["training_step"] = attempt.training_step
         if attempt.run_id is not None:
@@ -197,8 +197,8 @@ class RemoteGateway:
         self,
         session_id: str,
         *,
-        metadata: Mapping[str, Any] | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        metadata: JSONMapping | None = None,
+        sampling: JSONMapping | None = None,
     ) -> str:
         """Open a session and return the base URL of its calls.
 
@@ -211,8 +211,8 @@ class RemoteGateway:
         self,
         session_id: str,
         *,
-        metadata: Mapping[str, Any] | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        metadata: JSONMapping | None = None,
+        sampling: JSONMapping | None = None,
     ) -> tuple[str, str | None]:
         """Open a session; also return a key that is valid for this session only, if the gateway has keys.
 
@@ -289,7 +289,7 @@ class GatewayEngine(RecordingEngine):
         super().__init__(OpenAIEngine(model, base_url=f"{gateway.url}/v1", api_key=gateway.api_key), model=model)
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
         """Return one answer, whose `id` is that of its trace at the gateway.
 

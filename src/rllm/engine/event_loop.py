@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rllm._runtime.process import on_ctrl_c
 from rllm._runtime.threads import stack_of
 from rllm.errors import RolloutError, place_of
+from rllm.types import JSONObject
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def ignore_interrupted_tasks() -> None:
     asyncio raises it in whatever task is running, so such a task may never be awaited.
     """
 
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def handle(loop: asyncio.AbstractEventLoop, context: JSONObject) -> None:
         error = context.get("exception")
         if isinstance(error, BaseExceptionGroup):
             interrupted = error.split(KeyboardInterrupt)[1] is None

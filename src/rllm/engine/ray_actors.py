@@ -30,7 +30,7 @@ from rllm.engine.request import RolloutRequest, new_session_id
 from rllm.engine.runner import RolloutRunner
 from rllm.errors import AgentError, ConfigError, RLLMError, RolloutTimeout, WorkerError, first_line
 from rllm.sdk.variables import beside_own_keys
-from rllm.types import Episode
+from rllm.types import Episode, JSONMapping
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Orders:
 
     opening: bytes
     """Function that returns a context manager of a `Rollout`, as `packed` bytes."""
-    runner: Mapping[str, Any]
+    runner: JSONMapping
     """Settings of a `RolloutRunner`."""
     paths: ImportPaths
     environment: Mapping[str, str]

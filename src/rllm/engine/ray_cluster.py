@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError, MissingDependencyError, first_line
+from rllm.types import JSONObject
 
 REACH_S = 5.0
 """Seconds that a cluster's address may take to answer."""
@@ -67,7 +68,7 @@ def alive_nodes() -> list[ClusterNode]:
     return sorted(found, key=lambda node: (node.address, node.id))
 
 
-def on_node(node: ClusterNode, **options: Any) -> dict[str, Any]:
+def on_node(node: ClusterNode, **options: Any) -> JSONObject:
     """Return Ray options that pin an actor to this machine."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -121,7 +122,7 @@ def joined(
         return
     known = known_address(address)
     check_address(address)
-    options: dict[str, Any] = {"address": known or "local"}
+    options: JSONObject = {"address": known or "local"}
     if known is None:
         options |= {"include_dashboard": False, "num_cpus": num_cpus}
     elif SUBMITTED not in os.environ:

@@ -25,7 +25,7 @@ from rllm.inference.engine import InferenceEngine, ModelOutput, continued_prompt
 from rllm.sdk.context import Call, Frame, Session, current_frame
 from rllm.store.base import SessionRef, TraceStore
 from rllm.telemetry import record_call
-from rllm.types import DRIFT_KEY, LOST_KEY, Message, Trace
+from rllm.types import DRIFT_KEY, LOST_KEY, JSONMapping, JSONObject, Message, Trace
 
 _A_MESSAGE = '{"role": "user", "content": "..."}'
 
@@ -33,7 +33,7 @@ _imposed: ContextVar[ImposedSampling] = ContextVar("rllm_imposed_sampling")
 
 
 @contextmanager
-def imposed(sampling: Mapping[str, Any]) -> Iterator[None]:
+def imposed(sampling: JSONMapping) -> Iterator[None]:
     """Replace the sampling parameters of a `RecordingEngine`'s calls inside.
 
     A `seed` among them belongs to the whole block; each call gets one derived from it.
@@ -62,7 +62,7 @@ class RecordingEngine:
         """References to the store's sessions, so that a deleted one is not created again."""
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> ModelOutput:
         """Return one answer, whose `id` is that of its trace; with a store, when the trace is durable.
 
@@ -84,7 +84,7 @@ class RecordingEngine:
         call_id = f"call-{new_id()}"
         started_at, clock = time.time(), time.perf_counter()
         request = {**asked, "messages": messages, "tools": tools, "model": self.model}
-        shared: dict[str, Any] = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
+        shared: JSONObject = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
         # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
         known = self._conversations.setdefault(frame.session, Conversations(match_reasoning=True))
         said = MessageDigests.of(messages, tools, known)
@@ -117,8 +117,8 @@ class RecordingEngine:
         return replace(output, id=call_id)
 
     def _continuing(
-        self, said: MessageDigests, known: Conversations, session: Session, request: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, said: MessageDigests, known: Conversations, session: Session, request: JSONMapping
+    ) -> JSONObject:
         """Return the `prompt_token_ids` of a call that continues an earlier answer; empty for others."""
         if missing := known.missing_trace(said):
             earlier = {trace.id: trace for trace in session.llm_calls}
@@ -150,7 +150,7 @@ def recording(engine: InferenceEngine) -> RecordingEngine:
     return engine if isinstance(engine, RecordingEngine) else RecordingEngine(engine)
 
 
-def check_one_answer(params: Mapping[str, Any]) -> None:
+def check_one_answer(params: JSONMapping) -> None:
     """Raise `ConfigError` if a call asks for several answers at once."""
     if params.get("n") not in (None, 1):
         raise ConfigError(f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather")
@@ -177,5 +177,5 @@ def _filed_by(frame: Frame) -> Session:
     return outermost.session
 
 
-def _metadata(frame: Frame) -> dict[str, Any]:
+def _metadata(frame: Frame) -> JSONObject:
     return {**frame.metadata, OWN_KEY: list(frame.uids)}

@@ -6,11 +6,10 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rllm.capture import snapshot
 from rllm.errors import ConfigError, RolloutError
-from rllm.types import Task, Trajectory, task_id_of
+from rllm.types import JSONMapping, Task, Trajectory, task_id_of
 
 
 def new_session_id() -> str:
@@ -27,7 +26,7 @@ class RolloutRequest:
     """Identifies rows of the same task; may contain any characters."""
     index: int = 0
     """Index among the attempts at the task."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: JSONMapping = field(default_factory=dict)
     """Sampling parameters imposed on every model call of this attempt."""
     trainable: bool = True
     """False for validation, where tokens need not be usable."""

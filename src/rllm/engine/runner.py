@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import dropwhile
@@ -35,7 +35,7 @@ from rllm.errors import (
     shown,
 )
 from rllm.telemetry import rollout_span
-from rllm.types import Episode
+from rllm.types import Episode, JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class RolloutRunner:
         raise timeout from where
 
 
-def _span_attributes(attempt: RolloutRequest) -> dict[str, Any]:
+def _span_attributes(attempt: RolloutRequest) -> JSONObject:
     return {
         "gen_ai.conversation.id": attempt.session_id,
         "rllm.task_id": attempt.task_id,
@@ -220,7 +220,7 @@ def _span_attributes(attempt: RolloutRequest) -> dict[str, Any]:
     }
 
 
-def _reseeded(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+def _reseeded(sampling: JSONMapping) -> JSONMapping:
     """Return sampling parameters with another seed, so that a retry does not sample the same failure again."""
     seed = sampling.get("seed")
     return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "retry")}

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, shown
 from rllm.registry import did_you_mean
+from rllm.types import JSONMapping, JSONObject
 
 ID_COLUMNS = ("id", "task_id")
 """Columns that a function may ignore."""
@@ -59,7 +60,7 @@ def check_arguments(**arguments: Any) -> None:
             raise ConfigError(f"{name}={shown(value)}: use a mapping of names to values")
 
 
-def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, **ours: Any) -> None:
+def check_made_with(kind: type, name: str, arguments: JSONMapping | None, **ours: Any) -> None:
     """Raise `ConfigError` if a class cannot be called with the arguments of the setting `name` and with `ours`.
 
     The class is only called if `**kwargs` in its signature hide which arguments it accepts.
@@ -78,7 +79,7 @@ def check_made_with(kind: type, name: str, arguments: Mapping[str, Any] | None, 
         _check_taken(kind, name, {**ours, **arguments})
 
 
-def _check_taken(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
+def _check_taken(kind: type, name: str, arguments: JSONMapping) -> None:
     """Raise `ConfigError` if creating an object, which is discarded, fails with an unexpected argument.
 
     Any other error may come from placeholders among our own arguments, and is reported when rollouts start.
@@ -92,7 +93,7 @@ def _check_taken(kind: type, name: str, arguments: Mapping[str, Any]) -> None:
             raise ConfigError(f"{kind.__name__}(**{name}): {error}") from error
 
 
-def check_named(kind: type, name: str, arguments: Mapping[str, Any], known: Collection[str]) -> None:
+def check_named(kind: type, name: str, arguments: JSONMapping, known: Collection[str]) -> None:
     """Raise `ConfigError` if an argument of the setting `name` is not among those that a class accepts."""
     for key in arguments:
         if key not in known:
@@ -100,7 +101,7 @@ def check_named(kind: type, name: str, arguments: Mapping[str, Any], known: Coll
             raise ConfigError(f"{name}.{key}: {kind.__name__} does not take this argument; {meant}")
 
 
-def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], ours: Collection[str]) -> str:
+def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: JSONMapping, ours: Collection[str]) -> str:
     """Return a question for the end of a message if an unknown argument resembles a missing one."""
     names = _named(parameters)
     left = names - set(arguments) - set(ours)
@@ -121,7 +122,7 @@ def check_rows(function: Callable[..., Any], data: Dataset) -> None:
             raise ConfigError(f"row {row} of {data.name or 'the dataset'}: {error}") from error
 
 
-def arguments_for(parameters: Parameters, task: Mapping[str, Any], base_url: str) -> dict[str, Any]:
+def arguments_for(parameters: Parameters, task: JSONMapping, base_url: str) -> JSONObject:
     """Return the keyword arguments for an attempt at a task, for a function with these parameters."""
     arguments = dict(task)
     if parameters is None:

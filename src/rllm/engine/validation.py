@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from rllm.errors import AgentError, ConfigError, shown
 from rllm.rewards.scoring import MAX_REWARD, is_number
-from rllm.types import Episode, Message, Step, TerminationReason, Trajectory, is_scored
+from rllm.types import Episode, JSONObject, Message, Step, TerminationReason, Trajectory, is_scored
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def checked_reward_of(value: Any, what: str, agent: str) -> float:
     return _number(value, what, "a finite number, or None for 'not scored'", agent)
 
 
-def _normalize_error(info: dict[str, Any]) -> None:
+def _normalize_error(info: JSONObject) -> None:
     """Convert an error to the form of `Episode.info`, or remove an empty one."""
     error = info.get("error")
     if not error:
@@ -163,7 +163,7 @@ def _items(values: Any, kind: type[T], what: str, agent: str) -> list[T] | tuple
     return values
 
 
-def _mapping(value: Any, what: str, agent: str, remedy: str = "a dict") -> dict[str, Any]:
+def _mapping(value: Any, what: str, agent: str, remedy: str = "a dict") -> JSONObject:
     if value is not None and not isinstance(value, Mapping):
         raise _wrong(what, value, remedy, agent)
     return value if isinstance(value, dict) else dict(value or {})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from rllm.environments.base.base_env import BaseEnv, unwrapped
 from rllm.errors import ConfigError
+from rllm.types import JSONMapping, JSONObject
 
 Cell: TypeAlias = tuple[int, int]
 """(row, column), from the top left."""
@@ -57,7 +58,7 @@ class GridWorldEnv(BaseEnv):
         self._slips = self._new_slips()
 
     @classmethod
-    def from_dict(cls, info: Mapping[str, Any]) -> Self:
+    def from_dict(cls, info: JSONMapping) -> Self:
         """Return the environment of a task with any of `seed`, `size`, `p`, `is_slippery` and `max_steps`.
 
         Other keys are ignored.
@@ -73,14 +74,14 @@ class GridWorldEnv(BaseEnv):
         """Return the constructor's arguments."""
         return list(_SETTINGS)
 
-    def reset(self) -> tuple[str, dict[str, Any]]:
+    def reset(self) -> tuple[str, JSONObject]:
         """Return to the start of the same map."""
         self.position = self.grid.start
         self.num_steps = 0
         self._slips = self._new_slips()
         return self.render(), {}
 
-    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[str, float, bool, JSONObject]:
         """Move `Up`, `Down`, `Left` or `Right`, in any letter case, or by number: 1 left, 2 down, 3 right, 4 up."""
         action = unwrapped(action)
         move = _direction(action)

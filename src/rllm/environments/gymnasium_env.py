@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from rllm.environments.base.base_env import BaseEnv, load_named_code, refuse_code, unwrapped
 from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
+from rllm.types import JSONMapping, JSONObject
 
 MAX_ACTION_CHARS = 20_000
 """Number of characters at the end of an answer in which an action is searched."""
@@ -27,7 +28,7 @@ class GymnasiumEnv(BaseEnv):
     def __init__(
         self,
         env: str | Callable[..., Any],
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: JSONMapping | None = None,
         *,
         seed: int | None = None,
         action_labels: Sequence[str] = (),
@@ -69,7 +70,7 @@ class GymnasiumEnv(BaseEnv):
     prepare_args = staticmethod(load_named_code)
 
     @classmethod
-    def from_dict(cls, info: Mapping[str, Any]) -> Self:
+    def from_dict(cls, info: JSONMapping) -> Self:
         """Return the environment of a task: its `env`, and any other argument of the constructor by name.
 
         Raises:
@@ -88,7 +89,7 @@ class GymnasiumEnv(BaseEnv):
         """Return the constructor's arguments."""
         return _SETTINGS
 
-    def reset(self) -> tuple[str, dict[str, Any]]:
+    def reset(self) -> tuple[str, JSONObject]:
         """Start a new rollout, with the seed if there is one."""
         self._num_invalid_actions = 0
         with boundary(EnvError, f"{self._name}.reset"):
@@ -96,7 +97,7 @@ class GymnasiumEnv(BaseEnv):
         observation, info = _parts(returned, f"{self._name}.reset", ("observation", "info"))
         return self._to_text(observation), self._info(info)
 
-    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[str, float, bool, JSONObject]:
         """Perform the action in the model's text; an action that is not text is passed to the environment unchanged.
 
         Raises:
@@ -133,7 +134,7 @@ class GymnasiumEnv(BaseEnv):
         except Exception as error:
             raise EnvError(raised(f"parse_action of {self._name}", error)) from error
 
-    def _refusal(self, reason: ValueError) -> tuple[str, float, bool, dict[str, Any]]:
+    def _refusal(self, reason: ValueError) -> tuple[str, float, bool, JSONObject]:
         self._num_invalid_actions += 1
         legal = legal_actions(self.env.action_space, self._labels)
         message = f"Invalid action: {reason}. Nothing happened. Legal actions: {legal}."
@@ -148,11 +149,11 @@ class GymnasiumEnv(BaseEnv):
                 return rendering_to_text(self.env.render())
         return observation_to_text(observation)
 
-    def _info(self, info: Mapping[str, Any]) -> dict[str, Any]:
+    def _info(self, info: JSONMapping) -> JSONObject:
         return {**to_plain(info), "num_invalid_actions": self._num_invalid_actions}
 
 
-def _make(env: str | Callable[..., Any], kwargs: dict[str, Any], name: str) -> Any:
+def _make(env: str | Callable[..., Any], kwargs: JSONObject, name: str) -> Any:
     if not isinstance(env, str):
         with boundary(EnvError, name):
             return env(**kwargs)

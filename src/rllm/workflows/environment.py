@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from rllm._runtime.threads import SerialExecutor, SoftLimiter, in_thread
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import EnvError, boundary
+from rllm.types import JSONMapping
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,7 @@ CLOSE_S = 2.0
 
 
 @asynccontextmanager
-async def environment_of(
-    env_class: type[BaseEnv], row: Mapping[str, Any], calls: BlockingCalls
-) -> AsyncIterator[BaseEnv]:
+async def environment_of(env_class: type[BaseEnv], row: JSONMapping, calls: BlockingCalls) -> AsyncIterator[BaseEnv]:
     """Create the environment of a task's row, and close it at the end.
 
     Raises:
@@ -42,7 +41,7 @@ async def environment_of(
         await _close(env, calls)
 
 
-async def _create(env_class: type[BaseEnv], row: Mapping[str, Any], calls: BlockingCalls, name: str) -> Any:
+async def _create(env_class: type[BaseEnv], row: JSONMapping, calls: BlockingCalls, name: str) -> Any:
     """Return the result of `from_dict`; if the rollout is cancelled meanwhile, close it: it may hold a sandbox."""
     if inspect.iscoroutinefunction(env_class.from_dict):
         return await env_class.from_dict(dict(row))

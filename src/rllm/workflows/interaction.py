@@ -16,7 +16,7 @@ from rllm.environments.base.base_env import BaseEnv, step_method, unwrapped
 from rllm.errors import AgentError, ConfigError, EnvError, PromptTooLongError, boundary, counted
 from rllm.inference.engine import InferenceEngine, ModelOutput
 from rllm.rewards.scoring import checked_reward, is_number
-from rllm.types import UNSCORED, Message, Step, TerminationReason, Trajectory, discounted
+from rllm.types import UNSCORED, JSONMapping, JSONObject, Message, Step, TerminationReason, Trajectory, discounted
 from rllm.workflows.environment import BlockingCalls
 
 _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -50,7 +50,7 @@ class Interaction:
     engine: InferenceEngine
     limits: Limits
     calls: BlockingCalls
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: JSONMapping = field(default_factory=dict)
     """Parameters of every model call, such as `temperature`."""
     seconds: dict[str, float] = field(default_factory=lambda: {"env": 0.0, "model": 0.0})
     warnings: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Interaction:
             return TerminationReason.MAX_TURNS_EXCEEDED
         return TerminationReason.ENV_DONE
 
-    async def _reset(self) -> tuple[Any, dict[str, Any]]:
+    async def _reset(self) -> tuple[Any, JSONObject]:
         returned = await self._env("reset")
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             raise EnvError(f"{self._env_name}.reset returned {_shape(returned)}: return (observation, info)")
@@ -191,7 +191,7 @@ class Interaction:
             step.info = {**(step.info or {}), **info}
         return observation, done
 
-    def _update_agent(self, observation: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
+    def _update_agent(self, observation: Any, reward: float, done: bool, info: JSONMapping) -> None:
         with self._agent("update_from_env"):
             self.agent.update_from_env(observation, reward, done, {"max_steps": self.limits.max_steps, **info})
 
@@ -260,7 +260,7 @@ def _num_sampled(output: ModelOutput) -> int:
     return output.completion_length or int(output.metrics.get("completion_tokens", 0))
 
 
-def _info(info: Any, where: str) -> dict[str, Any]:
+def _info(info: Any, where: str) -> JSONObject:
     if info is None:
         return {}
     if not isinstance(info, Mapping):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rllm.agents.agent import BaseAgent
 from rllm.environments.base.base_env import BaseEnv, prepared_args
 from rllm.errors import ConfigError, shown
 from rllm.inference.engine import InferenceEngine
-from rllm.types import Episode, Task, TerminationReason
+from rllm.types import Episode, JSONMapping, Task, TerminationReason
 from rllm.workflows.environment import BlockingCalls, calls_of, environment_of
 from rllm.workflows.interaction import Interaction, Limits, discounted_returns
 from rllm.workflows.workflow import TerminationEvent, Workflow
@@ -27,12 +26,12 @@ class MultiTurnWorkflow(Workflow):
         *,
         agent_cls: type[BaseAgent],
         env_cls: type[BaseEnv],
-        agent_args: Mapping[str, Any] | None = None,
-        env_args: Mapping[str, Any] | None = None,
+        agent_args: JSONMapping | None = None,
+        env_args: JSONMapping | None = None,
         max_steps: int = 5,
         max_prompt_length: int | None = None,
         max_response_length: int | None = None,
-        sampling_params: Mapping[str, Any] | None = None,
+        sampling_params: JSONMapping | None = None,
         **kwargs: Any,
     ) -> None:
         """Create the agent; the environment is created for each task.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rllm.agents.agent import BaseAgent
 from rllm.errors import ConfigError
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import as_reward_output
-from rllm.types import Action, Episode, Message, Step, Task, TerminationReason, Trajectory
+from rllm.types import Action, Episode, JSONMapping, JSONObject, Message, Step, Task, TerminationReason, Trajectory
 from rllm.workflows.workflow import Workflow
 
 TEXT_KEYS = ("question", "prompt", "problem")
@@ -35,7 +35,7 @@ class SimpleAgent(BaseAgent):
         """Messages of the next model call."""
         return self.messages
 
-    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: dict[str, Any]) -> None:
+    def update_from_env(self, observation: Any, reward: float | None, done: bool, info: JSONObject) -> None:
         raise NotImplementedError
 
     def update_from_model(self, response: str) -> Action:
@@ -52,7 +52,7 @@ class SimpleWorkflow(Workflow):
         reward_function: Callable[[Any, Any], Any],
         system_prompt: str | None = None,
         name: str = "agent",
-        sampling_params: Mapping[str, Any] | None = None,
+        sampling_params: JSONMapping | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(rollout_engine, **kwargs)

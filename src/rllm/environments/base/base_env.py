@@ -6,12 +6,12 @@ Rows may come from anybody, so they cannot name code: import paths are only read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rllm.errors import ConfigError, shown
 from rllm.registry import load_object
-from rllm.types import Action
+from rllm.types import Action, JSONMapping, JSONObject
 
 
 class BaseEnv(ABC):
@@ -25,11 +25,11 @@ class BaseEnv(ABC):
     """Index of the rollout among those of its task; set by the engine."""
 
     @abstractmethod
-    def reset(self) -> tuple[Any, dict[str, Any]]:
+    def reset(self) -> tuple[Any, JSONObject]:
         """Start a new rollout and return (observation, info)."""
 
     @abstractmethod
-    def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float | None, bool, JSONObject]:
         """Perform the action and return (observation, reward, done, info).
 
         A reward of `None` is unscored, which is not 0. If a limit ended the rollout rather than the task itself,
@@ -41,11 +41,11 @@ class BaseEnv(ABC):
 
     @staticmethod
     @abstractmethod
-    def from_dict(info: dict[str, Any]) -> BaseEnv:
+    def from_dict(info: JSONObject) -> BaseEnv:
         """Return the environment of a task: a row of the dataset with the engine's `env_args` added."""
 
     @staticmethod
-    def prepare_args(env_args: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare_args(env_args: JSONMapping) -> JSONObject:
         """Return the user's `env_args` as `from_dict` takes them; called once, before they are added to any row.
 
         An environment whose arguments may name code imports it here and refuses such names in `from_dict`: a row comes
@@ -62,7 +62,7 @@ class BaseEnv(ABC):
         return None
 
     @classmethod  # noqa: B027
-    def check_task(cls, task: Mapping[str, Any]) -> None:
+    def check_task(cls, task: JSONMapping) -> None:
         """Raise `ConfigError` if `from_dict` would refuse this task; called once, before training starts.
 
         It must be cheap. Only asked of the class that defines `from_dict` and `__init__`, or of a subclass that defines
@@ -96,7 +96,7 @@ def accepted_arguments(env_class: Any) -> Collection[str] | None:
     return names
 
 
-def check_first_task(env_class: Any, task: Mapping[str, Any]) -> None:
+def check_first_task(env_class: Any, task: JSONMapping) -> None:
     """Raise `ConfigError` if an environment class refuses this row, as far as that can be found out cheaply."""
     if _matches(env_class, "check_task", "from_dict") and _matches(env_class, "check_task", "__init__"):
         env_class.check_task(task)
@@ -112,14 +112,14 @@ def _matches(kind: type, name: str, method: str) -> bool:
     return False
 
 
-def prepared_args(env_class: Any, env_args: Mapping[str, Any] | None) -> dict[str, Any]:
+def prepared_args(env_class: Any, env_args: JSONMapping | None) -> JSONObject:
     """Return `env_args` after the class's `prepare_args`; a class without that method takes them unchanged."""
     prepare = getattr(env_class, "prepare_args", dict)
-    prepared: dict[str, Any] = prepare(env_args or {})
+    prepared: JSONObject = prepare(env_args or {})
     return prepared
 
 
-def load_named_code(env_args: Mapping[str, Any]) -> dict[str, Any]:
+def load_named_code(env_args: JSONMapping) -> JSONObject:
     """Return arguments of a ready-made environment with import paths replaced by what they name.
 
     Raises:
@@ -139,7 +139,7 @@ def load_named_code(env_args: Mapping[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def split_row(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def split_row(row: JSONMapping) -> tuple[Any, JSONObject]:
     """Return the task and, if the row has one, its `reward_fn` as a keyword argument.
 
     The task is the row's `task`, or else the whole row.

@@ -7,6 +7,7 @@ from typing import Any
 
 from rllm.environments.base.base_env import BaseEnv, unwrapped
 from rllm.errors import ConfigError, EnvError
+from rllm.types import JSONObject
 
 
 class MultiTurnEnvironment(BaseEnv):
@@ -31,7 +32,7 @@ class MultiTurnEnvironment(BaseEnv):
         self.history: list[Any] = []
         """Actions so far."""
 
-    def reset(self, task: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, task: Any = None) -> tuple[Any, JSONObject]:
         """Start a new rollout, of another task if one is given; the observation is the task."""
         self.task = self.task if task is None else task
         self.current_turn = 0
@@ -39,7 +40,7 @@ class MultiTurnEnvironment(BaseEnv):
         self.history = []
         return (self.task if self.task is not None else {}), {}
 
-    def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float | None, bool, JSONObject]:
         """Play one turn.
 
         Raises:

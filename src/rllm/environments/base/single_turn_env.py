@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 from rllm.environments.base.base_env import check_reward_fn, load_named_code, split_row
 from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
 from rllm.rewards.scoring import as_reward_output
+from rllm.types import JSONMapping, JSONObject
 
 
 class SingleTurnEnvironment(MultiTurnEnvironment):
@@ -20,12 +21,12 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         """Score the answer with `reward_fn(task, action)`; without it, the answer stays unscored."""
         super().__init__(task, max_turns=1)
         self.reward_fn = reward_fn
-        self._reward_info: dict[str, Any] = {}
+        self._reward_info: JSONObject = {}
 
     prepare_args = staticmethod(load_named_code)
 
     @classmethod
-    def from_dict(cls, info: Mapping[str, Any]) -> Self:
+    def from_dict(cls, info: JSONMapping) -> Self:
         """Return the environment of a row: its `reward_fn`, and its `task` or else the rest of the row.
 
         Raises:
@@ -38,11 +39,11 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         return env
 
     @classmethod
-    def check_task(cls, task: Mapping[str, Any]) -> None:
+    def check_task(cls, task: JSONMapping) -> None:
         """Raise `ConfigError` if the task has no usable `reward_fn`."""
         cls.from_dict(task)
 
-    def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float | None, bool, JSONObject]:
         """Score the answer.
 
         Raises:

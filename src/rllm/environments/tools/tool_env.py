@@ -23,6 +23,7 @@ from rllm.errors import AgentError, ConfigError, EnvError
 from rllm.rewards.scoring import as_reward_output
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
+from rllm.types import JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class ToolEnvironment(BaseEnv):
     prepare_args = staticmethod(load_named_code)
 
     @classmethod
-    def from_dict(cls, info: Mapping[str, Any]) -> Self:
+    def from_dict(cls, info: JSONMapping) -> Self:
         """Return the environment of a row: its settings by name, and its `task` or else the rest of the row.
 
         `tools` of a row are names of registered tools, or tools and functions that Python code put there.
@@ -97,24 +98,24 @@ class ToolEnvironment(BaseEnv):
         return env
 
     @classmethod
-    def check_task(cls, task: Mapping[str, Any]) -> None:
+    def check_task(cls, task: JSONMapping) -> None:
         """Raise `ConfigError` if the task has no usable `reward_fn`, or its settings are refused."""
         cls.from_dict(task)
 
-    def reset(self) -> tuple[Any, dict[str, Any]]:
+    def reset(self) -> tuple[Any, JSONObject]:
         """Start a new rollout; the observation is the task."""
         self.num_steps = 0
         self.done = False
         return (self.task if self.task is not None else {}), {}
 
-    def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float | None, bool, JSONObject]:
         """Make the calls, or score the answer, and wait for it; see `async_step`.
 
         Each step runs in an event loop of its own, also if the calling thread has one already.
         """
         return run_in_own_loop(self.async_step(action))
 
-    async def async_step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
+    async def async_step(self, action: Any) -> tuple[Any, float | None, bool, JSONObject]:
         """Make the calls, or score the answer.
 
         Raises:
@@ -148,9 +149,9 @@ class ToolEnvironment(BaseEnv):
             logger.warning("%s", "\n".join([error, *getattr(late.__cause__, "__notes__", ())]))
             return ToolOutput(name=call.name, error=error)
 
-    async def _score(self, answer: Any, truncated: bool) -> tuple[Any, float | None, bool, dict[str, Any]]:
+    async def _score(self, answer: Any, truncated: bool) -> tuple[Any, float | None, bool, JSONObject]:
         self.done = True
-        info: dict[str, Any] = {"truncated": truncated}
+        info: JSONObject = {"truncated": truncated}
         if self.reward_fn is None:
             return {}, None, True, info
         score = partial(as_reward_output, self.reward_fn, self.task, answer)
