@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import FrameType
-from typing import Any
 
 TOGETHER_S = 0.3
 """Signals within this time count as one: `timeout`, terminals and process managers often send two."""
@@ -21,7 +20,7 @@ _fork_lock = threading.RLock()
 
 
 @contextmanager
-def on_ctrl_c(handle: Any) -> Iterator[None]:
+def on_ctrl_c(handle: object) -> Iterator[None]:
     """Call a handler for Ctrl-C; of several signals that arrive together, only for the first.
 
     Does nothing outside the main thread, which alone has signal handlers.

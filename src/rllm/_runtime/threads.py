@@ -124,7 +124,7 @@ class UnboundedExecutor(ThreadPoolExecutor):
     A call that hangs in `asyncio.to_thread` then delays neither other calls nor the end of the program.
     """
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
 
@@ -259,7 +259,7 @@ class _Worker:
         return worker
 
     def give(
-        self, context: contextvars.Context, function: Callable[[], Any], settle: Callable[[Outcome], None]
+        self, context: contextvars.Context, function: Callable[[], object], settle: Callable[[Outcome], None]
     ) -> None:
         self._function = function
         self._jobs.put((context, function, settle))
@@ -269,7 +269,7 @@ class _Worker:
         if (job := self._jobs.get()) is not None:
             job[2]((None, error))
 
-    def is_at(self, function: Callable[[], Any]) -> bool:
+    def is_at(self, function: Callable[[], object]) -> bool:
         return self._function is function
 
     def end(self) -> None:

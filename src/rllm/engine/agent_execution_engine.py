@@ -281,7 +281,7 @@ def check_agent_and_env(agent_class: Any, env_class: Any, env_args: JSONMapping)
         check_named(env_class, "env_args", env_args, names)
 
 
-def _check_class(kind: Any, setting: str, methods: Sequence[str]) -> None:
+def _check_class(kind: object, setting: str, methods: Sequence[str]) -> None:
     if not inspect.isclass(kind):
         raise ConfigError(f"{setting}={kind!r}: pass a class; it is created for every rollout")
     missing = sorted(getattr(kind, "__abstractmethods__", ())) or [name for name in methods if not hasattr(kind, name)]

@@ -98,7 +98,7 @@ class AgentFunctionEngine:
             returned = await in_thread(call, name=f"rollout {attempt.task_id}:{attempt.index}")
             return await returned if inspect.isawaitable(returned) else returned
 
-    def _understood(self, returned: Any) -> Episode:
+    def _understood(self, returned: object) -> Episode:
         """Return the episode of a result; the first failure is logged at once, since it may occur every time."""
         try:
             return episode_from(returned, self.name)

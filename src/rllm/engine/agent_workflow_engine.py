@@ -106,7 +106,7 @@ class AgentWorkflowEngine:
         """Label later episodes, in `info["training"]`."""
         self._labels = {"training": {"step": step, "mode": mode, "epoch": epoch}}
 
-    async def rollout(self, attempt: RolloutRequest, **run_args: Any) -> Episode:
+    async def rollout(self, attempt: RolloutRequest, **run_args: object) -> Episode:
         """Run a workflow once; `run_args` are for its `run`.
 
         Raises:
@@ -128,7 +128,7 @@ class AgentWorkflowEngine:
         traces = await self.capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         return complete(episode, attempt, traces, seen=session.llm_calls)
 
-    def _check(self, workflow: Workflow, episode: Any, attempt: RolloutRequest) -> None:
+    def _check(self, workflow: Workflow, episode: object, attempt: RolloutRequest) -> None:
         """Raise the error that ended the workflow, so that it may be retried."""
         if not isinstance(episode, Episode):
             raise AgentError(
@@ -187,7 +187,7 @@ class AgentWorkflowEngine:
         task_ids: Sequence[str] | None = None,
         *,
         on_episode: Callable[[Episode], None] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> list[Episode]:
         """Return the episode of each task, in order; a task given twice is rolled out twice.
 
@@ -231,7 +231,7 @@ class _WithArguments:
         return await self.engine.rollout(attempt, **self.run_args)
 
 
-def check_workflow(workflow_cls: Any) -> None:
+def check_workflow(workflow_cls: object) -> None:
     """Raise `ConfigError` for anything but a workflow class with all its methods."""
     if not (inspect.isclass(workflow_cls) and issubclass(workflow_cls, Workflow)):
         raise ConfigError(f"workflow_cls={workflow_cls!r}: pass a subclass of rllm.workflows.workflow.Workflow")

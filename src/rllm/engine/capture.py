@@ -289,7 +289,7 @@ class GatewayEngine(RecordingEngine):
         super().__init__(OpenAIEngine(model, base_url=f"{gateway.url}/v1", api_key=gateway.api_key), model=model)
 
     async def get_model_response(
-        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
+        self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: object
     ) -> ModelOutput:
         """Return one answer, whose `id` is that of its trace at the gateway.
 

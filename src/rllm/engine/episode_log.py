@@ -110,7 +110,7 @@ class EpisodeLog:
         return StoreError(f"episodes cannot be written to {str(self.path)!r}: {error.strerror or error}")
 
 
-def to_json(value: Any, *, sort_keys: bool = False) -> bytes:
+def to_json(value: object, *, sort_keys: bool = False) -> bytes:
     """Return any value as JSON on one line; never raises. Floats that are not finite become null."""
     options = _OPTIONS | (orjson.OPT_SORT_KEYS if sort_keys else 0)
     try:
@@ -119,7 +119,7 @@ def to_json(value: Any, *, sort_keys: bool = False) -> bytes:
         return orjson.dumps(_plain(value), option=options)
 
 
-def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
+def _plain(value: object, inside: tuple[int, ...] = ()) -> Any:
     """Replace everything that orjson refuses: text that is not Unicode, huge integers, odd keys, cycles.
 
     `inside` has the ids of the enclosing containers.
@@ -141,12 +141,12 @@ def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
     return value
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     text = key if isinstance(key, str) else _short.repr(key)
     return text.encode(errors="replace").decode()
 
 
-def _closest(value: Any) -> Any:
+def _closest(value: object) -> Any:
     """Return the closest value that orjson may know."""
     try:
         if isinstance(value, float):
@@ -167,7 +167,7 @@ def _closest(value: Any) -> Any:
     return _opaque(value)
 
 
-def _opaque(value: Any) -> dict[str, str]:
+def _opaque(value: object) -> dict[str, str]:
     try:
         text = _short.repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits
@@ -175,7 +175,7 @@ def _opaque(value: Any) -> dict[str, str]:
     return {"unserialisable": type(value).__qualname__, "repr": _plain(text)}
 
 
-def _is_opaque(value: Any) -> bool:
+def _is_opaque(value: object) -> bool:
     return isinstance(value, dict) and value.keys() == {"unserialisable", "repr"}
 
 

@@ -181,7 +181,7 @@ class RayActors:
         actor = load_ray().remote(RolloutActor).options(**options).remote()
         return _Place(node=node, actor=actor), actor.prepare.remote(self._orders)
 
-    def _await_prepared(self, place: _Place, prepared: Any) -> None:
+    def _await_prepared(self, place: _Place, prepared: object) -> None:
         ray = load_ray()
         where = f"node {place.node.address}"
         try:

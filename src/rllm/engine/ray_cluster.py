@@ -68,7 +68,7 @@ def alive_nodes() -> list[ClusterNode]:
     return sorted(found, key=lambda node: (node.address, node.id))
 
 
-def on_node(node: ClusterNode, **options: Any) -> JSONObject:
+def on_node(node: ClusterNode, **options: object) -> JSONObject:
     """Return Ray options that pin an actor to this machine."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -227,7 +227,7 @@ OF_CODE = (
 OF_DATA = "use plain data: texts, numbers, lists, mappings, dataclasses; no clients, locks or open files"
 
 
-def packed(value: Any, what: str, remedy: str) -> bytes:
+def packed(value: object, what: str, remedy: str) -> bytes:
     """Return a value as bytes.
 
     Raises:
@@ -248,7 +248,7 @@ def unpacked(data: bytes) -> Any:
     return _cloudpickle().loads(data)
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: object) -> bytes:
     data: bytes = _cloudpickle().dumps(value)
     return data
 
@@ -259,7 +259,7 @@ def _cloudpickle() -> Any:
     return cloudpickle
 
 
-def _unsendable(value: Any) -> Iterator[str]:
+def _unsendable(value: object) -> Iterator[str]:
     """Yield the names of values that functions in `value` use and that cannot be pickled."""
     for function in _functions_of(value):
         used = inspect.getclosurevars(function)
@@ -270,7 +270,7 @@ def _unsendable(value: Any) -> Iterator[str]:
                 yield f"{name!r} ({type(part).__name__})"
 
 
-def _functions_of(value: Any) -> Iterator[Any]:
+def _functions_of(value: object) -> Iterator[Any]:
     """Yield a function, or the methods of a class or of attributes' classes."""
     is_code = inspect.isfunction(value) or inspect.isclass(value)
     for part in [value] if is_code else list(getattr(value, "__dict__", {}).values()):

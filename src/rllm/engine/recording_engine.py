@@ -156,7 +156,7 @@ def check_one_answer(params: JSONMapping) -> None:
         raise ConfigError(f"n={params['n']!r}: an engine gives one answer; ask as often, at once with asyncio.gather")
 
 
-def _copied(messages: Any) -> list[Message]:
+def _copied(messages: object) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ConfigError(f"messages={shown(messages)}: use a list of messages, such as [{_A_MESSAGE}]")
     for place, message in enumerate(messages):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, shown
@@ -25,7 +25,7 @@ Parameters: TypeAlias = Mapping[str, inspect.Parameter] | None
 """Parameters by name; `None` if they are unknown."""
 
 
-def check_signature(function: Callable[..., Any], columns: Collection[str]) -> None:
+def check_signature(function: Callable[..., object], columns: Collection[str]) -> None:
     """Compare a function with the columns of its dataset.
 
     Raises:
@@ -53,14 +53,14 @@ def check_signature(function: Callable[..., Any], columns: Collection[str]) -> N
             raise ConfigError(f"{name} does not take the column {unknown[0]!r}: {seen}; add **kwargs to its parameters")
 
 
-def check_arguments(**arguments: Any) -> None:
+def check_arguments(**arguments: object) -> None:
     """Raise `ConfigError` if an argument is neither a mapping of names to values nor `None`."""
     for name, value in arguments.items():
         if not isinstance(value, Mapping | None):
             raise ConfigError(f"{name}={shown(value)}: use a mapping of names to values")
 
 
-def check_made_with(kind: type, name: str, arguments: JSONMapping | None, **ours: Any) -> None:
+def check_made_with(kind: type, name: str, arguments: JSONMapping | None, **ours: object) -> None:
     """Raise `ConfigError` if a class cannot be called with the arguments of the setting `name` and with `ours`.
 
     The class is only called if `**kwargs` in its signature hide which arguments it accepts.
@@ -109,7 +109,7 @@ def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: JSONMappin
     return next((f"; {question}" for question in questions if question), "")
 
 
-def check_rows(function: Callable[..., Any], data: Dataset) -> None:
+def check_rows(function: Callable[..., object], data: Dataset) -> None:
     """Compare a function with every row of its dataset.
 
     Raises:
@@ -135,13 +135,13 @@ def arguments_for(parameters: Parameters, task: JSONMapping, base_url: str) -> J
     return arguments
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the name of a function for messages."""
     function = getattr(function, "func", function)  # a functools.partial
     return getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
 
 
-def parameters_of(function: Callable[..., Any]) -> Parameters:
+def parameters_of(function: Callable[..., object]) -> Parameters:
     """Return the parameters of a function; slow, so call it once."""
     try:
         return inspect.signature(function).parameters

@@ -35,7 +35,7 @@ def check_episode(episode: Episode, agent: str) -> None:
     episode.termination_reason = _reason(episode.termination_reason, agent)
 
 
-def check_trajectories(trajectories: Any, agent: str) -> None:
+def check_trajectories(trajectories: object, agent: str) -> None:
     """Convert the fields of trajectories and their steps; see `check_episode`."""
     for trajectory in _items(trajectories, Trajectory, "trajectories of its episode", agent):
         _check_form(trajectory, agent)
@@ -80,7 +80,7 @@ def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
     return {str(name): _number(value, f"metric {name!r}", remedy, agent) for name, value in metrics.items()}
 
 
-def checked_reward_of(value: Any, what: str, agent: str) -> float:
+def checked_reward_of(value: object, what: str, agent: str) -> float:
     """Return a reward as a float.
 
     Raises:
@@ -103,30 +103,30 @@ def _normalize_error(info: JSONObject) -> None:
     }
 
 
-def _id(value: Any, what: str, agent: str) -> str:
+def _id(value: object, what: str, agent: str) -> str:
     if not isinstance(value, str):
         raise _wrong(what, value, "a text, such as the id of the model's response", agent)
     return value
 
 
-def _text(value: Any, what: str, agent: str) -> str:
+def _text(value: object, what: str, agent: str) -> str:
     if value is not None and not isinstance(value, str):
         raise _wrong(what, value, "a text", agent)
     return value or ""
 
 
-def _bool(value: Any, what: str, agent: str) -> bool:
+def _bool(value: object, what: str, agent: str) -> bool:
     return value is not None and bool(_number(value, what, "True or False", agent))
 
 
-def _numbers(values: Any, what: str, agent: str) -> list[Any]:
+def _numbers(values: object, what: str, agent: str) -> list[Any]:
     values = values.tolist() if hasattr(values, "tolist") else values
     if values is not None and not isinstance(values, list | tuple):
         raise _wrong(what, values, "a list of numbers", agent)
     return values if isinstance(values, list) else list(values or ())
 
 
-def _reason(reason: Any, agent: str) -> TerminationReason | None:
+def _reason(reason: object, agent: str) -> TerminationReason | None:
     try:
         return None if reason is None else TerminationReason(reason)
     except ValueError:
@@ -134,7 +134,7 @@ def _reason(reason: Any, agent: str) -> TerminationReason | None:
         raise _wrong("termination_reason of its episode", reason, f"a TerminationReason: {known}", agent) from None
 
 
-def _messages(messages: Any, what: str, agent: str) -> list[Message]:
+def _messages(messages: object, what: str, agent: str) -> list[Message]:
     if messages is None:
         return []
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -145,13 +145,13 @@ def _messages(messages: Any, what: str, agent: str) -> list[Message]:
     return cast("list[Message]", messages)
 
 
-def _message(message: Any, what: str, agent: str) -> Message:
+def _message(message: object, what: str, agent: str) -> Message:
     if callable(dump := getattr(message, "model_dump", None)):
         return dict(dump(exclude_none=True))
     return _mapping(message, f"message in {what}", agent, remedy="a dict with a role and its content")
 
 
-def _items(values: Any, kind: type[T], what: str, agent: str) -> list[T] | tuple[T, ...]:
+def _items(values: object, kind: type[T], what: str, agent: str) -> list[T] | tuple[T, ...]:
     if not isinstance(values, list | tuple):
         raise _wrong(what, values, f"a list of {kind.__name__}", agent)
     for value in values:
@@ -163,7 +163,7 @@ def _items(values: Any, kind: type[T], what: str, agent: str) -> list[T] | tuple
     return values
 
 
-def _mapping(value: Any, what: str, agent: str, remedy: str = "a dict") -> JSONObject:
+def _mapping(value: object, what: str, agent: str, remedy: str = "a dict") -> JSONObject:
     if value is not None and not isinstance(value, Mapping):
         raise _wrong(what, value, remedy, agent)
     return value if isinstance(value, dict) else dict(value or {})
@@ -180,7 +180,7 @@ def _number(value: Any, what: str, remedy: str, agent: str) -> float:
     return number
 
 
-def _wrong(what: str, value: Any, remedy: str, agent: str) -> AgentError:
+def _wrong(what: str, value: object, remedy: str, agent: str) -> AgentError:
     return AgentError(f"{agent} returned the {what} {shown(value)}: use {remedy}")
 
 
@@ -194,7 +194,7 @@ HOW_TO_SCORE = (
 )
 
 
-def check_promise(function: Any, agent: str) -> None:
+def check_promise(function: object, agent: str) -> None:
     """Refuse a function annotated to return text; a decorated function may return something else.
 
     Raises:
@@ -205,7 +205,7 @@ def check_promise(function: Any, agent: str) -> None:
         raise ConfigError(f"{agent} returns text (-> str), which has no score: {HOW_TO_SCORE}")
 
 
-def episode_from(returned: Any, agent: str) -> Episode:
+def episode_from(returned: object, agent: str) -> Episode:
     """Return the episode for a function's return value; its trajectories may not have their steps yet.
 
     Raises:

@@ -116,7 +116,7 @@ class GridWorldEnv(BaseEnv):
         return "P" if here else "_"
 
 
-def _converted(key: str, value: Any) -> Any:
+def _converted(key: str, value: object) -> Any:
     convert = _SETTINGS[key]
     wrong = ConfigError(f"{key}={value!r}: use a value of type {convert.__name__}")
     try:
@@ -129,13 +129,13 @@ def _converted(key: str, value: Any) -> Any:
     return converted
 
 
-def _direction(action: Any) -> str:
+def _direction(action: object) -> str:
     name = str(action).strip().capitalize()
     name = _NUMBERED.get(name, name)
     return name if name in MOVES else ""
 
 
-def _refusal(action: Any) -> str:
+def _refusal(action: object) -> str:
     return f"{str(action)[:80]!r} is not an action: use one of {', '.join(MOVES)}."
 
 

@@ -140,7 +140,7 @@ class GymnasiumEnv(BaseEnv):
         message = f"Invalid action: {reason}. Nothing happened. Legal actions: {legal}."
         return message, 0.0, False, self._info({"terminated": False, "truncated": False})
 
-    def _to_text(self, observation: Any) -> str:
+    def _to_text(self, observation: object) -> str:
         if self._observation_to_text is not None:
             with boundary(EnvError, f"observation_to_text of {self._name}"):
                 return self._observation_to_text(observation)
@@ -170,24 +170,24 @@ def _make(env: str | Callable[..., Any], kwargs: JSONObject, name: str) -> Any:
         raise
 
 
-def _check_single(env: Any, name: str) -> None:
+def _check_single(env: object, name: str) -> None:
     if hasattr(env, "single_action_space"):
         raise ConfigError(f"env={name!r} is a vectorized environment: pass a single one; the engine runs many of them")
 
 
-def _check_labels(labels: tuple[str, ...], space: Any) -> None:
+def _check_labels(labels: tuple[str, ...], space: object) -> None:
     if labels and getattr(space, "n", None) != len(labels):
         raise ConfigError(f"action_labels={list(labels)!r}: pass one label for each action of {space}")
 
 
-def _parts(returned: Any, where: str, names: tuple[str, ...]) -> tuple[Any, ...]:
+def _parts(returned: object, where: str, names: tuple[str, ...]) -> tuple[Any, ...]:
     if not isinstance(returned, tuple) or len(returned) != len(names):
         seen = counted(len(returned), "value") if isinstance(returned, tuple) else type(returned).__name__
         raise EnvError(f"{where} returned {seen}: Gymnasium's API returns ({', '.join(names)})")
     return returned
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: object) -> Any:
     """Return a value that JSON can hold: numpy values as Python ones, unknown types as their text."""
     if hasattr(value, "tolist"):
         plain = value.tolist()
@@ -201,7 +201,7 @@ def to_plain(value: Any) -> Any:
     return str(value)
 
 
-def rendering_to_text(rendering: Any) -> str:
+def rendering_to_text(rendering: object) -> str:
     """Return an `ansi` rendering without terminal codes; coloured text is put into brackets: `[P]`."""
     marked = re.sub(r"\x1b\[(?=[0;]*[1-9])[\d;]*+m([^\x1b]*+)\x1b\[0?m", r"[\1]", str(rendering))
     return re.sub(r"\x1b\[[\d;]*m", "", marked)
@@ -236,7 +236,7 @@ def parse_action(text: str, action_space: Any, labels: Sequence[str] = ()) -> An
     return action
 
 
-def legal_actions(action_space: Any, labels: Sequence[str] = ()) -> str:
+def legal_actions(action_space: object, labels: Sequence[str] = ()) -> str:
     """Describe the legal actions: `0 (left), 1 (right)`, or the space as Gymnasium prints it."""
     if not isinstance(action_space, _spaces().Discrete):
         return f"JSON of {action_space}"
@@ -280,7 +280,7 @@ def _json_values(text: str) -> Iterator[Any]:
                 return
 
 
-def _of_space(value: Any, space: Any) -> Any:
+def _of_space(value: object, space: object) -> Any:
     """Convert a JSON value to the types of this space's actions."""
     import numpy as np
 

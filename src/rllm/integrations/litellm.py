@@ -120,7 +120,7 @@ def session_of(call: Mapping[str, Any], headers: Mapping[str, str]) -> str | Non
     return str(named) if named else None
 
 
-def _own_session(named: Any) -> str | None:
+def _own_session(named: object) -> str | None:
     """Return LiteLLM's session id if it is valid for us; a call is answered in any case."""
     return named if isinstance(named, str) and is_session_id(named) else None
 
@@ -146,7 +146,7 @@ def callback(store: TraceStore) -> Any:
     class CaptureCallback(CustomLogger):  # type: ignore[misc]
         """Callback class; LiteLLM inspects the class itself for methods, so they cannot be inherited."""
 
-        async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any]:
+        async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: object) -> dict[str, Any]:
             return await detours.redirect(kwargs)
 
     return CaptureCallback()

@@ -112,7 +112,9 @@ class BlockingCalls:
         self._limiter = SoftLimiter(max_workers, soft_timeout_s=soft_timeout_s)
         self._serial = SerialExecutor(soft_timeout_s=soft_timeout_s) if one_thread else None
 
-    async def call(self, function: Callable[..., Any], *args: Any, name: str, timeout_s: float | None = None) -> Any:
+    async def call(
+        self, function: Callable[..., object], *args: object, name: str, timeout_s: float | None = None
+    ) -> Any:
         """Return the function's result; `name` identifies it in messages while it hangs.
 
         Raises:

@@ -90,7 +90,7 @@ class Interaction:
                 raise
             return TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
 
-    async def _turns(self, observation: Any) -> TerminationReason:
+    async def _turns(self, observation: object) -> TerminationReason:
         """Play turn by turn; an answer beyond a limit is dropped."""
         done = False
         for _ in range(self.limits.max_steps):
@@ -142,7 +142,7 @@ class Interaction:
         self._first, self._last = self._first or output, output
         return messages, output
 
-    def _decide(self, output: ModelOutput, messages: list[Message], observation: Any) -> Any:
+    def _decide(self, output: ModelOutput, messages: list[Message], observation: object) -> Any:
         """Return the agent's action, and complete its step with the tokens."""
         with self._agent("update_from_model"):
             action = self.agent.update_from_model(output.text)
@@ -163,13 +163,13 @@ class Interaction:
         self._steps.append(step)
         return unwrapped(action)
 
-    def _keep_cut(self, output: ModelOutput, messages: list[Message], observation: Any) -> None:
+    def _keep_cut(self, output: ModelOutput, messages: list[Message], observation: object) -> None:
         """Keep an answer that was cut at the limit, without an action or a reward."""
         step = Step.from_model_output(output, messages)
         step.observation, step.reward, step.done = observation, 0.0, True
         self._steps.append(step)
 
-    async def _act(self, action: Any) -> tuple[Any, bool]:
+    async def _act(self, action: object) -> tuple[Any, bool]:
         returned = await self._env("step", action)
         where = f"{self._env_name}.step"
         if not isinstance(returned, tuple | list) or len(returned) != 4:
@@ -191,7 +191,7 @@ class Interaction:
             step.info = {**(step.info or {}), **info}
         return observation, done
 
-    def _update_agent(self, observation: Any, reward: float, done: bool, info: JSONMapping) -> None:
+    def _update_agent(self, observation: object, reward: float, done: bool, info: JSONMapping) -> None:
         with self._agent("update_from_env"):
             self.agent.update_from_env(observation, reward, done, {"max_steps": self.limits.max_steps, **info})
 
@@ -213,7 +213,7 @@ class Interaction:
             )
         return True
 
-    async def _env(self, method: str, *args: Any) -> Any:
+    async def _env(self, method: str, *args: object) -> Any:
         started = time.perf_counter()
         with boundary(EnvError, f"{self._env_name}.{method}"):
             function = step_method(self.env) if method == "step" else getattr(self.env, method)
@@ -232,7 +232,7 @@ class Interaction:
     def _env_name(self) -> str:
         return type(self.env).__name__
 
-    def _check_observation(self, observation: Any) -> None:
+    def _check_observation(self, observation: object) -> None:
         if isinstance(observation, str) or observation is None:
             return
         try:
@@ -260,7 +260,7 @@ def _num_sampled(output: ModelOutput) -> int:
     return output.completion_length or int(output.metrics.get("completion_tokens", 0))
 
 
-def _info(info: Any, where: str) -> JSONObject:
+def _info(info: object, where: str) -> JSONObject:
     if info is None:
         return {}
     if not isinstance(info, Mapping):
@@ -268,7 +268,7 @@ def _info(info: Any, where: str) -> JSONObject:
     return dict(info)
 
 
-def _shape(returned: Any) -> str:
+def _shape(returned: object) -> str:
     if isinstance(returned, tuple | list):
         return counted(len(returned), "value")
     return f"{returned!r:.100} of type {type(returned).__name__}"

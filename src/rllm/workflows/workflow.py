@@ -120,7 +120,7 @@ class Workflow(ABC):
         """Return whether several objects of this class may be used at once; if not, the engine uses one."""
         return True
 
-    async def run_with_termination_handling(self, task: Task, uid: str, **kwargs: Any) -> Episode:
+    async def run_with_termination_handling(self, task: Task, uid: str, **kwargs: object) -> Episode:
         """Run and postprocess; returns an episode however the run ends, unless it is cancelled from outside.
 
         A `TerminationEvent` sets its own reason, a prompt that is too long MAX_PROMPT_LENGTH_EXCEEDED, a timeout
@@ -161,7 +161,7 @@ class Workflow(ABC):
             self.error = raised
             return _with_error(Episode(task=task), raised)
 
-    def _finished(self, returned: Any, reason: TerminationReason, too_long: Exception | None) -> Episode:
+    def _finished(self, returned: object, reason: TerminationReason, too_long: Exception | None) -> Episode:
         """Postprocess the episode, unless `run` has done so: rewards must not be discounted twice."""
         episode = self._episode(returned)
         if episode is self._postprocessed:
@@ -170,7 +170,7 @@ class Workflow(ABC):
             self.error = self.error or too_long
         return self.postprocess_episode(episode, reason, self.error)
 
-    def _episode(self, returned: Any) -> Episode:
+    def _episode(self, returned: object) -> Episode:
         if returned is None:
             return self.collect_trajectories()
         if isinstance(returned, Episode):
@@ -300,7 +300,7 @@ class Workflow(ABC):
             if not name.startswith("_") and isinstance(value, BaseAgent):
                 value.reset()
 
-    async def run_in_executor(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def run_in_executor(self, fn: Callable[..., T], *args: object, **kwargs: object) -> T:
         """Call a blocking function in a thread, in the current session.
 
         An `async` function, such as `step` of some environments, is awaited.

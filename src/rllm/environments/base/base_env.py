@@ -78,7 +78,7 @@ class BaseEnv(ABC):
         return True
 
 
-def unwrapped(action: Any) -> Any:
+def unwrapped(action: object) -> Any:
     """Return what an agent decided: drivers pass either an `Action` or its content."""
     return action.action if isinstance(action, Action) else action
 
@@ -112,7 +112,7 @@ def _matches(kind: type, name: str, method: str) -> bool:
     return False
 
 
-def prepared_args(env_class: Any, env_args: JSONMapping | None) -> JSONObject:
+def prepared_args(env_class: object, env_args: JSONMapping | None) -> JSONObject:
     """Return `env_args` after the class's `prepare_args`; a class without that method takes them unchanged."""
     prepare = getattr(env_class, "prepare_args", dict)
     prepared: JSONObject = prepare(env_args or {})
@@ -159,7 +159,7 @@ def split_row(row: JSONMapping) -> tuple[Any, JSONObject]:
     return task, {"reward_fn": reward_fn}
 
 
-def refuse_code(name: str, value: Any) -> None:
+def refuse_code(name: str, value: object) -> None:
     """Raise `ConfigError` for a row that names code to import."""
     raise ConfigError(
         f"{name}={shown(value)} in a task: tasks are data and cannot name code to run; pass it in env_args "

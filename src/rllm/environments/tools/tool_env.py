@@ -149,7 +149,7 @@ class ToolEnvironment(BaseEnv):
             logger.warning("%s", "\n".join([error, *getattr(late.__cause__, "__notes__", ())]))
             return ToolOutput(name=call.name, error=error)
 
-    async def _score(self, answer: Any, truncated: bool) -> tuple[Any, float | None, bool, JSONObject]:
+    async def _score(self, answer: object, truncated: bool) -> tuple[Any, float | None, bool, JSONObject]:
         self.done = True
         info: JSONObject = {"truncated": truncated}
         if self.reward_fn is None:
@@ -159,7 +159,7 @@ class ToolEnvironment(BaseEnv):
         return {}, verdict.reward, True, info | {"is_correct": verdict.is_correct, "reward_metadata": verdict.metadata}
 
 
-def _read_calls(action: Any) -> dict[str, ToolCall | ToolOutput]:
+def _read_calls(action: object) -> dict[str, ToolCall | ToolOutput]:
     """Return each call by its id; what cannot be read as a call becomes the error output that answers it.
 
     `action` is a list, or one item of it: OpenAI tool calls, mappings of `name` and `arguments`, or `ToolCall`s.
@@ -181,7 +181,7 @@ def _read_calls(action: Any) -> dict[str, ToolCall | ToolOutput]:
     return calls
 
 
-def _read_call(item: Any) -> ToolCall | ToolOutput:
+def _read_call(item: object) -> ToolCall | ToolOutput:
     if isinstance(item, ToolCall):
         return item
     function = item.get("function", item) if isinstance(item, Mapping) else None
