@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
-from rllm.inference.engine import ModelOutput, OutputDelta, StreamingInferenceEngine
+from rllm.inference.engine import ModelOutput, OutputDelta, offers
 from rllm.testing.scripted import TURN_END, TURN_START, ScriptedEngine, decode, encode, encode_prompt
 
 HI = [{"role": "user", "content": "hi"}]
@@ -142,7 +142,7 @@ async def test_latency_reorders_the_answers_of_concurrent_calls():
 
 
 def test_it_is_a_streaming_engine():
-    assert isinstance(ScriptedEngine(["a"]), StreamingInferenceEngine)
+    assert offers(ScriptedEngine(["a"]), "stream_model_response")
 
 
 @given(st.text())

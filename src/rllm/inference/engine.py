@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError
@@ -193,9 +193,8 @@ class OutputDelta:
     """See `ModelOutput`."""
 
 
-@runtime_checkable
-class StreamingInferenceEngine(Protocol):
-    """An engine that can also stream its answer."""
+class FullEngine(InferenceEngine, Protocol):
+    """An engine with all optional methods, each of which `offers` asks for."""
 
     def stream_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
@@ -206,11 +205,6 @@ class StreamingInferenceEngine(Protocol):
         generation.
         """
         ...
-
-
-@runtime_checkable
-class ContinuingEngine(Protocol):
-    """An engine that can continue from the exact tokens of an earlier answer, given as `prompt_token_ids`."""
 
     def continued_prompt(
         self,
@@ -223,6 +217,8 @@ class ContinuingEngine(Protocol):
         written_on: str = "",
     ) -> list[int]:
         """Return `known_ids` followed by the ids that the template prints for the later messages.
+
+        An engine with this method takes prompts as `prompt_token_ids`.
 
         Args:
             known_ids: ids of the first `num_known` messages, as they were sampled.
@@ -237,13 +233,14 @@ class ContinuingEngine(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class DetailedEngine(Protocol):
-    """An engine that knows the request fields it honours and the bytes of its tokens; takes `top_logprobs`."""
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
+        """Return the kinds of content that the engine's chat template leaves out of the prompt."""
+        ...
 
     def check_request(self, request: JSONMapping) -> None:
         """Check a chat request for fields that must not be ignored.
+
+        An engine with this method has the next two as well, and takes `top_logprobs`.
 
         Raises:
             ParameterError: naming the first field that this engine refuses.
@@ -257,6 +254,11 @@ class DetailedEngine(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes in UTF-8, possibly part of a character."""
         ...
+
+
+def offers(engine: object, method: str) -> TypeGuard[FullEngine]:
+    """Return whether an engine has an optional method of `FullEngine`."""
+    return callable(getattr(engine, method, None))
 
 
 RolloutEngine = InferenceEngine
@@ -306,11 +308,11 @@ def continued_prompt(
     *,
     written_on: str = "",
 ) -> list[int] | None:
-    """Continue a prompt with any engine; see `ContinuingEngine`. Tools and template arguments come from the request.
+    """Continue a prompt with any engine; tools and template arguments come from the request.
 
     Returns `None` if the engine takes messages only, or if its template cannot continue from there.
     """
-    if not isinstance(engine, ContinuingEngine):
+    if not offers(engine, "continued_prompt"):
         return None
     try:
         return engine.continued_prompt(
@@ -327,9 +329,5 @@ def continued_prompt(
 
 
 def lost_in_prompt(engine: object, messages: Sequence[Message], tools: Sequence[JSONMapping] | None) -> tuple[str, ...]:
-    """Return the kinds of content that the chat template of an engine or upstream leaves out of the prompt.
-
-    Empty for one that renders nothing here: it has no method `lost`.
-    """
-    lost = getattr(engine, "lost", None)
-    return tuple(lost(messages, tools)) if callable(lost) else ()
+    """Return the kinds of content that the template of an engine or upstream leaves out; none if it renders nothing."""
+    return engine.lost(messages, tools) if offers(engine, "lost") else ()

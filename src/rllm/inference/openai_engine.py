@@ -40,7 +40,7 @@ class OpenAIEngine:
     def __init__(
         self,
         model: str,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         *,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -58,7 +58,7 @@ class OpenAIEngine:
 
         Args:
             model: model name to request.
-            tokenizer: not needed; accepted because code for other frameworks passes it.
+            tokenizer: ignored; accepted because code for other frameworks passes it.
             base_url: address up to and including `/v1`; by default `OPENAI_BASE_URL`.
             api_key: by default `OPENAI_API_KEY`; local servers need none.
             sampling_params: defaults for every call.
@@ -67,10 +67,9 @@ class OpenAIEngine:
             max_response_length: default `max_tokens` of an answer.
             api_retries: retries of a call whose server was busy or unreachable.
             timeout_s: seconds to wait for an answer.
-            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; `None` chooses by the
-            address.
-            max_model_length: not needed: the server knows it.
-            accumulate_reasoning: not needed: the server's chat template decides.
+            kind: `vllm` requests token ids; `openai` sends only fields that OpenAI knows; by default by the address.
+            max_model_length: ignored: the server knows it.
+            accumulate_reasoning: ignored: the server's chat template decides.
         """
         self.model = model
         self.tools = list(tools) if tools else None
@@ -135,7 +134,8 @@ class OpenAIEngine:
                 f"{client.base_url} cannot be reached ({error.__cause__ or error}): check that the server is running"
             ) from error
         parsed = await _parsed(response.content)
-        output = output_of_answer(parsed, {**_as_json(sampling), **others})
+        lists = {"stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
+        output = output_of_answer(parsed, {**sampling.to_dict(), **lists, **others})
         length = output.metrics.get("prompt_tokens", output.prompt_length)
         if self.max_prompt_length is not None and length > self.max_prompt_length:
             raise PromptTooLongError(
@@ -213,10 +213,6 @@ async def _parsed(body: bytes) -> JSONObject:
 
 def _start_of(body: bytes) -> str:
     return repr(body[:200].decode(errors="replace"))
-
-
-def _as_json(sampling: SamplingParams) -> JSONObject:
-    return {**sampling.to_dict(), "stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_token_ids)}
 
 
 def _refusal(error: openai.APIStatusError) -> InferenceError:

@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rllm.capture.side_calls import asks_for_title
 from rllm.inference.engine import ParameterError
@@ -131,7 +130,7 @@ guided_choice, guided_grammar | refused | decoding is not constrained: sample wi
 """)
 """Chat completions on the embedded engine: `KEY | FATE | REMARK`. Any other field is named."""
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
@@ -151,7 +150,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Values of fields that ask for nothing, besides `null`."""
 
 
-def _inner_keys(name: str, value: Any) -> Iterator[str]:
+def _inner_keys(name: str, value: object) -> Iterator[str]:
     """Yield the keys of the kinds and members of a field."""
     values = value if isinstance(value, list) else [value]
     for kind in filter(None, map(_kind, values)):
@@ -168,12 +167,12 @@ def _inner_keys(name: str, value: Any) -> Iterator[str]:
             yield from (f"tools[].{member}" for member, inner in described.items() if inner not in (None, False, []))
 
 
-def _kind(value: Any) -> str | None:
+def _kind(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else value
     return kind[:_LONGEST_KIND] if isinstance(kind, str) else None
 
 
-def _object(value: Any) -> JSONObject:
+def _object(value: object) -> JSONObject:
     return value if isinstance(value, dict) else {}
 
 

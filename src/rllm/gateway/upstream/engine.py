@@ -14,15 +14,13 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
 from rllm.gateway.upstream.chat_format import for_template, logprobs_of
 from rllm.inference.engine import (
-    ContinuingEngine,
-    DetailedEngine,
     InferenceEngine,
     ModelOutput,
     OutputDelta,
     SamplingParams,
-    StreamingInferenceEngine,
     continued_prompt,
     lost_in_prompt,
+    offers,
 )
 from rllm.inference.parameters import field_of, log_ignored
 from rllm.types import JSONMapping, JSONObject, Message
@@ -34,7 +32,7 @@ class EngineUpstream:
     def __init__(self, engine: InferenceEngine, model_name: str) -> None:
         self.engine = engine
         self.model_name = model_name
-        self._detailed = engine if isinstance(engine, DetailedEngine) else None
+        self._detailed = engine if offers(engine, "check_request") else None
 
     def prepare(self, request: JSONMapping) -> JSONObject:
         if self._detailed is not None:
@@ -117,7 +115,7 @@ class EngineUpstream:
         """Do nothing: the engine is its caller's."""
 
     def _check(self, call: UpstreamCall) -> None:
-        if not call.request["messages"] and not isinstance(self.engine, ContinuingEngine):
+        if not call.request["messages"] and not offers(self.engine, "continued_prompt"):
             raise ConfigError(f"prompt: {type(self.engine).__name__} takes no token ids: send messages, or a text")
 
     def _describe(self, call: UpstreamCall) -> Callable[..., JSONObject]:
@@ -165,7 +163,7 @@ class EngineUpstream:
         """Yield the engine's answer for one choice, in one piece if it cannot stream."""
         messages, tools = for_template(call.request["messages"]), call.request.get("tools")
         params = self._params(call, index)
-        if not isinstance(self.engine, StreamingInferenceEngine):
+        if not offers(self.engine, "stream_model_response"):
             yield index, await self._output(messages, tools=tools, **params)
             return
         stream = self.engine.stream_model_response(messages, tools=tools, **params)

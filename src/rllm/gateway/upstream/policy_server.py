@@ -177,7 +177,7 @@ class ServedEngine:
         template_kwargs: JSONMapping | None = None,
         written_on: str = "",
     ) -> list[int]:
-        """See `ContinuingEngine`."""
+        """See `FullEngine`."""
         request = {"messages": list(messages), "tools": tools, "chat_template_kwargs": template_kwargs}
         prior = PriorAnswer(trace_id="", num_messages=num_known, token_ids=list(known_ids), appended_text=written_on)
         prompt_ids = self._tokens.continued(request, prior)

@@ -13,12 +13,9 @@ from transformers import PreTrainedModel
 
 from rllm.errors import InferenceError
 from rllm.inference.local.scheduler import Request, Scheduler
-from rllm.parser.answer import AnswerReader
 
 logger = logging.getLogger(__name__)
 
-_CHECK_S = 10.0
-"""Seconds between checks of a waiting request that the decode thread is alive."""
 _PAUSE_TIMEOUT_S = 120.0
 
 
@@ -42,9 +39,6 @@ class DecodeThread:
     def num_unseen(self) -> int:
         """Number of requests that have not reached the scheduler yet."""
         return len(self._inbox)
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -152,36 +146,7 @@ class Wakeup:
         self._pending = False
         self._event.set()
 
-    async def wait(self) -> bool:
-        """Wait for a notification; return False if none came for a while."""
-        try:
-            async with asyncio.timeout(_CHECK_S):
-                await self._event.wait()
-        except TimeoutError:
-            return False
+    async def wait(self) -> None:
+        """Wait until the request has progressed. Every request ends, if only because the decode thread does."""
+        await self._event.wait()
         self._event.clear()
-        return True
-
-
-class Call:
-    """A request as its coroutine sees it."""
-
-    def __init__(self, request: Request, reader: AnswerReader, wakeup: Wakeup, thread: DecodeThread) -> None:
-        self.request = request
-        self.reader = reader
-        self._wakeup = wakeup
-        self._thread = thread
-
-    async def progress(self) -> None:
-        """Wait until the request has progressed.
-
-        Raises:
-            InferenceError: if the decode thread is gone, which happens only as the interpreter exits.
-        """
-        while not await self._wakeup.wait():
-            if not self._thread.is_alive() and not self.request.done:
-                raise InferenceError("the decode thread is gone", status_code=503)
-
-    async def finished(self) -> None:
-        while not self.request.done:
-            await self.progress()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -25,6 +26,7 @@ from rllm.inference.local.model_forward import (
 from rllm.inference.local.scheduler import Added, Decoder
 from rllm.inference.local.slot_decoder import SlotDecoder
 
+State = TypeVar("State")
 logger = logging.getLogger(__name__)
 
 _PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8], [7, 3, 5, 2, 11, 13, 1])
@@ -83,7 +85,7 @@ def choose_decoder(
     if not isinstance(decoder, SlotDecoder):
         check_causal(original or model)
         logger.warning(
-            "%s does not keep plain full attention, so it is sampled by the slower %s: exact, but without batching or "
+            "%s does not use plain full attention, so it is sampled by the slower %s: exact, but without batching or "
             "shared prefixes",
             type(model).__name__,
             type(decoder).__name__,
@@ -140,63 +142,61 @@ def _is_exact(decoder: Decoder, probe: _Probe, products: torch.dtype | None) -> 
     return exact
 
 
-class DynamicDecoder:
-    """One sequence at a time, with the cache that `transformers` builds for the model."""
+class _SequentialDecoder(Generic[State]):
+    """One sequence at a time."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._options, self._cache_argument = last_logits_only(model), cache_argument(model)
-        self._caches: list[DynamicCache] = []
+        self._states: list[State] = []
+
+    def _start(self, tokens: list[int]) -> State:
+        raise NotImplementedError
+
+    def _next_logits(self, state: State, token: int) -> torch.Tensor:
+        raise NotImplementedError
 
     def fits(self, num_sequences: int, length: int) -> bool:
         return True
 
     def add(self, prompts: Sequence[list[int]]) -> list[Added]:
-        for prompt in prompts:
-            self._caches.append(DynamicCache(config=self._model.config))
-            if len(prompt) > 1:
-                self._forward(prompt[:-1], self._caches[-1])
+        self._states += [self._start(prompt[:-1]) for prompt in prompts]
         return [Added(index, 0) for index in range(len(prompts))]
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        pairs = zip(tokens, self._caches, strict=True)
-        return torch.cat([self._forward([token], cache) for token, cache in pairs])
+        return torch.cat([self._next_logits(*pair) for pair in zip(self._states, tokens, strict=True)])
+
+    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
+        self._states = [state for number, state in enumerate(self._states) if number not in ended]
+
+    def clear(self) -> None:
+        self._states.clear()
+
+
+class DynamicDecoder(_SequentialDecoder[DynamicCache]):
+    """One sequence at a time, with the cache that `transformers` builds for the model."""
+
+    def _start(self, tokens: list[int]) -> DynamicCache:
+        cache = DynamicCache(config=self._model.config)
+        if tokens:
+            self._forward(tokens, cache)
+        return cache
+
+    def _next_logits(self, state: DynamicCache, token: int) -> torch.Tensor:
+        return self._forward([token], state)
 
     def _forward(self, tokens: list[int], cache: DynamicCache) -> torch.Tensor:
         inputs = torch.tensor([tokens], device=self._model.device)
-        logits: torch.Tensor = self._model(
-            input_ids=inputs, use_cache=True, **{self._cache_argument: cache}, **self._options
-        ).logits
+        options = {cache_argument(self._model): cache, **last_logits_only(self._model)}
+        logits: torch.Tensor = self._model(input_ids=inputs, use_cache=True, **options).logits
         return logits[:, -1]
 
-    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
-        self._caches = [cache for number, cache in enumerate(self._caches) if number not in ended]
 
-    def clear(self) -> None:
-        self._caches.clear()
-
-
-class RecomputeDecoder:
+class RecomputeDecoder(_SequentialDecoder[list[int]]):
     """No cache: each step is a plain forward pass over the whole sequences."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._sequences: list[list[int]] = []
+    def _start(self, tokens: list[int]) -> list[int]:
+        return tokens
 
-    def fits(self, num_sequences: int, length: int) -> bool:
-        return True
-
-    def add(self, prompts: Sequence[list[int]]) -> list[Added]:
-        self._sequences += [prompt[:-1] for prompt in prompts]
-        return [Added(index, 0) for index in range(len(prompts))]
-
-    def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        for sequence, token in zip(self._sequences, tokens, strict=True):
-            sequence.append(token)
-        return torch.cat([plain_logits(self._model, sequence) for sequence in self._sequences])
-
-    def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
-        self._sequences = [sequence for number, sequence in enumerate(self._sequences) if number not in ended]
-
-    def clear(self) -> None:
-        self._sequences.clear()
+    def _next_logits(self, state: list[int], token: int) -> torch.Tensor:
+        state.append(token)
+        return plain_logits(self._model, state)

@@ -7,13 +7,12 @@ import atexit
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from operator import index
-from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,11 +20,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rllm._runtime.process import total_memory
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
-from rllm.inference.local.decode_thread import Call, DecodeThread, Wakeup
+from rllm.inference.local.decode_thread import DecodeThread, Wakeup
 from rllm.inference.local.decoders import choose_decoder
 from rllm.inference.local.loading import check_length, context_length, longrope_note
 from rllm.inference.local.packed import PackedModel, can_pack
-from rllm.inference.local.scheduler import Request, Scheduler, clamp_max_tokens
+from rllm.inference.local.scheduler import Request, Scheduler
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
 from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate, is_long
@@ -39,6 +38,12 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_CONTEXT = 4096
 """Context length of a model that does not state one."""
+
+
+class _Call(NamedTuple):
+    request: Request
+    reader: AnswerReader
+    wakeup: Wakeup
 
 
 class LocalEngine:
@@ -88,7 +93,6 @@ class LocalEngine:
         self.template = ChatTemplate(tokenizer)
         _ = self.template.shape  # refuses a template that does not print user messages
         self._continuation = Continuation(tokenizer, self.template)
-        self._rendering = Lock()
         self.max_length = _checked_length(model, max_length)
         self.end_ids = _end_ids(model, tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
@@ -120,16 +124,11 @@ class LocalEngine:
     def weight_version(self) -> int:
         return self._scheduler.weight_version
 
-    def check_request(self, request: JSONMapping) -> None:
-        """See `DetailedEngine`."""
-        check_request(request)
-
-    def ignored(self, request: JSONMapping) -> list[str]:
-        """See `DetailedEngine`."""
-        return ignored(request)
+    check_request = staticmethod(check_request)
+    ignored = staticmethod(ignored)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `DetailedEngine`."""
+        """See `FullEngine`."""
         return self._bytes.of(token_id)
 
     async def get_model_response(
@@ -144,7 +143,8 @@ class LocalEngine:
         prompt_ids = await self._prompt_ids(messages, tools, params)
         call = self._submit(prompt_ids, tools, params, plain=not messages, streaming=False)
         try:
-            await call.finished()
+            while not call.request.done:
+                await call.wakeup.wait()
         finally:
             self._thread.release(call.request)
         return self._output(call)
@@ -152,13 +152,13 @@ class LocalEngine:
     async def stream_model_response(
         self, messages: Sequence[Message], *, tools: Sequence[JSONMapping] | None = None, **params: Any
     ) -> AsyncIterator[OutputDelta | ModelOutput]:
-        """See `StreamingInferenceEngine`."""
+        """See `FullEngine`."""
         prompt_ids = await self._prompt_ids(messages, tools, params)
         call = self._submit(prompt_ids, tools, params, plain=not messages, streaming=True)
         request, seen = call.request, 0
         try:
             while not request.done:
-                await call.progress()
+                await call.wakeup.wait()
                 ids, logprobs = request.completion_ids[seen:], request.logprobs[seen:]
                 if ids and not request.done:
                     ids = ids[: len(logprobs)]
@@ -182,7 +182,7 @@ class LocalEngine:
         template_kwargs: JSONMapping | None = None,
         written_on: str = "",
     ) -> list[int]:
-        """See `ContinuingEngine`."""
+        """See `FullEngine`."""
         return self._continuation.prompt_ids(
             known_ids, messages, num_known, tools, template_kwargs, written_on=written_on
         )
@@ -234,24 +234,25 @@ class LocalEngine:
         *,
         plain: bool,
         streaming: bool,
-    ) -> Call:
+    ) -> _Call:
         self.check_request(params)
         log_ignored(key for key in self.ignored(params) if key in CHAT.rows)
         if tools and self._unread_calls:
             self._unread_calls = False
             logger.warning(
-                "the chat template prints tool calls in an unknown format: answers are parsed in the format %s; set "
-                "model.tool_parser for another",
+                "the chat template prints tool calls in an unknown format, so answers are parsed as %s: set "
+                "model.tool_parser to the model's format",
                 DEFAULT_FORMAT,
             )
         sampling = SamplingParams.from_request(params)
-        max_tokens = clamp_max_tokens(prompt_ids, sampling.max_tokens, self.max_length)
-        if max_tokens < 1:
+        room = self.max_length - len(prompt_ids)
+        if room < 1:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt_ids)} tokens, and model.max_length={self.max_length} bounds prompt and "
                 f"answer together: shorten the messages{_longer(self.model, self.max_length)}",
                 num_tokens=len(prompt_ids),
             )
+        max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
         wakeup = Wakeup()
         request = Request(
@@ -267,7 +268,7 @@ class LocalEngine:
         self._thread.submit(request)
         parser = parser_of_answer(self._tool_parser, tools, params.get("tool_choice"))
         reader = AnswerReader(self._text, prompt_ids=prompt_ids, stop=sampling.stop, tool_parser=parser, plain=plain)
-        return Call(request, reader, wakeup, self._thread)
+        return _Call(request, reader, wakeup)
 
     async def _prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None, params: JSONMapping
@@ -277,7 +278,7 @@ class LocalEngine:
             return self._checked_ids(given)
         render = partial(self.template.render, messages, tools, template_kwargs=params.get("chat_template_kwargs"))
         try:
-            ids = await asyncio.to_thread(self._in_turn, render) if is_long(messages) else render()
+            ids = await asyncio.to_thread(render) if is_long(messages) else render()
         except ConfigError as error:
             raise InferenceError(str(error), status_code=400) from error
         if max(ids, default=0) >= self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
@@ -288,13 +289,8 @@ class LocalEngine:
             )
         return ids
 
-    def _in_turn(self, render: Callable[[], list[int]]) -> list[int]:
-        """Render long prompts one after the other, so that siblings find the first result cached."""
-        with self._rendering:
-            return render()
-
     def _checked_ids(self, given: Sequence[int]) -> list[int]:
-        """Return the ids of a prompt, checked: a wrong one would end the sampler and all answers in progress."""
+        # A wrong id would end the sampler and all answers in progress.
         try:
             ids = list(map(index, given))
         except TypeError as error:
@@ -309,7 +305,7 @@ class LocalEngine:
             )
         return ids
 
-    def _output(self, call: Call) -> ModelOutput:
+    def _output(self, call: _Call) -> ModelOutput:
         request = call.request
         if request.error is not None:
             raise InferenceError(str(request.error), status_code=503) from request.error
@@ -336,7 +332,6 @@ class LocalEngine:
 
 
 def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
-    """Return a delta of visible text, with the tokens from `start` to `end`."""
     return OutputDelta(
         shown.content,
         request.completion_ids[start:end],

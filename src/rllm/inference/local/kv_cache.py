@@ -129,10 +129,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         values.index_copy_(0, self._rows, value_states.reshape(-1, value_states.shape[-1]))
         return self._views[layer_idx]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` columns of a slot over those of another."""
-        self.states[:, :, target, :, :length] = self.states[:, :, source, :, :length]
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of columns read. Positions and masks are explicit, so models only test whether it is 0."""
         return max(self._viewed[2], 0)

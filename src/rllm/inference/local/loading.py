@@ -94,7 +94,7 @@ def context_length(config: PretrainedConfig) -> int | None:
     return limit
 
 
-def described(path: str | Path) -> Any | None:
+def described(path: str | Path) -> PretrainedConfig | None:
     """Return the Hugging Face configuration of a model's folder; `None` for a hub id, or where it cannot be read."""
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
@@ -136,24 +136,21 @@ def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = 
     Raises:
         ConfigError: if there is no tokenizer, or if the template cannot be used.
     """
-    loaded = _tokenizer_for(path_or_id)
+    adapter = Path(path_or_id).expanduser()
+    if is_adapter(adapter):
+        base = load_tokenizer(base_of(adapter))
+        loaded = replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
+    else:
+        source = _checked_source(path_or_id)
+        config = from_pretrained(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
+        loaded = LoadedTokenizer(
+            tokenizer=from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer"),
+            num_ids=config.vocab_size,
+            context_length=context_length(config),
+        )
     if template:
         template.apply(loaded.tokenizer)
     return loaded
-
-
-def _tokenizer_for(path_or_id: str | Path) -> LoadedTokenizer:
-    adapter = Path(path_or_id).expanduser()
-    if is_adapter(adapter):
-        base = _tokenizer_for(base_of(adapter))
-        return replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
-    source = _checked_source(path_or_id)
-    config = from_pretrained(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
-    return LoadedTokenizer(
-        tokenizer=from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer"),
-        num_ids=config.vocab_size,
-        context_length=context_length(config),
-    )
 
 
 def load_model(
@@ -198,7 +195,7 @@ def load_model(
     return LoadedModel(model=model.to(target).eval(), tokenizer=tokenizer, device=target)
 
 
-def load_outline(path_or_id: str | Path) -> Any:
+def load_outline(path_or_id: str | Path) -> PreTrainedModel:
     """Return a model without numbers in its weights, on torch's device `meta`.
 
     Raises:
@@ -209,7 +206,7 @@ def load_outline(path_or_id: str | Path) -> Any:
         return _kind_of(config).from_config(config, attn_implementation=attention_of(config))
 
 
-def _kind_of(config: PretrainedConfig) -> Any:
+def _kind_of(config: PretrainedConfig) -> type[PreTrainedModel]:
     """Return the class that loads a model. One with images is kept whole, so that a server can load it later.
 
     `transformers` has some of these as language models, too: their text part alone, under other names.
@@ -220,7 +217,8 @@ def _kind_of(config: PretrainedConfig) -> Any:
     }
     known = {kind: models[type(config)].__name__ for kind, models in kinds.items() if type(config) in models}
     kept = (kind for kind, name in known.items() if name in (config.architectures or ()))
-    return next(kept, next(iter(known), AutoModelForCausalLM))
+    kind: type[PreTrainedModel] = next(kept, next(iter(known), AutoModelForCausalLM))
+    return kind
 
 
 def attention_of(config: PretrainedConfig) -> str | None:
@@ -252,11 +250,7 @@ def base_of(adapter: Path) -> str:
 
 
 def _check_adapter(adapter: Path) -> None:
-    """Refuse an adapter that names code to import, or patterns that may never finish on the names of modules.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
+    """Refuse an adapter that names code to import, or patterns that may never finish on the names of modules."""
     try:
         settings = dict(read_json(adapter / ADAPTER_FILE))
     except (OSError, ValueError, TypeError) as error:
@@ -308,7 +302,7 @@ def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     return replace(loaded, model=with_adapter.merge_and_unload().eval(), tokenizer=tokenizer)
 
 
-def _tokenizer_of(adapter: Path, base: Any) -> Any:
+def _tokenizer_of(adapter: Path, base: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return an adapter's own tokenizer, which may have another chat template; else its base's."""
     has_own = (adapter / "tokenizer_config.json").is_file()
     return from_pretrained(AutoTokenizer.from_pretrained, str(adapter), "tokenizer") if has_own else base
@@ -359,7 +353,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 @contextmanager
-def _valid_generation_config(model: PreTrainedModel) -> Iterator[Any]:
+def _valid_generation_config(model: PreTrainedModel) -> Iterator[GenerationConfig | None]:
     """Give the model a generation config that `transformers` saves, and yield its own.
 
     `transformers` loads any, but refuses to save one with ineffective settings, such as a temperature without
@@ -374,7 +368,7 @@ def _valid_generation_config(model: PreTrainedModel) -> Iterator[Any]:
         model.generation_config = own
 
 
-def text_parts(model: PreTrainedModel) -> list[Any] | None:
+def text_parts(model: PreTrainedModel) -> list[torch.nn.Module] | None:
     """Return the modules that text passes through in a model with images; `None` for one without."""
     if not hasattr(model.config, "vision_config"):
         return None
@@ -446,12 +440,11 @@ def _checked_source(path_or_id: str | Path) -> str:
         if not (folder / "config.json").is_file():
             of_run = ", such as a checkpoint of this run" if (folder / "checkpoints").is_dir() else ""
             raise ConfigError(
-                f"model={str(path_or_id)!r}: the folder has no config.json; point to a Hugging Face model "
-                f"folder{of_run}"
+                f"model={str(path_or_id)!r}: the folder has no config.json: use a Hugging Face model folder{of_run}"
             )
         return str(folder)
     if folder.exists():
-        raise ConfigError(f"model={str(path_or_id)!r} is a file; point to the folder that holds config.json")
+        raise ConfigError(f"model={str(path_or_id)!r} is a file: use the folder that holds config.json")
     if _looks_like_path(path_or_id):
         raise ConfigError(
             f"model={str(path_or_id)!r}: there is no such folder; check the path, or use a hub id (owner/name)"
@@ -468,11 +461,7 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
 
 
 def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:
-    """Refuse weights that `transformers` did not find and made up, with only a warning.
-
-    Raises:
-        ConfigError: naming the first of them.
-    """
+    """Refuse weights that `transformers` did not find and made up, with only a warning."""
     made_up = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if made_up:
         others = ", ..." if len(made_up) > 3 else ""
@@ -483,11 +472,7 @@ def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> 
 
 
 def _check_finite(source: str, model: PreTrainedModel) -> None:
-    """Refuse weights that are not numbers, which later checks would mistake for an unknown architecture.
-
-    Raises:
-        ConfigError: if a weight is infinite or NaN.
-    """
+    """Refuse infinite and NaN weights, which later checks would mistake for an unknown architecture."""
     broken = next((name for name, weight in model.named_parameters() if not is_finite(weight)), None)
     if broken is not None:
         raise ConfigError(

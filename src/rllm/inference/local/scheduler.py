@@ -271,25 +271,20 @@ class Scheduler:
     def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Return the next token of each live request, and its log-probability."""
         if self._settings is None:
-            self._settings = self._new_settings(logits)
+            params, seeds = [item.sampling for item in self._live], [item.seed for item in self._live]
+            self._settings = RowSettings.of(params, seeds, logits.shape[1], logits.device)
         counts = np.array([len(item.completion_ids) for item in self._live], dtype=np.uint64)
         tokens, logprobs, probabilities = sample(logits, self._settings, counts)
         numbers = logprobs.tolist()
         if not all(map(isfinite, numbers)):
             raise InferenceError(
-                f"the model's logits are not finite (weight version {self.weight_version}): its weights are not, or "
-                "its states overflow; load finite weights, or use dtype=float32"
+                f"the model's logits are infinite or NaN (weight version {self.weight_version}): its weights are "
+                "broken, or its states overflow: load other weights, or set model.dtype=float32"
             )
         for number, request in enumerate(self._live):
             if request.num_top:
                 request.top_logprobs += likeliest(probabilities[number : number + 1], request.num_top)
         return tokens.tolist(), numbers
-
-    def _new_settings(self, logits: torch.Tensor) -> RowSettings:
-        live = self._live
-        return RowSettings.of(
-            [item.sampling for item in live], [item.seed for item in live], logits.shape[1], logits.device
-        )
 
     def _end_of(self, request: Request, token: int) -> str | None:
         """Return the reason why the answer ends with this token; `None` if it does not."""
@@ -297,12 +292,10 @@ class Scheduler:
             return "abort"
         if token in request.end_ids:
             return "stop"
-        if request.sampling.stop and self._has_stop_string(request, token):
+        stop = request.sampling.stop
+        if stop and first_stop(self._stop_texts[request].extend([token]), stop) is not None:
             return "stop"
         return "length" if len(request.completion_ids) >= request.max_tokens else None
-
-    def _has_stop_string(self, request: Request, token: int) -> bool:
-        return first_stop(self._stop_texts[request].extend([token]), request.sampling.stop) is not None
 
     def _remove(self, reasons: Mapping[int, str]) -> None:
         """End live requests, given the reason for each number."""
@@ -313,9 +306,3 @@ class Scheduler:
         for number, request in ended.items():
             self._stop_texts.pop(request, None)
             request.finish(reasons[number])
-
-
-def clamp_max_tokens(prompt_ids: Sequence[int], wanted: int | None, max_length: int) -> int:
-    """Return the number of tokens that an answer may have: those wanted, as far as they fit into the context."""
-    room = max_length - len(prompt_ids)
-    return room if wanted is None else min(wanted, room)

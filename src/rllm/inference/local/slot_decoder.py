@@ -273,7 +273,8 @@ class SlotDecoder:
         for row in kept:
             if row.slot >= len(kept):
                 slot = next(free)
-                self._cache.move(row.slot, slot, row.length)
+                states = self._cache.states
+                states[:, :, slot, :, : row.length] = states[:, :, row.slot, :, : row.length]
                 row.slot = slot
                 self._mark(row)
         self._rows = sorted(kept, key=lambda row: row.slot)
