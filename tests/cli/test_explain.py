@@ -151,7 +151,7 @@ def test_a_failed_episode_says_where_it_failed(tmp_path, policy):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere", "a:0"], "run='nowhere': there is no such folder; name the folder of a run or an evaluation"),
+        (["nowhere", "a:0"], "run='nowhere': there is no such folder; use the folder of a run or an evaluation"),
         ([None, "b:0"], "episode='b:0' is not in"),
     ],
 )

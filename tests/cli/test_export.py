@@ -57,8 +57,8 @@ def test_tasks_that_a_folder_has_lost_are_named_again(run):
         arguments = ["rescore", "run", "--reward", "judge.py:reward", "--data", "tasks.jsonl"]
         done = here(*arguments, cwd=run.parent)
         assert done.returncode == 2
-        assert "has no task, since its folder does not keep them" in done.stderr
-        assert "name what the run was given with --val" in done.stderr
+        assert "has no task, since its folder has no tasks.jsonl" in done.stderr
+        assert "name the tasks of the run with --val" in done.stderr
         assert "of 10 rewards change" in here(*arguments, "--val", "tasks.jsonl", cwd=run.parent).stdout
     finally:
         kept.rename(run / "tasks.jsonl")
@@ -101,9 +101,9 @@ def test_the_merged_model_says_what_the_adapter_says(run):
         (["export", "run", "--model", "m", "--min-reward", "1"], "--min-reward 1.0 would have no effect"),
         (["export", "run", "--html", "r.html", "--split", "eval"], "--split eval would have no effect"),
         (["export", "run", "--chat", "c.jsonl", "--checkpoint", "best"], "--checkpoint best would have no effect"),
-        (["export", ".", "--episodes", "e.jsonl"], "is the folder of no run and no evaluation; did you mean"),
+        (["export", ".", "--episodes", "e.jsonl"], "is not the folder of a run or evaluation; did you mean"),
         (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),
-        (["rescore", "judge.py", "--reward", "judge.py:reward"], "run='judge.py': it is a file; name the folder of"),
+        (["rescore", "judge.py", "--reward", "judge.py:reward"], "run='judge.py': it is a file; use the folder of"),
         (["rescore", "run", "--reward", "nowhere.py:reward"], "reward file"),
         (["rescore", "run", "--reward", "judge.py:rewrad"], "defines no 'rewrad'; it has reward"),
         (

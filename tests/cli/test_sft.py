@@ -63,12 +63,12 @@ def test_data_that_cannot_be_read_is_named_before_torch_is_imported(work):
         (["none.jsonl"], "'none.jsonl' cannot be read"),
         (["tasks.jsonl"], "rllm: DATA: row 0: messages=None"),
         (["chats.jsonl", "--val", "tasks.jsonl"], "rllm: --val: row 0: messages=None"),
-        (["chats.jsonl", "keep_best=eval/loss"], "would keep the worst"),
+        (["chats.jsonl", "keep_best=eval/loss"], "keeps the highest"),
         (["chats.jsonl", "keep_best=-eval/loss"], "give held-out tasks (--val)"),
-        (["chats.jsonl", "rollout.group_size=4"], "rollout.group_size=4: a demonstration is shown once a step"),
+        (["chats.jsonl", "rollout.group_size=4"], "rollout.group_size=4"),
         (["chats.jsonl", "sft.train_onn=last"], "sft.train_onn is not a setting; did you mean 'sft.train_on'?"),
-        (["chats.jsonl", "algorithm.name=grpo"], "algorithm.name=grpo: it learns from rollouts"),
-        (["chats.jsonl", "sft.reward_threshold=2"], "sft.reward_threshold: no row has a reward"),
+        (["chats.jsonl", "algorithm.name=grpo"], "algorithm.name=grpo learns from rollouts"),
+        (["chats.jsonl", "sft.reward_threshold=2"], "sft.reward_threshold needs rewards"),
     ],
 )
 def test_a_mistake_is_named_before_anything_starts(work, policy, chats, fails, arguments, said):

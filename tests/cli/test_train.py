@@ -313,7 +313,7 @@ def test_a_run_folder_is_not_overwritten(work, fails, policy):
     (work / "run" / "checkpoints" / "step-000003" / "trainer_state.json").write_text('{"step": 3}')
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
     assert code == 2
-    assert "already holds a run: to go on with it, resume it" in errors
+    assert "already has a run: to continue it" in errors
 
 
 def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy):

@@ -82,7 +82,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
         "gateway": {"port": 4000},
     }
     assert [record.getMessage() for record in caplog.records] == [
-        "ignored, without meaning for backend=local: data.val_batch_size, actor_rollout_ref.hybrid_engine, "
+        "settings ignored, since they have no effect with backend=local: data.val_batch_size, actor_rollout_ref.hybrid_engine, "
         "actor_rollout_ref.actor.fsdp_config.param_offload, "
         f"{VLLM}.enable_auto_tool_choice, "
         "trainer.logger=wandb (not installed: pip install 'rllm[wandb]')"

@@ -12,8 +12,8 @@ from rllm.algorithms.grpo import GRPO
 from rllm.config.loading import layers_of, locating_errors
 from rllm.config.reference import origins
 from rllm.errors import ConfigError
-from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.config import TrainConfig, load_config
+from rllm.trainer.settings import make_algorithm
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ from rllm.trainer.config import TrainConfig, load_config
         ),
         (["val=tasks.jsonl"], "val is not a setting; held-out tasks are given as AgentTrainer(..., val_dataset=...)"),
         (["optim_lr=1"], "optim_lr is not a setting; did you mean 'optim.lr'?"),
-        (["run_dir="], "run_dir='': it names no folder; leave it out for runs/<time>"),
+        (["run_dir="], "run_dir='': use a folder, or leave it out for runs/<time>"),
         ({"trackers": ["jsonl", 5]}, "trackers.1=5: input should be a valid string"),
-        (["optim.lr"], "'optim.lr' lacks its value: use key=value"),
-        (["=3"], "'=3' lacks its key: use key=value"),
+        (["optim.lr"], "'optim.lr' has no value: use key=value"),
+        (["=3"], "'=3' has no key: use key=value"),
         (["seed=99999999999999999999"], "seed=99999999999999999999: input should be less than 9223372036854775808"),
         (["seed.x=3", "seed.x.y=4"], "seed.x.y=4': 'x' is a value, not a section"),
     ],
@@ -148,8 +148,8 @@ def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
         ("a: \0", "run.yaml is not valid YAML: unacceptable character"),
         ("a: &a {b: *a}", "is not valid YAML: an alias refers"),
         ("- a\n- b\n", "holds a list: use `key: value` lines"),
-        ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "run.yaml, line 3, column 1 is not valid YAML: seed is there twice"),
-        ("optim: {lr: 1, lr: 1}\n", "lr is there twice"),
+        ("seed: 1\noptim: {lr: 1}\nseed: 2\n", "run.yaml, line 3, column 1 is not valid YAML: seed is set twice"),
+        ("optim: {lr: 1, lr: 1}\n", "lr is set twice"),
         ("model: {path: {{ folder }}}\n", "run.yaml, line 1, column 16 is not valid YAML: a key must be text"),
         ("seeed: 3\n", "run.yaml, line 1: seeed is not a setting; did you mean 'seed'?"),
         ("seed: 3\noptim.lr: 1\n", "run.yaml, line 2: optim.lr is not a setting; write it as `optim: {lr: ...}`"),
@@ -312,7 +312,7 @@ def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pyt
     assert told["num_steps"] == (100, "default")
 
 
-def test_a_role_whose_name_has_a_dot_says_where_its_settings_come_from(tmp_path: Path) -> None:
+def test_the_origin_of_settings_of_a_role_with_a_dot(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("roles:\n  my.judge:\n    weight: 0.5\n")
     told = {item.key: (item.value, item.origin) for item in origins(load_config(file), layers_of(file), {})}

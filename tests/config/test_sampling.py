@@ -15,7 +15,7 @@ def test_a_seed_depends_on_its_parts_alone() -> None:
     assert all(0 <= derived_seed(number) < 2**53 for number in range(100))
 
 
-def test_calls_that_ask_the_same_differ_and_others_do_not_disturb_them() -> None:
+def test_equal_calls_have_different_seeds() -> None:
     seeds, disturbed = CallSeeds(), CallSeeds()
     first, second = seeds.next(5, HI, None), seeds.next(5, HI, None)
     assert first != second
@@ -45,7 +45,7 @@ def test_what_is_no_json_counts_without_its_address() -> None:
     assert CallSeeds().next(0, [{"role": "user", "content": "\ud800"}], None) >= 0
 
 
-def test_parameters_replace_those_of_the_request_under_either_name() -> None:
+def test_parameters_are_replaced_under_either_name() -> None:
     asked = {"temperature": 0.1, "max_tokens": 9, "max_completion_tokens": 8}
     assert with_fixed_sampling(asked, {}) == asked
     assert with_fixed_sampling(asked, {"temperature": 1.0})["max_tokens"] == 9

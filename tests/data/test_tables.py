@@ -19,7 +19,7 @@ from rllm.data import Dataset, DatasetRegistry
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.rewards.reward_types import texts_of
-from rllm.trainer.demonstrations.rejection import rows_of_items
+from rllm.trainer.sampled_rows import rows_of_items
 
 pytestmark = pytest.mark.usefixtures("hub_cache")
 

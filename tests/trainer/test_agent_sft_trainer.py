@@ -32,8 +32,8 @@ from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.tracking.jsonl import reproducible
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.trainer.algorithm import check_fit
 from rllm.trainer.config import load_config
+from rllm.trainer.settings import check_fit
 from rllm.types import Episode, Message, Step, Trajectory
 
 from .conftest import ask
@@ -117,7 +117,7 @@ def test_the_held_out_loss_falls_and_is_what_torch_says(policy: Path, tmp_path: 
     assert not [name for name in first if name.startswith("signal/")]
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_ends_as_the_uninterrupted_one(policy: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_the_uninterrupted_one(policy: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     AgentSFTTrainer(config_of(policy, whole, store=None), TRAIN, HELD_OUT).train()
     AgentSFTTrainer(config_of(policy, halves, store=None, num_steps=3, save_every=2), TRAIN, HELD_OUT).train()
@@ -210,7 +210,7 @@ async def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path
         assert (step.prompt_ids, step.response_ids) == (traces[said.id].prompt_ids, traces[said.id].response_ids)
 
 
-def test_a_reference_free_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
     config = config_of(
         policy, tmp_path, num_steps=2, eval={"every": 1}, keep_best="-eval/loss", model={"path": str(policy), "lora_rank": 2}
     )  # fmt: skip
@@ -231,20 +231,20 @@ def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rollout": {"group_size": 4}}, r"rollout\.group_size=4: a demonstration is shown once a step"),
-        ({"rollout": {"group_size": 8}}, r"rollout\.group_size=8: a demonstration is shown once a step"),
-        ({"algorithm": {"name": "grpo"}}, r"algorithm\.name=grpo: it learns from rollouts"),
+        ({"rollout": {"group_size": 4}}, r"rollout\.group_size=4"),
+        ({"rollout": {"group_size": 8}}, r"rollout\.group_size=8"),
+        ({"algorithm": {"name": "grpo"}}, r"algorithm\.name=grpo learns from rollouts"),
         ({"rollout": {"temperature": 0.5}}, r"rollout\.temperature=0\.5 would have no effect"),
         ({"rollout": {"max_staleness": 1}}, r"rollout\.max_staleness=1 would have no effect"),
         ({"eval": {"num_rollouts": 2}}, r"eval\.num_rollouts=2 would have no effect"),
         ({"filters": {"truncated": True}}, r"filters\.truncated=True would have no effect"),
         ({"gateway": {"port": 8123}}, r"gateway\.port=8123 would have no effect"),
         ({"critic": {"lr": 0.1}}, r"critic\.lr=0\.1 would have no effect"),
-        ({"algorithm": {"name": "grpo", "clip_low": 0.1}}, r"algorithm\.name=grpo: it learns from rollouts"),
+        ({"algorithm": {"name": "grpo", "clip_low": 0.1}}, r"algorithm\.name=grpo learns from rollouts"),
         ({"algorithm": {"correction": "mask"}}, r"algorithm\.correction='mask': there is no sampler"),
-        ({"keep_best": "eval/loss"}, r"keep_best='eval/loss' would keep the worst: use keep_best=-eval/loss"),
+        ({"keep_best": "eval/loss"}, r"keep_best='eval/loss' keeps the highest, which is worst: use -eval/loss"),
         ({"model": {}}, r"model\.path is not set"),
-        ({"sft": {"reward_threshold": 0.5}}, r"sft\.reward_threshold: no row has a reward"),
+        ({"sft": {"reward_threshold": 0.5}}, r"sft\.reward_threshold needs rewards"),
         ({"sft": {"train_on": "some"}}, r"sft\.train_on='some'"),
         ({"teacher": {"path": "x"}}, r"teacher is set"),
     ],
@@ -265,7 +265,7 @@ def test_a_server_would_have_nothing_to_sample() -> None:
     ("data", "told"),
     [
         ([], "train_dataset is empty"),
-        ([{"messages": []}], "train_dataset: row 0: no message is an assistant's"),
+        ([{"messages": []}], "train_dataset: row 0: no assistant message"),
         (7, "train_dataset=7: use rows, trajectories, episodes"),
         (["text"], "row 0 is 'text': use an object with messages"),
     ],
@@ -278,7 +278,7 @@ def test_bad_data_is_named(policy: Path, tmp_path: Path, data: Any, told: str) -
 def test_a_store_that_only_a_gateway_wrote_to_is_told_what_to_do(policy: Path, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {"reward": 1.0}).result()
-    told = r"traces\.db' holds no rollouts that a training or an evaluation rewarded, and no session .* `reward` in its metadata"
+    told = r"traces\.db' has no rollouts with a reward, and no session .* `reward` in its metadata"
     with pytest.raises(ConfigError, match=told):
         AgentSFTTrainer(config_of(policy, tmp_path / "run"), tmp_path / "traces.db")
 
@@ -288,7 +288,7 @@ def test_rows_of_which_none_is_learned_from_are_refused(policy: Path, tmp_path: 
     judged = [{**row, "name": "judge"} for row in HELD_OUT]
     AgentSFTTrainer(config, TRAIN, [*judged, HELD_OUT[0]])
     for train, held_out, name in ((judged, HELD_OUT, "train_dataset"), (TRAIN, judged, "val_dataset")):
-        with pytest.raises(ConfigError, match=rf"{name}: all rows .* do not learn \(roles\.judge\.trainable=false\)"):
+        with pytest.raises(ConfigError, match=rf"{name}: no row .* \(roles\.judge\.trainable=false\)"):
             AgentSFTTrainer(config, train, held_out)
 
 
@@ -297,7 +297,7 @@ def test_an_agent_is_not_trained_by_imitation_of_itself(policy: Path, tmp_path: 
         return 1.0
 
     for changes, told in (
-        ({"algorithm": {"name": "sft"}}, r"algorithm\.name=sft: it learns from demonstrations.*use AgentSFTTrainer"),
+        ({"algorithm": {"name": "sft"}}, r"algorithm\.name=sft learns from demonstrations.*use AgentSFTTrainer"),
         ({"sft": {"train_on": "last"}}, r"sft\.train_on='last' would have no effect"),
     ):
         with pytest.raises(ConfigError, match=told):

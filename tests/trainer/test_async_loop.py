@@ -29,7 +29,7 @@ def test_with_nothing_ahead_it_is_the_plain_loop_to_the_bit(
     assert_the_same(tmp_path / "async", tmp_path / "plain")
 
 
-def test_rollouts_begin_as_early_as_staleness_allows_and_no_earlier(run_trainer: RunTrainer) -> None:
+def test_rollouts_begin_as_early_as_staleness_allows(run_trainer: RunTrainer) -> None:
     next_step_has_begun = threading.Event()
     versions: list[int] = []
     turns = {task["word"]: itertools.count() for task in TASKS}
@@ -91,7 +91,7 @@ def test_the_error_of_a_run_comes_before_those_of_rollouts_ahead(
     assert str(run.error) == "no memory is left"
 
 
-def test_what_was_ahead_of_an_interrupted_run_is_rolled_out_again_and_stored_once(run_trainer: RunTrainer) -> None:
+def test_rollouts_ahead_are_repeated_after_an_interruption(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 5, "save_every": 1, "rollout": {"max_staleness": 2}}
     stopped = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert stopped.steps == [1, 2]

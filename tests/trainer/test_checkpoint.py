@@ -82,7 +82,7 @@ class Crashing:
         return False
 
 
-def test_a_crash_at_any_moment_of_a_save_leaves_whole_checkpoints(tmp_path: Path) -> None:
+def test_a_crash_during_a_save_leaves_whole_checkpoints(tmp_path: Path) -> None:
     crashing = Crashing()
     for moment in itertools.count():
         run_dir = tmp_path / str(moment)
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_is_told_and_harms_no_checkpoint(tmp_path: Path) -> 
     ]
     try:
         for fill in fills:
-            with pytest.raises(CheckpointError, match=r"step 2 cannot be written .* step-000001 is whole"):
+            with pytest.raises(CheckpointError, match=r"step 2 cannot be written .* step-000001 is complete"):
                 checkpoints.save(2, fill, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -197,9 +197,7 @@ def test_the_score_of_an_evaluation() -> None:
     assert score_of(metrics, "-eval/reward") == -2.0, "the lower the better"
     assert score_of(metrics, "eval/reward/judge", is_known=True) is None, "of this role nothing was judged this time"
     assert score_of({"eval/loss": float("nan")}, "-eval/loss") is None, "else it would stay the best for ever"
-    with pytest.raises(
-        ConfigError, match="is not among the metrics of an evaluation: use one of eval/accuracy, eval/reward"
-    ):
+    with pytest.raises(ConfigError, match="is not a metric of evaluations: use one of eval/accuracy, eval/reward"):
         score_of(metrics, "eval/acuracy")
 
 
@@ -209,7 +207,7 @@ def cut(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "told"),
-    [(cut, "weights has 2 bytes, and was written with 3"), (Path.unlink, "weights is missing")],
+    [(cut, "weights has 2 bytes instead of 3"), (Path.unlink, "weights is missing")],
 )
 def test_a_damaged_checkpoint_is_told_with_the_way_back(
     tmp_path: Path, harm: Callable[[Path], None], told: str
@@ -220,14 +218,14 @@ def test_a_damaged_checkpoint_is_told_with_the_way_back(
         harm(folder / "weights")
     with pytest.raises(ConfigError, match=told):
         read_state(folders[2])
-    assert checkpoints.way_back(folders[2]).startswith(f"delete this folder, and resuming goes on from '{folders[0]}'")
-    assert "no whole checkpoint before it" in checkpoints.way_back(folders[0])
+    assert checkpoints.way_back(folders[2]).startswith(f"delete this folder to resume from '{folders[0]}'")
+    assert "no complete checkpoint before it" in checkpoints.way_back(folders[0])
 
 
 @pytest.mark.parametrize("state", ['{"global_step": 7}', "[7]"])
 def test_a_state_of_another_program(tmp_path: Path, state: str) -> None:
     (tmp_path / STATE_FILE).write_text(state)
-    with pytest.raises(ConfigError, match="is not one of this program"):
+    with pytest.raises(ConfigError, match="is not a checkpoint of rllm"):
         read_state(tmp_path)
 
 

@@ -151,7 +151,7 @@ def test_rewards_of_steps_add_up() -> None:
     assert result.batch.advantages.tolist() == [0.25] * 3 + [-0.25] * 2
 
 
-def test_equal_rewards_weigh_in_the_mean_but_need_no_forward_pass() -> None:
+def test_equal_rewards_count_in_the_mean_without_a_forward_pass() -> None:
     result = assembled([*episodes_of(path(1.0), path(0.0)), *episodes_of(path(1.0), path(1.0), task_id="alike")])
     assert result.batch.num_tokens == 4
     assert result.batch.weights.tolist() == pytest.approx([1 / 8] * 4)
@@ -257,7 +257,7 @@ def test_a_group_is_compared_with_its_greedy_rollout() -> None:
     assert result.dropped == {"not_trainable": 1}
 
 
-def test_a_group_without_a_scored_greedy_rollout_does_not_weigh_in_the_mean() -> None:
+def test_a_group_without_a_greedy_rollout_is_not_in_the_mean() -> None:
     with_greedy = episodes_of(path(1.0), path(0.25, **greedy()))
     without = episodes_of(path(1.0), path(None, **greedy()), task_id="other")
     result = assembled([*with_greedy, *without], ReMax())
@@ -265,7 +265,7 @@ def test_a_group_without_a_scored_greedy_rollout_does_not_weigh_in_the_mean() ->
     assert result.dropped == {"not_trainable": 2, "no_greedy_rollout": 1}
 
 
-def test_opponents_that_are_not_trained_on_are_no_greedy_rollouts() -> None:
+def test_untrained_opponents_are_not_greedy_rollouts() -> None:
     def match(won: float, lost: float, **ours: Any) -> Episode:
         return Episode(task_id="task", trajectories=[path(won, **ours), path(lost, trainable=False)])
 
@@ -293,7 +293,7 @@ def test_steps_are_compared_with_those_of_their_place() -> None:
     assert [credit.reward for credit in result.credits] == [2.0, 2.0, 2.0, 4.0]
 
 
-def test_a_step_that_no_sibling_reached_weighs_in_the_mean_but_teaches_nothing() -> None:
+def test_a_step_without_siblings_counts_but_teaches_nothing() -> None:
     result = assembled(episodes_of(two_turns(1.0, 2.0), path(1.0)), GRPO(normalize_std=False, level="step"))
     assert result.batch.advantages.tolist() == [1.0, 1.0, 0.0, -1.0, -1.0]
     assert [credit.dropped for credit in result.credits] == [None, "too_few_siblings", None]
@@ -308,7 +308,7 @@ def test_divergence_is_taken_off_the_reward_of_a_trajectory() -> None:
     assert [credit.advantage for credit in result.credits] == [0.125, 0.125, -0.125]
 
 
-def test_divergence_of_later_steps_is_discounted_as_their_rewards_are() -> None:
+def test_divergence_is_discounted_like_rewards() -> None:
     scorer = TableScorer(policy={4: -1.0, 6: -1.0}, reference={4: -1.5, 6: -2.0})
     algorithm = GRPO(normalize_std=False, kl_coef=1.0, kl_in="reward", kl_estimator="k1", level="step", gamma=0.5)
     result = assembled(episodes_of(two_turns(1.0, 2.0), two_turns(1.0, 4.0)), algorithm, scorer)
@@ -317,7 +317,7 @@ def test_divergence_of_later_steps_is_discounted_as_their_rewards_are() -> None:
     assert [credit.advantage for credit in result.credits] == [-0.5, -1.0, 0.5, 1.0]
 
 
-def test_equal_rewards_teach_nothing_whatever_a_critic_or_a_divergence_makes_of_them() -> None:
+def test_equal_rewards_are_uniform_despite_critic_and_divergence() -> None:
     scorer = TableScorer(policy={4: -1.0}, reference={3: -0.5, 4: -1.5}, critic={3: 0.25})
     penalised = ReinforcePlusPlus(kl_coef=0.5, kl_in="reward")
     for algorithm in (TRUSTING, penalised):
@@ -346,7 +346,7 @@ def test_divergence_in_the_loss_keeps_what_has_no_advantage() -> None:
     assert result.dropped == {}
 
 
-def test_a_critic_with_divergence_in_the_loss_needs_no_pass_of_the_policy_before_the_update() -> None:
+def test_divergence_in_the_loss_needs_no_scoring_first() -> None:
     batch = assembled(episodes_of(path(1.0)), PPO(kl_coef=0.1), TableScorer(reference={3: -2.0, 4: -3.0})).batch
     assert batch.old_logprobs is None
     assert batch.ref_logprobs is not None
@@ -382,7 +382,7 @@ def test_divergence_is_taken_off_the_reward_of_its_own_token() -> None:
     assert result.batch.advantages.tolist() == [2.25, 2.75, 1.75]
 
 
-def test_tokens_are_credited_in_the_order_in_which_they_were_chosen() -> None:
+def test_tokens_are_credited_in_the_order_of_sampling() -> None:
     """The second step begins a sequence of its own, and the third goes on with the first one's."""
     aside = step([1, 9], [7])
     steps = [step(), aside, step([1, 2, 3, 4, 5], [6])]
@@ -403,13 +403,13 @@ def test_single_tokens_are_credited_without_a_critic_too() -> None:
 
 
 @pytest.mark.parametrize("given", [[1.0], [1.0, 2.0, 3.0], [1.0, math.nan], [1.0, math.inf]], ids=str)
-def test_an_algorithm_that_gives_no_number_for_each_token_is_named(given: list[float]) -> None:
+def test_token_advantages_must_be_one_number_for_each_token(given: list[float]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Mine(ReinforcePlusPlus):
         def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
             return torch.tensor(given), None
 
-    with pytest.raises(ConfigError, match=r"token_advantages of Mine .* 2 tokens"):
+    with pytest.raises(ConfigError, match=r"Mine.token_advantages .* 2 tokens"):
         assembled(episodes_of(path(1.0)), Mine())
 
 
@@ -523,7 +523,7 @@ def plain_gae(trajectory: Trajectory, gamma: float, gae_lambda: float) -> dict[s
 
 
 @given(random_episodes())
-def test_a_critics_batch_equals_a_plain_loop_over_random_episodes(episodes: list[Episode]) -> None:
+def test_token_credit_equals_a_plain_loop_over_random_episodes(episodes: list[Episode]) -> None:
     result = assembled(episodes, PPO(gamma=0.9, gae_lambda=0.8, whiten=False), TableScorer(critic=CRITIC))
     expected: dict[str, list[float]] = {}
     for episode in episodes:

@@ -152,7 +152,7 @@ def test_a_group_without_its_greedy_rollout_is_dropped() -> None:
         (GRPO(entropy_coef=0.1), None),
     ],
 )
-def test_equal_rewards_are_dropped_unless_the_loss_has_other_terms(algorithm: Algorithm, dropped: str | None) -> None:
+def test_equal_rewards_are_dropped_unless_the_loss_has_more(algorithm: Algorithm, dropped: str | None) -> None:
     members = credited_groups({"g": units(1.0, 1.0)}, {}, algorithm)["g"]
     assert [(unit.advantage, unit.dropped) for unit in members] == [(0.0, dropped)] * 2
 

@@ -33,7 +33,7 @@ def names(store: TraceStore, split: str) -> list[str]:
     return [f"{metadata['task_id']}:{metadata['index']}" for metadata in sessions if metadata["split"] == split]
 
 
-def test_the_sums_over_all_episodes_are_those_of_the_optimisers_batch(run: Run, store: TraceStore) -> None:
+def test_sums_over_episodes_equal_those_of_the_batch(run: Run, store: TraceStore) -> None:
     (batch,) = run.backend.batches
     explained = [explain(store, name) for name in names(store, "train")]
     steps = [step for episode in explained for step in episode.steps]
@@ -50,7 +50,7 @@ def test_the_sums_over_all_episodes_are_those_of_the_optimisers_batch(run: Run, 
     store.close()
 
 
-def test_where_the_batch_was_not_kept_tokens_have_the_mean_of_their_step(run_trainer: RunTrainer) -> None:
+def test_without_the_batch_tokens_have_the_mean_of_their_step(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1, "keep_batches": 0, "algorithm": {"name": "reinforce_plus_plus", "gamma": 0.5}})
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         (step,) = explain(store, names(store, "train")[0], fed=advantages_in(run.trainer.run_dir)).steps
@@ -58,7 +58,7 @@ def test_where_the_batch_was_not_kept_tokens_have_the_mean_of_their_step(run_tra
     assert {token.advantage for token in step.tokens} == {step.advantage}
 
 
-def test_every_token_has_the_version_of_the_weights_that_sampled_it() -> None:
+def test_every_token_has_its_weight_version() -> None:
     trace = Trace(
         id="a",
         call_id="a",
@@ -86,7 +86,7 @@ def test_of_several_evaluations_the_step_says_which(run_trainer: RunTrainer) -> 
         assert [(one.split, one.step) for one in (newest, first)] == [("eval", 1), ("eval", 0)]
         assert newest.session_id != first.session_id
         assert explain(store, "0:0") == newest
-        with pytest.raises(ConfigError, match=r"episode='0:0' \(split eval, step 7\) is not in the store"):
+        with pytest.raises(ConfigError, match=r"episode='0:0', split=eval, step=7 is not in the store"):
             explain(store, "0:0", split="eval", step=7)
 
 
@@ -101,7 +101,7 @@ def test_a_session_is_as_good_as_its_episode(run: Run, store: TraceStore) -> Non
     name = names(store, "train")[0]
     found = explain(store, name)
     assert explain(store, found.session_id) == found
-    with pytest.raises(ConfigError, match=r"episode='nothing:9' is not in the store; the latest there are \w+"):
+    with pytest.raises(ConfigError, match=r"episode='nothing:9' is not in the store; the newest are \w+"):
         explain(store, "nothing:9")
     store.close()
 
@@ -144,7 +144,7 @@ def compacting(word: str, base_url: str) -> float:
     return float(next(_rewards) % 2)
 
 
-def test_a_summary_is_trained_on_once_in_a_sequence_of_its_own_and_a_title_is_named(
+def test_a_summary_is_trained_on_and_a_title_is_a_side_call(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     small = {"num_steps": 2, "tasks_per_step": 1, "rollout": {"group_size": 2}}

@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 
 import peft
-import pyarrow.parquet as pq
 import pytest
 
 from rllm.errors import ConfigError
@@ -37,7 +36,7 @@ def test_a_conversation_is_one_row_as_it_ended() -> None:
     ]
 
 
-def test_calls_that_do_not_go_on_from_each_other_are_rows_of_their_own() -> None:
+def test_separate_calls_are_separate_rows() -> None:
     rows = list(chat_rows([episode([ASK, SEVEN], [MORE, SEVEN, ASK, EIGHT])]))
     assert [row["messages"] for row in rows] == [[ASK, SEVEN], [MORE, {**SEVEN, "weight": 0}, ASK, EIGHT]]
 
@@ -56,20 +55,15 @@ def test_what_was_not_to_be_learned_from_is_no_row() -> None:
     assert [row["name"] for row in chat_rows([told])] == ["agent", "opponent"]
 
 
-def test_episodes_as_lines_and_as_parquet(tmp_path: Path) -> None:
+def test_episodes_as_lines(tmp_path: Path) -> None:
     told = episode([ASK, SEVEN], session_id="s", info={"split": "train", "training_step": 3})
     assert export_episodes([told], tmp_path / "e.jsonl") == 1
     [line] = (tmp_path / "e.jsonl").read_text().splitlines()
     assert Episode.from_dict(json.loads(line)) == told
-    assert export_episodes([told, told], tmp_path / "e.parquet") == 2
-    row = pq.read_table(tmp_path / "e.parquet").to_pylist()[0]
-    assert (row["task_id"], row["split"], row["training_step"], row["reward"]) == ("figs", "train", 3, 0.5)
-    assert (row["steps"][0]["response_ids"], row["steps"][0]["logprobs"]) == ([3], [-0.5])
-    assert json.loads(row["steps"][0]["messages"]) == [ASK, SEVEN]
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ends in .jsonl or .parquet"):
+    with pytest.raises(ConfigError, match=r"ends in .jsonl"):
         export_episodes([], tmp_path / "e.csv")
 
 
@@ -90,7 +84,7 @@ def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
     kept = ["additional_chat_templates/tool_use.jinja", "config.json", "model.safetensors"]
     found = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
     assert sorted(path.relative_to(tmp_path / "model").as_posix() for path in found) == kept
-    with pytest.raises(ConfigError, match="is there already and not empty"):
+    with pytest.raises(ConfigError, match="exists and is not empty"):
         export_model(chosen_checkpoint(run, "step-000003"), tmp_path / "model")
     with pytest.raises(ConfigError, match="has all weights and no adapter"):
         export_adapter(chosen_checkpoint(run, "latest"), tmp_path / "adapter")
@@ -145,7 +139,7 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
         chosen_checkpoint(run, "step-000009")
     with pytest.raises(ConfigError, match=r"checkpoint='best': none has a score, which keep_best gives; .* or latest"):
         chosen_checkpoint(run, "best")
-    with pytest.raises(ConfigError, match="is not there: name the folder of a training run; "):
+    with pytest.raises(ConfigError, match="does not exist: name the folder of a training run; "):
         chosen_checkpoint(tmp_path / "nothing", "latest")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no checkpoints: name the folder of a training run; "):

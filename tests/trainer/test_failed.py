@@ -14,7 +14,7 @@ def trace(name: str, session_id: str) -> Trace:
     return Trace(id=name, call_id=name, session_id=session_id, logprobs=[-1.0], **told)
 
 
-def test_every_call_of_a_failed_rollout_says_so_in_each_trajectory_that_has_it() -> None:
+def test_every_call_of_a_failed_rollout_is_recorded() -> None:
     store = MemoryTraceStore()
     store.add([trace("shared", "lost"), trace("own", "lost"), trace("stray", "lost"), trace("kept", "done")]).result()
     shared, own = Step(id="shared"), Step(id="own")

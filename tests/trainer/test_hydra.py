@@ -65,7 +65,7 @@ def test_nothing_set_is_our_defaults(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-def test_the_launch_scripts_need_no_plus_but_for_the_servers_own_settings() -> None:
+def test_launch_scripts_need_a_plus_for_server_settings_only() -> None:
     plus = [f"+{VLLM}.enable_auto_tool_choice=True", f"+{VLLM}.tool_call_parser=hermes"]
     config = load_config(composed(*LAUNCH_SCRIPTS, *plus))
     assert config == load_config([*LAUNCH_SCRIPTS, *plus])

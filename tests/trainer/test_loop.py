@@ -110,7 +110,7 @@ def test_training_imposes_the_sampling_and_evaluation_its_own(run_trainer: RunTr
     assert kinds == {(0.5, 0.1, 3), (1.0, 1.0, -1)}, "what is trained on is sampled from the whole distribution"
 
 
-def test_agents_that_hang_in_the_loops_threads_hold_up_neither_the_training_nor_its_end(
+def test_hanging_agents_delay_neither_training_nor_its_end(
     run_trainer: RunTrainer,
 ) -> None:
     release = threading.Event()
@@ -176,7 +176,7 @@ def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(run_trainer: RunTr
     assert first.steps == [1, 2]
     assert first.backend.saved_at == [2]
     [told] = getattr(first.error, "__notes__", [])
-    assert "step-000002): resume=True with this run_dir goes on from it" in told
+    assert "step-000002); resume=True with this run_dir continues from it" in told
     second = run_trainer(config, resume=True)
     assert second.steps == [1, 2, 3, 4]
     assert second.backend.saved_at == [4], "weights and version were taken up"
@@ -214,8 +214,8 @@ def test_ctrl_c_during_an_update_lets_the_step_end(
     assert run.backend.saved_at == [2]
     told = [record.getMessage() for record in caplog.records if record.name == "rllm.trainer.loop"]
     assert told == [
-        "stopping, once step 2 is finished; Ctrl-C again gives it up",
-        "stopping, once step 2 is saved",
+        "stopping when step 2 is finished; Ctrl-C again discards it",
+        "stopping when step 2 is saved",
     ]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -311,7 +311,7 @@ def test_a_checkpoint_that_cannot_be_written_is_not_tried_again(run_trainer: Run
     assert ScriptedBackend.latest.saved_at == [1]
 
 
-def test_what_ended_a_run_is_told_and_not_what_then_was_not_saved(
+def test_the_cause_is_raised_not_the_failed_save_after_it(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {"save_every": 0, "backend": f"{__name__}:Lost", "algorithm": {"kl_coef": 0.1}}
@@ -556,7 +556,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -
     run_trainer()
     with pytest.raises(
         ConfigError,
-        match=r"already holds a run: .*, resume it \(--resume .*, or AgentTrainer\(\.\.\., resume=True\)\); to begin",
+        match=r"already has a run: .*--resume .* or AgentTrainer\(\.\.\., resume=True\); to start",
     ):
         run_trainer()
 
@@ -564,12 +564,12 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -
 def test_a_second_call_of_train_does_not_overwrite_the_first(run_trainer: RunTrainer) -> None:
     run = run_trainer(val=True)
     before = (run.trainer.run_dir / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"already holds a run: .*, resume it"):
+    with pytest.raises(ConfigError, match=r"already has a run: .*--resume"):
         run.trainer.train()
     assert (run.trainer.run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_second_call_of_train_resumes_where_the_first_was_interrupted(run_trainer: RunTrainer) -> None:
+def test_a_second_call_of_train_resumes_an_interrupted_one(run_trainer: RunTrainer) -> None:
     run_trainer({"num_steps": 1})
     second = run_trainer({"num_steps": 4}, resume=True, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert second.trainer.train().num_steps == 4
@@ -577,7 +577,7 @@ def test_a_second_call_of_train_resumes_where_the_first_was_interrupted(run_trai
 
 
 def test_there_may_be_nothing_to_resume(run_trainer: RunTrainer) -> None:
-    with pytest.raises(ConfigError, match="holds no checkpoint to resume from"):
+    with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
         run_trainer(resume=True)
 
 
@@ -592,13 +592,13 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
     [
         ({"run_dir": "taken/run"}, "run_dir='{here}/taken/run' cannot be created: '{here}/taken' is a file"),
         ({"run_dir": "/proc/run"}, "run_dir='/proc/run' cannot be written to ("),
-        ({"run_dir": "project"}, "run_dir='{here}/project' has config.yaml, which no run has written"),
-        ({"run_dir": "evaluated"}, "run_dir='{here}/evaluated' has traces.db, which no run has written"),
+        ({"run_dir": "project"}, "run_dir='{here}/project' has config.yaml"),
+        ({"run_dir": "evaluated"}, "run_dir='{here}/evaluated' has traces.db"),
         ({"store": "folder"}, "store='folder' is a folder: name a file in it, such as 'folder/traces.db'"),
         ({"store": "redis://there"}, "store='redis://there': 'redis'"),
     ],
 )
-def test_places_that_cannot_be_written_are_refused_before_anything_begins(
+def test_unwritable_places_are_refused_at_once(
     settings: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

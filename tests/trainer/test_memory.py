@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rllm.trainer.config import load_config
-from rllm.trainer.memory import bytes_of_token, fitted_to_memory
+from rllm.trainer.settings import bytes_of_token, fitted_to_memory
 
 GB, CPU = 10**9, "model.device=cpu"
 
@@ -38,8 +38,6 @@ def test_what_a_token_takes(model: str) -> None:
         (25 * GB, ["model.path=Qwen/Qwen3-0.6B"], 16384),
     ],
 )
-def test_a_pass_has_no_more_tokens_than_memory_has_room_for_unless_it_is_asked_to(
-    model: str, memory: int, asked: list[str], taken: int
-) -> None:
+def test_micro_batches_fit_memory_unless_set(model: str, memory: int, asked: list[str], taken: int) -> None:
     config = load_config([model, CPU, *asked])
     assert fitted_to_memory(config, memory).optim.micro_batch_tokens == taken

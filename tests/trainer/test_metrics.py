@@ -37,7 +37,7 @@ FAILED = Episode(
 )
 
 
-def test_failed_rollouts_stay_in_the_denominator_of_accuracy_and_unscored_ones_leave_it() -> None:
+def test_accuracy_counts_failed_rollouts_but_not_unscored_ones() -> None:
     metrics = episode_metrics([episode(1.0, correct=True), episode(0.5, num_tokens=4), FAILED, episode(None)])
     assert metrics == {
         "rollout/reward": 0.75,
@@ -63,7 +63,7 @@ def test_a_mean_of_nothing_is_not_zero() -> None:
     assert "eval/reward" not in eval_metrics([FAILED])
 
 
-def test_what_agents_report_cannot_take_the_place_of_what_is_measured() -> None:
+def test_metrics_of_agents_cannot_replace_measured_ones() -> None:
     agents = [{"reward": 9.0, "tool/calls": 2.0, "rollout/accuracy": 8.0}, {"tool/calls": 4.0}]
     metrics = episode_metrics([episode(1.0, metrics=agents[0]), episode(0.0, metrics=agents[1])])
     assert metrics["rollout/reward"] == 0.5
@@ -154,7 +154,7 @@ def test_rates() -> None:
     }
 
 
-def test_the_wait_for_rollouts_that_were_begun_before_is_no_measure_of_them() -> None:
+def test_rates_of_rollouts_begun_ahead_are_omitted() -> None:
     told = rates({"rollout": 0.001, "update": 3.999}, [episode(num_tokens=12)], ahead=True)
     assert told["tokens/per_second"] == 3.0
     assert "tokens/per_second_rollout" not in told

@@ -48,7 +48,7 @@ def test_what_failed_or_taught_nothing_says_why(run_trainer: RunTrainer) -> None
     assert by_word["kiwi"]["trajectories"][0]["dropped"] == "zero_variance"
 
 
-def test_a_run_that_ends_because_every_rollout_failed_says_why_of_each(run_trainer: RunTrainer) -> None:
+def test_a_run_whose_rollouts_all_failed_lists_the_reasons(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         ask(base_url, word)
         raise ValueError("no fruit today")

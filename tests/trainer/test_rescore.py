@@ -66,14 +66,14 @@ def test_what_new_rewards_change() -> None:
     assert [item.episode_id for item in told.largest] == ["t:2", "t:1"]
 
 
-def test_they_are_written_beside_the_old_and_take_their_place_when_asked(tmp_path: Path) -> None:
+def test_new_rewards_are_written_beside_the_old_ones(tmp_path: Path) -> None:
     first = write_rewards(tmp_path, "is_right", rescore([episode(0, "8", "7")], is_right))
     second = write_rewards(tmp_path, "is_right", [])
     assert (first.name, second.name) == ("is_right.jsonl", "is_right-2.jsonl")
     [changed] = with_rewards([episode(0, "8", "7")], first)
     assert [path.final_reward() for path in changed.trajectories] == [0.0, 1.0]
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(ConfigError, match="is no file of `rllm rescore`"):
+    with pytest.raises(ConfigError, match="is not a file of `rllm rescore`"):
         list(with_rewards([], tmp_path / "other.jsonl"))
 
 

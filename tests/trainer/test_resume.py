@@ -23,10 +23,10 @@ from rllm.errors import ConfigError, RolloutError
 from rllm.store import open_store
 from rllm.store.memory import MemoryTraceStore
 from rllm.tracking.jsonl import reproducible
-from rllm.trainer.algorithm import make_algorithm
 from rllm.trainer.checkpoint import read_state
 from rllm.trainer.config import TrainConfig, load_config
-from rllm.trainer.resume import StartingPoint, check_identity, forget_sessions_after, identity_of, newest_session
+from rllm.trainer.resume import StartingPoint, check_identity, identity_of
+from rllm.trainer.settings import make_algorithm
 
 from . import mortal_run
 from .conftest import RunTrainer, ScriptedBackend, ask
@@ -119,7 +119,7 @@ def assert_the_same(run_dir: Path, uninterrupted: Path) -> None:
     assert (run_dir / weights).read_bytes() == (uninterrupted / weights).read_bytes()
 
 
-def test_a_run_that_is_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
+def test_a_run_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     with Lives(run_dir, model) as run:
         run.begin("update:3")  # the checkpoint before is that of step 2
@@ -154,9 +154,7 @@ def test_ten_kills_change_nothing(model: Path, tmp_path: Path) -> None:
     assert_the_same(run_dir, uninterrupted)
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_the_beginning(
-    run_trainer: RunTrainer, tmp_path: Path
-) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_over(run_trainer: RunTrainer, tmp_path: Path) -> None:
     first = run_trainer({"num_steps": 1}, val=True)
     for file in (first.trainer.run_dir / "checkpoints" / "step-000001").iterdir():
         file.unlink()  # as if it had never been written
@@ -166,7 +164,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_resumed_from_the_b
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_run_that_failed_before_anything_was_done_can_be_begun_anew(run_trainer: RunTrainer, resume: bool) -> None:
+def test_a_run_that_failed_at_once_can_be_started_again(run_trainer: RunTrainer, resume: bool) -> None:
     def broken(word: str, base_url: str) -> float:
         raise ValueError("no such tool")
 
@@ -177,7 +175,7 @@ def test_a_run_that_failed_before_anything_was_done_can_be_begun_anew(run_traine
     assert len(rollouts_of(again.trainer.run_dir)) == 2 + 2 * 2 * 4 + 2
 
 
-def test_a_first_evaluation_is_not_made_again_where_the_first_step_failed(run_trainer: RunTrainer) -> None:
+def test_the_first_evaluation_is_kept_if_the_first_step_failed(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         if word not in ("lime", "plum") and not mended:
             raise ValueError("no such tool")
@@ -192,13 +190,11 @@ def test_a_first_evaluation_is_not_made_again_where_the_first_step_failed(run_tr
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_run_that_has_lost_its_checkpoints_is_not_begun_anew_over_its_record(
-    run_trainer: RunTrainer, resume: bool
-) -> None:
+def test_a_run_without_its_checkpoints_is_not_started_over(run_trainer: RunTrainer, resume: bool) -> None:
     folder = run_trainer({"save_every": 1}).trainer.run_dir
     shutil.rmtree(folder / "checkpoints")
     before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
-    with pytest.raises(ConfigError, match="has done 2 steps and was saved every 1, but its checkpoints are gone"):
+    with pytest.raises(ConfigError, match="has metrics of 2 steps"):
         run_trainer({"num_steps": 4}, resume=resume)
     assert {name: (folder / name).read_bytes() for name in before} == before
 
@@ -248,7 +244,7 @@ def test_random_numbers_of_an_interrupted_step_are_drawn_again(run_trainer: RunT
         ({"algorithm": {"name": "rloo"}}, "algorithm.name was 'grpo' and is 'rloo'"),
         ({"seed": 1}, "seed was 0 and is 1"),
         ({"roles": {"agent": {"weight": 2}}}, "agent.weight was 1.0 and is 2.0"),
-        ({"optim": {"schedule": "linear"}}, "of: optim.schedule was 'constant' and is 'linear'. Set it back"),
+        ({"optim": {"schedule": "linear"}}, "optim.schedule was 'constant' and is 'linear'"),
     ],
 )
 def test_another_run_is_refused_before_anything_is_done(
@@ -256,7 +252,7 @@ def test_another_run_is_refused_before_anything_is_done(
 ) -> None:
     folder = run_trainer().trainer.run_dir
     before = (folder / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"begin a new run from these weights, with model\.path=") as refused:
+    with pytest.raises(ConfigError, match=r"new run from these weights, with model\.path=") as refused:
         run_trainer({"num_steps": 4, **change}, resume=True)
     assert told in str(refused.value)
     assert (folder / "metrics.jsonl").read_bytes() == before
@@ -272,8 +268,8 @@ def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("length", "told"),
     [
-        ({"num_steps": 2}, "num_steps=2: the run in .* has already done 2 steps; raise num_steps to go on"),
-        ({"num_epochs": 1}, "num_epochs=1: the run in .* has already done 2 steps; raise num_epochs to go on"),
+        ({"num_steps": 2}, "num_steps=2: the run in .* has already done 2 steps; raise num_steps"),
+        ({"num_epochs": 1}, "num_epochs=1: the run in .* has already done 2 steps; raise num_epochs"),
     ],
 )
 def test_a_run_that_is_done_says_what_to_raise(run_trainer: RunTrainer, length: Mapping[str, Any], told: str) -> None:
@@ -312,7 +308,7 @@ def test_what_does_not_decide_what_is_learned_may_change(run_trainer: RunTrainer
     assert run_trainer({"num_steps": 4, **free, **explicit}, val=True, resume=True).steps == [1, 2, 3, 4]
 
 
-def test_where_and_how_a_teacher_is_asked_may_change_and_who_it_is_may_not(tmp_path: Path) -> None:
+def test_a_teachers_address_may_change_but_not_its_model(tmp_path: Path) -> None:
     def identity(**teacher: Any) -> dict[str, Any]:
         config = TrainConfig(model={"path": "m"}, algorithm={"name": "distill"}, teacher=teacher)
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
@@ -324,13 +320,13 @@ def test_where_and_how_a_teacher_is_asked_may_change_and_who_it_is_may_not(tmp_p
         check_identity(before, identity(url="http://127.0.0.1:8000/v1", model="other"), tmp_path)
 
 
-def test_the_weights_keep_their_format_whatever_auto_means_on_this_device(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_the_format_of_its_weights(tmp_path: Path) -> None:
     def identity(*settings: str) -> dict[str, Any]:
         config = load_config(["model.path=m", "model.device=cpu", *settings])
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
 
     check_identity(identity("model.dtype=float32"), identity(), tmp_path)
-    told = r"the weights' format \(model\.dtype\) was 'bfloat16' and is 'float32'\. Set it back"
+    told = r"the weights' format \(model\.dtype\) was 'bfloat16' and is 'float32'"
     with pytest.raises(ConfigError, match=told):
         check_identity(identity("model.dtype=bfloat16"), identity(), tmp_path)
 
@@ -343,9 +339,7 @@ def test_the_weights_keep_their_format_whatever_auto_means_on_this_device(tmp_pa
         (["algorithm.teacher_coef=1", "teacher.path={folder}"], "teacher.path"),
     ],
 )
-def test_other_weights_in_the_place_of_those_that_are_read_again_are_refused(
-    tmp_path: Path, settings: list[str], read_again: str
-) -> None:
+def test_changed_base_weights_are_refused(tmp_path: Path, settings: list[str], read_again: str) -> None:
     def identity(*settings: str) -> dict[str, Any]:
         config = load_config([f"model.path={folder}", *(setting.format(folder=folder) for setting in settings)])
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
@@ -357,9 +351,7 @@ def test_other_weights_in_the_place_of_those_that_are_read_again_are_refused(
     check_identity(before, identity(*settings), tmp_path)
     weights[2_000_000:2_100_000] = b"x" * 100_000
     (folder / "model.safetensors").write_bytes(weights)
-    with pytest.raises(
-        ConfigError, match=rf"digest of the weights in {read_again} was '\w+' and is '\w+'\. Set it back"
-    ):
+    with pytest.raises(ConfigError, match=rf"digest of the weights in {read_again} was '\w+' and is '\w+'"):
         check_identity(before, identity(*settings), tmp_path)
     check_identity(plain, identity(), tmp_path)  # which goes on from its checkpoint alone
 
@@ -371,13 +363,11 @@ def test_a_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: Ru
         run_trainer({**config, "num_steps": 4}, resume=True)
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(run_trainer: RunTrainer) -> None:
+def test_a_damaged_checkpoint_is_refused_with_the_one_before(run_trainer: RunTrainer) -> None:
     run = run_trainer({"save_every": 1})
     newest = run.trainer.run_dir / "checkpoints" / "step-000002"
     (newest / "version").write_text("")
-    with pytest.raises(
-        ConfigError, match="version has 0 bytes, and was written with 1; delete this folder, and resuming"
-    ):
+    with pytest.raises(ConfigError, match="version has 0 bytes instead of 1; delete this folder"):
         run_trainer({"num_steps": 4, "save_every": 1}, resume=True)
     for file in newest.iterdir():
         file.unlink()
@@ -407,7 +397,7 @@ BEST = {"num_steps": 4, "tasks_per_step": 4, "save_every": 1, "keep_checkpoints"
 
 
 @pytest.mark.parametrize("stops_at", ["plum", "fig"], ids=["its evaluation", "the rollouts behind it"])
-def test_the_best_checkpoint_stays_so_in_a_run_that_is_stopped_twice(run_trainer: RunTrainer, stops_at: str) -> None:
+def test_the_best_checkpoint_survives_two_stops(run_trainer: RunTrainer, stops_at: str) -> None:
     def peaking(word: str, base_url: str) -> float:
         is_best = ScriptedBackend.latest.weight_version == 2
         if word == stops_at and is_best and stops:
@@ -425,7 +415,7 @@ def test_the_best_checkpoint_stays_so_in_a_run_that_is_stopped_twice(run_trainer
     assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000002"
 
 
-def test_a_run_that_is_stopped_in_its_last_evaluation_can_be_resumed_for_it(run_trainer: RunTrainer) -> None:
+def test_a_run_stopped_in_its_last_evaluation_can_be_resumed(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         if word == "plum" and ScriptedBackend.latest.weight_version == 2 and stops:
             stops.pop()()
@@ -481,7 +471,7 @@ def test_scores_of_another_metric_are_not_compared_with(run_trainer: RunTrainer)
 @pytest.mark.parametrize(
     ("name", "val", "told"),
     [
-        ("rollout/reward", True, "name a metric of evaluations"),
+        ("rollout/reward", True, "use a metric of evaluations"),
         ("eval/accuracy", False, "give held-out tasks"),
         ("eval/acuracy", True, "use one of .*eval/accuracy, eval/reward"),
     ],
@@ -505,17 +495,19 @@ def test_the_metrics_of_what_is_made_again_are_forgotten(tmp_path: Path, evaluat
     assert metrics.read_text().splitlines() == lines[:kept]
 
 
+def after(last: str | None) -> StartingPoint:
+    return StartingPoint(state={"step": 3, "evaluated_at": 3, "last_session": last})
+
+
 def test_only_rollouts_after_the_last_session_are_forgotten() -> None:
     store = MemoryTraceStore()
     for session_id in ("one", "two", "three"):
         store.open_session(session_id, {"split": "train"})
     store.open_session("a user's own", {})
-    assert newest_session(store) == "a user's own"
-    done = {"steps_done": 3, "evaluated_at": 3}
-    assert forget_sessions_after(store, "one", **done) == 2
+    assert after("one").forget_sessions(store) == 2
     assert [info.id for info in store.sessions()] == ["a user's own", "one"]
-    assert forget_sessions_after(store, "of another store", **done) == 0
-    assert forget_sessions_after(store, None, **done) == 1
+    assert after("of another store").forget_sessions(store) == 0
+    assert after(None).forget_sessions(store) == 1
     assert [info.id for info in store.sessions()] == ["a user's own"]
 
 
@@ -524,5 +516,5 @@ def test_rollouts_of_steps_that_are_done_are_kept() -> None:
     for split in ("train", "eval"):
         for step in (2, 3, 4):
             store.open_session(f"{split} {step}", {"split": split, "training_step": step})
-    assert forget_sessions_after(store, None, steps_done=3, evaluated_at=3) == 3
+    assert after(None).forget_sessions(store) == 3
     assert sorted(info.id for info in store.sessions()) == ["eval 2", "eval 3", "train 2"]

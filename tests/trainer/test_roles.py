@@ -5,10 +5,10 @@ import pytest
 from rllm.algorithms.grpo import GRPO
 from rllm.config.schema import RoleConfig
 from rllm.errors import ConfigError
-from rllm.trainer.algorithm import check_roles, make_algorithm
 from rllm.trainer.config import load_config
 from rllm.trainer.credit import Assembled, assemble
 from rllm.trainer.selection import warn_of_unknown_roles
+from rllm.trainer.settings import check_roles, make_algorithm
 from rllm.types import Episode, Step, Trajectory
 
 from .conftest import RunTrainer

@@ -157,7 +157,7 @@ def test_an_agent_in_an_environment(tmp_path: Path) -> None:
     assert found["rollout/num_failed"] == 0
 
 
-def test_as_many_environments_step_at_a_time_as_rollouts_are_under_way(tmp_path: Path) -> None:
+def test_environments_of_all_rollouts_step_concurrently(tmp_path: Path) -> None:
     together = threading.Barrier(80)
 
     class Together(TwoTurns):
@@ -226,7 +226,7 @@ def test_a_workflow_tries_again_when_it_raises(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")["rollout/num_failed"] == 0
 
 
-def test_rollouts_that_fail_leave_the_baseline_with_all_that_they_had_done(tmp_path: Path) -> None:
+def test_failed_rollouts_are_not_in_the_baseline(tmp_path: Path) -> None:
     class Falls(TwoTurns):
         def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
             self.turn += 1
@@ -272,7 +272,7 @@ def test_steps_of_another_model_are_never_trained_on(tmp_path: Path) -> None:
         trained(tmp_path / "again", ONCE, workflow_class=Borrowed)
 
 
-def test_the_number_of_turns_is_a_setting_of_agents_in_environments(tmp_path: Path) -> None:
+def test_max_steps_limits_agents_in_environments(tmp_path: Path) -> None:
     rollout = {**CONFIG["rollout"], "max_steps": 1}
 
     class Paying(TwoTurns):
@@ -289,9 +289,7 @@ def test_the_number_of_turns_is_a_setting_of_agents_in_environments(tmp_path: Pa
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, "good"])
 @pytest.mark.parametrize("of_steps", [False, True])
-def test_rewards_that_are_no_finite_numbers_are_named_by_every_door(
-    tmp_path: Path, reward: Any, of_steps: bool
-) -> None:
+def test_rewards_must_be_finite_numbers_in_every_source(tmp_path: Path, reward: Any, of_steps: bool) -> None:
     def spoil(path: Trajectory) -> None:
         for item in path.steps if of_steps else [path]:
             item.reward = reward
@@ -321,9 +319,9 @@ def test_rewards_that_are_no_finite_numbers_are_named_by_every_door(
         trained(tmp_path / "agent", ONCE, agent_class=Vain, env_class=TwoTurns)
 
 
-def test_elsewhere_it_says_that_it_bounds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_max_steps_of_a_workflow_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(tmp_path, {"rollout": {**CONFIG["rollout"], "max_steps": 3}}, workflow_class=SolverJudge)
-    assert "rollout.max_steps=3 bounds nothing" in caplog.text
+    assert "rollout.max_steps=3 has no effect" in caplog.text
 
 
 def says(question: str) -> str:
@@ -422,7 +420,7 @@ def test_a_workflow_may_need_its_engine_when_it_is_made(tmp_path: Path) -> None:
     )
 
 
-def test_what_an_environment_with_its_own_from_dict_is_given_is_its_own_affair(tmp_path: Path) -> None:
+def test_a_custom_from_dict_gets_all_arguments(tmp_path: Path) -> None:
     AgentTrainer(
         train_dataset=TASKS,
         config={**CONFIG, "run_dir": str(tmp_path / "run")},

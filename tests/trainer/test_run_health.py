@@ -27,11 +27,11 @@ def failed(kind: str) -> Episode:
 @pytest.mark.parametrize(
     ("changes", "name", "said"),
     [
-        ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups earned the same throughout"),
+        ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups have equal rewards"),
         (
             {"batch/num_sequences": 0.0, "dropped/too_few_siblings": 1.0, "dropped/error": 5.0},
             "all_dropped",
-            "nothing of this step is trained on (5 x dropped/error, 1 x dropped/too_few_siblings): see",
+            "nothing of this step is trained on (5 x dropped/error, 1 x dropped/too_few_siblings)",
         ),
         ({"rollout/truncated": 1.0}, "all_truncated", "raise rollout.max_tokens"),
         ({"rollout/truncated": 0.2}, "many_truncated", "20% of the answers were cut off"),
@@ -65,11 +65,11 @@ def test_what_is_done_already_is_no_remedy() -> None:
     assert aged == "lower optim.lr or rollout.max_staleness, since answers are up to 2 updates old"
 
 
-def test_a_policy_that_has_learned_its_task_may_be_sure_of_itself() -> None:
+def test_low_entropy_is_no_sign_once_the_task_is_learned() -> None:
     assert "entropy_collapse" not in signals({**HEALTHY, "policy/entropy": 0.001, "rollout/accuracy": 1.0}, [])
 
 
-def test_where_nothing_was_trained_on_the_samples_tell_the_entropy() -> None:
+def test_entropy_of_samples_is_used_if_nothing_was_trained_on() -> None:
     nothing = {name: value for name, value in HEALTHY.items() if not name.startswith("policy/")}
     collapsed = {**nothing, "batch/zero_variance": 1.0, "rollout/entropy": 0.001}
     assert list(signals(collapsed, [])) == ["no_variance", "entropy_collapse"]
@@ -88,7 +88,7 @@ def test_a_role_that_nobody_scores_is_named() -> None:
     left_out = {**HEALTHY, "dropped/unscored": 2.0}
     told = signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=None, judge=None)])
     assert list(told) == ["unscored_role"]
-    assert "no trajectory of 'judge' has a reward" in told["unscored_role"]
+    assert "no trajectory named 'judge' has a reward" in told["unscored_role"]
     assert signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=0.0, judge=0.5)]) == {}
     assert signals(HEALTHY, [rollout(solver=1.0, judge=None)]) == {}, "a role that is not to learn"
     lost = Episode(trajectories=[Trajectory(name="coach")], info=failed("AgentError").info)
@@ -157,7 +157,7 @@ def test_an_entropy_that_is_to_fall_is_no_sign() -> None:
     assert not any(shown), "demonstrations"
 
 
-def test_a_step_in_which_all_is_solved_is_no_sign_until_it_goes_on() -> None:
+def test_solved_steps_are_a_sign_only_if_they_last() -> None:
     solved = {**HEALTHY, "batch/zero_variance": 1.0, "rollout/accuracy": 1.0}
     watch = RunHealth()
     found = [list(watch.check(step, metrics, [])) for step, metrics in enumerate([HEALTHY, *[solved] * 3, HEALTHY])]
@@ -166,7 +166,7 @@ def test_a_step_in_which_all_is_solved_is_no_sign_until_it_goes_on() -> None:
     assert list(signals(solved, [])) == ["no_variance"], "tasks that were too easy from the start"
 
 
-def test_a_sign_is_logged_when_it_appears_and_not_while_it_comes_and_goes(caplog: Any) -> None:
+def test_a_sign_is_logged_once_while_it_comes_and_goes(caplog: Any) -> None:
     watch = RunHealth()
     bad = {**HEALTHY, "rollout/truncated": 1.0}
     with caplog.at_level(logging.WARNING):

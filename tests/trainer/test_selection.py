@@ -11,11 +11,11 @@ from rllm.algorithms.remax import ReMax
 from rllm.config.schema import FilterConfig, RoleConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
-from rllm.trainer.algorithm import check_fit
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.credit import DROPPED_KEY, assemble
 from rllm.trainer.rollouts import eval_attempts, training_attempts
 from rllm.trainer.selection import drop_filtered, drop_uniform, num_informative
+from rllm.trainer.settings import check_fit
 from rllm.types import REFERENCE_KEY, Episode, Step, TerminationReason, Trace, Trajectory, TrajectoryGroup
 
 from .conftest import RunTrainer, ask
@@ -66,7 +66,7 @@ def test_what_tokens_do_not_say_is_left_out() -> None:
     assert reasons(episodes) == ["not_text", "not_text"]
 
 
-def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() -> None:
+def test_a_task_is_informative_if_rewards_of_any_role_differ() -> None:
     alike = [episode_of(1.0, task="alike"), episode_of(1.0, task="alike"), episode_of(None, task="alike")]
     different = [episode_of(1.0, task="different"), episode_of(0.0, task="different")]
     roles = [episode_of(1.0, task="roles"), episode_of(1.0, task="roles")]
@@ -79,7 +79,7 @@ def test_a_task_teaches_something_if_any_of_its_roles_has_rewards_that_differ() 
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
 
 
-def test_who_is_left_alone_is_told_apart_from_those_who_earned_the_same() -> None:
+def test_lone_rollouts_are_counted_apart_from_equal_ones() -> None:
     episodes = [episode_of(1.0), episode_of(None)]
     drop_uniform(episodes, GRPO())
     assert reasons(episodes) == ["too_few_siblings", None]
@@ -119,7 +119,7 @@ def test_resampling_ends_after_its_rounds(run_trainer: RunTrainer) -> None:
     assert run.lines[-1]["signal/no_variance"] == 1.0
 
 
-def test_a_task_that_always_fails_may_be_among_those_that_replace_others(run_trainer: RunTrainer) -> None:
+def test_a_task_that_always_fails_may_replace_others(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         ask(base_url, word)
         begun.append(word)
@@ -151,7 +151,7 @@ def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTr
     assert len(run.words) == 3 * 2 * 2, "rewards differ in every group, but only those of answers that are left out"
 
 
-def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compared_with_it() -> None:
+def test_a_group_may_differ_only_from_its_greedy_rollout() -> None:
     def episodes() -> list[Episode]:
         return [episode_of(1.0), episode_of(1.0), episode_of(0.0, **greedy())]
 
@@ -166,7 +166,7 @@ def test_a_group_that_differs_only_from_its_greedy_rollout_teaches_what_is_compa
     assert (left_out(alone), left_out(compared)) == ([True, True, False], [False, False, False])
 
 
-def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_same() -> None:
+def test_filters_do_not_apply_to_greedy_rollouts() -> None:
     compared = episode_of(0.0, finish="length", **greedy())
     episodes = [episode_of(1.0), episode_of(1.0), compared]
     drop_filtered(episodes, FilterConfig(truncated=True))
@@ -177,13 +177,13 @@ def test_a_greedy_rollout_that_filters_would_leave_out_is_compared_with_all_the_
     assert num_informative(episodes, ReMax()) == 1
 
 
-def test_a_task_whose_differing_rollouts_assembling_leaves_out_teaches_nothing() -> None:
+def test_dropped_rollouts_make_no_task_informative() -> None:
     without_tokens = Episode(task_id="t", trajectories=[Trajectory(reward=1.0)])
     assert num_informative([episode_of(0.0), episode_of(0.0), without_tokens], GRPO()) == 0
     assert num_informative([episode_of(0.0), episode_of(1.0)], ReMax()) == 0, "the greedy rollout failed"
 
 
-def test_where_steps_are_compared_they_decide_whether_a_task_teaches() -> None:
+def test_at_level_step_steps_decide_what_is_informative() -> None:
     def episodes(*rewards: tuple[float, ...]) -> list[Episode]:
         steps = [
             [Step(id=f"{row}.{place}", response_ids=[2], reward=reward) for place, reward in enumerate(earned)]
@@ -254,7 +254,7 @@ def test_the_greedy_rollout_is_compared_with_and_not_trained_on(run_trainer: Run
     assert set(batch.advantages.tolist()) <= {1.0, -1.0}
 
 
-def test_what_an_agent_asks_for_neither_cuts_nor_bends_what_is_trained(run_trainer: RunTrainer) -> None:
+def test_sampling_that_agents_ask_for_is_replaced(run_trainer: RunTrainer) -> None:
     whole = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
     plain = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
@@ -273,7 +273,7 @@ def test_wrong_filters_are_refused(wrong: str) -> None:
         load_config([wrong])
 
 
-def test_a_task_with_one_rollout_cannot_be_replaced_for_being_alike() -> None:
+def test_resampling_needs_several_rollouts_of_a_task() -> None:
     settings = ["algorithm.name=reinforce", "rollout.resample_rounds=2"]
     with pytest.raises(ConfigError, match=r"rollout.resample_rounds=2: .* use a group_size of at least 2"):
         check_fit(load_config([*settings, "rollout.group_size=1"]), demonstrates=False)

@@ -44,7 +44,7 @@ def test_an_edited_history_begins_a_sequence_of_its_own() -> None:
     assert [item.ids for item in sequences_of([FIRST, edited])] == [[1, 2, 3, 4], [1, 2, 3, 9, 50, 6]]
 
 
-def test_an_answer_that_is_rendered_otherwise_than_sampled_is_never_patched() -> None:
+def test_an_answer_rendered_differently_begins_a_new_sequence() -> None:
     shortened = step("shortened", [1, 2, 3], [6])  # the template dropped the last sampled token
     assert [item.spans for item in sequences_of([FIRST, shortened])] == [
         [span("first", 2, 4)],
@@ -106,7 +106,7 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 5), TOKENS, TOKENS), max_size=7))
-def test_every_sampled_token_is_trained_once_behind_its_own_prompt(
+def test_every_sampled_token_is_trained_once_after_its_prompt(
     turns: list[tuple[int, list[int], list[int]]],
 ) -> None:
     """Each turn continues an earlier one, or none, with some inserted and some sampled tokens."""

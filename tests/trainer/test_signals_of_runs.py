@@ -81,11 +81,11 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
     ("name", "agent", "changes", "remedy"),
     [
         ("no_variance", alike, {}, "use tasks that are neither too hard nor too easy"),
-        ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (24 x dropped/not_trainable): see"),
-        ("all_dropped", named_apart, {}, "on (24 x dropped/too_few_siblings): see"),
+        ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (24 x dropped/not_trainable)"),
+        ("all_dropped", named_apart, {}, "on (24 x dropped/too_few_siblings)"),
         ("all_truncated", cut_off, {}, "raise rollout.max_tokens"),
         ("many_truncated", varied, {}, "raise rollout.max_tokens"),
-        ("rewards_raise", badly_judged, {}, "see the warnings above for its name"),
+        ("rewards_raise", badly_judged, {}, "see the warnings above"),
         ("ratio_overflow", varied, {"optim": {"lr": 0.3, "num_epochs": 6}}, "lower optim.lr"),
         ("entropy_collapse", alike, {"rollout": {"temperature": 1e-4}}, "algorithm.entropy_coef"),
         (
@@ -111,7 +111,7 @@ def test_a_sign_is_told_within_one_step(
     assert remedy in told[0]
 
 
-def test_a_step_has_all_its_metrics_and_no_sign_but_of_short_answers(model: Path, tmp_path: Path) -> None:
+def test_a_healthy_step_has_all_metrics_and_no_sign(model: Path, tmp_path: Path) -> None:
     line = first_step(model, tmp_path, varied, {"algorithm": {"name": "grpo", "kl_coef": 0.01}, "optim": {"lr": 1e-4}})
     assert [name for name in line if name.startswith("signal/")] == ["signal/many_truncated"]
     assert line.keys() >= {

@@ -95,7 +95,7 @@ def test_no_gpus(cluster: None, model_folder: Path) -> None:
 
 def test_another_cluster_than_the_one_that_the_program_is_connected_to(cluster: None, model_folder: Path) -> None:
     demand = demand_of(config_of(model_folder))
-    with pytest.raises(ConfigError, match=r"verl.ray_address='10\.0\.0\.1:6379'"):
+    with pytest.raises(ConfigError, match=r"ray.address='10\.0\.0\.1:6379'"):
         cluster_module.Cluster("10.0.0.1:6379", demand, {})
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rllm.engine.ray_actors import MAX_LOSSES, Spread
+from rllm.config.schema import RayConfig
+from rllm.engine.ray_actors import MAX_LOSSES
 from rllm.engine.ray_cluster import OF_CODE, alive_nodes, joined, packed
 from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.request import RolloutRequest
@@ -129,7 +130,7 @@ async def test_an_attempt_that_kills_its_process_is_given_up_and_harms_no_other(
 
 async def test_a_process_that_hangs_is_ended(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.engine.ray_runner.STUCK_MARGIN_S", 5.0)
-    with runner(timeout_s=5.0, num_retries=0, spread=Spread(num_actors=1)) as running:
+    with runner(timeout_s=5.0, num_retries=0, spread=RayConfig(num_actors=1)) as running:
         stuck, fine = await running.run(attempts({"do": "block"}, {"sleep": 0.5}))
     assert stuck.info["error"]["type"] == "RolloutTimeout"
     assert "blocking call" in stuck.info["error"]["message"]
@@ -153,7 +154,7 @@ async def test_cancelling_a_run_stops_its_rollouts_and_the_processes_go_with_the
 
 
 async def test_a_number_of_processes_and_their_concurrency_can_be_chosen(two_nodes: Any, tmp_path: Path) -> None:
-    with runner(tmp_path / "log", spread=Spread(num_actors=3, concurrency=2)) as running:
+    with runner(tmp_path / "log", spread=RayConfig(num_actors=3, concurrency=2)) as running:
         assert running.max_concurrent == 6
         episodes = await running.run(attempts(*[{"sleep": 0.3}] * 12))
     assert len({made_by(episode) for episode in episodes}) == 3
@@ -161,7 +162,7 @@ async def test_a_number_of_processes_and_their_concurrency_can_be_chosen(two_nod
 
 async def test_what_cannot_be_started_is_told_with_the_node_and_the_remedy(two_nodes: Any) -> None:
     addresses = {node.address for node in alive_nodes()}
-    greedy = runner(spread=Spread(cpus_per_actor=64, start_timeout_s=3.0))
+    greedy = runner(spread=RayConfig(cpus_per_actor=64, start_timeout_s=3.0))
     with pytest.raises(ConfigError, match=r"node (\S+) .*lower ray.cpus_per_actor") as told, greedy:
         pass
     assert any(address in str(told.value) for address in addresses)

@@ -17,7 +17,7 @@ from rllm.algorithms.batch import Aggregation, Batch
 from rllm.algorithms.losses import kl_divergence, probability_ratio
 from rllm.backends.base import Role, StepResult, TrainingBackend, UpdateResult
 from rllm.config.schema import TrainConfig
-from rllm.config.step_sizes import num_updates
+from rllm.config.sizes import num_updates
 from rllm.errors import ConfigError, TokenMismatchError
 
 

@@ -82,7 +82,7 @@ def _list(run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: b
         return
     table = Table("episode", "split", "step", "reward")
     for item in episodes:
-        ending = _rewards(item.rewards) if item.error is None else f"failed: {item.error}"
+        ending = _rewards(item.rewards) if item.error is None else f"failed: {item.error['type']}"
         table.add_row(Text(item.episode_id), item.split, "" if item.step is None else str(item.step), Text(ending))
     console.print(table)
     one = next((item for item in episodes if item.split == "train"), episodes[0])
@@ -160,7 +160,7 @@ def _show_tokens(console: Console, place: int, step: ExplainedStep) -> None:
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run; with --episodes and --chat also of an evaluation.")],
-    episodes: Annotated[Path | None, optional("Episodes, to a .jsonl or .parquet file.")] = None,
+    episodes: Annotated[Path | None, optional("Episodes, to a .jsonl file.")] = None,
     chat: Annotated[Path | None, optional("Conversations for rllm sft and other trainers, to a .jsonl file.")] = None,
     model: Annotated[Path | None, optional("Trained model, with adapters merged, to a folder.")] = None,
     adapter: Annotated[Path | None, optional("LoRA adapter, to a folder.")] = None,
@@ -188,8 +188,7 @@ def export(
             raise ConfigError(f"{option} {value} would have no effect: it needs {others}; give one, or leave it out")
     if episodes is not None:
         count = export_episodes(_chosen(run, split, min_reward, rewards), episodes)
-        rows = ("trajectory", "trajectories") if episodes.suffix == ".parquet" else ("episode",)
-        print(f"{counted(count, *rows)} written to {episodes}")
+        print(f"{counted(count, 'episode')} written to {episodes}")
     if chat is not None:
         count = export_chat(_chosen(run, split, min_reward, rewards), chat)
         print(f"{counted(count, 'conversation')} written to {chat}")

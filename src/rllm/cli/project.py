@@ -100,8 +100,8 @@ def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
 
 def _check(path: Path, *, as_json: bool) -> None:
     from rllm.tracking.about import flat
-    from rllm.trainer.algorithm import check_roles, make_algorithm
     from rllm.trainer.config import load_config
+    from rllm.trainer.settings import check_roles, make_algorithm
 
     loaded = load_config(path)
     check_roles(loaded, make_algorithm(loaded))

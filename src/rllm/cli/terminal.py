@@ -42,7 +42,7 @@ def console(*, stderr: bool = False, wide: bool = False) -> Console:
 
 def loading(model: str) -> str:
     """Return `loading MODEL (its size)`, for a line printed before the slow import of torch."""
-    from rllm.config.model_sizes import size_in_words
+    from rllm.config.sizes import size_in_words
 
     about = size_in_words(model)
     return f"loading {model} ({about})" if about else f"loading {model}"

@@ -17,9 +17,8 @@ from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
 from rllm.cli.terminal import CTRL_C, print_stopped, saved_state
 from rllm.config.loading import ConfigLayer, from_layers, layers_of
-from rllm.config.model_sizes import rate_in_words
 from rllm.config.reference import origins
-from rllm.config.step_sizes import sizes_in_words
+from rllm.config.sizes import rate_in_words, sizes_in_words
 from rllm.errors import USER_CODE_ERRORS, ConfigError
 from rllm.tracking.base import Tracker
 from rllm.trainer.config import TrainConfig
@@ -137,7 +136,7 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None:
     from rllm.backends.lora import planned_coverage
-    from rllm.trainer.memory import training_memory
+    from rllm.trainer.settings import training_memory
 
     settings = origins(trainer.config, layers, trainer.algorithm.settings(), rate_origin=trainer.rate_origin)
     widths = [max(len(str(getattr(item, name))) for item in settings) for name in ("key", "value")]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, TypeAlias, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,13 +23,14 @@ from rllm.config.schema import TrainConfig
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
+from rllm.types import JSONMapping, JSONObject
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 logger = logging.getLogger(__name__)
 
-ConfigSource: TypeAlias = "TrainConfig | Mapping[str, Any] | Iterable[str] | str | Path | None"
+ConfigSource: TypeAlias = "TrainConfig | JSONMapping | Iterable[str] | str | Path | None"
 
 _MAPPING, _OVERRIDES = "config", "key=value"
 _MISSING = object()
@@ -50,7 +51,7 @@ class ConfigLayer:
     """Settings from one source; a later layer overrides an earlier one."""
 
     name: str
-    values: dict[str, Any]
+    values: JSONObject
     lines: Mapping[str, int] = field(default_factory=dict)
     """Line of each dotted key, if the source is a file."""
 
@@ -73,11 +74,7 @@ def load_config(source: ConfigSource = None, overrides: Iterable[str] = ()) -> T
 
 
 def from_layers(layers: Sequence[ConfigLayer]) -> TrainConfig:
-    """Return the configuration that these layers make together.
-
-    Raises:
-        ConfigError: naming the key, the value and the remedy.
-    """
+    """Return the configuration that these layers make together; raise `ConfigError` as `load_config` does."""
     translation = translate_layers(layers)
     try:
         config = TrainConfig.model_validate(translation.values)
@@ -85,21 +82,22 @@ def from_layers(layers: Sequence[ConfigLayer]) -> TrainConfig:
         explained = (_explain(item, translation.origins, layers) for item in error.errors())
         raise ConfigError("\n".join(explained)) from None  # the explanation replaces pydantic's own wording
     if translation.ignored:
-        logger.warning("ignored, without meaning for backend=%s: %s", config.backend, ", ".join(translation.ignored))
+        logger.warning(
+            "settings ignored, since they have no effect with backend=%s: %s",
+            config.backend,
+            ", ".join(translation.ignored),
+        )
     return config
 
 
 def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> list[ConfigLayer]:
-    """Return the layers of `load_config`, first to last.
-
-    Raises:
-        ConfigError: if the source cannot be read.
-    """
+    """Return the layers of `load_config`, first to last; raise `ConfigError` if the source cannot be read."""
     source = without_omegaconf(source)
     overrides = list(overrides)
     layers = []
     if isinstance(source, TrainConfig):
-        layers.append(ConfigLayer(name=_MAPPING, values=_explicit_values(source)))
+        was_set, differs = source.model_dump(exclude_unset=True), source.model_dump(exclude_defaults=True)
+        layers.append(ConfigLayer(name=_MAPPING, values=_merged(was_set, differs)))
     elif isinstance(source, Mapping):
         layers.append(ConfigLayer(name=_MAPPING, values=_plain(source)))
     elif isinstance(source, str | Path):
@@ -111,7 +109,9 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
         raise ConfigError(f"config={source!r}: use a mapping, a YAML path, or a list of key=value")
     if not isinstance(source, TrainConfig):
         _warn_misspelled_variables(_all_keys())
-        layers.append(ConfigLayer(name="environment", values=_applied(_environment_overrides())))
+        found = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIX))
+        variables = [f"{_key_of_variable(name.removeprefix(_PREFIX))}={value}" for name, value in found]
+        layers.append(ConfigLayer(name="environment", values=_applied(variables)))
     warn_repeated(overrides)
     layers.append(ConfigLayer(name=_OVERRIDES, values=_applied(overrides)))
     return layers
@@ -119,7 +119,7 @@ def layers_of(source: ConfigSource = None, overrides: Iterable[str] = ()) -> lis
 
 def translate_layers(layers: Sequence[ConfigLayer]) -> Translation:
     """Merge the layers, and translate keys of the rLLM framework to ours."""
-    values: dict[str, Any] = {}
+    values: JSONObject = {}
     for layer in layers:
         values = _merged(values, layer.values)
     return translate(values)
@@ -127,7 +127,8 @@ def translate_layers(layers: Sequence[ConfigLayer]) -> Translation:
 
 def layer_that_sets(key: str, layers: Sequence[ConfigLayer]) -> ConfigLayer | None:
     """Return the last layer that sets a dotted key; `None` if all leave it at its default."""
-    return next((layer for layer in reversed(layers) if key in layer.lines or _is_set(layer.values, key)), None)
+    set_by = (layer for layer in reversed(layers) if key in layer.lines or _at(layer.values, key) is not _MISSING)
+    return next(set_by, None)
 
 
 @contextmanager
@@ -158,10 +159,10 @@ def warn_repeated(overrides: Iterable[str]) -> None:
         seen[key] = text
 
 
-def parse_scalar(text: str) -> Any:
+def parse_scalar(text: str) -> object:
     """Return a number, boolean, null or list as YAML reads it; anything else stays text."""
     try:
-        value = yaml.safe_load(text)
+        value: object = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
     if isinstance(value, str):  # YAML 1.1 does not know 1e-5
@@ -172,37 +173,23 @@ def parse_scalar(text: str) -> Any:
     return value
 
 
-def _explicit_values(config: TrainConfig) -> dict[str, Any]:
-    """Return the explicitly set fields of a configuration, and every field that differs from its default."""
-    return _merged(config.model_dump(exclude_unset=True), config.model_dump(exclude_defaults=True))
-
-
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `one` updated by `other`, section by section."""
+def _merged(one: JSONMapping, other: JSONMapping) -> JSONObject:
     merged = dict(one)
     for key, value in other.items():
         mine = merged.get(key)
         if isinstance(mine, Mapping) and isinstance(value, Mapping):
             merged[key] = _merged(mine, value)
         elif isinstance(value, Mapping) and value and mine is not None:
-            raise ConfigError(
-                f"{key}={mine!r} is a value, and {key}.{next(iter(value))} is set, too: keep one of the two"
-            )
+            raise ConfigError(f"{key}={mine!r} and {key}.{next(iter(value))} are both set: keep one of the two")
         else:
             merged[key] = value
     return merged
 
 
-def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(mapping: JSONMapping) -> JSONObject:
     """Return nested plain dicts of a nested mapping."""
     items = ((str(key), without_omegaconf(value)) for key, value in mapping.items())
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in items}
-
-
-def _environment_overrides() -> list[str]:
-    """Return the settings of the environment as `key=value`."""
-    found = sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIX))
-    return [f"{_key_of_variable(name.removeprefix(_PREFIX))}={value}" for name, value in found]
 
 
 def _key_of_variable(name: str) -> str:
@@ -214,22 +201,17 @@ def _key_of_variable(name: str) -> str:
 
 def _warn_misspelled_variables(keys: Iterable[str]) -> None:
     """Warn of variables that nothing reads but that resemble a setting, such as `RLLM_OPTIM_LR`."""
-    similar = {_without_underscores(key): key for key in keys}
+    similar = {f"RLLM_{key.upper().replace('.', '_')}": key for key in keys}
     for name in sorted(os.environ):
-        is_ours = name.upper().startswith("RLLM_") and not name.startswith(_PREFIX) and name not in _NOT_SETTINGS
-        key = similar.get(_without_underscores(name.upper().removeprefix("RLLM"))) if is_ours else None
-        if key is not None:
+        key = similar.get(name.upper().replace("__", "_"))
+        if key is not None and name not in _NOT_SETTINGS and not name.startswith(_PREFIX):
             variable = _PREFIX + key.upper().replace(".", "__")
             logger.warning("environment variable %s is not read: to set %s use %s", name, key, variable)
 
 
-def _without_underscores(name: str) -> str:
-    return name.lower().replace("_", "").replace(".", "")
-
-
-def _applied(overrides: Iterable[str]) -> dict[str, Any]:
+def _applied(overrides: Iterable[str]) -> JSONObject:
     """Return `key=value` overrides as nested values. Settings that are text stay text; the rest is read as YAML."""
-    values: dict[str, Any] = {}
+    values: JSONObject = {}
     for override in overrides:
         key, text = _key_and_text(override)
         *parents, last = key.split(".")
@@ -251,13 +233,13 @@ def _key_and_text(override: str) -> tuple[str, str]:
     key, separator, text = override.partition("=")
     key = key.strip().lstrip("+")
     if not separator or not key:
-        raise ConfigError(f"{override!r} lacks its {'value' if key else 'key'}: use key=value, such as optim.lr=1e-5")
+        raise ConfigError(f"{override!r} has no {'value' if key else 'key'}: use key=value, such as optim.lr=1e-5")
     return key, text
 
 
 def _is_text(key: str) -> bool:
     """Return whether this setting, or the one that a key of the rLLM framework maps to, is a string or a path."""
-    model: Any = TrainConfig
+    model: object = TrainConfig
     for part in our_key(key).split("."):
         field = getattr(model, "model_fields", {}).get(part)
         if field is None:
@@ -296,10 +278,6 @@ def _location(key: str, layers: Sequence[ConfigLayer]) -> str:
     return f"{layer.name}: " if line is None else f"{layer.name}, line {line}: "
 
 
-def _is_set(values: object, key: str) -> bool:
-    return _at(values, key) is not _MISSING
-
-
 def _at(values: object, key: str) -> object:
     for part in key.split("."):
         if not isinstance(values, Mapping) or part not in values:
@@ -328,7 +306,6 @@ def _hint(path: tuple[int | str, ...]) -> str:
 
 
 def _all_keys() -> list[str]:
-    """Return every setting with a fixed key, without the sections themselves."""
     sections = {section: _known_keys((section,)) for section in _known_keys(())}
     return [f"{section}.{key}" for section, keys in sections.items() for key in keys] + [
         key for key, keys in sections.items() if not keys
@@ -337,10 +314,12 @@ def _all_keys() -> list[str]:
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:
     """Return the settings of a section, or nothing for a setting that is not a section."""
-    kind: Any = TrainConfig
+    kind: object = TrainConfig
     for part in path:
-        is_named_by_user = get_origin(kind) is dict
-        kind = get_args(kind)[1] if is_named_by_user else kind.model_fields[str(part)].annotation
-        if not (get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel))):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            kind = kind.model_fields[str(part)].annotation
+        elif get_origin(kind) is dict:  # keys are names that the user chooses
+            kind = get_args(kind)[1]
+        else:
             return []
-    return sorted(kind.model_fields) if hasattr(kind, "model_fields") else []
+    return sorted(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import TypeGuard, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, TypeAdapter
@@ -20,7 +20,7 @@ from rllm.config.loading import ConfigLayer, layer_that_sets, translate_layers
 from rllm.config.schema import TrainConfig
 from rllm.config.yaml_file import leaves
 from rllm.registry import field_docs, resolve
-from rllm.types import JSONObject
+from rllm.types import JSONMapping, JSONObject
 
 SCHEMA_FILE = "rllm.schema.json"
 HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}"
@@ -38,7 +38,7 @@ class Setting:
 
     key: str
     """Dotted key; `NAME` stands for a name that the user chooses."""
-    default: Any
+    default: object
     allowed: str
     """Allowed values, in words."""
     doc: str
@@ -51,7 +51,7 @@ class SettingOrigin:
     """The value of one setting in a configuration, and its source."""
 
     key: str
-    value: Any
+    value: object
     origin: str
     """`default`, or the name of the layer that set it."""
 
@@ -66,7 +66,7 @@ def settings(algorithms: Mapping[str, str], algorithm: str = "grpo") -> list[Set
 
 
 def origins(
-    config: TrainConfig, layers: Sequence[ConfigLayer], algorithm: Mapping[str, Any], *, rate_origin: str | None = None
+    config: TrainConfig, layers: Sequence[ConfigLayer], algorithm: JSONMapping, *, rate_origin: str | None = None
 ) -> list[SettingOrigin]:
     """Return the value and origin of every setting, in the order of the schema.
 
@@ -120,14 +120,15 @@ def as_yaml(found: Sequence[Setting], docs: Mapping[str, str]) -> str:
                 lines += ["", *_comment(docs.get(section, ""), depth), f"{'  ' * depth}{mark}{section}:"]
         above = tuple(sections)
         indent = "  " * len(sections)
-        lines += [
-            *_comment(f"{item.doc} {_in_one_line(item.allowed)}", len(sections)),
-            f"{indent}{mark}{name}: {_value(item.default)}",
-        ]
+        allowed = f"[{item.allowed}]"
+        if len(allowed) < _WIDTH // 2:  # in one line
+            allowed = allowed.replace(" ", _NO_BREAK)
+        value = yaml.safe_dump(item.default, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+        lines += [*_comment(f"{item.doc} {allowed}", len(sections)), f"{indent}{mark}{name}: {value}"]
     return "\n".join(lines).strip() + "\n"
 
 
-def json_schema(algorithms: Mapping[str, str]) -> dict[str, Any]:
+def json_schema(algorithms: Mapping[str, str]) -> JSONObject:
     """Return a JSON Schema of configuration files, for editors (https://json-schema.org)."""
     schema = TrainConfig.model_json_schema()
     properties: dict[str, JSONObject] = {}
@@ -152,7 +153,7 @@ def _of_model(
         if key == "algorithm":
             yield from of_algorithm()
         elif _is_section(kind):
-            yield from _of_model(cast("type[BaseModel]", kind), f"{key}.", of_algorithm, optional=optional)
+            yield from _of_model(kind, f"{key}.", of_algorithm, optional=optional)
         elif get_origin(kind) is dict and _is_section(get_args(kind)[1]):
             yield from _of_model(get_args(kind)[1], f"{key}.NAME.", of_algorithm, optional=True)
         else:
@@ -186,11 +187,11 @@ def _of_algorithm(algorithms: Mapping[str, str], name: str) -> Iterator[Setting]
         )
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
+def _allowed(schema: JSONMapping) -> str:
     """Describe the values that a JSON Schema allows."""
     if "anyOf" in schema:
         return " | ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
@@ -205,23 +206,14 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     return f"{name} {bounds}".strip()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return the value as YAML represents it."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value
 
 
-def _in_one_line(allowed: str) -> str:
-    return f"[{allowed}]" if len(allowed) > _WIDTH // 2 else f"[{allowed}]".replace(" ", _NO_BREAK)
-
-
 def _comment(text: str, depth: int) -> list[str]:
     indent = "  " * depth
     lines = textwrap.wrap(text, _WIDTH - len(indent), break_on_hyphens=False)  # a value such as all-linear is one word
     return [f"{indent}# {line.replace(_NO_BREAK, ' ')}" for line in lines]
-
-
-def _value(value: Any) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
-    return text.removesuffix("...\n").strip()

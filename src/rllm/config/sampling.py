@@ -9,16 +9,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
 
 import orjson
+
+from rllm.types import JSONMapping, JSONObject
 
 _LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
 """Two names of one limit; the first one counts if a request has both."""
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
-def with_fixed_sampling(request: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+def with_fixed_sampling(request: JSONMapping, fixed: JSONMapping) -> JSONObject:
     """Return the agent's request with imposed parameters; it may still ask for a shorter answer."""
     changed = {**request, **fixed}
     limits = [name for name in _LENGTH_LIMITS if fixed.get(name) is not None]
@@ -31,7 +32,7 @@ def with_fixed_sampling(request: Mapping[str, Any], fixed: Mapping[str, Any]) ->
     return changed
 
 
-def derived_seed(*parts: Any) -> int:
+def derived_seed(*parts: object) -> int:
     """Return a seed below 2**53, which JSON keeps exactly; it depends on the parts alone."""
     return int.from_bytes(_digest(parts)[:8], "big") >> 11
 
@@ -49,12 +50,13 @@ class CallSeeds:
     def next(
         self,
         base: int,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
+        messages: Sequence[JSONMapping],
+        tools: Sequence[JSONMapping] | None,
         prompt_ids: Sequence[int] | None = None,
     ) -> int:
         """Return the seed of a call from that of its session; `prompt_ids` identify a call without messages."""
-        asked = _digest([[_without_ids(message) for message in messages] or list(prompt_ids or ()), tools or None])
+        content: list[object] = [_without_ids(message) for message in messages]
+        asked = _digest((content or list(prompt_ids or ()), tools or None))
         self._asked[asked] += 1
         return derived_seed(base, asked.hex(), self._asked[asked])
 
@@ -63,17 +65,17 @@ class CallSeeds:
 class ImposedSampling:
     """Sampling parameters that a session imposes on its calls, and the seeds of these calls."""
 
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: JSONMapping = field(default_factory=dict)
     seeds: CallSeeds = field(default_factory=CallSeeds)
     """Counts the calls if the parameters have a `seed`, from which each call's own is derived."""
 
     def impose(
         self,
-        request: Mapping[str, Any],
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
+        request: JSONMapping,
+        messages: Sequence[JSONMapping],
+        tools: Sequence[JSONMapping] | None,
         prompt_ids: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
+    ) -> JSONObject:
         """Return a request with the parameters and with the seed of this call, which counts as made."""
         imposed = with_fixed_sampling(request, self.parameters)
         if (seed := self.parameters.get("seed")) is not None:
@@ -81,7 +83,7 @@ class ImposedSampling:
         return imposed
 
 
-def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+def _without_ids(message: JSONMapping) -> JSONObject:
     """Return the message without the ids of tool calls, which are random in every run."""
     kept = {name: value for name, value in message.items() if name != "tool_call_id"}
     if isinstance(calls := message.get("tool_calls"), list):
@@ -92,7 +94,7 @@ def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _digest(value: Any) -> bytes:
+def _digest(value: object) -> bytes:
     try:
         text = orjson.dumps(value, default=_plain, option=_OPTIONS)
     except TypeError:  # text that is not Unicode, or integers that are too long
@@ -100,7 +102,7 @@ def _digest(value: Any) -> bytes:
     return sha256(text).digest()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a representation of a value that JSON lacks, without memory addresses."""
     for method in ("model_dump", "to_dict", "tolist"):
         if callable(convert := getattr(value, method, None)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from rllm.errors import ConfigError
+from rllm.types import JSONObject
 
 
 class Section(BaseModel):
@@ -30,7 +31,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _true_is_not_one(cls, value: Any, info: ValidationInfo) -> Any:
+    def _true_is_not_one(cls, value: object, info: ValidationInfo) -> object:
         """Refuse booleans for other settings: in Python `True` is 1, so `num_steps=true` would train for one step."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise PydanticCustomError("boolean", "Booleans are not accepted here")
@@ -38,11 +39,7 @@ class Section(BaseModel):
 
 
 def refuse_changes(section: Section, prefix: str, names: Iterable[str], why: str) -> None:
-    """Check that these settings of a section are at their defaults, since here they would have no effect.
-
-    Raises:
-        ConfigError: naming the first that was changed, with `why` it has no effect.
-    """
+    """Raise `ConfigError` for the first of these settings that is not at its default, with `why` it has no effect."""
     defaults = type(section)()
     for name in names:
         value = getattr(section, name)
@@ -347,13 +344,11 @@ class VerlConfig(Section):
     """Processes on each node that hold the model in pieces: one a GPU, or with model.device=cpu one a core."""
     num_nodes: PositiveInt = 1
     """Nodes to train on."""
-    ray_address: str | None = None
-    """Another name of ray.address for the workers' cluster; where both are set, they have to be the same."""
     policy_loss: str | None = None
     """A policy loss of verl's own, by its name there, such as vanilla or gspo, in the place of the algorithm's."""
     timeout_s: PositiveFloat = 3600.0
     """The longest that the workers may take for one call: loading the model, one update, a checkpoint."""
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    overrides: JSONObject = Field(default_factory=dict)
     """verl's own keys for its workers, as in its ppo_trainer.yaml:
     verl.overrides.actor_rollout_ref.actor.fsdp_config...
 
@@ -391,7 +386,7 @@ class TrainConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     filters: FilterConfig = Field(default_factory=FilterConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
-    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
+    algorithm: JSONObject = Field(default_factory=lambda: {"name": "grpo"})
     """`name` and the algorithm's own settings."""
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
     """By name of the trajectories, such as roles.judge.weight=0.5; those that are not named are all alike."""
@@ -415,8 +410,8 @@ class TrainConfig(Section):
 
     @field_validator("run_dir", mode="before")
     @classmethod
-    def _names_a_folder(cls, value: Any) -> Any:
+    def _names_a_folder(cls, value: object) -> object:
         """Refuse an empty path, which would be the current folder."""
         if value == "":
-            raise PydanticCustomError("empty", "It names no folder; leave it out for runs/<time>")
+            raise PydanticCustomError("empty", "Use a folder, or leave it out for runs/<time>")
         return value

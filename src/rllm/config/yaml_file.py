@@ -5,20 +5,20 @@ Aliases let a few hundred bytes stand for billions of nodes, so nodes are counte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from rllm.errors import ConfigError
+from rllm.types import JSONMapping, JSONObject
 
 MAX_BYTES = 4_000_000
 MAX_NODES = 100_000
 """Keys and values, each as often as aliases repeat it; the largest settings file has a few hundred."""
 
 
-def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+def read_settings(path: Path) -> tuple[JSONObject, dict[str, int]]:
     """Return the values of a settings file, and the line of each by dotted key.
 
     Raises:
@@ -45,7 +45,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return values or {}, lines
 
 
-def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(mapping: JSONMapping, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield the dotted keys of a nested mapping with their values; an empty section is a value itself."""
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
@@ -71,7 +71,7 @@ class _SettingsLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
         """Nodes in each node that is composed, by its `id`."""
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before = self._num_nodes
         node = super().compose_node(parent, index)
@@ -83,13 +83,13 @@ class _SettingsLoader(yaml.SafeLoader):
         self._sizes.setdefault(id(node), self._num_nodes - before)
         return node
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is set twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

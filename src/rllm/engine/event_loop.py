@@ -8,8 +8,10 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from rllm._runtime.process import on_ctrl_c
@@ -65,6 +67,49 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         # asyncio does not restore the handler after a second Ctrl-C, because it finds ours in place of its own.
         if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)
+
+
+def run_anywhere(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run the work and return its result; in a thread with a loop of its own if a loop runs here, as in a notebook.
+
+    Raises:
+        RolloutError: if the loop was stopped before the work was done.
+        KeyboardInterrupt: on Ctrl-C, once the work, which that cancels, has ended.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        is_in_a_loop = False
+    else:
+        is_in_a_loop = True
+    if not is_in_a_loop:
+        return run_to_end(work())
+    outcome: Future[T] = Future()
+    cancel: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        cancel.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        return await work()
+
+    def run() -> None:
+        try:
+            outcome.set_result(run_to_end(cancellable()))
+        except BaseException as error:  # raised in the caller's thread
+            outcome.set_exception(error)
+
+    with on_ctrl_c(signal.default_int_handler):  # the loop around us would only cancel its task, which waits for us
+        try:
+            threading.Thread(target=run, name="rllm training").start()
+            # Not `Thread.join`: until 3.13 Python takes a thread for ended once Ctrl-C has interrupted it.
+            wait([outcome])
+        except KeyboardInterrupt:
+            with suppress(RuntimeError):  # the loop has just ended
+                cancel.result()()
+            wait([outcome])
+            raise
+    return outcome.result()
 
 
 async def _interruptible(work: Coroutine[Any, Any, T], tasks: list[asyncio.Task[Any]]) -> T:

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rllm.config.schema import RayConfig
 from rllm.engine.capture import RemoteGateway
 from rllm.engine.event_loop import watched_loop
 from rllm.engine.failures import failed_episode
@@ -101,20 +102,6 @@ class RolloutActor:
         self._stack.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Number and placement of rollout processes."""
-
-    num_actors: int | None = None
-    """Number of processes; `None` is one on each node that has a CPU."""
-    concurrency: int | None = None
-    """Rollouts running in each at a time; `None` divides those of the runner evenly."""
-    cpus_per_actor: float = 0.0
-    """CPUs that Ray reserves for each. Rollouts mostly wait for the model, so by default none."""
-    start_timeout_s: float = 300.0
-    """Seconds that one may take to be ready."""
-
-
 @dataclass(eq=False, kw_only=True)
 class _Place:
     """Process on a node."""
@@ -133,12 +120,12 @@ class _LostError(Exception):
 class RayActors:
     """Processes as a `Rollout`: each attempt goes to the one that runs the fewest."""
 
-    def __init__(self, orders: Orders, spread: Spread, *, silence_s: float) -> None:
+    def __init__(self, orders: Orders, spread: RayConfig, *, silence_s: float) -> None:
         """Start nothing yet.
 
         Args:
             orders: sent to each process first.
-            spread: number and placement.
+            spread: number and placement of the processes.
             silence_s: seconds after which a process without an answer counts as hung.
         """
         self._orders, self._spread, self._silence_s = orders, spread, silence_s

@@ -166,13 +166,13 @@ def _refusal(address: str | None, error: Exception) -> str:
     )
 
 
-def check_address(address: str | None, *, key: str = "ray.address") -> None:
-    """Check that something answers at the address of a cluster, from `key` or else RAY_ADDRESS.
+def check_address(address: str | None) -> None:
+    """Check that something answers at the address of a cluster, from `ray.address` or else RAY_ADDRESS.
 
     Raises:
         ConfigError: if nothing does.
     """
-    key = key if address else "RAY_ADDRESS"
+    key = "ray.address" if address else "RAY_ADDRESS"
     known = known_address(address)
     if known in (None, "auto"):
         return

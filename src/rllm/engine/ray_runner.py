@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Self
 
+from rllm.config.schema import RayConfig
 from rllm.engine.capture import RemoteGateway
 from rllm.engine.event_loop import CANCEL_GRACE_S
-from rllm.engine.ray_actors import GONE_S, MAX_LOSSES, Opening, Orders, RayActors, Spread
+from rllm.engine.ray_actors import GONE_S, MAX_LOSSES, Opening, Orders, RayActors
 from rllm.engine.ray_cluster import OF_CODE, ImportPaths, packed
 from rllm.engine.runner import RolloutRunner
 from rllm.errors import RolloutError
@@ -27,7 +28,7 @@ class RayRolloutRunner(RolloutRunner):
         self,
         opening: Opening,
         *,
-        spread: Spread | None = None,
+        spread: RayConfig | None = None,
         gateway: RemoteGateway | None = None,
         environment: Mapping[str, str] | None = None,
         paths: ImportPaths | None = None,
@@ -70,7 +71,7 @@ class RayRolloutRunner(RolloutRunner):
         )
         delays = retry_delay_s * (2**num_retries - 1)
         silence_s = (num_retries + 1) * (timeout_s + CANCEL_GRACE_S) + delays + STUCK_MARGIN_S
-        self._actors = RayActors(orders, spread or Spread(), silence_s=silence_s)
+        self._actors = RayActors(orders, spread or RayConfig(), silence_s=silence_s)
         # Each process applies deadlines and retries; here only lost processes are handled.
         settings = {**tries, "timeout_s": (MAX_LOSSES + 1) * silence_s + GONE_S, "num_retries": 0}
         super().__init__(self._actors, max_concurrent=max_concurrent, **settings)

@@ -8,8 +8,8 @@ Read first: `loop` (the steps of a run), then `credit` (episodes to credited seq
 * `checkpoint`, `resume`, `run_folder`: exact resume.
 * `metrics`, `run_health`, `batch_log`, `episode_records`: what a run records.
 * `explain`, `export`, `rescore`: reading a run afterwards.
-* `checkup`, `preflight`, `memory`: checks before work starts.
-* `agent_sft_trainer`, `demonstrations`: supervised fine-tuning through the same loop.
+* `settings`, `preflight`, `checkup`: checks before work starts.
+* `agent_sft_trainer`, `demonstrations`, `sampled_rows`: supervised fine-tuning through the same loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rllm._runtime.lazy import lazy_names
 
 if sys.platform == "win32":
-    raise ImportError("rllm does not train on Windows itself: install it in WSL2, where it runs as on Linux")
+    raise ImportError("rllm does not train on Windows: use it in WSL2")
 
 if TYPE_CHECKING:
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer as AgentSFTTrainer

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend
@@ -21,10 +21,14 @@ from rllm.store import open_store
 from rllm.store.base import TraceStore
 from rllm.tracking.about import run_id_of
 from rllm.tracking.base import Tracker
-from rllm.trainer.agent_trainer import AgentTrainer, TaskSource, check_model
+from rllm.trainer.agent_trainer import AgentTrainer, TaskSource
 from rllm.trainer.config import ConfigSource, TrainConfig, load_config
 from rllm.trainer.credit import Roles, assemble
-from rllm.trainer.demonstrations.rejection import (
+from rllm.trainer.demonstrations import FIELD, Demonstration, prepared
+from rllm.trainer.episode_records import filled, folder_of, named_store
+from rllm.trainer.metrics import EpisodeMetrics, rewards_of
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
+from rllm.trainer.sampled_rows import (
     Row,
     process_trajectories,
     rows_of_episode,
@@ -32,10 +36,7 @@ from rllm.trainer.demonstrations.rejection import (
     rows_of_store,
     sampled_from,
 )
-from rllm.trainer.demonstrations.rows import FIELD, Demonstration, prepared
-from rllm.trainer.episode_records import filled, folder_of, named_store
-from rllm.trainer.metrics import EpisodeMetrics, rewards_of
-from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
+from rllm.trainer.settings import check_model
 from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
@@ -106,43 +107,39 @@ def _for_demonstrations(config: TrainConfig) -> TrainConfig:
     if "group_size" not in config.rollout.model_fields_set:
         config.rollout.group_size = 1
     if config.keep_best in _LOWER_IS_BETTER:
-        raise ConfigError(f"keep_best={config.keep_best!r} would keep the worst: use keep_best=-{config.keep_best}")
+        raise ConfigError(f"keep_best={config.keep_best!r} keeps the highest, which is worst: use -{config.keep_best}")
     return config
 
 
-def _rows(source: Any, name: str) -> list[Row]:
-    """Return the rows of any source that a user may give.
-
-    Raises:
-        ConfigError: if it cannot be read, or is empty.
-    """
+def _rows(source: object, name: str) -> list[Row]:
+    """Return the rows of any source that a user may give; raise `ConfigError` if it is empty or cannot be read."""
     if isinstance(source, str | Path) and (url := named_store(source)) is not None:
         folder = folder_of(source)
-        rows = _stored_rows(url, folder, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
+        with closing(open_store(url, read_only=True)) as store:
+            if (folder / EPISODES).exists():  # an evaluation, whose rewards are there
+                episodes = EpisodeLog.read(folder / EPISODES)
+                rows = [row for episode in episodes for row in rows_of_episode(filled(episode, store))]
+            else:
+                rows = rows_of_store(store, run_id_of(folder) if Path(source).expanduser().is_dir() else None)
         if not rows:
             raise ConfigError(
-                f"{name}={str(source)!r} holds no rollouts that a training or an evaluation rewarded, and no session "
-                "of a gateway with a number as `reward` in its metadata: set it by POST /sessions or the store's "
-                "open_session"
+                f"{name}={str(source)!r} has no rollouts with a reward, and no session of a gateway with a number as "
+                "`reward` in its metadata: set it by POST /sessions or the store's open_session"
             )
         return rows
-    is_to_load = isinstance(source, str | Path) or callable(source)
-    if not is_to_load and (isinstance(source, Mapping) or not isinstance(source, Iterable)):
+    items: Iterable[object]
+    if isinstance(source, str | Path) or callable(source):
+        with concerning(name):
+            items = Dataset.load(source)
+    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
+        items = source
+    else:
         raise ConfigError(f"{name}={source!r:.100}: use rows, trajectories, episodes, or what Dataset.load reads")
     with concerning(name):
-        rows = rows_of_items(Dataset.load(source) if is_to_load else source)
+        rows = rows_of_items(items)
     if not rows:
         raise ConfigError(f"{name} is empty: give it at least one demonstration")
     return rows
-
-
-def _stored_rows(url: str, folder: Path, run_id: str | None) -> list[Row]:
-    """Return the rows of the store of a run or evaluation; an evaluation's rewards are in its folder's episodes."""
-    episodes = folder / EPISODES
-    with closing(open_store(url, read_only=True)) as store:
-        if not episodes.exists():
-            return rows_of_store(store, run_id)
-        return [row for episode in EpisodeLog.read(episodes) for row in rows_of_episode(filled(episode, store))]
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
@@ -154,20 +151,11 @@ def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
     lengths = [length for length in (config.model.max_length, of.context_length) if length is not None]
     with concerning(name):
         found = prepared(rows, of, config.sft, min(lengths, default=None))
-        _check_roles({row[FIELD].name for row in found}, config)
+        names = {row[FIELD].name for row in found}
+        if all(name in config.roles and not config.roles[name].trainable for name in names):
+            settings = " and ".join(f"roles.{name}.trainable=false" for name in sorted(names))
+            raise ConfigError(f"no row has a role that is trained ({settings}): give it rows of another 'name'")
     return found
-
-
-def _check_roles(names: set[str], config: TrainConfig) -> None:
-    """Check that at least one row is of a role that is trained.
-
-    Raises:
-        ConfigError: if none of the rows is learned from, so that there is no loss of them either.
-    """
-    frozen = {name for name, role in config.roles.items() if not role.trainable}
-    if names <= frozen:
-        settings = " and ".join(f"roles.{name}.trainable=false" for name in sorted(names))
-        raise ConfigError(f"all rows are of roles that do not learn ({settings}): give it rows of another 'name'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +167,7 @@ class DemonstrationRollouts(RolloutSource):
     def check(self, data: Dataset) -> None:
         for number, row in enumerate(data):
             if not isinstance(row.get(FIELD), Demonstration):
-                raise ConfigError(f"row {number} is no demonstration: use AgentSFTTrainer, which prepares the rows")
+                raise ConfigError(f"row {number} is not a demonstration: use AgentSFTTrainer, which prepares the rows")
 
     def open(self, context: RolloutContext) -> RunningRollout:
         return Demonstrator(context.store)

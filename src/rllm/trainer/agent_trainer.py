@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import yaml
 
@@ -21,45 +21,47 @@ from rllm._runtime.threads import UnboundedExecutor
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.config.loading import from_layers, layers_of, locating_errors
-from rllm.config.model_sizes import with_learning_rate, with_rate_origin
-from rllm.config.schema import refuse_changes
-from rllm.config.step_sizes import check_sizes, fitted_to_tasks
+from rllm.config.sizes import check_sizes, fitted_to_tasks, with_learning_rate
+from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import TaskFile, check_ids, to_json
-from rllm.engine.event_loop import ignore_interrupted_tasks, rarely_collected
+from rllm.engine.event_loop import ignore_interrupted_tasks, rarely_collected, run_anywhere
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning, counted
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of
-from rllm.inference.local.loading import check_length, described
 from rllm.registry import resolve
 from rllm.store import absolute, open_store
-from rllm.store.base import TraceStore
 from rllm.tracking import TRACKERS
 from rllm.tracking.about import kept_run_id
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.tracking.own_runs import seal
-from rllm.trainer.algorithm import check_fit, check_roles, make_algorithm
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, seed_generators
-from rllm.trainer.config import ConfigSource, TrainConfig
-from rllm.trainer.event_loop import run_anywhere
+from rllm.trainer.config import ConfigSource
 from rllm.trainer.loop import TrainingLoop
-from rllm.trainer.memory import fitted_to_memory
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
+from rllm.trainer.settings import (
+    check_evaluations,
+    check_fit,
+    check_model,
+    check_roles,
+    fitted_to_memory,
+    make_algorithm,
+)
 from rllm.trainer.teacher import check_teacher, open_teacher
-from rllm.types import TASK_ID_FIELDS
+from rllm.types import TASK_ID_FIELDS, JSONMapping
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 
-TaskSource: TypeAlias = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]] | str | Path
+TaskSource: TypeAlias = Iterable[JSONMapping] | Callable[[], Iterable[JSONMapping]] | str | Path
 
 MODEL_NAME = "policy"
 """Name of the model in the gateway; agents may send any name."""
@@ -91,13 +93,13 @@ class AgentTrainer:
     def __init__(
         self,
         *,
-        agent_run_func: Callable[..., Any] | None = None,
+        agent_run_func: Callable[..., object] | None = None,
         agent_class: type[BaseAgent] | None = None,
         env_class: type[BaseEnv] | None = None,
-        agent_args: Mapping[str, Any] | None = None,
-        env_args: Mapping[str, Any] | None = None,
+        agent_args: JSONMapping | None = None,
+        env_args: JSONMapping | None = None,
         workflow_class: type[Workflow] | None = None,
-        workflow_args: Mapping[str, Any] | None = None,
+        workflow_args: JSONMapping | None = None,
         source: RolloutSource | None = None,
         train_dataset: TaskSource,
         val_dataset: TaskSource | None = None,
@@ -165,14 +167,9 @@ class AgentTrainer:
         self._runner: RolloutRunner | None = None
 
     def _check_settings(self) -> None:
-        """Check the settings and the datasets against each other, and settle what depends on the model and the machine.
-
-        Raises:
-            ConfigError: naming what is wrong, its value and the remedy.
-        """
         check_fit(self.config, demonstrates=self.source.demonstrates)
         check_sizes(self.config, len(self.train_data))
-        _check_evaluations(self.config, self.val_data)
+        check_evaluations(self.config, has_val_data=self.val_data is not None)
         self.algorithm = make_algorithm(self.config)
         check_roles(self.config, self.algorithm)
         for name in self.config.trackers:
@@ -185,8 +182,11 @@ class AgentTrainer:
                     self.source.check(data)
         _warn_of_shared_tasks(self.train_data, self.val_data)
         check_model(self.config)
+        resumed_rate = None
+        if self._resume and self.config.run_dir and (path := self.config.run_dir / "config.yaml").is_file():
+            resumed_rate = (read_settings(path)[0].get("optim") or {}).get("lr")
         self.config, self.rate_origin = with_learning_rate(
-            self.config, demonstrates=self.source.demonstrates, resumed=self._begun_settings() if self._resume else ""
+            self.config, demonstrates=self.source.demonstrates, resumed=resumed_rate
         )
         """Origin of `optim.lr`, if the user did not set it."""
         self.config = fitted_to_memory(self.config)
@@ -194,11 +194,6 @@ class AgentTrainer:
         check_rollouts(self.config, self.source)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
-
-    def _begun_settings(self) -> str:
-        """Return the text of the `config.yaml` of the run that is resumed; empty where there is none."""
-        path = (self.config.run_dir or Path()) / "config.yaml"
-        return path.read_text(encoding="utf-8") if self.config.run_dir and path.is_file() else ""
 
     @property
     def under_way(self) -> UnderWay:
@@ -224,18 +219,26 @@ class AgentTrainer:
         except KeyboardInterrupt as stopped:
             if (latest := self._checkpoints.latest()) is not None:
                 stopped.add_note(
-                    f"The last whole step is saved ({latest}): resume=True with this run_dir goes on from it."
+                    f"The last complete step is saved ({latest}); resume=True with this run_dir continues from it."
                 )
             raise stopped from None
 
     async def _train(self) -> TrainResult:
         ignore_interrupted_tasks()
         asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
-        self._make_folder()
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))
             self._start = self._starting_point()  # an earlier call, or another process, may have trained there since
-            self._check_something_is_left()
+            if self._start.has_done(self.config.num_steps):
+                decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
+                raise ConfigError(
+                    f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done "
+                    f"{counted(self._start.steps_done, 'step')}; raise {decides} to continue it"
+                )
             stack.enter_context(rarely_collected())
             with on_ctrl_c(signal.default_int_handler):  # nothing is lost yet, and models take minutes to load
                 loop = self._loop(stack)
@@ -252,29 +255,11 @@ class AgentTrainer:
         )
 
     def _starting_point(self) -> StartingPoint:
-        """Return where the run starts, given the present content of its folder.
-
-        Raises:
-            ConfigError: if the folder has another run, or one that cannot be resumed.
-        """
+        """Return where the run starts, given the present content of its folder."""
         start = starting_point(self._checkpoints, self.run_dir, resume=self._resume)
         if start.checkpoint is not None:
             check_identity(start.state.get("identity", {}), self._identity, start.checkpoint)
         return start
-
-    def _make_folder(self) -> None:
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
-
-    def _check_something_is_left(self) -> None:
-        if self._start.has_done(self.config.num_steps):
-            decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
-            raise ConfigError(
-                f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done "
-                f"{counted(self._start.steps_done, 'step')}; raise {decides} to go on"
-            )
 
     def _loop(self, stack: ExitStack) -> TrainingLoop:
         """Return the loop with all its parts, which are closed with the stack."""
@@ -285,8 +270,12 @@ class AgentTrainer:
         backend = self._loaded_backend(stack)
         # Only a state that can be resumed replaces the previous one.
         self._write_settings()
-        store = self._opened_store(stack)
-        gateway = stack.enter_context(self._gateway(store, backend))
+        store = open_store(self.config.store or str(self.run_dir / "traces.db"))
+        stack.callback(store.close)
+        if self.config.store is None:
+            start.forget_sessions(store)
+        upstream = upstream_of(backend.inference, MODEL_NAME)
+        gateway = stack.enter_context(GatewayServer(store, upstream, gateway_config(self.config)))
         context = RolloutContext(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
         runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway))
         trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
@@ -326,51 +315,10 @@ class AgentTrainer:
     def _write_settings(self) -> None:
         """Write the settings, and remove the metrics of lost steps."""
         self._start.forget_metrics(self.run_dir)
-        settings = with_rate_origin(yaml.safe_dump(self._settings, sort_keys=False), self.rate_origin)
-        replace_text(self.run_dir / "config.yaml", settings)
+        replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
         if self.begun_as:
             keep_beginning(self.run_dir, self.begun_as)
         seal(self.run_dir)
-
-    def _opened_store(self, stack: ExitStack) -> TraceStore:
-        """Return the store; if it is the run's own, without the rollouts of lost steps."""
-        store = open_store(self.config.store or str(self.run_dir / "traces.db"))
-        stack.callback(store.close)
-        if self.config.store is None:
-            self._start.forget_sessions(store)
-        return store
-
-    def _gateway(self, store: TraceStore, backend: TrainingBackend) -> GatewayServer:
-        return GatewayServer(store, upstream_of(backend.inference, MODEL_NAME), gateway_config(self.config))
-
-
-def check_model(config: TrainConfig) -> None:
-    """Check that a model is named; and if it is a folder, that it has the context that is asked for.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
-    if not config.model.path:
-        raise ConfigError("model.path is not set: name a model folder or hub id, such as model.path=Qwen/Qwen3-0.6B")
-    if config.model.max_length is not None and (about := described(config.model.path)) is not None:
-        check_length(about, config.model.max_length)
-
-
-def _check_evaluations(config: TrainConfig, val_data: Dataset | None) -> None:
-    """Refuse settings of evaluations without held-out tasks, except the one that disables them.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
-    metric = config.keep_best
-    if metric is not None and not (metric.removeprefix("-").startswith("eval/") and val_data):
-        raise ConfigError(
-            f"keep_best={metric!r}: name a metric of evaluations, eval/..., and give held-out tasks (val_dataset)"
-        )
-    if not val_data:
-        often = ["every"] if config.eval.every else []
-        why = "without held-out tasks; give them (val_dataset, or rllm train --val), or leave it out"
-        refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:
@@ -381,14 +329,14 @@ def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None
     num_shared = sum(_content(row) in trained for row in val_data)
     if num_shared:
         logger.warning(
-            "%d of %s (val_dataset, --val) also occur among the training tasks (train_dataset, --data): evaluations "
-            "will measure memory as well; take them out of one of the two",
+            "%d of %s (val_dataset, --val) are also training tasks (train_dataset, --data), so evaluations measure "
+            "memorisation, too; remove them from one of the two",
             num_shared,
             counted(len(val_data), "held-out task"),
         )
 
 
-def _content(row: Mapping[str, Any]) -> bytes:
+def _content(row: JSONMapping) -> bytes:
     own = {name: value for name, value in row.items() if name not in (*TASK_ID_FIELDS, "split")}
     extra = own.get("extra_info")
     if isinstance(extra, Mapping):  # which verl's scripts write, with the number of the row
@@ -406,7 +354,7 @@ def _dataset(source: TaskSource, name: str) -> Dataset:
         with concerning(name):
             data = Dataset(source)
     else:
-        raise ConfigError(f"{name}={source!r}: use rows, a function that gives rows, or what Dataset.load reads")
+        raise ConfigError(f"{name}={source!r}: use rows, a function that returns rows, or what Dataset.load reads")
     if not len(data):
         raise ConfigError(f"{name} is empty: give it at least one task")
     return data

@@ -13,7 +13,6 @@ import zlib
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from rllm._runtime.files import replace_text
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch, TokenSequence
 from rllm.backends.base import UpdateResult
+from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class BatchLog:
             )
             self._forget_oldest()
         except OSError as error:
-            logger.warning("the batch of step %d cannot be kept for `rllm view`: %s", step, error)
+            logger.warning("the batch of step %d cannot be stored for `rllm view`: %s", step, error)
 
     def _kept(self) -> list[tuple[int, Path]]:
         """Return the files by their steps, oldest first; from a million steps on, names do not sort so."""
@@ -73,7 +73,7 @@ class BatchLog:
                 path.unlink(missing_ok=True)
 
 
-def _batch_record(step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> dict[str, Any]:
+def _batch_record(step: int, batch: Batch, update: UpdateResult, algorithm: Algorithm) -> JSONObject:
     clips_tokens = type(algorithm).surrogate is Algorithm.surrogate
     numbers = {
         "advantage": (batch.advantages, torch.float32),
@@ -96,7 +96,7 @@ def _batch_record(step: int, batch: Batch, update: UpdateResult, algorithm: Algo
     }
 
 
-def _sequence(sequence: TokenSequence) -> dict[str, Any]:
+def _sequence(sequence: TokenSequence) -> JSONObject:
     ids = torch.tensor(sequence.ids, dtype=torch.int32).numpy().astype("<i4").tobytes()
     return {
         "length": len(sequence.ids),

@@ -12,7 +12,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from rllm._runtime.files import flush, replace_text
 from rllm._runtime.untrusted import read_json
 from rllm.errors import CheckpointError, ConfigError, WorkerError
+from rllm.types import JSONMapping, JSONObject
 
 _NAME = re.compile(r"step-\d+")
 _UNFINISHED = ".partial"
@@ -40,7 +40,7 @@ class Checkpoints:
         """Held by a save; one that was abandoned, as by a second Ctrl-C, continues in its thread, and the next one
         waits."""
 
-    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def save(self, step: int, write: Callable[[Path], None], state: JSONObject) -> Path:
         """Let `write` fill a folder, then put it in place in one step, so that a crash never leaves half of one.
 
         `step` training steps are done; `state` is kept beside the weights, its `score` saying how good they are. A step
@@ -58,12 +58,11 @@ class Checkpoints:
                 latest = self.latest()
                 raise CheckpointError(
                     f"the checkpoint of step {step} cannot be written to {str(self._folder)!r} "
-                    f"({type(error).__name__}: {error}): "
-                    "see whether its disk is full or read-only, and resume; "
-                    + (f"{latest.name} is whole" if latest else "there is none before it")
+                    f"({type(error).__name__}: {error}): check whether its disk is full or read-only, and resume; "
+                    + (f"{latest.name} is complete" if latest else "there is none before it")
                 ) from error
 
-    def _saved(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> Path:
+    def _saved(self, step: int, write: Callable[[Path], None], state: JSONObject) -> Path:
         target = self._path_of(step)
         self._clear()
         if self.have(step):
@@ -85,7 +84,7 @@ class Checkpoints:
         return target
 
     def _clear(self) -> None:
-        """Take away what was never finished."""
+        """Remove checkpoints that were never finished."""
         for abandoned in self._folder.glob(f"*{_UNFINISHED}"):
             shutil.rmtree(abandoned, ignore_errors=True)
 
@@ -119,7 +118,7 @@ class Checkpoints:
 
     def _scored(self) -> dict[Path, float]:
         """Return complete checkpoints with their scores, except scores by a metric of before a resume."""
-        states: dict[Path, dict[str, Any]] = {}
+        states: dict[Path, JSONObject] = {}
         for path in self.all():
             with suppress(ConfigError):  # a damaged one has no score
                 states[path] = read_state(path)
@@ -134,26 +133,22 @@ class Checkpoints:
         """Return the remedy for a checkpoint that cannot be loaded."""
         earlier = [path for path in self.all() if _step_of(path) < _step_of(damaged) and damage_of(path) is None]
         if not earlier:
-            return "there is no whole checkpoint before it: start over in another run_dir"
-        return f"delete this folder, and resuming goes on from {str(earlier[-1])!r}, which is whole"
+            return "there is no complete checkpoint before it: start over in another run_dir"
+        return f"delete this folder to resume from {str(earlier[-1])!r}, which is complete"
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the state saved beside the weights.
-
-    Raises:
-        ConfigError: if the folder is not a checkpoint, or not all of one.
-    """
+def read_state(checkpoint: Path) -> JSONObject:
+    """Return the state saved beside the weights; raise `ConfigError` if the checkpoint is not complete."""
     try:
         state = read_json(checkpoint / STATE_FILE)
     except (OSError, ValueError) as error:
         raise ConfigError(f"checkpoint={str(checkpoint)!r} has no readable {STATE_FILE}: {error}") from error
     if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise ConfigError(f"checkpoint={str(checkpoint)!r} is not one of this program: its {STATE_FILE} names no step")
+        raise ConfigError(f"checkpoint={str(checkpoint)!r} is not a checkpoint of rllm: its {STATE_FILE} has no step")
     for name, size in state.get("files", {}).items():
         found = (checkpoint / name).stat().st_size if (checkpoint / name).exists() else None
         if found != size:
-            what = "is missing" if found is None else f"has {found} bytes, and was written with {size}"
+            what = "is missing" if found is None else f"has {found} bytes instead of {size}"
             raise ConfigError(f"checkpoint={str(checkpoint)!r} is damaged: {name} {what}")
     return state
 
@@ -180,7 +175,7 @@ def score_of(metrics: Mapping[str, float], name: str | None, *, is_known: bool =
         if is_known:
             return None
         known = ", ".join(other for other in metrics if other.startswith("eval/"))
-        raise ConfigError(f"keep_best={name!r} is not among the metrics of an evaluation: use one of {known}")
+        raise ConfigError(f"keep_best={name!r} is not a metric of evaluations: use one of {known}")
     value = metrics[metric] if metric == name else -metrics[metric]
     return None if math.isnan(value) else value
 
@@ -189,13 +184,13 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
-def _metric_of(state: Mapping[str, Any]) -> str | None:
+def _metric_of(state: JSONMapping) -> str | None:
     """Return the metric that a checkpoint's score is of."""
     metric: str | None = state.get("config", {}).get("keep_best")
     return metric
 
 
-def _write_state(folder: Path, step: int, state: dict[str, Any]) -> None:
+def _write_state(folder: Path, step: int, state: JSONObject) -> None:
     """Replace the state in one step; it lists the sizes of all other files, by which a truncated one is recognised."""
     others = (path for path in folder.rglob("*") if path.is_file() and path.name.removesuffix(".new") != STATE_FILE)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(others)}
@@ -203,7 +198,7 @@ def _write_state(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Take a checkpoint out of sight before it is deleted piece by piece."""
+    """Rename a checkpoint before it is deleted piece by piece, so that none is ever incomplete."""
     if folder.exists():
         folder = folder.rename(folder.with_name(f"{folder.name}-old{_UNFINISHED}"))
         shutil.rmtree(folder, ignore_errors=True)
@@ -216,7 +211,7 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def generator_states() -> dict[str, Any]:
+def generator_states() -> JSONObject:
     """Return the states of the generators of Python, numpy and torch, as JSON."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
@@ -228,7 +223,7 @@ def generator_states() -> dict[str, Any]:
     }
 
 
-def restore_generators(states: Mapping[str, Any]) -> None:
+def restore_generators(states: JSONMapping) -> None:
     """Restore the generators; those of GPUs only if their number has not changed."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))

@@ -214,7 +214,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 def training_bytes(model: str) -> float | None:
     """Return the bytes of training all weights beside activations; `None` if the model's files are not here."""
     try:
-        from rllm.config.model_sizes import num_weights
+        from rllm.config.sizes import num_weights
     except ImportError:
         return None
     try:

@@ -169,11 +169,11 @@ def assemble(
 
     Args:
         episodes: of one training step.
-        algorithm: credits them, and gives the loss.
+        algorithm: credits them, and defines the loss.
         step: number of the training step, for the records.
-        temperature: that the episodes were sampled with.
-        scorer: computes log-probabilities and values, for algorithms that need them.
-        teacher: computes its log-probabilities, for algorithms that need them.
+        temperature: of the sampling.
+        scorer: computes log-probabilities and values, if the algorithm needs them.
+        teacher: computes its log-probabilities, if the algorithm needs them.
         roles: settings of trajectories by name.
 
     Raises:
@@ -302,64 +302,40 @@ def credited_groups(
 ) -> dict[str, list[CreditUnit]]:
     """Return the groups with the advantage and baseline of each unit, or the reason why it cannot be compared.
 
-    Args:
-        groups: units by group.
-        references: trajectories that groups are compared with.
-        algorithm: credits the groups.
-        roles: settings of trajectories by name, whose weights scale advantages.
-
-    Raises:
-        ConfigError: if the algorithm does not return one finite number for each unit.
+    Raises `ConfigError` if the algorithm does not return one finite number for each unit.
     """
-    missing = {name: _why_not_compared(units, references.get(name, ()), algorithm) for name, units in groups.items()}
-    compared = {name: units for name, units in groups.items() if missing[name] is None}
-    given = _given_groups(compared, references)
-    advantages = dict(zip(compared, _checked_credits(algorithm, list(given.values())), strict=True))
+    given: dict[str, TrajectoryGroup] = {}
+    missing: dict[str, str] = {}
+    for name, units in groups.items():
+        compared_with = list(references.get(name, ()))
+        if len(units) < algorithm.min_group_size:
+            missing[name] = ALONE
+        elif algorithm.needs_greedy and not compared_with:
+            missing[name] = NO_GREEDY
+        else:
+            paths, penalties = [unit.trajectory for unit in units], [unit.penalty for unit in units]
+            given[name] = TrajectoryGroup(
+                trajectories=paths, group_id=name, references=compared_with, penalties=penalties
+            )
+    advantages = dict(zip(given, algorithm.credits(list(given.values())), strict=True))
+    for name, group in given.items():  # the algorithm may be the user's own
+        if len(advantages[name]) != len(group.trajectories) or not all(map(math.isfinite, advantages[name])):
+            raise ConfigError(
+                f"{type(algorithm).__name__} returned the advantages {advantages[name]} for the rewards "
+                f"{group.rewards} of group {name!r}: return one finite number for each"
+            )
     credited: dict[str, list[CreditUnit]] = {}
     for name, units in groups.items():
-        weight = (roles or {}).get(units[0].trajectory.name, _DEFAULT_ROLE).weight
-        if name not in compared:
+        if name in missing:
             credited[name] = [replace(unit, advantage=0.0, dropped=missing[name]) for unit in units]
             continue
+        weight = (roles or {}).get(units[0].trajectory.name, _DEFAULT_ROLE).weight
         is_uniform = not any(advantages[name]) and not algorithm.learns_without_advantage
-        baseline = algorithm.baseline(given[name])
-        dropped = ZERO_VARIANCE if is_uniform else None
+        baseline, dropped = algorithm.baseline(given[name]), ZERO_VARIANCE if is_uniform else None
         credited[name] = [
             replace(unit, baseline=baseline, advantage=weight * (advantage or 0.0), dropped=dropped)
             for unit, advantage in zip(units, advantages[name], strict=True)
         ]
-    return credited
-
-
-def _why_not_compared(
-    units: Sequence[CreditUnit], references: Sequence[Trajectory], algorithm: Algorithm
-) -> str | None:
-    if len(units) < algorithm.min_group_size:
-        return ALONE
-    return NO_GREEDY if algorithm.needs_greedy and not references else None
-
-
-def _given_groups(groups: Groups, references: References) -> dict[str, TrajectoryGroup]:
-    return {
-        name: TrajectoryGroup(
-            trajectories=[unit.trajectory for unit in units],
-            group_id=name,
-            references=list(references.get(name, ())),
-            penalties=[unit.penalty for unit in units],
-        )
-        for name, units in groups.items()
-    }
-
-
-def _checked_credits(algorithm: Algorithm, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
-    """Return the advantages of an algorithm, which may be the user's own, after checking them."""
-    credited = algorithm.credits(groups)
-    for group, advantages in zip(groups, credited, strict=True):
-        if len(advantages) != len(group.trajectories) or not all(map(math.isfinite, advantages)):
-            raise ConfigError(
-                f"{type(algorithm).__name__} returned the advantages {advantages} for the rewards {group.rewards} of "
-                f"group {group.group_id!r}: return one finite number for each"
-            )
     return credited
 
 
@@ -437,9 +413,8 @@ def _check_token_values(values: Tensor, batch: Batch, algorithm: Algorithm) -> N
     is_broken = any(given is not None and not given.isfinite().all() for given in (batch.rewards, batch.values))
     if values.shape != (batch.num_tokens,) or not (is_broken or values.isfinite().all()):
         raise ConfigError(
-            f"token_advantages of {type(algorithm).__name__} returned {values} for "
-            f"{counted(batch.num_tokens, 'token')}: return "
-            "a tensor of one finite number for each"
+            f"{type(algorithm).__name__}.token_advantages returned {values} for "
+            f"{counted(batch.num_tokens, 'token')}: return a tensor of one finite number for each"
         )
 
 
@@ -505,7 +480,13 @@ def _with_records(
     usable = [sample for sample in samples if sample.unusable is None]
     trained = [sample for sample in usable if sample.dropped is None]
     groups = groups_of(usable)
-    num_replaced = _num_replaced_groups(samples)
+    # Groups of several that a filter dropped because none did better than another.
+    sizes = Counter(sample.role_key for sample in samples if sample.unusable == ZERO_VARIANCE)
+    num_replaced = sum(size > 1 for size in sizes.values())
+    dropped = Counter(sample.dropped for sample in samples if sample.dropped)
+    dropped.update(failure_reason(episode) for episode in episodes if episode.failed)
+    for reason, key in ((SIDE_CALL, NUM_SIDE_CALLS_KEY), (UNUSABLE_CALL, NUM_UNUSABLE_CALLS_KEY)):
+        dropped[reason] += sum(sample.trajectory.info.get(key, 0) for sample in samples)
     drifts = (each.info.get(DRIFT_KEY) for sample in trained for each in sample.trajectory.steps)
     return Assembled(
         batch=batch,
@@ -513,7 +494,7 @@ def _with_records(
         trajectories=[(sample.episode.session_id, sample.index) for sample in usable],
         num_groups=len(groups) + num_replaced,
         num_uniform_groups=num_uniform_groups(groups, references, algorithm) + num_replaced,
-        dropped=_dropped_counts(samples, episodes),
+        dropped=+dropped,
         num_forks=sum(len(sample.sequences) - 1 for sample in trained),
         num_steps=sum(len(sample.trajectory.steps) for sample in trained),
         drifts=Counter(drift for drift in drifts if drift is not None),
@@ -542,20 +523,6 @@ def num_uniform_groups(groups: Groups, references: References, algorithm: Algori
         not any(unit.advantage for unit in units) or are_equal(units, references.get(name, ()))
         for name, units in compared.items()
     )
-
-
-def _num_replaced_groups(samples: Sequence[Sample]) -> int:
-    """Return the number of groups of several that a filter dropped because none did better than another."""
-    replaced = Counter(sample.role_key for sample in samples if sample.unusable == ZERO_VARIANCE)
-    return sum(size > 1 for size in replaced.values())
-
-
-def _dropped_counts(samples: Sequence[Sample], episodes: Sequence[Episode]) -> Counter[str]:
-    dropped = Counter(sample.dropped for sample in samples if sample.dropped)
-    dropped.update(failure_reason(episode) for episode in episodes if episode.failed)
-    for reason, key in ((SIDE_CALL, NUM_SIDE_CALLS_KEY), (UNUSABLE_CALL, NUM_UNUSABLE_CALLS_KEY)):
-        dropped[reason] += sum(sample.trajectory.info.get(key, 0) for sample in samples)
-    return +dropped
 
 
 def failure_reason(episode: Episode) -> str:

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from rllm.engine.episode_log import EPISODES, EpisodeLog, Key, plain_task_id, read_tasks
 from rllm.engine.join import DEFAULT_NAME
@@ -24,10 +23,11 @@ from rllm.types import (
     DRIFT_KEY,
     OUTCOME_KEY,
     Episode,
+    JSONObject,
     Step,
     StepCredit,
+    Task,
     TerminationReason,
-    Trace,
     Trajectory,
     is_scored,
 )
@@ -42,13 +42,13 @@ _MAX_TEXT = 4000
 async def keep_outcomes(store: TraceStore, episodes: Sequence[Episode], credits: Iterable[StepCredit] = ()) -> None:
     """Store the outcome of each episode with its session, durable on return; skip episodes without a session."""
     credit_of = {(credit.session_id, credit.trajectory_index, credit.trace_id): credit for credit in credits}
-    await asyncio.to_thread(_keep, store, episodes, credit_of)
 
+    def keep() -> None:
+        known = [episode for episode in episodes if store.session(episode.session_id) is not None]
+        for write in [note_outcome(store, episode, credit_of) for episode in known]:
+            write.result()
 
-def _keep(store: TraceStore, episodes: Sequence[Episode], credit_of: Mapping[Credited, StepCredit]) -> None:
-    known = [episode for episode in episodes if store.session(episode.session_id) is not None]
-    for write in [note_outcome(store, episode, credit_of) for episode in known]:
-        write.result()
+    await asyncio.to_thread(keep)
 
 
 def note_outcome(
@@ -58,7 +58,7 @@ def note_outcome(
     return store.open_session(episode.session_id, {OUTCOME_KEY: outcome_of(episode, credit_of)})
 
 
-def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
+def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> JSONObject:
     """Return the small facts of an episode as JSON values.
 
     Args:
@@ -76,7 +76,7 @@ def outcome_of(episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> di
     }
 
 
-def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> dict[str, Any]:
+def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited, StepCredit]) -> JSONObject:
     path = episode.trajectories[index]
     decided = [credit_of.get((episode.session_id, index, step.id)) for step in path.steps]
     known = [credit for credit in decided if credit is not None]
@@ -95,9 +95,9 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
     }
 
 
-def _step_record(step: Step, credit: StepCredit | None) -> dict[str, Any]:
+def _step_record(step: Step, credit: StepCredit | None) -> JSONObject:
     """Return the record of a step: only the reward, advantage and drift that it has."""
-    record: dict[str, Any] = {"id": step.id}
+    record: JSONObject = {"id": step.id}
     if is_scored(step.reward) and _is_finite(step):
         record["reward"] = step.reward
     if credit is not None and credit.advantage is not None:
@@ -108,9 +108,8 @@ def _step_record(step: Step, credit: StepCredit | None) -> dict[str, Any]:
 
 
 def _is_finite(item: Trajectory | Step) -> bool:
-    """Return whether a reward, if any, is a finite number; if not, the rollout failed for that reason."""
-    reward: Any = item.reward
-    return not is_scored(reward) or (is_number(reward) and math.isfinite(reward))
+    reward = item.reward
+    return not is_scored(reward) or (reward is not None and is_number(reward) and math.isfinite(reward))
 
 
 def _tools_of(step: Step) -> list[str]:
@@ -124,7 +123,7 @@ TOOLS_KEY = "tools"
 """Key of a step's `info` for the tools that its call was offered."""
 
 
-def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Iterator[Episode]:
+def stored_episodes(folder: Path, tasks: Mapping[Key, Task] | None = None) -> Iterator[Episode]:
     """Yield every episode that has ended, oldest first, with its task, rewards, messages and tokens.
 
     `info` has the `split`, and for training episodes the `training_step` (from 0). Of rollouts that an evaluation
@@ -143,25 +142,29 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Any] | None = None) -> Ite
             known = {**(tasks or {}), **read_tasks(folder)}
             for session in every_session(store, oldest_first=True, run_id=run_id_of(folder)):
                 if session.metadata.get(OUTCOME_KEY) is not None:
-                    yield filled(_read_episode(session, known, url), store)
+                    try:
+                        episode = _episode(session, known)
+                    except (KeyError, TypeError, ValueError, AttributeError) as error:
+                        raise StoreError(
+                            f"session {session.id!r}: its outcome ({OUTCOME_KEY}) has an unknown format "
+                            f"({type(error).__name__}: {error}); to continue without it: "
+                            f"rllm traces delete {session.id} --store {url}"
+                        ) from error
+                    yield filled(episode, store)
 
 
 def store_of(folder: Path) -> str:
-    """Return the path or URL of the traces of a run or an evaluation.
-
-    Raises:
-        ConfigError: if the folder is of neither.
-    """
+    """Return the path or URL of the traces of a run or evaluation; raise `ConfigError` for another folder."""
     if not folder.is_dir():
         what = "it is a file" if folder.exists() else "there is no such folder"
         raise ConfigError(
-            f"run={str(folder)!r}: {what}; name the folder of a run or an evaluation: {way_to_a_run(folder)}"
+            f"run={str(folder)!r}: {what}; use the folder of a run or an evaluation: {way_to_a_run(folder)}"
         )
     url = store_of_run(folder)
     if url is None:
         inside = sorted(path.name for path in folder.iterdir() if (path / STORE).is_file())
         hint = f"; did you mean {str(folder / inside[-1])!r}?" if inside else ""
-        raise ConfigError(f"run={str(folder)!r} has no {STORE}, so it is the folder of no run and no evaluation{hint}")
+        raise ConfigError(f"run={str(folder)!r} has no {STORE}, so it is not the folder of a run or evaluation{hint}")
     return url
 
 
@@ -177,20 +180,10 @@ def folder_of(source: str | Path) -> Path:
     return path.parent if path.is_file() and (path.suffix == ".db" or path.name == EPISODES) else path
 
 
-def _read_episode(session: SessionInfo, tasks: Mapping[Key, Any], url: str) -> Episode:
-    try:
-        return _episode(session, tasks)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(
-            f"session {session.id!r}: what was noted of its rollout's end ({OUTCOME_KEY}) is of another form than ours "
-            f"({type(error).__name__}: {error}); to go on without it, rllm traces delete {session.id} --store {url}"
-        ) from error
-
-
-def _episode(session: SessionInfo, tasks: Mapping[Key, Any]) -> Episode:
+def _episode(session: SessionInfo, tasks: Mapping[Key, Task]) -> Episode:
     about, outcome = session.metadata, session.metadata[OUTCOME_KEY]
     split, task_id = str(about.get("split", "")), str(about.get("task_id", ""))
-    info: dict[str, Any] = {name: about[name] for name in ("split", "training_step") if name in about}
+    info: JSONObject = {name: about[name] for name in ("split", "training_step") if name in about}
     if outcome.get("error"):
         info["error"] = {name: str(outcome["error"].get(name, "")) for name in ("type", "message", "traceback")}
     return Episode(
@@ -202,14 +195,18 @@ def _episode(session: SessionInfo, tasks: Mapping[Key, Any]) -> Episode:
         is_correct=bool(outcome.get("is_correct")),
         metrics=dict(outcome.get("metrics") or {}),
         info=info,
-        trajectories=[_trajectory(path) for path in outcome.get("trajectories") or ()],
+        trajectories=[
+            Trajectory.from_dict(
+                {
+                    "name": path["name"],
+                    "reward": path.get("reward"),
+                    "trainable": path.get("trainable", True),
+                    "steps": [{"id": step["id"], "reward": step.get("reward")} for step in path.get("steps") or ()],
+                }
+            )
+            for path in outcome.get("trajectories") or ()
+        ],
     )
-
-
-def _trajectory(record: Mapping[str, Any]) -> Trajectory:
-    steps = [{"id": step["id"], "reward": step.get("reward")} for step in record.get("steps") or ()]
-    about = {"name": record["name"], "reward": record.get("reward"), "trainable": record.get("trainable", True)}
-    return Trajectory.from_dict({**about, "steps": steps})
 
 
 def was_learnable(episode: Episode, path: Trajectory) -> bool:
@@ -226,14 +223,10 @@ def filled(episode: Episode, store: TraceStore) -> Episode:
     traces = {trace.id: trace for trace in store.by_session(episode.session_id) if trace.error is None}
     for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
         if (trace := traces.get(step.id)) is not None:
-            _fill_step(step, trace)
+            if not step.response_ids:
+                step.fill_from(trace)
+            if trace.tools:
+                step.info[TOOLS_KEY] = trace.tools
     for trajectory in episode.trajectories:
         trajectory.task = episode.task if trajectory.task is None else trajectory.task
     return episode
-
-
-def _fill_step(step: Step, trace: Trace) -> None:
-    if not step.response_ids:
-        step.fill_from(trace)
-    if trace.tools:
-        step.info[TOOLS_KEY] = trace.tools

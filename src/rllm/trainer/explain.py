@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rllm.capture.side_calls import side_calls
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.types import OUTCOME_KEY, Message, StepCredit, Trace, credits_by_trace, token_versions
+from rllm.types import OUTCOME_KEY, JSONObject, Message, StepCredit, Trace, credits_by_trace, token_versions
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
 """Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which
@@ -65,24 +65,6 @@ class ExplainedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainedEpisode:
-    """An episode with its calls in order; a call that trajectories share is listed once for each."""
-
-    episode_id: str
-    session_id: str
-    split: str
-    step: int | None
-    """See `ListedEpisode`, as for `rewards`."""
-    rewards: dict[str, float | None]
-    steps: list[ExplainedStep]
-    error: dict[str, str] | None = None
-    """Type of the error; `unreadable` if the outcome was written by another program."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ListedEpisode:
     """An episode that can be explained."""
 
@@ -93,11 +75,18 @@ class ListedEpisode:
     """As metrics count: that of the training step, or the steps that were done before an evaluation."""
     rewards: dict[str, float | None]
     """By role, the mean where one has several trajectories; none of an episode that has not ended."""
-    error: str | None
-    """Type of the error; `unreadable` if the outcome was written by another program."""
+    error: dict[str, str] | None = None
+    """`type`, `message` and `traceback` of the error; type `unreadable` if another program wrote the outcome."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedEpisode(ListedEpisode):
+    """An episode with its calls in order; a call that trajectories share is listed once for each."""
+
+    steps: list[ExplainedStep]
 
 
 def latest_episodes(
@@ -106,25 +95,11 @@ def latest_episodes(
     """Return the newest episodes of a split, step or run, newest first."""
     known = every_session(store, run_id=run_id)
     rollouts = (session for session in known if _episode_id(session) and _is_of(session, split, step))
-    return [_listed(session) for session in itertools.islice(rollouts, limit)]
+    return [ListedEpisode(**_ending(session)) for session in itertools.islice(rollouts, limit)]
 
 
 def _is_of(session: SessionInfo, split: str | None, step: int | None) -> bool:
-    """Return whether a session is of this split and step; `None` is any."""
     return split in (None, session.metadata.get("split")) and step in (None, _step_of(session))
-
-
-def _listed(session: SessionInfo) -> ListedEpisode:
-    about = session.metadata
-    rewards, error = _ending(about.get(OUTCOME_KEY) or {})
-    return ListedEpisode(
-        episode_id=_episode_id(session),
-        session_id=session.id,
-        split=str(about.get("split", "")),
-        step=_step_of(session),
-        rewards=rewards,
-        error=error,
-    )
 
 
 def _step_of(session: SessionInfo) -> int | None:
@@ -133,17 +108,29 @@ def _step_of(session: SessionInfo) -> int | None:
     return step + 1 if step is not None and session.metadata.get("split") == "train" else step
 
 
-def _ending(outcome: Any) -> tuple[dict[str, float | None], str | None]:
-    """Return rewards by role and the kind of error of an outcome, which another program may have written."""
+def _ending(session: SessionInfo) -> JSONObject:
+    """Return the fields of a `ListedEpisode`; another program may have written the outcome."""
+    rewards: dict[str, float | None] = {}
+    error: dict[str, str] | None = None
+    outcome = session.metadata.get(OUTCOME_KEY) or {}
     try:
         by_role: dict[str, list[float]] = {}
         for path in outcome.get("trajectories") or ():
             scored = by_role.setdefault(path["name"], [])
             scored += [] if path.get("reward") is None else [path["reward"]]
         rewards = {role: fmean(scored) if scored else None for role, scored in by_role.items()}
-        return rewards, (outcome.get("error") or {}).get("type")
+        if raised := outcome.get("error"):
+            error = {name: str(raised.get(name, "")) for name in ("type", "message", "traceback")}
     except (KeyError, TypeError, AttributeError):
-        return {}, "unreadable"
+        error = {"type": "unreadable", "message": "another program wrote the outcome of this rollout", "traceback": ""}
+    return {
+        "episode_id": _episode_id(session) or session.id,
+        "session_id": session.id,
+        "split": str(session.metadata.get("split", "")),
+        "step": _step_of(session),
+        "rewards": rewards,
+        "error": error,
+    }
 
 
 def explain(
@@ -155,7 +142,7 @@ def explain(
     run_id: str | None = None,
     fed: Fed | None = None,
 ) -> ExplainedEpisode:
-    """Return the newest episode of this id, or of this session, of a split, step or run if given.
+    """Return the newest episode of this id or session, of a split, step or run if given.
 
     Ids are those of `latest_episodes` and logs; every evaluation of a run repeats them. `fed` returns the
     advantages of single tokens. Raises `ConfigError` naming some episodes if the store has no such one.
@@ -164,36 +151,21 @@ def explain(
     session = store.session(episode) or next((item for item in named if _is_of(item, split, step)), None)
     if session is None:
         some = ", ".join(item.episode_id for item in latest_episodes(store, limit=5, run_id=run_id))
-        asked = {"split": split, "step": step}
-        wanted = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
-        which = f" ({wanted})" if wanted else ""
-        others = (
-            f"; the latest there are {some}, and `rllm explain RUN` lists more" if some else ", which has no episodes"
-        )
+        which = "".join(f", {name}={value}" for name, value in (("split", split), ("step", step)) if value is not None)
+        others = f"; the newest are {some}, and `rllm explain RUN` lists more" if some else ", which has no episodes"
         raise ConfigError(f"episode={episode!r}{which} is not in the store{others}")
-    outcome = session.metadata.get(OUTCOME_KEY)
     credits_of = credits_by_trace(store.credits(session.id))
     calls = store.by_session(session.id)
     aside = side_calls(calls)
-    traces = [trace for trace in calls if trace.error is None]
     return ExplainedEpisode(
-        episode_id=_episode_id(session) or session.id,
-        session_id=session.id,
-        split=str(session.metadata.get("split", "")),
-        step=_step_of(session),
-        rewards=_ending(outcome or {})[0],
+        **_ending(session),
         steps=[
-            step for trace in traces for step in _steps(trace, credits_of.get(trace.id, []), fed, aside.get(trace.id))
+            step
+            for trace in calls
+            if trace.error is None
+            for step in _steps(trace, credits_of.get(trace.id, []), fed, aside.get(trace.id))
         ],
-        error=_error(outcome.get("error")) if isinstance(outcome, Mapping) else None,
     )
-
-
-def _error(error: Any) -> dict[str, str] | None:
-    """Return the error of an outcome, which another program may have written."""
-    if not isinstance(error, Mapping):
-        return None
-    return {name: str(error.get(name, "")) for name in ("type", "message", "traceback")}
 
 
 def _episode_id(session: SessionInfo) -> str:
@@ -205,7 +177,6 @@ def _episode_id(session: SessionInfo) -> str:
 def _steps(
     trace: Trace, credits_: Sequence[StepCredit], fed: Fed | None, side_call: str | None
 ) -> Iterator[ExplainedStep]:
-    """Yield a call once for each of its credits."""
     trained = [credit for credit in credits_ if credit.trainer_logprobs]
     for credit in credits_:
         siblings = [item for item in trained if item.training_step == credit.training_step]
@@ -224,15 +195,11 @@ def _step(
 ) -> ExplainedStep:
     scored = credit.trainer_logprobs if credit and credit.trainer_logprobs else [None] * len(trace.response_ids)
     versions: Sequence[int | None] = token_versions(trace) or [None] * len(trace.response_ids)
+    decided = ("training_step", "reward", "group_id", "baseline", "advantage", "dropped")
     return ExplainedStep(
+        **{name: getattr(credit, name, None) for name in decided},
         trace_id=trace.id,
         role=credit.trajectory_name if credit else "",
-        training_step=credit.training_step if credit else None,
-        reward=credit.reward if credit else None,
-        group_id=credit.group_id if credit else None,
-        baseline=credit.baseline if credit else None,
-        advantage=credit.advantage if credit else None,
-        dropped=credit.dropped if credit else None,
         side_call=side_call,
         weight_version=trace.weight_version,
         num_prompt_tokens=len(trace.prompt_ids),

@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
 from rllm._runtime.files import flush, place_of
 from rllm._runtime.ids import new_id
 from rllm.engine.episode_log import plain_task_id, to_json
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError
 from rllm.tracking.own_runs import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.episode_records import TOOLS_KEY, was_learnable
 from rllm.trainer.run_folder import way_to_a_run
-from rllm.types import Episode, Trajectory
+from rllm.types import Episode, JSONObject
 
-_ROWS = 256
-"""Rows to a group of a Parquet file: what is in memory at a time."""
 _OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json", "critic.pt", "verl")
 """Files of a checkpoint that only a resumed run reads."""
 _ADAPTER = "adapter_config.json"
@@ -30,19 +26,11 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def export_episodes(episodes: Iterable[Episode], path: Path) -> int:
-    """Write episodes: `.jsonl` has one a line, as `Episode.to_dict` gives it; `.parquet` has a row for each trajectory.
+    """Write one episode a line, as `Episode.to_dict` returns it, and return their number.
 
-    Returns how many episodes, or trajectories, were written. The file is whole, or it is not there.
-
-    Raises:
-        ConfigError: if the file cannot be written, or its name ends otherwise.
-        MissingDependencyError: if Parquet is asked for and `pyarrow` is not installed.
+    Raises `ConfigError` if the file cannot be written or does not end in .jsonl.
     """
-    if path.suffix == ".jsonl":
-        return _whole(path, lambda new: _write_lines(new, map(Episode.to_dict, episodes)))
-    if path.suffix == ".parquet":
-        return _whole(path, lambda new: _write_parquet(new, episodes))
-    raise ConfigError(f"episodes={str(path)!r}: name a file that ends in .jsonl or .parquet")
+    return _write_lines(path, "episodes", map(Episode.to_dict, episodes))
 
 
 def export_chat(episodes: Iterable[Episode], path: Path) -> int:
@@ -51,12 +39,10 @@ def export_chat(episodes: Iterable[Episode], path: Path) -> int:
     A line has `messages`, `tools` if they were offered, and the `reward`. Raises `ConfigError` if the file cannot
     be written or does not end in .jsonl.
     """
-    if path.suffix != ".jsonl":
-        raise ConfigError(f"chat={str(path)!r}: name a file that ends in .jsonl")
-    return _whole(path, lambda new: _write_lines(new, chat_rows(episodes)))
+    return _write_lines(path, "chat", chat_rows(episodes))
 
 
-def chat_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+def chat_rows(episodes: Iterable[Episode]) -> Iterator[JSONObject]:
     """Yield a row for each trajectory that can be learned from.
 
     A trajectory that is not a single conversation has a row per call, in which only the last answer counts.
@@ -69,14 +55,13 @@ def chat_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
             is_one = path.is_cumulative()
             for step in steps[-1:] if is_one else steps:
                 messages = step.chat_completions
-                if not is_one:
-                    messages = [_unlearned(message) for message in messages[:-1]] + messages[-1:]
+                if not is_one:  # only the last answer counts
+                    messages = [
+                        {**message, "weight": 0} if message.get("role") == "assistant" else message
+                        for message in messages[:-1]
+                    ] + messages[-1:]
                 tools = {"tools": step.info[TOOLS_KEY]} if TOOLS_KEY in step.info else {}
                 yield {"messages": messages, **tools, **about}
-
-
-def _unlearned(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "weight": 0} if message.get("role") == "assistant" else message
 
 
 def chosen_checkpoint(run: Path, name: str) -> Path:
@@ -93,7 +78,7 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
         return found
     there = ", ".join(path.name for path in checkpoints.all())
     if not there:
-        what = "has no checkpoints" if run.exists() else "is not there"
+        what = "has no checkpoints" if run.exists() else "does not exist"
         raise ConfigError(f"run={str(run)!r} {what}: name the folder of a training run; {way_to_a_run(run)}")
     lacks = "none has a score, which keep_best gives; " if name == "best" else ""
     raise ConfigError(f"checkpoint={name!r}: {lacks}{str(run)!r} has {there}; name one of them, or latest")
@@ -119,36 +104,24 @@ def export_model(checkpoint: Path, target: Path) -> None:
     Raises:
         ConfigError: if the folder is not empty, or the model cannot be loaded.
     """
-    _refuse_full(target, "model")
-    if not (checkpoint / _ADAPTER).is_file():
-        _whole_folder(target, lambda new: _copy(checkpoint, new))
-        return
     from rllm.inference.local.loading import load_model, save_model, save_tokenizer
 
-    loaded = load_model(checkpoint, dtype="auto", device="cpu")
-
     def write(new: Path) -> None:
+        if not (checkpoint / _ADAPTER).is_file():
+            _copy(checkpoint, new)
+            return
+        loaded = load_model(checkpoint, dtype="auto", device="cpu")
         save_model(loaded.model, new)
         save_tokenizer(loaded.tokenizer, new)
 
-    _whole_folder(target, write)
+    _write_folder(target, "model", write)
 
 
 def export_adapter(checkpoint: Path, target: Path) -> None:
-    """Write the adapter alone, as peft reads it.
-
-    Raises:
-        ConfigError: if the run trained all weights, or the folder is not empty.
-    """
+    """Write the adapter alone, as peft reads it; raise `ConfigError` if there is none, or the folder is not empty."""
     if not (checkpoint / _ADAPTER).is_file():
         raise ConfigError(f"adapter={str(target)!r}: {str(checkpoint)!r} has all weights and no adapter; use --model")
-    _refuse_full(target, "adapter")
-    _whole_folder(target, lambda new: _copy(checkpoint, new))
-
-
-def _refuse_full(target: Path, option: str) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{option}={str(target)!r} is there already and not empty: name another folder")
+    _write_folder(target, "adapter", lambda new: _copy(checkpoint, new))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -156,8 +129,10 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=lambda *_: _OF_TRAINER, dirs_exist_ok=True)
 
 
-def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
-    """Fill a folder beside the target and put it there in one step, so that one that is given up leaves nothing."""
+def _write_folder(target: Path, option: str, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder beside the target, then rename it, so that a failure leaves nothing."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{option}={str(target)!r} exists and is not empty: name another folder")
     new = target.with_name(f".{target.name}.{new_id()[:8]}")
     try:
         new.mkdir(parents=True)
@@ -169,13 +144,17 @@ def _whole_folder(target: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _whole(path: Path, write: Callable[[Path], int]) -> int:
+def _write_lines(path: Path, option: str, rows: Iterable[JSONObject]) -> int:
+    """Write the lines to a file beside the path, then rename it, and return their number."""
+    if path.suffix != ".jsonl":
+        raise ConfigError(f"{option}={str(path)!r}: name a file that ends in .jsonl")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = place_of(path)
         new = place.with_name(f"{place.name}.new")
         try:
-            count = write(new)
+            with new.open("wb") as file:
+                count = sum(file.write(to_json(row) + b"\n") > 0 for row in rows)
             flush(new)
             new.replace(place)
         finally:
@@ -188,64 +167,3 @@ def _whole(path: Path, write: Callable[[Path], int]) -> int:
 def _unwritable(path: Path, error: Exception) -> ConfigError:
     why = getattr(error, "strerror", None) or error
     return ConfigError(f"{str(path)!r} cannot be written ({why}): choose another path")
-
-
-def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    count = 0
-    with path.open("wb") as file:
-        for row in rows:
-            file.write(to_json(row) + b"\n")
-            count += 1
-    return count
-
-
-def _write_parquet(path: Path, episodes: Iterable[Episode]) -> int:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "data", "writing Parquet") from error
-    ids = pa.list_(pa.int64())
-    step = {"id": pa.string(), "messages": pa.string(), "prompt_ids": ids, "response_ids": ids}
-    step |= {"logprobs": pa.list_(pa.float64()), "weight_version": pa.int64()}
-    text = dict.fromkeys(
-        ("episode_id", "session_id", "split", "task_id", "task", "name", "ended", "error"), pa.string()
-    )
-    others = {"index": pa.int64(), "training_step": pa.int64(), "reward": pa.float64(), "is_correct": pa.bool_()}
-    schema = pa.schema([*{**text, **others}.items(), ("steps", pa.list_(pa.struct(list(step.items()))))])
-    rows = (_parquet_row(episode, path) for episode in episodes for path in episode.trajectories)
-    count = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while group := list(islice(rows, _ROWS)):
-            writer.write_table(pa.Table.from_pylist(group, schema=schema))
-            count += len(group)
-    return count
-
-
-def _parquet_row(episode: Episode, path: Trajectory) -> dict[str, Any]:
-    """Return an episode as a row; messages and task have no fixed form, so they are JSON."""
-    return {
-        "episode_id": episode.id,
-        "session_id": episode.session_id,
-        "split": episode.info.get("split"),
-        "training_step": episode.info.get("training_step"),
-        "task_id": plain_task_id(episode.task_id),
-        "index": episode.index,
-        "task": to_json(episode.task).decode(),
-        "name": path.name,
-        "reward": path.final_reward(),
-        "is_correct": episode.is_correct,
-        "ended": episode.termination_reason.value if episode.termination_reason else None,
-        "error": to_json(episode.info["error"]).decode() if episode.failed else None,
-        "steps": [
-            {
-                "id": step.id,
-                "messages": to_json(step.chat_completions).decode(),
-                "prompt_ids": step.prompt_ids,
-                "response_ids": step.response_ids,
-                "logprobs": step.logprobs,
-                "weight_version": step.weight_version,
-            }
-            for step in path.steps
-        ],
-    }

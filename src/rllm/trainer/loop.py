@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from rllm._runtime.threads import BACKEND_THREAD, SerialExecutor
 from rllm.algorithms.base import Algorithm
@@ -43,7 +43,6 @@ from rllm.trainer.metrics import (
     rates,
     staleness,
 )
-from rllm.trainer.resume import newest_session
 from rllm.trainer.rollouts import eval_attempts, training_attempts
 from rllm.trainer.run_health import RunHealth
 from rllm.trainer.selection import (
@@ -56,8 +55,9 @@ from rllm.trainer.selection import (
 )
 from rllm.trainer.sequences import step_spans
 from rllm.trainer.teacher import Teacher
-from rllm.types import Episode, StepCredit
+from rllm.types import Episode, JSONMapping, JSONObject, StepCredit
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class TrainingLoop:
     """Count of the calls that have named no session while rollouts were under way."""
     run_id: str | None = None
     """Name of the run in a store that several runs share."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
+    identity: JSONMapping = field(default_factory=dict)
     """Settings and data that a resumed run must share with this one."""
     steps_done: int = 0
     """Training steps done by earlier processes, then by this one."""
@@ -102,7 +102,7 @@ class TrainingLoop:
     """True once an example of the calls in `dropped/side_call` was logged."""
     _is_whole: bool = field(default=True, init=False)
     """True while weights and records are those of `steps_done` steps; a failed update may leave them in between."""
-    _state: dict[str, Any] = field(default_factory=dict, init=False)
+    _state: JSONObject = field(default_factory=dict, init=False)
     """State for the checkpoint of the last whole step."""
     _thread: SerialExecutor = field(default_factory=SerialExecutor, init=False)
     """Thread of the backend: always the same, so that its memory and helper threads stay with it."""
@@ -140,7 +140,7 @@ class TrainingLoop:
         times: dict[str, float] = {}
         with _timed(times, "rollout"):
             episodes = await self._episodes_of(self.steps_done)
-        again = "; Ctrl-C again gives it up" if threading.current_thread() is threading.main_thread() else ""
+        again = "; Ctrl-C again discards it" if threading.current_thread() is threading.main_thread() else ""
         await _to_the_end(self._learn(episodes, times), f"step {self.steps_done + 1} is finished{again}")
 
     async def _learn(self, episodes: Sequence[Episode], times: dict[str, float]) -> None:
@@ -189,7 +189,6 @@ class TrainingLoop:
     def _metrics(
         self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the metrics of a training step."""
         # A task's greedy rollout has the index after them; it is the policy's, but not sampled like the trained ones.
         sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
@@ -235,8 +234,9 @@ class TrainingLoop:
 
     async def _save_at_the_end(self, failure: Exception | None) -> None:
         """Save. Where that fails, too, as with workers that are gone, what ended the run is what is raised."""
-        if _is_being_stopped() and not self.checkpoints.have(self.steps_done):
-            logger.warning("stopping, once step %d is saved", self.steps_done)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() and not self.checkpoints.have(self.steps_done):
+            logger.warning("stopping when step %d is saved", self.steps_done)
         try:
             await self.save()
         except CheckpointError as error:
@@ -260,10 +260,10 @@ class TrainingLoop:
 
     async def _last_session(self) -> str | None:
         """Return the newest session before the first one of a step still to be done."""
-        return await self._in_thread(newest_session, self.store)
+        newest = await self._in_thread(self.store.sessions, limit=1)
+        return newest[0].id if newest else None
 
     def _owes_evaluation(self) -> bool:
-        """Return whether an evaluation of the present policy is due and missing."""
         due = self._due(self.config.eval.every) if self.steps_done else self.config.eval.at_start
         return due and self.evaluated_at < self.steps_done
 
@@ -326,7 +326,7 @@ class TrainingLoop:
         if self.batch_log is not None:
             await self._in_thread(self.batch_log.write, self.steps_done, assembled.batch, update, self.algorithm)
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the backend's thread while the event loop continues."""
         return await self._thread.run(partial(function, *args, **kwargs), name=BACKEND_THREAD)
 
@@ -335,11 +335,7 @@ class TrainingLoop:
 
 
 def _with_logprobs(assembled: Assembled, update: UpdateResult) -> list[StepCredit]:
-    """Return the credits with the trainer's log-probabilities of the tokens in the batch.
-
-    Raises:
-        TokenMismatchError: if there is not one for each token of the batch.
-    """
+    """Return the credits with the trainer's log-probabilities of the tokens in the batch."""
     if update.logprobs is None:
         return assembled.credits
     if len(update.logprobs) != assembled.batch.num_tokens:
@@ -361,14 +357,9 @@ async def _to_the_end(work: Coroutine[Any, Any, object], what: str) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        logger.warning("stopping, once %s", what)
+        logger.warning("stopping when %s", what)
         await task
         raise
-
-
-def _is_being_stopped() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 @contextmanager

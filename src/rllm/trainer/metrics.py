@@ -28,6 +28,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     rewards = rewards_of(episodes)
     steps = [step for episode in episodes for path in episode.trajectories for step in path.steps]
     lengths = [len(step.response_ids) for step in steps if step.response_ids]
+    endings = Counter(episode.termination_reason.value for episode in episodes if episode.termination_reason)
     return {
         **_reported(episodes),  # first, so that no agent can take the place of what is measured
         **_mean("rollout/reward", rewards),
@@ -38,7 +39,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
         "rollout/calls_per_episode": len(steps) / max(len(episodes), 1),
         "rollout/truncated": _cut_off(steps),
-        **_endings(episodes),
+        **{f"rollout/ended_by/{reason}": count / len(episodes) for reason, count in sorted(endings.items())},
         "rollout/num_failed": float(sum(episode.failed for episode in episodes)),
         "rollout/num_unscored": float(sum(reward is None for reward in _final_rewards(episodes))),
     }
@@ -159,7 +160,6 @@ def rewards_of(episodes: Iterable[Episode]) -> list[float]:
 
 
 def _final_rewards(episodes: Iterable[Episode]) -> list[float | None]:
-    """Return the reward of every trajectory in episodes that did not fail."""
     return [path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories]
 
 
@@ -169,7 +169,6 @@ def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return the tenth and the ninetieth percentile."""
     if len(values) < 2:
         return {}
     cuts = quantiles(values, n=10, method="inclusive")
@@ -186,16 +185,10 @@ def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
                 by_role.setdefault(path.name, []).append(reward)
     if len(by_role) < 2:
         return {}
-    summaries = (
-        {**_mean(f"{name}/{role}", found), **_spread(f"{name}/{role}", found)} for role, found in by_role.items()
-    )
-    return {key: value for metrics in summaries for key, value in metrics.items()}
-
-
-def _endings(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the share of rollouts by reason of ending, if agents give one."""
-    reasons = Counter(episode.termination_reason.value for episode in episodes if episode.termination_reason)
-    return {f"rollout/ended_by/{reason}": count / len(episodes) for reason, count in sorted(reasons.items())}
+    metrics: dict[str, float] = {}
+    for role, found in by_role.items():
+        metrics |= _mean(f"{name}/{role}", found) | _spread(f"{name}/{role}", found)
+    return metrics
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -240,15 +233,14 @@ class RolloutMetrics:
         return why_unusable(episode)
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        return self._without_unscored_verdicts(
-            {**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes
-        )
+        return _scored({**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes)
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        return self._without_unscored_verdicts({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
+        return _scored({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
 
-    def _without_unscored_verdicts(self, metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return the metrics without accuracy if no episode was scored."""
-        if any(why_unusable(episode) is None for episode in episodes):
-            return metrics
-        return {name: value for name, value in metrics.items() if not _VERDICT.search(name)}
+
+def _scored(metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the metrics without accuracy if no episode was scored."""
+    if any(why_unusable(episode) is None for episode in episodes):
+        return metrics
+    return {name: value for name, value in metrics.items() if not _VERDICT.search(name)}

@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rllm._runtime.files import replace_text
 from rllm._runtime.threads import in_thread
 from rllm._runtime.untrusted import parse_json
+from rllm.engine.event_loop import run_anywhere
 from rllm.errors import ConfigError, RewardError
 from rllm.evaluation.report import mean_of_known
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import as_reward_output
 from rllm.trainer.episode_records import was_learnable
-from rllm.trainer.event_loop import run_anywhere
-from rllm.types import Episode, Trajectory
+from rllm.types import Episode, JSONObject, Trajectory
 
 FOLDER = "rescored"
 """Folder of new rewards in a run's folder, one file for each rescoring."""
@@ -37,7 +36,6 @@ class Rescored:
     session_id: str
     split: str
     trajectory: int
-    """Index in its episode."""
     name: str
     before: float | None
     after: float | None
@@ -46,7 +44,6 @@ class Rescored:
     is_correct: bool | None = None
     """`None` if the new reward does not decide it."""
     error: str | None = None
-    """Error of the new reward, or that it timed out."""
 
     @property
     def change(self) -> float:
@@ -68,18 +65,16 @@ class Comparison:
     num_failed: int
     """For which the new reward raised, or took too long."""
     mean_before: float | None
-    """Of those that were scored."""
     mean_after: float | None
     largest: Sequence[Rescored]
-    """The largest changes, first the largest."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         return asdict(self)
 
 
 def rescore(
     episodes: Iterable[Episode],
-    reward_fn: Callable[..., Any],
+    reward_fn: Callable[..., object],
     *,
     max_concurrent: int = 8,
     timeout_s: float = 600.0,
@@ -125,13 +120,13 @@ def rescore(
 
 
 async def _rescored(
-    episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., Any], timeout_s: float
+    episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., object], timeout_s: float
 ) -> Rescored:
     if episode.task is None:
         option = "--val" if episode.info.get("split") == "eval" else "--data"
         raise ConfigError(
-            f"episode {episode.id!r} has no task, since its folder does not keep them (no tasks.jsonl): name what the "
-            f"run was given with {option}"
+            f"episode {episode.id!r} has no task, since its folder has no tasks.jsonl: name the tasks of the run with "
+            f"{option}"
         )
     answer = path.steps[-1].model_response if path.steps else ""
     verdict, error = RewardOutput(None), None
@@ -194,7 +189,7 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
         rows = [parse_json(line) for line in path.read_bytes().split(b"\n") if line.strip()]
         rewards = {(row["session_id"], row["trajectory"]): (row["after"], row.get("is_correct")) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"rewards={str(path)!r} is no file of `rllm rescore`: {error}") from error
+        raise ConfigError(f"rewards={str(path)!r} is not a file of `rllm rescore`: {error}") from error
     for episode in episodes:
         verdicts = []
         for number, trajectory in enumerate(episode.trajectories):
@@ -202,13 +197,10 @@ def with_rewards(episodes: Iterable[Episode], path: Path) -> Iterator[Episode]:
                 trajectory.reward, is_correct = rewards[episode.session_id, number]
                 for step in trajectory.steps:  # else their sum would stand in for a reward that is not there
                     step.reward = None
-                verdicts.append(_is_right(trajectory.reward, is_correct))
+                if is_correct is None and trajectory.reward is not None:
+                    is_correct = trajectory.reward >= 1.0
+                verdicts.append(is_correct)
         if verdicts:
             known = [verdict for verdict in verdicts if verdict is not None]
             episode.is_correct = bool(known) and known[-1]
         yield episode
-
-
-def _is_right(reward: float | None, verdict: bool | None) -> bool | None:
-    """Return whether an answer is right, as its reward states, else by what it earned; `None` if unknown."""
-    return reward >= 1.0 if verdict is None and reward is not None else verdict

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -28,6 +26,7 @@ from rllm.tracking.jsonl import forget_after, last_step
 from rllm.tracking.own_runs import STORE
 from rllm.trainer.checkpoint import Checkpoints, read_state, restore_generators
 from rllm.trainer.run_folder import LOCK_FILE
+from rllm.types import JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ MAY_CHANGE = (
     "optim.offload",
     "rollout.runner",
     "ray.",
-    "verl.ray_address",
     "verl.timeout_s",
     "eval.",
     "gateway.",
@@ -78,7 +76,7 @@ class StartingPoint:
     """Beginning of a run: a checkpoint, or nothing."""
 
     checkpoint: Path | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: JSONMapping = field(default_factory=dict)
     """State saved beside the weights."""
 
     @property
@@ -108,12 +106,29 @@ class StartingPoint:
         else:
             forget_after(path, self.steps_done, evaluated=self.evaluated_at == self.steps_done)
 
-    def forget_sessions(self, store: TraceStore) -> None:
-        """Drop the rollouts that will be made again from the run's own store."""
+    def forget_sessions(self, store: TraceStore) -> int:
+        """Delete the rollouts that will be repeated from the run's own store, and return their number.
+
+        If the last session of the run is not in the store, it is another store, and nothing is deleted.
+        """
+        lost: list[str] = []
         last = self.state.get("last_session")
-        num_lost = forget_sessions_after(store, last, steps_done=self.steps_done, evaluated_at=self.evaluated_at)
-        if num_lost:
-            logger.info("the traces of %s of lost steps are deleted", counted(num_lost, "rollout"))
+        for info in every_session(store):
+            if info.id == last:
+                break
+            if (split := info.metadata.get("split")) is not None:  # a rollout
+                done = self.evaluated_at if split == "eval" else self.steps_done - 1
+                if info.metadata.get("training_step", done + 1) > done:
+                    lost.append(info.id)
+        else:
+            if last is not None:
+                logger.warning("the store has no session %s, so the traces of lost steps stay in it", last)
+                return 0
+        with ThreadPoolExecutor(max_workers=16) as pool:  # deletions of several threads share a commit
+            list(pool.map(store.delete, lost))
+        if lost:
+            logger.info("the traces of %s of lost steps are deleted", counted(len(lost), "rollout"))
+        return len(lost)
 
     def restore_rng(self) -> None:
         """Restore the state of random numbers."""
@@ -130,7 +145,7 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
     latest, begun = checkpoints.latest(), (run_dir / "config.yaml").exists()
     if latest is None:
         if resume and not begun:
-            raise ConfigError(f"run_dir={str(run_dir)!r} holds no checkpoint to resume from")
+            raise ConfigError(f"run_dir={str(run_dir)!r} has no checkpoint to resume from")
         if not resume:
             _check_free(run_dir, begun=begun)
         if begun:
@@ -138,8 +153,8 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         return StartingPoint()
     if not resume:
         raise ConfigError(
-            f"run_dir={str(run_dir)!r} already holds a run: to go on with it, resume it (--resume {run_dir}, or "
-            "AgentTrainer(..., resume=True)); to start over, choose another folder, or delete this one"
+            f"run_dir={str(run_dir)!r} already has a run: to continue it, use --resume {run_dir} or "
+            "AgentTrainer(..., resume=True); to start over, choose another folder, or delete this one"
         )
     try:
         return StartingPoint(checkpoint=latest, state=read_state(latest))
@@ -148,55 +163,41 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
 
 
 def _check_free(run_dir: Path, *, begun: bool) -> None:
-    """Check that the folder has no files of something else that a run would replace or extend.
-
-    Raises:
-        ConfigError: if the folder has files of something else that a run would replace, or add to.
-    """
+    """Raise `ConfigError` if the folder has files of something else that a run would replace or extend."""
     foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
     if found := next((name for name in foreign if (run_dir / name).exists()), None):
-        raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which no run has written: choose another folder")
+        raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which is not of a run: choose another folder")
 
 
 def _check_never_saved(run_dir: Path) -> None:
-    """Refuse to restart a run that has lost its checkpoints, which would delete its metrics and rollouts.
-
-    Raises:
-        ConfigError: if its metrics have steps after its first checkpoint.
-    """
+    """Raise `ConfigError` if the run has lost its checkpoints: starting over would delete its metrics and rollouts."""
     steps_done = last_step(run_dir / "metrics.jsonl")
     save_every = read_settings(run_dir / "config.yaml")[0].get("save_every")
     if isinstance(save_every, int) and 0 < save_every < steps_done:
         raise ConfigError(
-            f"run_dir={str(run_dir)!r} has done {steps_done} steps and was saved every {save_every}, but its "
-            "checkpoints are gone; to start over would delete its metrics and rollouts: put checkpoints/ back, or "
-            "choose another folder"
+            f"run_dir={str(run_dir)!r} has metrics of {steps_done} steps (save_every={save_every}) but no checkpoint, "
+            "and starting over would delete them: restore checkpoints/, or choose another folder"
         )
 
 
 def identity_of(
     config: TrainConfig, algorithm: Algorithm, train_data: Dataset, val_data: Dataset | None = None
-) -> dict[str, Any]:
+) -> JSONObject:
     """Return everything that decides what a run learns, and the tasks it is evaluated on, by key."""
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
     identity = {key: value for key, value in flat(settings) if not _may_change(key)}
-    identity[_FORMAT] = _format_of_weights(config)
     del identity["model.dtype"]  # whose `auto` may mean another one on another device
+    dtype = choose_dtype(config.model.dtype, choose_device(config.model.device))
+    identity[_FORMAT] = weights_dtype(config) if config.backend == "verl" else str(dtype).removeprefix("torch.")
     if config.optim.schedule != "constant":
         identity["num_steps"] = config.num_steps  # the schedule is stretched over them
     identity["train_dataset"] = dataset_identity(train_data)
     if val_data is not None:
         identity[VAL_DATASET] = dataset_identity(val_data)
     identity |= _weights_read_again(config, algorithm)
-    plain: dict[str, Any] = orjson.loads(to_json(identity))
+    plain: JSONObject = orjson.loads(to_json(identity))
     return plain
-
-
-def _format_of_weights(config: TrainConfig) -> str:
-    if config.backend == "verl":
-        return weights_dtype(config)
-    return str(choose_dtype(config.model.dtype, choose_device(config.model.device))).removeprefix("torch.")
 
 
 def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, str]:
@@ -233,7 +234,7 @@ def _may_change(key: str) -> bool:
     return key in MAY_CHANGE or f"{key.partition('.')[0]}." in MAY_CHANGE
 
 
-def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint: Path) -> None:
+def check_identity(before: JSONMapping, now: JSONMapping, checkpoint: Path) -> None:
     """Refuse to resume a different run. Settings missing in `before` had their defaults.
 
     Held-out tasks may be added if there were none. Raises `ConfigError` naming every changed key with both values.
@@ -245,12 +246,12 @@ def check_identity(before: Mapping[str, Any], now: Mapping[str, Any], checkpoint
     ]
     if changed:
         raise ConfigError(
-            f"this is not the run that {str(checkpoint)!r} is of: {'; '.join(changed)}. Set it back; or begin a new "
+            f"{str(checkpoint)!r} is of a run with other settings: {'; '.join(changed)}. Set them back; or start a new "
             f"run from these weights, with model.path={checkpoint} and another run_dir"
         )
 
 
-def _default(key: str, now: Mapping[str, Any]) -> Any:
+def _default(key: str, now: JSONMapping) -> object:
     """Return the value of a setting that a run does not record; the present one if unknown."""
     if key.startswith(_ROLES):
         field = RoleConfig.model_fields.get(key.rpartition(".")[2])
@@ -258,37 +259,3 @@ def _default(key: str, now: Mapping[str, Any]) -> Any:
     if _may_change(key):
         return now.get(key)
     return dict(flat(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))
-
-
-def forget_sessions_after(store: TraceStore, last: str | None, *, steps_done: int, evaluated_at: int) -> int:
-    """Delete the rollouts' sessions that are newer than `last`, if they are of steps that will be made again.
-
-    Returns how many went. Where `last` is not in the store, nothing does: it is another store than the run had.
-    """
-    lost: list[str] = []
-    for info in every_session(store):
-        if info.id == last:
-            break
-        if _is_lost(info.metadata, steps_done, evaluated_at):
-            lost.append(info.id)
-    else:
-        if last is not None:
-            logger.warning("the store does not know session %s, so the traces of lost steps stay in it", last)
-            return 0
-    with ThreadPoolExecutor(max_workers=16) as pool:  # deletions of several threads share a commit
-        list(pool.map(store.delete, lost))
-    return len(lost)
-
-
-def _is_lost(metadata: Mapping[str, Any], steps_done: int, evaluated_at: int) -> bool:
-    """Return whether a session is a rollout of a step or evaluation that will be repeated."""
-    if "split" not in metadata:
-        return False
-    done = evaluated_at if metadata["split"] == "eval" else steps_done - 1
-    return bool(metadata.get("training_step", done + 1) > done)
-
-
-def newest_session(store: TraceStore) -> str | None:
-    """Return the session that was opened last."""
-    newest = store.sessions(limit=1)
-    return newest[0].id if newest else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -28,9 +28,13 @@ from rllm.inference.engine import InferenceEngine
 from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles
 from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
+from rllm.types import JSONMapping
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
+
+_MAX_STEPS = 5
+"""Value of `rollout.max_steps=None`."""
 
 
 class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
@@ -75,11 +79,7 @@ class RolloutSource(ABC):
 
     @abstractmethod
     def open(self, context: RolloutContext) -> RunningRollout:
-        """Return the rollouts of a run.
-
-        Raises:
-            ConfigError: if a part does not fit.
-        """
+        """Return the rollouts of a run; raise `ConfigError` if a part does not fit."""
 
     def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
         """Return the metrics of these episodes."""
@@ -90,14 +90,14 @@ class RolloutSource(ABC):
 class FunctionSource(RolloutSource):
     """`agent_run_func`."""
 
-    agent_run_func: Callable[..., Any]
+    agent_run_func: Callable[..., object]
 
     def check(self, data: Dataset) -> None:
         check_rows(self.agent_run_func, data)
 
     def open(self, context: RolloutContext) -> RunningRollout:
         if context.rollout.max_steps is not None:
-            logger.warning("rollout.max_steps=%d bounds nothing: a function ends by itself", context.rollout.max_steps)
+            logger.warning("rollout.max_steps=%d has no effect: a function ends by itself", context.rollout.max_steps)
         return AgentFunctionEngine(self.agent_run_func, gateway=context.gateway, store=context.store)
 
 
@@ -107,15 +107,14 @@ class AgentEnvSource(RolloutSource):
 
     agent_class: type[BaseAgent]
     env_class: type[BaseEnv]
-    agent_args: Mapping[str, Any] = field(default_factory=dict)
-    env_args: Mapping[str, Any] = field(default_factory=dict)
+    agent_args: JSONMapping = field(default_factory=dict)
+    env_args: JSONMapping = field(default_factory=dict)
 
     def check(self, data: Dataset) -> None:
         """Let the environment class check the first task."""
         check_first_task(self.env_class, {**data[0], **prepared_args(self.env_class, self.env_args)})
 
     def open(self, context: RolloutContext) -> RunningRollout:
-        steps: dict[str, Any] = {} if context.rollout.max_steps is None else {"max_steps": context.rollout.max_steps}
         return AgentExecutionEngine(
             agent_class=self.agent_class,
             env_class=self.env_class,
@@ -125,7 +124,7 @@ class AgentEnvSource(RolloutSource):
             capture=context.capture,
             max_workers=context.rollout.max_concurrent,
             trajectory_timeout=context.rollout.timeout_s,
-            **steps,
+            max_steps=context.rollout.max_steps or _MAX_STEPS,
         )
 
 
@@ -134,12 +133,11 @@ class WorkflowSource(RolloutSource):
     """`workflow_class`."""
 
     workflow_class: type[Workflow]
-    workflow_args: Mapping[str, Any] = field(default_factory=dict)
+    workflow_args: JSONMapping = field(default_factory=dict)
     retry_if = staticmethod(is_worth_another_try)
 
     @property
     def max_parallel(self) -> int | None:
-        """Number of rollouts that one process may run at a time; `None` for any number."""
         return None if self.workflow_class.is_multithread_safe() else 1
 
     def check(self, data: Dataset) -> None:
@@ -148,7 +146,7 @@ class WorkflowSource(RolloutSource):
     def open(self, context: RolloutContext) -> RunningRollout:
         if context.rollout.max_steps is not None:
             logger.warning(
-                "rollout.max_steps=%d bounds nothing: give workflow_args what the workflow takes",
+                "rollout.max_steps=%d has no effect on a workflow: pass its own argument in workflow_args",
                 context.rollout.max_steps,
             )
         return AgentWorkflowEngine(
@@ -163,19 +161,15 @@ class WorkflowSource(RolloutSource):
 def rollout_source(
     *,
     source: RolloutSource | None = None,
-    agent_run_func: Callable[..., Any] | None,
+    agent_run_func: Callable[..., object] | None,
     agent_class: type[BaseAgent] | None,
     env_class: type[BaseEnv] | None,
-    agent_args: Mapping[str, Any] | None,
-    env_args: Mapping[str, Any] | None,
+    agent_args: JSONMapping | None,
+    env_args: JSONMapping | None,
     workflow_class: type[Workflow] | None,
-    workflow_args: Mapping[str, Any] | None,
+    workflow_args: JSONMapping | None,
 ) -> RolloutSource:
-    """Return the one source that the arguments give.
-
-    Raises:
-        ConfigError: if none was, or more than one.
-    """
+    """Return the one source that the arguments give; raise `ConfigError` for none or several."""
     sources = {
         "agent_run_func": agent_run_func,
         "agent_class and env_class": agent_class or env_class,
@@ -190,33 +184,19 @@ def rollout_source(
     if source is not None:
         return source
     if agent_run_func is not None:
-        return _function_source(agent_run_func)
+        if not callable(agent_run_func):
+            raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
+        check_promise(agent_run_func, name_of(agent_run_func))
+        return FunctionSource(agent_run_func=agent_run_func)
     if workflow_class is not None:
-        return _workflow_source(workflow_class, workflow_args or {})
-    return _agent_env_source(agent_class, env_class, agent_args or {}, env_args or {})
-
-
-def _function_source(agent_run_func: Any) -> FunctionSource:
-    if not callable(agent_run_func):
-        raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question)`")
-    check_promise(agent_run_func, name_of(agent_run_func))
-    return FunctionSource(agent_run_func=agent_run_func)
-
-
-def _workflow_source(workflow_class: Any, workflow_args: Mapping[str, Any]) -> WorkflowSource:
-    check_workflow(workflow_class)
-    check_made_with(workflow_class, "workflow_args", workflow_args, rollout_engine=None, executor=None)
-    return WorkflowSource(workflow_class=workflow_class, workflow_args=dict(workflow_args))
-
-
-def _agent_env_source(
-    agent_class: Any, env_class: Any, agent_args: Mapping[str, Any], env_args: Mapping[str, Any]
-) -> AgentEnvSource:
+        check_workflow(workflow_class)
+        check_made_with(workflow_class, "workflow_args", workflow_args or {}, rollout_engine=None, executor=None)
+        return WorkflowSource(workflow_class=workflow_class, workflow_args=dict(workflow_args or {}))
     if agent_class is None or env_class is None:
         missing = "agent_class" if agent_class is None else "env_class"
         raise ConfigError(f"{missing} is missing: an agent and its environment are given together")
-    check_agent_and_env(agent_class, env_class, env_args)
-    check_made_with(agent_class, "agent_args", agent_args)
+    check_agent_and_env(agent_class, env_class, env_args or {})
+    check_made_with(agent_class, "agent_args", agent_args or {})
     return AgentEnvSource(
-        agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args), env_args=dict(env_args)
+        agent_class=agent_class, env_class=env_class, agent_args=dict(agent_args or {}), env_args=dict(env_args or {})
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from types import ModuleType
+from typing import cast
 
 from rllm._runtime.network import is_loopback
 from rllm.algorithms.base import Algorithm
@@ -17,7 +18,6 @@ from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset, more_tasks_of_step, tasks_of_step
 from rllm.engine.capture import GatewayEngine, RemoteGateway
-from rllm.engine.ray_actors import Spread
 from rllm.engine.ray_cluster import (
     OF_CODE,
     ImportPaths,
@@ -40,7 +40,7 @@ from rllm.sdk.propagation import environment
 from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
-from rllm.types import Task
+from rllm.types import JSONMapping, JSONObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,6 @@ def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
         ConfigError: naming a setting without effect, an address without a server, or an object that cannot be sent.
         MissingDependencyError: if Ray is needed and not installed.
     """
-    if config.backend == "verl":
-        _join_workers(config)
     if config.rollout.runner == "ray":
         _check_sendable(config, source)
     else:
@@ -78,54 +76,33 @@ def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
         refuse_changes(config.ray, "ray", names, "without processes on Ray; set rollout.runner=ray, or leave it out")
 
 
-def _join_workers(config: TrainConfig) -> None:
-    """Give verl's workers the cluster of `ray.address`, unless they name one."""
-    if config.verl.ray_address is None and config.ray.address is not None:
-        check_address(config.ray.address)
-        config.verl.ray_address = config.ray.address
-    if config.ray.address not in (None, config.verl.ray_address):
-        raise ConfigError(
-            f"verl.ray_address={config.verl.ray_address!r} and ray.address={config.ray.address!r} are two clusters: "
-            "set ray.address only"
-        )
-
-
 def _check_sendable(config: TrainConfig, source: RolloutSource) -> None:
     if source.demonstrates:
-        raise ConfigError("rollout.runner='ray' would have no effect: demonstrations are read, not made; leave it out")
+        raise ConfigError("rollout.runner='ray' has no effect on demonstrations, which are not sampled: leave it out")
     folder = config.ray.working_dir
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"ray.working_dir={str(folder)!r}: there is no such folder")
     load_ray()
-    check_address(address_of(config))
+    check_address(config.ray.address)
     packed(source, "the agent", OF_CODE)
-
-
-def address_of(config: TrainConfig) -> str | None:
-    """Return the cluster that the settings name, if any."""
-    return config.ray.address or (config.verl.ray_address if config.backend == "verl" else None)
-
-
-def uses_ray(config: TrainConfig) -> bool:
-    """Return whether any part of the run is on Ray."""
-    return config.rollout.runner == "ray" or config.backend == "verl"
 
 
 def uses_a_cluster(config: TrainConfig) -> bool:
     """Return whether any part of the run is on an existing cluster."""
-    return uses_ray(config) and known_address(address_of(config)) is not None
+    uses_ray = config.rollout.runner == "ray" or config.backend == "verl"
+    return uses_ray and known_address(config.ray.address) is not None
 
 
-def on_ray(config: TrainConfig) -> AbstractContextManager[Any]:
+def on_ray(config: TrainConfig) -> AbstractContextManager[object]:
     """Return the connection to Ray for the whole run, if rollouts need one; verl's workers share it."""
     return joined_for(config) if config.rollout.runner == "ray" else nullcontext()
 
 
-def joined_for(config: TrainConfig) -> AbstractContextManager[Any]:
+def joined_for(config: TrainConfig) -> AbstractContextManager[ModuleType]:
     """Return the connection of a run to its cluster."""
     cpus = max(os.cpu_count() or 1, config.verl.workers_per_node) if config.backend == "verl" else None
     return joined(
-        address_of(config), working_dir=config.ray.working_dir, not_shipped=_not_shipped(config), num_cpus=cpus
+        config.ray.address, working_dir=config.ray.working_dir, not_shipped=_not_shipped(config), num_cpus=cpus
     )
 
 
@@ -154,44 +131,31 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
 def running(
     config: TrainConfig, source: RolloutSource, context: RolloutContext, gateway: GatewayServer
 ) -> Iterator[RolloutRunner]:
-    """Yield the running runner of a run.
-
-    Raises:
-        ConfigError: if a part does not fit, or a node cannot make rollouts.
-    """
+    """Yield the running runner of a run; raise `ConfigError` if a part does not fit or a node cannot make rollouts."""
     rollout, most = config.rollout, source.max_parallel
-    settings: dict[str, Any] = {
-        "max_concurrent": rollout.max_concurrent,
-        "timeout_s": rollout.timeout_s,
-        "num_retries": rollout.num_retries,
-        "retry_if": source.retry_if,
-    }
     if rollout.runner == "local":
-        settings["max_concurrent"] = most or rollout.max_concurrent
         with source.open(context) as engine:
-            yield RolloutRunner(engine, **settings)
+            yield RolloutRunner(
+                engine,
+                max_concurrent=most or rollout.max_concurrent,
+                timeout_s=rollout.timeout_s,
+                num_retries=rollout.num_retries,
+                retry_if=source.retry_if,
+            )
         return
-    remote, spread = remote_gateway(gateway), spread_of(config)
+    remote = remote_gateway(gateway)
     with RayRolloutRunner(
         partial(open_remote, source, remote, rollout),
-        spread=spread if most is None else replace(spread, concurrency=most),
+        spread=config.ray if most is None else config.ray.model_copy(update={"concurrency": most}),
         gateway=remote,
         environment=environment(remote.url, api_key=remote.process_key),
         paths=ImportPaths.of(config.ray.working_dir),
-        **settings,
+        max_concurrent=rollout.max_concurrent,
+        timeout_s=rollout.timeout_s,
+        num_retries=rollout.num_retries,
+        retry_if=source.retry_if,
     ) as runner:
         yield runner
-
-
-def spread_of(config: TrainConfig) -> Spread:
-    """Return how rollouts are spread over the nodes."""
-    settings = config.ray
-    return Spread(
-        num_actors=settings.num_actors,
-        concurrency=settings.concurrency,
-        cpus_per_actor=settings.cpus_per_actor,
-        start_timeout_s=settings.start_timeout_s,
-    )
 
 
 def remote_gateway(gateway: GatewayServer) -> RemoteGateway:
@@ -219,26 +183,14 @@ def training_attempts(
 ) -> list[RolloutRequest]:
     """Return `group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
 
-    Args:
-        data: the tasks.
-        config: the run's.
-        algorithm: the run's.
-        step: how many steps are done.
-        extra_round: 0 for the step's own tasks; from 1 on, `num_tasks` others in their place.
-        num_drawn: how many others earlier rounds took.
-        num_tasks: how many this one takes.
+    `extra_round` is 0 for the tasks of the step after `step` steps; from 1 on, `num_tasks` others replace some of them,
+    after the `num_drawn` of earlier rounds.
     """
+    order = {"num_tasks": len(data), "per_step": config.tasks_per_step, "seed": config.seed}
     if extra_round:
-        rows = more_tasks_of_step(
-            step,
-            num_tasks=len(data),
-            per_step=config.tasks_per_step,
-            num_drawn=num_drawn,
-            count=num_tasks,
-            seed=config.seed,
-        )
+        rows = more_tasks_of_step(step, num_drawn=num_drawn, count=num_tasks, **order)
     else:
-        rows = tasks_of_step(step, num_tasks=len(data), per_step=config.tasks_per_step, seed=config.seed)
+        rows = tasks_of_step(step, **order)
     rollout = config.rollout
     sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **_CUTS, **_PENALTIES}
     greedy = {**sampled, "temperature": 0.0}
@@ -246,11 +198,14 @@ def training_attempts(
     for place, row in enumerate(rows):
         # A task that a step takes twice is two groups: its place in the step keeps them apart.
         task_id = f"{data.task_id(row)}@{step}.{extra_round}.{place}"
-        attempt = partial(_attempt, data[row], task_id, split="train", seed=config.seed, step=step)
+        attempt = partial(RolloutRequest, task=data[row], task_id=task_id, split="train", training_step=step)
+        seeded = partial(_seeded, seed=config.seed, split="train", task_id=task_id)
         for index in range(rollout.group_size):
-            attempts.append(attempt(index, sampling=sampled, side_calls=rollout.side_calls))
+            sampling = seeded(sampled, index=index)
+            attempts.append(attempt(index=index, sampling=sampling, side_calls=rollout.side_calls))
         if algorithm.needs_greedy:
-            attempts.append(attempt(rollout.group_size, sampling=greedy, trainable=False))
+            sampling = seeded(greedy, index=rollout.group_size)
+            attempts.append(attempt(index=rollout.group_size, sampling=sampling, trainable=False))
     return attempts
 
 
@@ -266,34 +221,24 @@ def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[Roll
     attempts = []
     for row in range(len(data)):
         task_id = data.task_id(row)
-        attempt = partial(_attempt, data[row], task_id, split="eval", seed=config.seed, step=step, trainable=False)
         for _ in range(judged.num_rollouts):
-            attempts.append(attempt(times[task_id], sampling=sampling))
+            index = times[task_id]
             times[task_id] += 1
+            attempts.append(
+                RolloutRequest(
+                    task=data[row],
+                    task_id=task_id,
+                    index=index,
+                    split="eval",
+                    training_step=step,
+                    sampling=_seeded(sampling, config.seed, "eval", task_id, index),
+                    trainable=False,
+                )
+            )
     return attempts
 
 
-def _attempt(
-    task: Task,
-    task_id: str,
-    index: int,
-    *,
-    split: str,
-    sampling: Mapping[str, Any],
-    seed: int,
-    step: int,
-    trainable: bool = True,
-    side_calls: bool = False,
-) -> RolloutRequest:
-    given = {name: value for name, value in sampling.items() if value is not None}
-    given["seed"] = derived_seed(seed, split, task_id, index)
-    return RolloutRequest(
-        task=task,
-        task_id=task_id,
-        index=index,
-        split=split,
-        training_step=step,
-        sampling=given,
-        trainable=trainable,
-        side_calls=side_calls,
-    )
+def _seeded(imposed: JSONMapping, seed: int, split: str, task_id: str, index: int) -> JSONObject:
+    """Return the parameters that are set, and the seed of a rollout."""
+    given = {name: value for name, value in imposed.items() if value is not None}
+    return {**given, "seed": derived_seed(seed, split, task_id, index)}

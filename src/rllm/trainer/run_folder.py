@@ -22,11 +22,7 @@ _MAX_NAMED = 3
 
 
 def check_places(run_dir: Path, store: str | None) -> None:
-    """Refuse what can be neither the folder of a run nor its store; nothing is made yet.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
+    """Raise `ConfigError` for what can be neither the folder of a run nor its store; nothing is created yet."""
     nearest = nearest_folder(str(run_dir))
     if not nearest.is_dir():
         raise ConfigError(
@@ -40,11 +36,7 @@ def check_places(run_dir: Path, store: str | None) -> None:
 
 @contextmanager
 def in_use(run_dir: Path) -> Iterator[None]:
-    """Hold the folder; the lock ends with the process, however that ends.
-
-    Raises:
-        ConfigError: if another process holds it, or if it cannot be written to.
-    """
+    """Hold the folder until the process ends; raise `ConfigError` if another process holds it."""
     try:
         held = (run_dir / LOCK_FILE).open("w")
     except OSError as error:
@@ -65,11 +57,7 @@ def keep_beginning(run_dir: Path, arguments: Mapping[str, str]) -> None:
 
 
 def beginning_of(run_dir: Path) -> dict[str, str]:
-    """Return what `keep_beginning` stored; empty for a run that no command began.
-
-    Raises:
-        ConfigError: if the file is damaged.
-    """
+    """Return what `keep_beginning` stored; empty for a run that no command began."""
     path = run_dir / BEGUN_AS
     return read_settings(path)[0] if path.exists() else {}
 
@@ -95,9 +83,9 @@ def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
     return [row for row in rows if any(name.startswith("eval/") for name in row)]
 
 
-def nearest_folder(folder: str | None) -> Path:
-    """Return the nearest existing parent of a folder; of temporary files if none is named."""
-    path = Path(folder or tempfile.gettempdir())
+def nearest_folder(folder: str) -> Path:
+    """Return the nearest existing parent of a folder, or the folder itself."""
+    path = Path(folder)
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 

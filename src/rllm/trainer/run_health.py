@@ -72,14 +72,14 @@ def signals(
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0 and (solved_for_long or of("rollout/accuracy") != 1.0),
-            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} earned the same throughout, so rewards teach "
-            "nothing: " + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
+            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} have equal rewards, so they teach nothing: "
+            + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
         ),
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,
-            f"nothing of this step is trained on ({_reasons(metrics)}): see whether tasks are too hard or too easy, "
-            "what filters leave out, whether any role learns, and whether all rollouts of a task give trajectories "
-            "the same names",
+            f"nothing of this step is trained on ({_reasons(metrics)}): check whether tasks are too hard or too easy, "
+            "what filters exclude, whether any role is trainable, and whether all rollouts of a task give their "
+            "trajectories the same names",
         ),
         "all_truncated": (
             of("rollout/truncated") == 1.0,
@@ -88,19 +88,19 @@ def signals(
         ),
         "many_truncated": (
             MAX_CUT_OFF <= of("rollout/truncated") < 1.0,
-            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length, and are judged by "
-            "what they had come to: raise rollout.max_tokens and the agent's own max_tokens, the lower of which "
+            f"{of('rollout/truncated'):.0%} of the answers were cut off at their maximal length and are scored as they "
+            "are: raise rollout.max_tokens and the agent's own max_tokens, the lower of which "
             "counts",
         ),
         "rewards_raise": (
             num_reward_errors > len(episodes) / 2,
-            f"the reward of {num_reward_errors} of {len(episodes)} rollouts raised, so they count for nothing: see the "
-            "warnings above for its name",
+            f"the reward function raised an error for {num_reward_errors} of {len(episodes)} rollouts, which are not "
+            "trained on: see the warnings above",
         ),
         "unscored_role": (
             of("dropped/unscored") > 0.0 and bool(unscored),
-            f"no trajectory of {' and '.join(unscored)} has a reward, so nothing is learned of what was done there: "
-            "set one on each, or roles.NAME.trainable=false if that is meant",
+            f"no trajectory named {' or '.join(unscored)} has a reward, so nothing is learned from them: set "
+            "one on each, or roles.NAME.trainable=false if that is intended",
         ),
         "ratio_overflow": (
             of("policy/ratio") > MAX_RATIO or of("policy/update_kl") > MAX_UPDATE_KL,
@@ -122,18 +122,20 @@ def signals(
 
 def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
     """Return how the policy stopped exploring by the last step; empty if it did not, or is good enough."""
-    entropies = [_entropy(step) for step in steps]
+    # Of the samples, which is less exact, if nothing was trained on.
+    entropies = [step.get("policy/entropy", step.get("rollout/entropy", math.nan)) for step in steps]
     now, last = entropies[-1], steps[-1]
     if not last.get("rollout/accuracy", math.nan) < GOOD or math.isnan(now):
         return ""
     differs_little = last.get("batch/zero_variance", 0.0) > 0.5
-    if now < MIN_ENTROPY and (differs_little or _has_no_spread(last)):
+    has_no_spread = last.get("rollout/reward_p10", math.nan) == last.get("rollout/reward_p90", math.nan)
+    if now < MIN_ENTROPY and (differs_little or has_no_spread):
         return f"the entropy is {now:.3g} nats a token and rewards hardly differ"
     known = [value for value in entropies if not math.isnan(value)]
     if len(known) < _AROUND or "policy/teacher_kl" in last:  # a teacher's entropy is what the policy is to have
         return ""
     now = max(known[-2:])  # A single step may be of other tasks.
-    recent, first = _second(known[-QUICK_STEPS:]), _second(known[:_AROUND])
+    recent, first = sorted(known[-QUICK_STEPS:])[-2], sorted(known[:_AROUND])[-2]  # the highest may be an outlier
     if recent >= MANY_CHOICES and now < recent / QUICK_FALL:
         return (
             f"the entropy fell from {recent:.3g} to {known[-1]:.3g} nats a token within "
@@ -144,22 +146,7 @@ def _collapse(steps: Sequence[Mapping[str, float]]) -> str:
     return ""
 
 
-def _entropy(metrics: Mapping[str, float]) -> float:
-    """Return the entropy of a step, less exactly from the samples if nothing was trained on."""
-    return metrics.get("policy/entropy", metrics.get("rollout/entropy", math.nan))
-
-
-def _has_no_spread(metrics: Mapping[str, float]) -> bool:
-    return metrics.get("rollout/reward_p10", math.nan) == metrics.get("rollout/reward_p90", math.nan)
-
-
-def _second(values: Sequence[float]) -> float:
-    """Return the second highest, since the highest may be an outlier."""
-    return sorted(values)[-2]
-
-
 def _has_risen(steps: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether the reward is higher than where the steps begin."""
     rewards = [step["rollout/reward"] for step in steps if "rollout/reward" in step]
     if len(rewards) <= _AROUND:
         return False
@@ -175,7 +162,6 @@ def _unscored_roles(episodes: Sequence[Episode]) -> list[str]:
 
 
 def _reasons(metrics: Mapping[str, float]) -> str:
-    """Return the reasons why trajectories were dropped, the most frequent first."""
     counts = {name: value for name, value in metrics.items() if name.startswith("dropped/")}
     parts = [f"{counts[name]:.0f} x {name}" for name in sorted(counts, key=counts.__getitem__, reverse=True)]
     return ", ".join(parts) or "all advantages are 0"

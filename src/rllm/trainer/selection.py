@@ -83,23 +83,27 @@ def warn_of_unknown_roles(roles: Roles, episodes: Sequence[Episode]) -> None:
 
 def credits_of_failed(episodes: Sequence[Episode], store: TraceStore, *, step: int) -> list[StepCredit]:
     """Return a record for each call of the failed episodes in each trajectory, with the reason of the failure."""
-    return [
-        StepCredit(
-            trace_id=trace.id,
-            session_id=episode.session_id,
-            training_step=step,
-            episode_id=episode.id,
-            trajectory_name=name,
-            trajectory_index=index,
-            reward=None,
-            dropped=failure_reason(episode),
-        )
-        for episode in episodes
-        if episode.failed
-        for trajectories in [_trajectories_by_call(episode)]
-        for trace in store.by_session(episode.session_id)
-        for index, name in trajectories.get(trace.id, {0: ""}).items()
-    ]
+    records: list[StepCredit] = []
+    for episode in (episode for episode in episodes if episode.failed):
+        names: dict[str, dict[int, str]] = {}  # of the trajectories that each call belongs to, by their places
+        for index, path in enumerate(episode.trajectories):
+            for call in path.steps:
+                names.setdefault(call.id, {})[index] = path.name
+        records += [
+            StepCredit(
+                trace_id=trace.id,
+                session_id=episode.session_id,
+                training_step=step,
+                episode_id=episode.id,
+                trajectory_name=name,
+                trajectory_index=index,
+                reward=None,
+                dropped=failure_reason(episode),
+            )
+            for trace in store.by_session(episode.session_id)
+            for index, name in names.get(trace.id, {0: ""}).items()
+        ]
+    return records
 
 
 def warn_of_side_call(episodes: Sequence[Episode], store: TraceStore) -> bool:
@@ -143,7 +147,6 @@ _GroupKey: TypeAlias = tuple[str, str, int]
 
 
 def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_GroupKey, _Group]:
-    """Return the scored trajectories by the group in which they are compared."""
     groups: dict[_GroupKey, _Group] = {}
     for episode in episodes:
         for index, trajectory in enumerate(episode.trajectories):
@@ -159,15 +162,6 @@ def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_GroupKey
                 group.num_compared += 1
                 group.has_reference = group.has_reference or is_greedy
     return groups
-
-
-def _trajectories_by_call(episode: Episode) -> dict[str, dict[int, str]]:
-    """Return for each call id the trajectories it belongs to, as place in the episode and name."""
-    found: dict[str, dict[int, str]] = {}
-    for index, path in enumerate(episode.trajectories):
-        for step in path.steps:
-            found.setdefault(step.id, {})[index] = path.name
-    return found
 
 
 def _excerpt(text: str) -> str:

@@ -48,11 +48,8 @@ class _OpenSequence:
 def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[TokenSequence]:
     """Return the token sequences of one trajectory's steps, in the order in which they begin.
 
-    Steps without sampled tokens are skipped. Demonstrations have no log-probabilities; those of an earlier policy are
-    dropped.
-
-    Raises:
-        TokenMismatchError: if a step's ids and log-probabilities disagree.
+    Steps without sampled tokens are skipped. Demonstrations have no log-probabilities. Raises `TokenMismatchError` if a
+    step's ids and log-probabilities disagree.
     """
     opened: list[_OpenSequence] = []
     for step in steps:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
+import openai
+import torch
 from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.config.schema import TeacherConfig, TrainConfig, refuse_changes
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, InferenceError
+from rllm.sdk.variables import key_of_user
+from rllm.types import JSONObject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Teacher(Protocol):
@@ -27,11 +36,7 @@ class Teacher(Protocol):
 
 
 def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Check the teacher's settings before a model is loaded or a server is called.
-
-    Raises:
-        ConfigError: if a teacher is missing or unused, has another vocabulary, or a shorter context than the policy.
-    """
+    """Raise `ConfigError` if a teacher is missing or unused, or differs from the policy in vocabulary or context."""
     teacher = config.teacher
     if not algorithm.needs_teacher:
         if teacher != TeacherConfig():
@@ -40,7 +45,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
     if (teacher.path is None) == (teacher.url is None):
         raise ConfigError(
             f"teacher.path={teacher.path!r} and teacher.url={teacher.url!r}: algorithm.teacher_coef="
-            f"{algorithm.teacher_coef} asks a teacher, so set one of the two"
+            f"{algorithm.teacher_coef} needs a teacher: set one of the two"
         )
     if teacher.url is not None:
         refuse_changes(teacher, "teacher", ("dtype", "device"), "on a server; leave it out")
@@ -76,16 +81,8 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         yield LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
     else:
         from rllm.inference.local.loading import load_tokenizer
-        from rllm.trainer.teacher_endpoint import TeacherEndpoint
 
-        assert teacher.url is not None, "checked before"
-        with TeacherEndpoint(
-            teacher.url,
-            model=teacher.model,
-            max_concurrent=teacher.max_concurrent,
-            timeout_s=teacher.timeout_s,
-            num_retries=teacher.num_retries,
-        ) as endpoint:
+        with TeacherEndpoint(teacher) as endpoint:
             own = load_tokenizer(config.model.path)
             endpoint.check(own.tokenizer)
             _check_length(config, own.context_length, f"teacher.url={teacher.url!r}", endpoint.context_length)
@@ -103,7 +100,7 @@ def _check_model(config: TrainConfig, teacher: str) -> None:
         differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
         raise ConfigError(
             f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens "
-            f"differ, such as {differing[0]!r}. Take a teacher of the same family"
+            f"differ, such as {differing[0]!r}; use a teacher of the same family"
         )
     _check_length(config, policy.context_length, f"teacher.path={teacher!r}", judge.context_length)
 
@@ -113,6 +110,140 @@ def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int 
     bounds = [length for length in (config.model.max_length, own) if length is not None]
     if room is not None and bounds and min(bounds) > room:
         raise ConfigError(
-            f"{teacher} takes {room} tokens, and a prompt and its answer may have {min(bounds)}: set "
+            f"{teacher} takes {room} tokens, fewer than a prompt and its answer may have ({min(bounds)}): set "
             f"model.max_length={room}"
         )
+
+
+_NUM_PROBED = 64
+"""Ids of which the server must know the same text as the policy's tokenizer."""
+
+
+class TeacherEndpoint:
+    """Asks about one sequence a request, several at once; a request that fails for a while is sent again."""
+
+    def __init__(self, teacher: TeacherConfig) -> None:
+        """Prepare without connecting; raise `ConfigError` if `teacher.url` is not an address."""
+        self._url, self._model = teacher.url or "", teacher.model
+        if not self._url.startswith(("http://", "https://")):
+            raise ConfigError(f"teacher.url={self._url!r}: use an address such as http://127.0.0.1:8000/v1")
+        self.context_length: int | None = None
+        """Tokens that a prompt may have, if the server states it."""
+        self._client = openai.OpenAI(
+            base_url=self._url,
+            api_key=key_of_user() or "EMPTY",
+            timeout=teacher.timeout_s,
+            max_retries=teacher.num_retries,
+        )
+        self._pool = ThreadPoolExecutor(teacher.max_concurrent, thread_name_prefix="rllm teacher")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        self._client.close()
+
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Check that the server can teach a policy with this tokenizer.
+
+        Raises:
+            ConfigError: if it does not return log-probabilities of prompts, or has another vocabulary.
+            InferenceError: if it cannot be reached.
+        """
+        self._choose_model()
+        ids = _telling_ids(tokenizer)
+        try:
+            entries = self._prompt_logprobs(ids)
+        except InferenceError as error:
+            if error.status_code == 400:  # such as: token id 4711 is out of vocabulary
+                raise ConfigError(
+                    f"teacher.url={self._url!r} does not accept ids of the policy's vocabulary, or does not return the "
+                    f"log-probabilities of a prompt: {error}"
+                ) from error
+            raise
+        for token_id, entry in zip(ids[1:], entries[1:], strict=True):
+            text, own = entry.get("decoded_token"), tokenizer.decode([token_id])
+            if isinstance(text, str) and text.strip() != own.strip():
+                raise ConfigError(
+                    f"teacher.url={self._url!r} has another vocabulary than the policy: token {token_id} is {text!r} "
+                    f"there and {own!r} here; use a teacher of the same family"
+                )
+
+    def score(self, batch: Batch) -> Tensor:
+        """Return [N] the teacher's log-probabilities of the batch's tokens; see `Teacher.score`."""
+        entries = self._pool.map(self._prompt_logprobs, [sequence.ids for sequence in batch.sequences])
+        values = [
+            float(logprobs[place]["logprob"])
+            for sequence, logprobs in zip(batch.sequences, entries, strict=True)
+            for place in sequence.sampled_positions()
+        ]
+        return torch.tensor(values, dtype=torch.float32)
+
+    def _choose_model(self) -> None:
+        """Choose the named model or the only one, and read its length: `{"id": "m", "max_model_len": 4096}`."""
+        try:
+            served = {item.id: item for item in self._client.models.list().data}
+        except openai.OpenAIError as error:
+            if self._model is not None and isinstance(error, openai.APIStatusError):
+                return  # not every server has a list, and the name is known
+            raise _named(error, self._url) from error
+        if self._model is None and len(served) != 1:
+            raise ConfigError(f"teacher.model is missing: {self._url} serves {', '.join(served) or 'none'}; choose one")
+        self._model = self._model or next(iter(served))
+        length = getattr(served.get(self._model), "max_model_len", None)
+        # The last place is for the token that it samples after a prompt: servers sample at least one.
+        self.context_length = length - 1 if isinstance(length, int) else None
+
+    def _prompt_logprobs(self, ids: Sequence[int]) -> list[JSONObject]:
+        """Return the server's entry for each token of a prompt; `{}` for the first, which has none."""
+        try:
+            response = self._client.completions.create(
+                model=str(self._model),
+                prompt=list(ids),
+                max_tokens=1,
+                temperature=1.0,
+                extra_body={"prompt_logprobs": 0},
+            )
+        except openai.OpenAIError as error:
+            raise _named(error, self._url) from error
+        entries = getattr(response.choices[0], "prompt_logprobs", None) if response.choices else None
+        if not isinstance(entries, list):
+            raise ConfigError(
+                f"teacher.url={self._url!r} returns no prompt_logprobs: use a server that does on /v1/completions, "
+                "such as vLLM, or run the teacher in this process with teacher.path"
+            )
+        if len(entries) != len(ids):
+            raise InferenceError(
+                f"{self._url} returns {len(entries)} log-probabilities of a prompt of {len(ids)} tokens"
+            )
+        found: list[JSONObject] = [{}]
+        for place, token_id in enumerate(ids[1:], 1):
+            entry = (entries[place] or {}).get(str(token_id))  # others may be listed beside the prompt's own token
+            if not entry or not isinstance(entry.get("logprob"), int | float) or math.isnan(entry["logprob"]):
+                raise InferenceError(
+                    f"the teacher at {self._url} returned {entries[place]!r:.200} for token {token_id}, number {place} "
+                    "of a prompt"
+                )
+            found.append(entry)
+        return found
+
+
+def _telling_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return ids across the vocabulary whose texts are plain words, which look the same however decoded."""
+    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    some = vocabulary[:: max(1, len(vocabulary) // (8 * _NUM_PROBED))]
+    words = [token_id for token_id in some if tokenizer.decode([token_id]).strip().isalnum()]
+    return words[:: max(1, len(words) // _NUM_PROBED)]
+
+
+def _named(error: openai.OpenAIError, url: str) -> InferenceError:
+    if isinstance(error, openai.APIStatusError):
+        return InferenceError(
+            f"the teacher at {url} answered {error.status_code}: {error.message}", status_code=error.status_code
+        )
+    if isinstance(error, openai.APITimeoutError):
+        return InferenceError(
+            f"the teacher at {url} did not answer within teacher.timeout_s: raise it if the server is only slow"
+        )
+    return InferenceError(f"the teacher at {url} cannot be reached ({error.__cause__ or error}): is it running?")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from functools import partial
 
 import pytest
 
 from rllm.engine import ray_cluster
+from rllm.engine.ray_cluster import check_address
 from rllm.errors import ConfigError
-
-check_address = partial(ray_cluster.check_address, key="verl.ray_address")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +31,7 @@ def test_somebody_who_listens_will_do() -> None:
 def test_nobody_there_is_told_with_the_key_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConfigError, match=rf"verl.ray_address='127.0.0.1:{port}'"):
+    with pytest.raises(ConfigError, match=rf"ray.address='127.0.0.1:{port}'"):
         check_address(f"127.0.0.1:{port}")
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with pytest.raises(ConfigError, match="RAY_ADDRESS='127"):
@@ -41,7 +39,7 @@ def test_nobody_there_is_told_with_the_key_and_the_remedy(monkeypatch: pytest.Mo
 
 
 def test_what_is_no_address() -> None:
-    with pytest.raises(ConfigError, match=r"verl\.ray_address='head'"):
+    with pytest.raises(ConfigError, match=r"ray\.address='head'"):
         check_address("head")
 
 

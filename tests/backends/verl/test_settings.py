@@ -214,7 +214,6 @@ def test_an_adapter_is_no_model_to_begin_from(tmp_path: Path) -> None:
     [
         "workers_per_node=2",
         "num_nodes=2",
-        "ray_address=auto",
         "policy_loss=vanilla",
         "timeout_s=5",
         "overrides.model_engine=megatron",

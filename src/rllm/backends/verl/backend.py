@@ -105,7 +105,7 @@ class VerlBackend:
         configs, demand, environment = worker_configs(config), demand_of(config), environment_of(config)
         os.environ.update(environment)  # verl runs in this process, too
         with ExitStack() as stack:
-            cluster = Cluster(config.verl.ray_address, demand, environment)
+            cluster = Cluster(config.ray.address, demand, environment)
             stack.callback(cluster.close)
             cluster.check_nodes(config.model.path, config.run_dir)
             published = PublishedPolicy(config, dtype=weights_dtype(config), device="cpu" if on_cpu(config) else "auto")

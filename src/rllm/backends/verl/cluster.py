@@ -82,7 +82,7 @@ class Cluster:
             self._join(address or os.environ.get("RAY_ADDRESS"), dict(environment))
         elif address not in (None, "auto", "local") and _full(address) != ray.get_runtime_context().gcs_address:
             raise ConfigError(
-                f"verl.ray_address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} "
+                f"ray.address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} "
                 "already: leave it out, or call ray.shutdown() first"
             )
         try:
@@ -112,8 +112,8 @@ class Cluster:
                 )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise ConfigError(
-                f"verl.ray_address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one "
-                "with `ray start --head` and name its address, or leave verl.ray_address and RAY_ADDRESS out for one "
+                f"ray.address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one "
+                "with `ray start --head` and name its address, or leave ray.address and RAY_ADDRESS out for one "
                 "on this machine alone"
             ) from error
 

@@ -60,7 +60,7 @@ def check(config: TrainConfig) -> None:
     if config.verl.policy_loss is not None:
         _check_known(config.verl.policy_loss, environment_of(config))
         _check_mean(config.verl.policy_loss, algorithm_of(config).aggregation)
-    check_address(config.verl.ray_address, key="verl.ray_address")
+    check_address(config.ray.address)
 
 
 def check_settings(config: TrainConfig) -> None:

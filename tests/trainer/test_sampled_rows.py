@@ -12,10 +12,10 @@ from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
-from rllm.trainer.demonstrations.rejection import process_trajectories, rows_of_items, rows_of_store, sampled_from
+from rllm.trainer.sampled_rows import process_trajectories, rows_of_items, rows_of_store, sampled_from
 from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trace, Trajectory
 
-from ..conftest import RunTrainer, ask
+from .conftest import RunTrainer, ask
 
 ASK, SAY = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
 
@@ -42,7 +42,7 @@ def test_what_must_not_be_learned_from_is_not() -> None:
 def test_what_images_were_shown_to_is_refused() -> None:
     shown = trajectory(1.0)
     shown.steps[0].info[NOT_TEXT_KEY] = ["image_url"]
-    with pytest.raises(ConfigError, match=r"trajectory 'agent' was shown parts of type image_url, .*: leave it out"):
+    with pytest.raises(ConfigError, match=r"trajectory 'agent' has messages with parts of type image_url"):
         process_trajectories([shown], 0.5)
 
 
@@ -92,7 +92,7 @@ def test_the_best_of_each_task_are_taken() -> None:
     assert taken(reward_threshold=0.25, best_per_task=1) == [1, 2]
     with pytest.raises(ConfigError, match=r"sft\.reward_threshold=1\.0 leaves nothing of 6 trajectories.*earned 0\.9"):
         taken(reward_threshold=1.0)
-    with pytest.raises(ConfigError, match=r"sft\.best_per_task: no row has a reward"):
+    with pytest.raises(ConfigError, match=r"sft\.best_per_task needs rewards"):
         sampled_from([{"messages": []}], reward_threshold=None, best_per_task=1)
 
 

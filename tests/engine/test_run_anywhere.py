@@ -4,17 +4,12 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
-from rllm.engine.event_loop import run_to_end
+from rllm.engine.event_loop import run_anywhere
 from rllm.errors import RolloutError
-from rllm.trainer import event_loop
-from rllm.trainer.event_loop import run_anywhere
 
 
 async def where() -> str:
@@ -46,7 +41,7 @@ def test_work_that_exits_itself_ends() -> None:
         run_anywhere(leave)
 
 
-def test_a_handler_of_signals_that_exits_while_the_loop_waits_ends_the_work() -> None:
+def test_a_signal_handler_that_exits_ends_the_work() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(0.01, threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGTERM]).start)
@@ -60,7 +55,7 @@ def test_a_handler_of_signals_that_exits_while_the_loop_waits_ends_the_work() ->
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_task_that_ignores_cancellation_does_not_keep_the_work_from_ending(
+def test_a_task_that_ignores_cancellation_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rllm.engine.event_loop.CANCEL_GRACE_S", 0.01)
@@ -108,28 +103,3 @@ async def test_ctrl_c_ends_the_work_before_it_is_raised() -> None:
         run_anywhere(work)
     assert ended
     assert signal.getsignal(signal.SIGINT) is before
-
-
-async def test_ctrl_c_before_the_work_has_begun_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_begin, has_begun = threading.Event(), threading.Event()
-
-    async def work() -> None:
-        has_begun.set()
-
-    def begin_late(stoppable: Coroutine[Any, Any, None]) -> None:
-        assert may_begin.wait(60)
-        run_to_end(stoppable)
-
-    def interrupted_once(outcomes: list[Future[None]]) -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-        may_begin.set()
-        wait(outcomes)
-
-    interrupted = threading.Event()
-    monkeypatch.setattr(event_loop, "run_to_end", begin_late)
-    monkeypatch.setattr(event_loop, "wait", interrupted_once)
-    with pytest.raises(KeyboardInterrupt):
-        run_anywhere(work)
-    assert not has_begun.is_set()

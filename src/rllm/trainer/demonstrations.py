@@ -11,8 +11,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import compress, groupby
+from typing import TYPE_CHECKING, TypeGuard
 
 from rllm.config.schema import SFTConfig
 from rllm.data.dataset import Dataset
@@ -22,7 +22,10 @@ from rllm.parser import ChatTemplateParser
 from rllm.parser.append_only import is_assistant
 from rllm.parser.chat_template import lost_warning
 from rllm.parser.template_shape import SERIOUS
-from rllm.types import Message, Step, Trajectory, parts_beside_text, task_id_of, text_of
+from rllm.types import JSONMapping, Message, Step, Trajectory, parts_beside_text, task_id_of, text_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,6 @@ class Demonstration:
     shown: tuple[Shown, ...]
     name: str = "agent"
     reward: float | None = None
-    """Reward, if the row was scored."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,9 +65,7 @@ class Demonstration:
         return Trajectory(name=self.name, steps=steps, reward=self.reward)
 
 
-def prepared(
-    rows: Sequence[Mapping[str, Any]], of: LoadedTokenizer, config: SFTConfig, max_length: int | None
-) -> Dataset:
+def prepared(rows: Sequence[JSONMapping], of: LoadedTokenizer, config: SFTConfig, max_length: int | None) -> Dataset:
     """Return the rows as demonstrations in order, without those longer than `max_length` tokens, which are counted.
 
     Raises:
@@ -86,21 +86,18 @@ def prepared(
         )
         if not kept:
             raise ConfigError(
-                f"{too_long}: nothing is left to learn from; raise model.max_length up to the model's context, or cut "
-                "them into shorter ones"
+                f"{too_long}: nothing is left to learn from; raise model.max_length up to the model's context, or "
+                "split them into shorter ones"
             )
-        logger.warning("%s, and are left out", too_long)
+        logger.warning("%s, and are skipped", too_long)
     return Dataset(({"task_id": task_id, FIELD: shown} for task_id, shown in kept), name="demonstrations")
 
 
-def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
-    """Refuse token ids of another tokenizer, which stand for other words here.
+def _check_words(rows: Sequence[JSONMapping], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `ConfigError` for token ids of another tokenizer, which stand for other words here.
 
     An agent's messages may differ from the sampled text, so this is reported only if no row has its sampled text in its
     messages.
-
-    Raises:
-        ConfigError: if so, with an example.
     """
     example = None
     for row in rows:
@@ -113,8 +110,8 @@ def _check_words(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
             example = example or (read, answers[-1])
     if example is not None:
         raise ConfigError(
-            f"no row's tokens decode to its messages with this model, such as {example[0]!r:.60} where these have "
-            f"{example[1]!r:.60}: a model with other tokens sampled them; learn from their words (`rllm export RUN "
+            f"no row's token ids decode to its messages with this model, such as {example[0]!r:.60} instead of "
+            f"{example[1]!r:.60}: a model with another tokenizer sampled them; train on their text (`rllm export RUN "
             "--chat FILE`, or rows without 'steps')"
         )
 
@@ -131,7 +128,7 @@ class _Reader:
         self._compared = False
         """Set once a conversation rendered as one text is known to equal an engine's prompt."""
 
-    def read(self, number: int, row: Mapping[str, Any]) -> Demonstration:
+    def read(self, number: int, row: JSONMapping) -> Demonstration:
         try:
             _check_text(row.get("messages"))
             shown = self._sampled(row["steps"]) if row.get("steps") else self._rendered(row)
@@ -139,7 +136,7 @@ class _Reader:
             raise ConfigError(f"row {number}: {error}") from error
         return Demonstration(shown=tuple(shown), name=str(row.get("name") or "agent"), reward=row.get("reward"))
 
-    def _sampled(self, steps: Any) -> list[Shown]:
+    def _sampled(self, steps: object) -> list[Shown]:
         """Return the steps' own tokens; all answers count, unless only the last one is wanted."""
         if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
             raise ConfigError(f"steps={steps!r:.80}: use a list of objects with prompt_ids and response_ids")
@@ -149,20 +146,20 @@ class _Reader:
             if not answer:
                 continue
             if not prompt:
-                raise ConfigError(f"steps[{place}] has response_ids behind no prompt_ids: give it the prompt's")
+                raise ConfigError(f"steps[{place}] has response_ids but no prompt_ids: add the ids of its prompt")
             least, most = min(min(prompt), min(answer)), max(max(prompt), max(answer))
             if least < 0 or most >= self._of.num_ids:
                 raise ConfigError(
-                    f"steps[{place}] has the token id {least if least < 0 else most}, and the model knows "
-                    f"{self._of.num_ids}: another model "
-                    "sampled it; leave 'steps' out to have the messages rendered for this one"
+                    f"steps[{place}] has the token id {least if least < 0 else most}, and the model has "
+                    f"{self._of.num_ids}: another model sampled it; leave out 'steps' to render the messages for this "
+                    "model"
                 )
             shown.append(Shown(prompt + answer, ((len(prompt), len(prompt) + len(answer)),)))
         if not shown:
             raise ConfigError("steps hold no response_ids: there is nothing to learn")
         return shown[-1:] if self._config.train_on == "last" else shown
 
-    def _rendered(self, row: Mapping[str, Any]) -> list[Shown]:
+    def _rendered(self, row: JSONMapping) -> list[Shown]:
         messages, tools = row.get("messages"), row.get("tools") or None
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise ConfigError(
@@ -176,57 +173,35 @@ class _Reader:
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         learned = _learned(messages, answers, only_last=self._config.train_on == "last")
         parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)
-        self._check_printed(parser.template.shape.lost_of(messages[: learned[-1] + 1], tools))
-        if self._config.tokenize_method == "stepwise":
-            shown = [_one_answer(parser, messages[: place + 1], tools) for place in learned]
-            return self._checked(shown, messages, learned)
-        if len(answers) > 1 and not self._compared:
-            self._compared = True
-            _compare(parser, messages, tools)
-        read = [place for place in answers if place <= learned[-1]]
-        whole = _whole(parser, messages[: learned[-1] + 1], tools, [place in learned for place in read])
-        return self._checked([whole], messages, learned)
-
-    def _check_printed(self, lost: Sequence[str]) -> None:
-        """Count what the template leaves out.
-
-        Raises:
-            ConfigError: if the conversation means something else without it.
-        """
+        lost = parser.template.shape.lost_of(messages[: learned[-1] + 1], tools)
         if serious := next((kind for kind in lost if kind in SERIOUS), None):
             raise ConfigError(lost_warning(serious))
         self.num_lost.update(lost)
-
-    def _checked(self, shown: list[Shown], messages: Sequence[Message], learned: Sequence[int]) -> list[Shown]:
-        """Refuse calls that a template does not print, and tokens that a model does not know.
-
-        Examples are `function_call`, and Gemma 3 1B's token for images.
-        """
-        called = [(place, name) for place in learned for name in _called(messages[place])]
-        answers = [part.ids[start:stop] for part in shown for start, stop in part.spans] if called else []
-        written = "".join(map(self._of.tokenizer.decode, answers))
-        for place, name in called:
-            if name not in written:
-                raise ConfigError(
-                    f"messages[{place}] calls {name!r}, and the chat template prints nothing of it, so that an answer "
-                    "without it would be learned: use tool_calls, and a model whose template knows them; or write "
-                    "the call into the content"
+        if self._config.tokenize_method == "stepwise":
+            # Each answer behind the prompt that an engine would send.
+            return [_shown(*parser.tokenize_and_mask(messages[: place + 1], tools)) for place in learned]
+        if len(answers) > 1 and not self._compared:
+            self._compared = True
+            if not parser.verify_equivalence(messages, tools):
+                logger.warning(
+                    "sft.tokenize_method=cumulative: the chat template prints earlier answers differently later (such "
+                    "as without their reasoning), so the policy learns with another history than an engine will send; "
+                    "use sft.tokenize_method=stepwise"
                 )
-        most = max(max(part.ids) for part in shown)
-        if most >= self._of.num_ids:
+        whole = _shown(*parser.tokenize_and_mask_cumulative(messages[: learned[-1] + 1], tools))
+        wanted = [place in learned for place in answers if place <= learned[-1]]
+        if all(wanted):
+            return [whole]
+        if len(whole.spans) != len(wanted):
             raise ConfigError(
-                f"messages have {self._of.tokenizer.decode([most])!r}, which is a token of the tokenizer (id {most}), "
-                f"and the model knows {self._of.num_ids}: leave it out"
+                f"the chat template prints {len(wanted)} answers as {len(whole.spans)}, so they cannot be "
+                "distinguished: merge consecutive answers, or learn from all of them"
             )
-        return shown
+        return [Shown(whole.ids, tuple(compress(whole.spans, wanted)))]
 
 
-def _check_text(messages: Any) -> None:
-    """Check that messages contain only text.
-
-    Raises:
-        ConfigError: if there is other content, which tokens do not represent.
-    """
+def _check_text(messages: object) -> None:
+    """Raise `ConfigError` if messages contain anything but text, which tokens do not represent."""
     if kinds := parts_beside_text(messages if isinstance(messages, list) else ()):
         raise ConfigError(
             f"messages have parts of type {', '.join(kinds)}, and the policy learns from text alone: leave the row "
@@ -234,18 +209,8 @@ def _check_text(messages: Any) -> None:
         )
 
 
-def _is_answer(message: Any) -> bool:
+def _is_answer(message: object) -> TypeGuard[Message]:
     return isinstance(message, dict) and is_assistant(message)
-
-
-def _called(answer: Message) -> list[str]:
-    """Return the names of the tools that an answer calls, in OpenAI's present or former format."""
-    calls = [call.get("function") for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
-    return [
-        str(call["name"])
-        for call in (*calls, answer.get("function_call"))
-        if isinstance(call, Mapping) and call.get("name")
-    ]
 
 
 def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: bool) -> list[int]:
@@ -253,66 +218,36 @@ def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: 
     learned = [place for place in answers if _counts(messages[place], place)]
     if not learned:
         of_weight = " whose weight is not 0" if answers else ""
-        raise ConfigError(f"no message is an assistant's{of_weight}: there is nothing to learn")
+        raise ConfigError(f"no assistant message{of_weight}: there is nothing to learn")
     return learned[-1:] if only_last else learned
 
 
-def _ids(step: Mapping[str, Any], name: str, place: int) -> array[int]:
+def _ids(step: JSONMapping, name: str, place: int) -> array[int]:
     try:
         return array("i", step.get(name) or ())
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"steps[{place}].{name}: use a list of whole numbers, the ids of tokens ({error})") from error
 
 
-def _compare(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> None:
-    if not parser.verify_equivalence(messages, tools):
-        logger.warning(
-            "sft.tokenize_method=cumulative: the chat template prints earlier answers differently than at first "
-            "(such as without their reasoning), so the policy learns after a different history than an engine "
-            "will send; use stepwise"
-        )
-
-
-def _counts(answer: Mapping[str, Any], place: int) -> bool:
-    """Return whether an answer is learned, by its `weight`, as in OpenAI's fine-tuning."""
+def _counts(answer: JSONMapping, place: int) -> bool:
     weight = answer.get("weight")
     if weight not in (None, 0, 1):
         raise ConfigError(
-            f"messages[{place}].weight={weight!r}: use 1 for an answer to learn, or 0 for one to read only"
+            f"messages[{place}].weight={weight!r}: use 1 for an answer to learn from, or 0 for one that is only read"
         )
     return weight != 0
-
-
-def _one_answer(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any) -> Shown:
-    """Return the last message as the answer to the prompt that an engine would send for the others."""
-    prompt, ids, mask = parser.tokenize_and_mask(messages, tools)
-    return _shown(prompt, ids, mask)
-
-
-def _whole(parser: ChatTemplateParser, messages: Sequence[Message], tools: Any, wanted: Sequence[bool]) -> Shown:
-    """Return the conversation as one text; `wanted` marks the answers that are learned."""
-    shown = _shown(*parser.tokenize_and_mask_cumulative(messages, tools))
-    if all(wanted):
-        return shown
-    if len(shown.spans) != len(wanted):
-        raise ConfigError(
-            f"the chat template prints {len(wanted)} answers as {len(shown.spans)}, so they cannot be distinguished: "
-            "merge answers that follow each other, or learn from all of them"
-        )
-    spans = tuple(span for span, is_wanted in zip(shown.spans, wanted, strict=True) if is_wanted)
-    return Shown(shown.ids, spans)
 
 
 def _shown(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
     """Return the prompt and what follows, up to the last token that is learned."""
     if not prompt:
-        raise ConfigError("the chat template prints nothing before the first answer: begin with a user's message")
+        raise ConfigError("the chat template prints nothing before the first answer: begin with a user message")
     spans = tuple(_runs(mask, len(prompt)))
     return Shown(array("i", [*prompt, *ids][: spans[-1][1]]), spans)
 
 
 def _runs(mask: Sequence[int], place: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of each run of ones."""
+    """Yield start and stop of each run of ones."""
     for value, run in groupby(mask):
         stop = place + len(list(run))
         if value:

@@ -15,11 +15,22 @@ from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.credit import FROZEN
 from rllm.trainer.selection import NOT_TEXT
-from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, Trace, Trajectory, credits_by_trace, task_id_of
+from rllm.types import (
+    NOT_TEXT_KEY,
+    OUTCOME_KEY,
+    Episode,
+    JSONMapping,
+    JSONObject,
+    Step,
+    Trace,
+    Trajectory,
+    credits_by_trace,
+    task_id_of,
+)
 
 T = TypeVar("T", Trajectory, Episode)
 
-Row = dict[str, Any]
+Row = JSONObject
 
 
 def process_trajectories(trajectories: Iterable[Trajectory], reward_threshold: float) -> list[Row]:
@@ -49,8 +60,8 @@ def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
         )
     if kinds := sorted({kind for step in trajectory.steps for kind in step.info.get(NOT_TEXT_KEY, ())}):
         raise ConfigError(
-            f"trajectory {trajectory.name!r} was shown parts of type {', '.join(kinds)}, and the policy learns from "
-            "text alone: leave it out"
+            f"trajectory {trajectory.name!r} has messages with parts of type {', '.join(kinds)}, and the policy learns "
+            "from text only: leave it out"
         )
     row: Row = {
         "task_id": task_id or hashlib.sha256(to_json(trajectory.task, sort_keys=True)).hexdigest()[:16],
@@ -87,29 +98,25 @@ def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_pe
     Raises:
         ConfigError: if rows have no reward, or one that is not a number, or no row is left.
     """
-    _check_rewards(rows)
+    for number, row in enumerate(rows):
+        if not isinstance(row.get("reward"), int | float | None):
+            raise ConfigError(
+                f"row {number}: reward={row['reward']!r:.80}: use a number, or leave it out if the row was not scored"
+            )
     if reward_threshold is None and best_per_task is None:
         return list(rows)
     key = "reward_threshold" if reward_threshold is not None else "best_per_task"
     scored = [row for row in rows if row.get("reward") is not None]
     if not scored:
-        raise ConfigError(f"sft.{key}: no row has a reward to go by; leave it out")
+        raise ConfigError(f"sft.{key} needs rewards, and no row has one: leave it out")
     kept = [row for row in scored if reward_threshold is None or row["reward"] >= reward_threshold]
     if not kept:
         raise ConfigError(
             f"sft.reward_threshold={reward_threshold} leaves nothing of "
             f"{counted(len(rows), 'trajectory', 'trajectories')}: "
-            f"the best earned {max(row['reward'] for row in scored)}"
+            f"the highest reward is {max(row['reward'] for row in scored)}"
         )
     return kept if best_per_task is None else _best(kept, best_per_task)
-
-
-def _check_rewards(rows: Sequence[Row]) -> None:
-    for number, row in enumerate(rows):
-        if not isinstance(row.get("reward"), int | float | None):
-            raise ConfigError(
-                f"row {number}: reward={row['reward']!r:.80}: use a number, or leave it out if the row was not judged"
-            )
 
 
 def _best(rows: Sequence[Row], count: int) -> list[Row]:
@@ -129,16 +136,13 @@ def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
     for session in every_session(store, oldest_first=True, run_id=run_id):
         metadata = session.metadata
         of_gateway = run_id is None and "split" not in metadata and _reward_of(metadata) is not None
-        if (metadata.get("split") == "train" or of_gateway) and not _has_failed(metadata.get(OUTCOME_KEY)):
+        outcome = metadata.get(OUTCOME_KEY)
+        has_failed = isinstance(outcome, Mapping) and bool(outcome.get("error"))
+        if (metadata.get("split") == "train" or of_gateway) and not has_failed:
             yield session
 
 
-def _has_failed(outcome: Any) -> bool:
-    """Return whether a rollout ended with an error; outcomes of other programs do not state it."""
-    return isinstance(outcome, Mapping) and bool(outcome.get("error"))
-
-
-def _reward_of(metadata: Mapping[str, Any]) -> float | None:
+def _reward_of(metadata: JSONMapping) -> float | None:
     reward = metadata.get("reward")
     return float(reward) if isinstance(reward, int | float) else None
 
@@ -181,7 +185,7 @@ def rows_of_items(items: Iterable[Any]) -> list[Row]:
     return [row for number, item in enumerate(items) for row in _rows_of_item(item, number, is_read=is_read)]
 
 
-def _rows_of_item(item: Any, number: int, *, is_read: bool) -> list[Row]:
+def _rows_of_item(item: object, number: int, *, is_read: bool) -> list[Row]:
     if isinstance(item, Trajectory):
         return [row_of(item)] if item.trainable else []
     if isinstance(item, Episode):
@@ -195,7 +199,7 @@ def _rows_of_item(item: Any, number: int, *, is_read: bool) -> list[Row]:
     return [dict(item) if is_read else given_task(item, f"row {number}")]
 
 
-def _parsed(kind: type[T], item: Mapping[str, Any], problem: str) -> T:
+def _parsed(kind: type[T], item: JSONMapping, problem: str) -> T:
     try:
         parsed: T = kind.from_dict(item)
     except (TypeError, ValueError, AttributeError) as error:

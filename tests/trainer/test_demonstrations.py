@@ -17,8 +17,8 @@ from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import LoadedTokenizer
 from rllm.testing.tiny_policy import train_tokenizer
-from rllm.trainer.demonstrations.rejection import rows_of_items
-from rllm.trainer.demonstrations.rows import FIELD, Demonstration, prepared
+from rllm.trainer.demonstrations import FIELD, Demonstration, prepared
+from rllm.trainer.sampled_rows import rows_of_items
 from rllm.types import Message
 
 TOOLS = [{"type": "function", "function": {"name": "price", "parameters": {}}}]
@@ -110,7 +110,7 @@ def test_control_tokens_that_are_quoted_are_text(of: LoadedTokenizer, method: st
     assert list(part.ids).count(start) == len(SHOP)
 
 
-def test_a_conversation_is_one_text_and_ends_with_its_last_answer(of: LoadedTokenizer) -> None:
+def test_a_conversation_is_one_text_up_to_its_last_answer(of: LoadedTokenizer) -> None:
     (part,) = only(of, {"messages": [*SHOP, {"role": "user", "content": "Thanks"}], "tools": TOOLS}).shown
     whole = of.tokenizer.apply_chat_template(SHOP, tools=TOOLS, tokenize=False)
     assert of.tokenizer.decode(part.ids) == whole.removesuffix("\n")
@@ -164,11 +164,11 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"messages": "hello"}, "messages='hello'"),
         ({"messages": SHOP, "tools": "price"}, "row 0: tools='price'"),
         ({"messages": SHOP, "tools": ["price"]}, r"row 0: tools=\['price'\]"),
-        ({"messages": []}, "row 0: no message is an assistant's: there is nothing to learn"),
-        ({"messages": SHOP[:2]}, "no message is an assistant's: there is nothing to learn"),
+        ({"messages": []}, "row 0: no assistant message"),
+        ({"messages": SHOP[:2]}, "no assistant message"),
         (
             {"messages": [SHOP[1], {**SHOP[6], "weight": 0}]},
-            "no message is an assistant's whose weight is not 0: there is nothing to learn",
+            "no assistant message whose weight is not 0",
         ),
         (
             {"messages": [SHOP[1], {**SHOP[6], "weight": 0.5}]},
@@ -177,13 +177,9 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"messages": [SHOP[6]]}, "is an assistant's, and nothing asked for it"),
         ({"messages": [SHOP[1], {"content": "no role"}, SHOP[6]]}, r"messages\[1\].*string 'role'"),
         ({"messages": [{"role": "user", "content": 7}, SHOP[6]]}, r"messages\[0\]\.content=7"),
-        (
-            {"messages": [SHOP[1], {"role": "assistant", "content": None, "function_call": CALL["function"]}]},
-            r"row 0: messages\[1\] calls 'price', and the chat template prints nothing of it",
-        ),
         ({"messages": [LOOK, SHOP[6]]}, "row 0: messages have parts of type image_url, .*: leave the row out"),
         ({"messages": [LOOK], "steps": [{"prompt_ids": [1], "response_ids": [1]}]}, "parts of type image_url"),
-        ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids behind no prompt_ids"),
+        ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids but no prompt_ids"),
         ({"steps": [{"prompt_ids": [1]}]}, "steps hold no response_ids"),
         ({"steps": "all"}, "row 0: steps='all': use a list of objects with prompt_ids and response_ids"),
         (
@@ -191,7 +187,7 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
             r"steps\[0\].prompt_ids: use a list of whole numbers",
         ),
         ({"steps": [{"prompt_ids": [-3], "response_ids": [1]}]}, r"steps\[0\] has the token id -3, and"),
-        ({"steps": [{"prompt_ids": [1], "response_ids": [999_999]}]}, "token id 999999, and the model knows"),
+        ({"steps": [{"prompt_ids": [1], "response_ids": [999_999]}]}, "token id 999999, and the model has"),
     ],
 )
 def test_a_row_that_cannot_be_learned_from_is_named(of: LoadedTokenizer, row: dict[str, Any], told: str) -> None:
@@ -211,16 +207,8 @@ def test_tokens_of_another_tokenizer_are_refused(of: LoadedTokenizer) -> None:
         "steps": row["steps"],
     }
     assert len(read(of, row, own_words)) == 2
-    with pytest.raises(ConfigError, match=r"no row's tokens .* 'It costs 42'"):
+    with pytest.raises(ConfigError, match=r"no row's token ids .* 'It costs 42'"):
         read(of, other, other)
-
-
-def test_a_token_that_the_model_lacks_is_refused_with_the_row(of: LoadedTokenizer) -> None:
-    smaller = LoadedTokenizer(tokenizer=of.tokenizer, num_ids=len(of.tokenizer) - 1, context_length=None)
-    text = of.tokenizer.decode([len(of.tokenizer) - 1])
-    for method in ("cumulative", "stepwise"):
-        with pytest.raises(ConfigError, match=rf"row 0: messages have '{text}', .* the model knows {smaller.num_ids}"):
-            read(smaller, {"messages": [{"role": "user", "content": text}, *SHOP[-1:]]}, tokenize_method=method)
 
 
 @pytest.mark.parametrize("method", ["cumulative", "stepwise"])
@@ -271,7 +259,7 @@ def test_text_beside_calls_that_is_not_learned_is_counted(
     assert "1 of 2 rows have text beside tool calls" in caplog.text
 
 
-def test_a_template_that_rewrites_the_past_is_refused_with_the_row() -> None:
+def test_a_template_that_rewrites_the_past_is_refused() -> None:
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     tokenizer.chat_template = (
         "{% for message in messages | reverse %}{{ message.role }}{{ message.content }}{% endfor %}"

@@ -1,1 +1,0 @@
-"""Demonstrations for supervised fine-tuning: `rows` makes tokens of conversations, `rejection` selects rollouts."""
