@@ -187,7 +187,6 @@ def _merged(one: JSONMapping, other: JSONMapping) -> JSONObject:
 
 
 def _plain(mapping: JSONMapping) -> JSONObject:
-    """Return nested plain dicts of a nested mapping."""
     items = ((str(key), without_omegaconf(value)) for key, value in mapping.items())
     return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in items}
 

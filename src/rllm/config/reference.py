@@ -192,7 +192,6 @@ def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
 
 
 def _allowed(schema: JSONMapping) -> str:
-    """Describe the values that a JSON Schema allows."""
     if "anyOf" in schema:
         return " | ".join(dict.fromkeys(map(_allowed, schema["anyOf"])))
     if "enum" in schema or "const" in schema:
@@ -207,7 +206,6 @@ def _allowed(schema: JSONMapping) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return the value as YAML represents it."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value

@@ -99,7 +99,6 @@ class AgentSFTTrainer(AgentTrainer):
 
 
 def _for_demonstrations(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with the defaults of demonstrations."""
     if "algorithm" not in config.model_fields_set:
         config.algorithm = {"name": "sft"}
     elif "name" not in config.algorithm:
@@ -143,7 +142,6 @@ def _rows(source: object, name: str) -> list[Row]:
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
-    """Return the rows in the tokens of the trained model."""
     from rllm.inference.local.loading import load_tokenizer
     from rllm.parser.tool_prompt import TemplateChoice
 

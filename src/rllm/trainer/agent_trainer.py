@@ -255,14 +255,12 @@ class AgentTrainer:
         )
 
     def _starting_point(self) -> StartingPoint:
-        """Return where the run starts, given the present content of its folder."""
         start = starting_point(self._checkpoints, self.run_dir, resume=self._resume)
         if start.checkpoint is not None:
             check_identity(start.state.get("identity", {}), self._identity, start.checkpoint)
         return start
 
     def _loop(self, stack: ExitStack) -> TrainingLoop:
-        """Return the loop with all its parts, which are closed with the stack."""
         start = self._start
         seed_generators(self.config.seed)
         teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
@@ -313,7 +311,6 @@ class AgentTrainer:
         return backend
 
     def _write_settings(self) -> None:
-        """Write the settings, and remove the metrics of lost steps."""
         self._start.forget_metrics(self.run_dir)
         replace_text(self.run_dir / "config.yaml", yaml.safe_dump(self._settings, sort_keys=False))
         if self.begun_as:

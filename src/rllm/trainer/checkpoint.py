@@ -84,7 +84,6 @@ class Checkpoints:
         return target
 
     def _clear(self) -> None:
-        """Remove checkpoints that were never finished."""
         for abandoned in self._folder.glob(f"*{_UNFINISHED}"):
             shutil.rmtree(abandoned, ignore_errors=True)
 
@@ -122,11 +121,12 @@ class Checkpoints:
         for path in self.all():
             with suppress(ConfigError):  # a damaged one has no score
                 states[path] = read_state(path)
-        metric = self._keep_best or next((_metric_of(state) for state in reversed(states.values())), None)
+        metrics = {path: state.get("config", {}).get("keep_best") for path, state in states.items()}
+        metric = self._keep_best or next(reversed(metrics.values()), None)
         return {
             path: state["score"]
             for path, state in states.items()
-            if state.get("score") is not None and _metric_of(state) in (None, metric)
+            if state.get("score") is not None and metrics[path] in (None, metric)
         }
 
     def way_back(self, damaged: Path) -> str:
@@ -182,12 +182,6 @@ def score_of(metrics: Mapping[str, float], name: str | None, *, is_known: bool =
 
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
-
-
-def _metric_of(state: JSONMapping) -> str | None:
-    """Return the metric that a checkpoint's score is of."""
-    metric: str | None = state.get("config", {}).get("keep_best")
-    return metric
 
 
 def _write_state(folder: Path, step: int, state: JSONObject) -> None:

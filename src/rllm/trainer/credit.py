@@ -346,7 +346,6 @@ def _with_units(samples: Sequence[Sample], groups: Groups) -> list[Sample]:
 
 
 def _whole_batch(usable: Sequence[Sample], temperature: float) -> Batch:
-    """Return all sequences that can be learned from, before any is credited."""
     rows = [(sequence, number) for number, sample in enumerate(usable) for sequence in sample.sequences]
     batch = Batch.of([sequence for sequence, _ in rows], temperature=temperature)
     trajectory_of = torch.tensor([number for _, number in rows], dtype=torch.long)[batch.sequence_of]
@@ -531,7 +530,6 @@ def failure_reason(episode: Episode) -> str:
 
 
 def _units_by_step(usable: Sequence[Sample]) -> Iterator[tuple[StepKey, CreditUnit]]:
-    """Yield every step with its unit."""
     for number, sample in enumerate(usable):
         for unit in sample.units:
             for step in unit.steps:
@@ -567,6 +565,5 @@ def _step_credits(sample: Sample, training_step: int) -> Iterator[StepCredit]:
 
 
 def _required(source: T | None) -> T:
-    """Return the scorer or teacher that the algorithm needs."""
     assert source is not None, "an algorithm that needs a scorer or a teacher is given one"
     return source

@@ -214,7 +214,6 @@ def _is_answer(message: object) -> TypeGuard[Message]:
 
 
 def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: bool) -> list[int]:
-    """Return the places of the answers that are learned."""
     learned = [place for place in answers if _counts(messages[place], place)]
     if not learned:
         of_weight = " whose weight is not 0" if answers else ""
@@ -239,7 +238,6 @@ def _counts(answer: JSONMapping, place: int) -> bool:
 
 
 def _shown(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
-    """Return the prompt and what follows, up to the last token that is learned."""
     if not prompt:
         raise ConfigError("the chat template prints nothing before the first answer: begin with a user message")
     spans = tuple(_runs(mask, len(prompt)))
@@ -247,7 +245,6 @@ def _shown(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Sh
 
 
 def _runs(mask: Sequence[int], place: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of each run of ones."""
     for value, run in groupby(mask):
         stop = place + len(list(run))
         if value:

@@ -113,7 +113,6 @@ def _is_finite(item: Trajectory | Step) -> bool:
 
 
 def _tools_of(step: Step) -> list[str]:
-    """Return the names of the tools that the answer calls."""
     answer = step.chat_completions[-1] if step.chat_completions else {}
     calls = [call for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
     return [str((call.get("function") or {}).get("name")) for call in calls]

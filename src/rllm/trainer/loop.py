@@ -318,7 +318,6 @@ class TrainingLoop:
         return episodes
 
     async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
-        """Keep beside each trace what became of it."""
         failed = await self._in_thread(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
         explained = _with_logprobs(assembled, update)
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))

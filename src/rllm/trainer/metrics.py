@@ -120,7 +120,6 @@ def rates(
 
 
 def _cut_off(steps: Sequence[Step]) -> float:
-    """Return the share of answers that were cut off at their maximal length."""
     return sum(step.finish_reason == "length" for step in steps) / max(len(steps), 1)
 
 
@@ -176,7 +175,6 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean reward of each role and its spread, if there are several roles."""
     by_role: dict[str, list[float]] = {}
     for episode in episodes:
         for path in episode.trajectories:

@@ -94,7 +94,6 @@ def preflight(config: TrainConfig) -> list[str]:
 
 @contextlib.contextmanager
 def _listening(config: TrainConfig) -> Iterator[str | None]:
-    """Listen at the gateway's address while nodes try to reach it."""
     if config.rollout.runner != "ray":
         yield None
         return

@@ -239,6 +239,5 @@ def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[Roll
 
 
 def _seeded(imposed: JSONMapping, seed: int, split: str, task_id: str, index: int) -> JSONObject:
-    """Return the parameters that are set, and the seed of a rollout."""
     given = {name: value for name, value in imposed.items() if value is not None}
     return {**given, "seed": derived_seed(seed, split, task_id, index)}

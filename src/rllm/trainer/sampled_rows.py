@@ -120,7 +120,6 @@ def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_pe
 
 
 def _best(rows: Sequence[Row], count: int) -> list[Row]:
-    """Return the best rows of each task, in the order of the rows."""
     taken: Counter[str] = Counter()
     chosen = []
     for place in sorted(range(len(rows)), key=lambda place: -rows[place]["reward"]):
