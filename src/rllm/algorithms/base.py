@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from rllm.algorithms.losses import (
     pull_of_teacher,
 )
 from rllm.errors import ConfigError
-from rllm.types import TrajectoryGroup
+from rllm.types import JSONObject, TrajectoryGroup
 
 Sums = dict[str, Tensor]
 """Sums over tokens by the name of the metric."""
@@ -131,7 +131,7 @@ class Algorithm:
         if not holds:
             raise ConfigError(f"algorithm.{name}={getattr(self, name)!r}: {remedy}")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JSONObject:
         """Fields by name, with the values in effect for those that are not set."""
         return {**asdict(self), "kl_estimator": self.divergence_estimator}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,17 +12,18 @@ from rllm.algorithms.base import Algorithm
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean, resolve
+from rllm.types import JSONMapping, JSONObject
 
 DEFAULT = "grpo"
 """The algorithm of a section with settings and without a name."""
 
 
-def name_of(section: Mapping[str, Any]) -> str:
+def name_of(section: JSONMapping) -> str:
     """Return the name in the section `algorithm`: a short one, or `package.module:Class`."""
     return str(section.get("name", DEFAULT))
 
 
-def kind_of(section: Mapping[str, Any]) -> type[Algorithm]:
+def kind_of(section: JSONMapping) -> type[Algorithm]:
     """Return the class that the section `algorithm` names.
 
     Raises:
@@ -57,7 +57,7 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
     return kind(**settings)
 
 
-def _typed(kind: type[Algorithm], settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _typed(kind: type[Algorithm], settings: JSONMapping, name: str) -> JSONObject:
     """Return the settings in the types of the fields; they may be text, as which YAML reads `3e-4`."""
     types = get_type_hints(kind)
     known = sorted(item.name for item in fields(kind))

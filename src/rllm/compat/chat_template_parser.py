@@ -7,7 +7,7 @@ on the ids of their traces and never come here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
@@ -27,13 +27,13 @@ from rllm.parser.decoding import TextDecoder, special_tokens
 from rllm.parser.reasoning import OPEN, split_reasoning
 from rllm.parser.tool_formats import ParsedText
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
-from rllm.types import Message
+from rllm.types import JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
 
 _LAST_PROMPT_TOKENS = 8
 
-Tools = Sequence[Mapping[str, Any]]
+Tools = Sequence[JSONMapping]
 
 
 class ChatTemplateParser:
@@ -57,7 +57,9 @@ class ChatTemplateParser:
         self._decoder = TextDecoder(tokenizer, markup=markup)
 
     @classmethod
-    def get_parser(cls, tokenizer: Any, processor: Any = None, disable_thinking: bool = False) -> ChatTemplateParser:
+    def get_parser(
+        cls, tokenizer: object, processor: object = None, disable_thinking: bool = False
+    ) -> ChatTemplateParser:
         """Return the parser for this tokenizer's template; `disable_thinking` requests answers without reasoning.
 
         Raises:
@@ -98,7 +100,7 @@ class ChatTemplateParser:
 
     def parse_completion(
         self, completion_ids: Sequence[int], prompt_ids: Sequence[int] | None = None, tools: Tools | None = None
-    ) -> dict[str, Any]:
+    ) -> JSONObject:
         """Return `content`, `reasoning` and `tool_calls` of a model's answer, the calls in the OpenAI format.
 
         The end of the prompt decides whether the answer begins inside `<think>`; the default is the prompt of a first

@@ -23,12 +23,13 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 from urllib.parse import urlsplit
 
 from rllm._runtime.process import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.variables import operators_keys
+from rllm.types import JSONMapping
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class ProxyManager:
 
     def start_proxy_subprocess(
         self,
-        config: Mapping[str, Any],
+        config: JSONMapping,
         db_path: str | os.PathLike[str] | None = None,
         project: str | None = None,
         snapshot_directory: str | None = None,
@@ -145,7 +146,7 @@ class _Upstream:
         return urlsplit(self.url).hostname == urlsplit(_OPENAI_URL).hostname
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any]) -> Self:
+    def of_config(cls, config: JSONMapping) -> Self:
         entries = config.get("model_list") if isinstance(config, Mapping) else None
         if not entries:
             raise ConfigError(f"proxy config has no models in its model_list: use {_SHAPE}")
@@ -174,7 +175,7 @@ class _Upstream:
         return cls(url=url, api_key=api_key, model=renamed[0][1] if renamed else None)
 
 
-def _server_of(params: Mapping[str, Any]) -> tuple[str, str | None]:
+def _server_of(params: JSONMapping) -> tuple[str, str | None]:
     """Return the address and the key of one entry's server."""
     url, api_key = _resolved(params.get("api_base")), _resolved(params.get("api_key"))
     if url is not None:

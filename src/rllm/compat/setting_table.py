@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 from rllm.algorithms import ALGORITHMS
 from rllm.tracking import EXTRAS, TRACKERS
+from rllm.types import JSONMapping, JSONObject
 
-Given: TypeAlias = Mapping[str, Any]
+Given: TypeAlias = JSONMapping
 """All keys of the framework that the user set, with their values."""
 
 
@@ -26,7 +27,7 @@ class Sets:
     convert: Callable[[Any, Given], Any] = lambda value, given: value
     left_out: Callable[[Any], list[Any]] = lambda value: []
     """Parts of the value that have no meaning here."""
-    also: Callable[[Any, Given], Mapping[str, Any]] = lambda value, given: {}
+    also: Callable[[Any, Given], JSONMapping] = lambda value, given: {}
     """Further settings of ours that the value determines."""
 
 
@@ -58,29 +59,29 @@ class ForVerl(Sets):
 Rule: TypeAlias = Sets | Refused | PartOf | Ignored
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """Return a whole number as an integer; booleans are refused."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
         raise ValueError("use a whole number")
     return int(value)
 
 
-def text(value: Any, given: Given) -> str:
+def text(value: object, given: Given) -> str:
     """Return a name as text, even if it looks like a number."""
     return str(value)
 
 
-def at_least_zero(value: Any, given: Given) -> int:
+def at_least_zero(value: object, given: Given) -> int:
     """Return 0 for -1, both of which mean never."""
     return max(whole(value), 0)
 
 
-def retries(value: Any, given: Given) -> int:
+def retries(value: object, given: Given) -> int:
     """Return the number of retries for a number of tries."""
     return max(whole(value) - 1, 0)
 
 
-def minibatches(value: Any, given: Given) -> int:
+def minibatches(value: object, given: Given) -> int:
     """Return the updates of a batch for the tasks of an update."""
     if "data.train_batch_size" not in given:
         raise ValueError("it divides data.train_batch_size, which is not set: set that, too")
@@ -90,7 +91,7 @@ def minibatches(value: Any, given: Given) -> int:
     return batch // size
 
 
-def generated(value: Any, given: Given) -> int:
+def generated(value: object, given: Given) -> int:
     """Return the tasks trained on for the tasks rolled out; without rejection sampling they are the same."""
     batch, multiplier = given.get("data.train_batch_size", value), given.get("rllm.rejection_sample.multiplier", 1)
     if value not in (batch, whole(batch) * multiplier):
@@ -98,24 +99,24 @@ def generated(value: Any, given: Given) -> int:
     return whole(batch)
 
 
-def context_length(value: Any, given: Given) -> int:
+def context_length(value: object, given: Given) -> int:
     """Return the limit that prompt and answer share."""
     if "data.max_response_length" not in given:
         raise ValueError("a prompt and its answer share one limit here: set data.max_response_length, too")
     return whole(value) + whole(given["data.max_response_length"])
 
 
-def model_length(value: Any, given: Given) -> int | None:
+def model_length(value: object, given: Given) -> int | None:
     """Return the server's limit, unless the lengths of prompt and response decide it."""
     return None if "data.max_prompt_length" in given else whole(value)
 
 
-def epochs(value: Any, given: Given) -> Any:
+def epochs(value: object, given: Given) -> Any:
     """Return the epochs, unless the number of steps is given."""
     return None if "trainer.total_training_steps" in given else value
 
 
-def run_dir(value: Any, given: Given) -> Path:
+def run_dir(value: object, given: Given) -> Path:
     """Return the given folder, or runs/<project>/<experiment>."""
     if "trainer.default_local_dir" in given:
         return Path(str(given["trainer.default_local_dir"])).expanduser()
@@ -123,12 +124,12 @@ def run_dir(value: Any, given: Given) -> Path:
     return Path("runs", *(str(name) for name in names if name is not None))
 
 
-def store_path(value: Any, given: Given) -> str:
+def store_path(value: object, given: Given) -> str:
     """Return the path with `~` expanded."""
     return str(Path(str(value)).expanduser())
 
 
-def estimator(value: Any, given: Given) -> Any:
+def estimator(value: object, given: Given) -> Any:
     """Return the name of an algorithm, or the import path of the user's own."""
     value = _ESTIMATORS.get(str(value), value)
     if str(value) not in ALGORITHMS and ":" not in str(value):
@@ -136,14 +137,14 @@ def estimator(value: Any, given: Given) -> Any:
     return value
 
 
-def kl_in_reward(value: Any, given: Given) -> str | None:
+def kl_in_reward(value: object, given: Given) -> str | None:
     """Return where the divergence is subtracted, if it is."""
     if value and "algorithm.kl_ctrl.kl_coef" not in given:
         raise ValueError("how strongly? set algorithm.kl_ctrl.kl_coef, too")
     return "reward" if value else None
 
 
-def kl_in_loss(value: Any, given: Given) -> str | None:
+def kl_in_loss(value: object, given: Given) -> str | None:
     """Return where the divergence is subtracted, if it is."""
     if value and given.get("algorithm.use_kl_in_reward"):
         raise ValueError("algorithm.use_kl_in_reward is on, too: keep one of the two")
@@ -157,7 +158,7 @@ def only_with(switch: str) -> Callable[[Any, Given], Any]:
     return lambda value, given: value if given.get(switch) else None
 
 
-def kl_estimator(value: Any, given: Given) -> str | None:
+def kl_estimator(value: object, given: Given) -> str | None:
     """Return our name of a KL estimator."""
     name = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}.get(str(value), str(value))
     if name not in ("k1", "k2", "k3"):
@@ -165,14 +166,14 @@ def kl_estimator(value: Any, given: Given) -> str | None:
     return name if given.get(_KL_LOSS) else None
 
 
-def lora_targets(value: Any, given: Given) -> Any:
+def lora_targets(value: object, given: Given) -> Any:
     """Return the adapted modules; nothing for all linear layers, the default."""
     if not given.get(_LORA) or value == "all-linear":
         return None
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def number_format(value: Any, given: Given) -> str:
+def number_format(value: object, given: Given) -> str:
     """Return the format of the forward passes by our name for it."""
     name = _FORMATS.get(str(value).lower().removeprefix("torch."))
     if name is None:
@@ -180,12 +181,12 @@ def number_format(value: Any, given: Given) -> str:
     return name
 
 
-def aggregation(value: Any, given: Given) -> Any:
+def aggregation(value: object, given: Given) -> Any:
     """Return our name of a loss aggregation."""
     return "fixed-length" if value == _FIXED else value
 
 
-def fixed_length(value: Any, given: Given) -> dict[str, int]:
+def fixed_length(value: object, given: Given) -> dict[str, int]:
     """Return the length by which `seq-mean-token-sum-norm` divides, which is that of the padded responses."""
     if value != _FIXED:
         return {}
@@ -194,35 +195,35 @@ def fixed_length(value: Any, given: Given) -> dict[str, int]:
     return {"algorithm.fixed_length": whole(given["data.max_response_length"])}
 
 
-def clip_high(value: Any, given: Given) -> dict[str, Any]:
+def clip_high(value: object, given: Given) -> JSONObject:
     """Return the upper bound that `clip_ratio` decides, unless the key of its own does."""
     return {} if _CLIP_HIGH in given else {"algorithm.clip_high": value}
 
 
-def clip_low(value: Any, given: Given) -> Any:
+def clip_low(value: object, given: Given) -> Any:
     """Return the lower bound that `clip_ratio` decides, unless the key of its own does."""
     return None if _CLIP_LOW in given else value
 
 
-def same_model(value: Any, given: Given) -> None:
+def same_model(value: object, given: Given) -> None:
     """Accept the policy's own model as the one that the critic begins as."""
     if value != given.get("actor_rollout_ref.model.path"):
         raise ValueError("the critic begins as the policy does: leave it out, or use actor_rollout_ref.model.path")
 
 
-def step_level(value: Any, given: Given) -> str | None:
+def step_level(value: object, given: Given) -> str | None:
     """Return "step" if stepwise advantages are on and credited separately."""
     if value not in ("broadcast", "per_step"):
         raise ValueError("use broadcast or per_step")
     return "step" if value == "per_step" and given.get("rllm.stepwise_advantage.enable") else None
 
 
-def overlong(value: Any, given: Given) -> list[str] | None:
+def overlong(value: object, given: Given) -> list[str] | None:
     """Return the reasons of ending that are filtered."""
     return _LIMITS if value and not given.get(_FILTERING) else None
 
 
-def compact(value: Any, given: Given) -> list[str] | None:
+def compact(value: object, given: Given) -> list[str] | None:
     """Return the filtered reasons of ending, with those of the overlong filter; failures are always filtered."""
     if not value:
         return None
@@ -231,30 +232,30 @@ def compact(value: Any, given: Given) -> list[str] | None:
     return [reason for reason, on in masks.items() if on or reason in limits]
 
 
-def resampling(value: Any, given: Given) -> int | None:
+def resampling(value: object, given: Given) -> int | None:
     """Return the bounded number of rounds in which a batch is filled."""
     return _RESAMPLE_ROUNDS if value else None
 
 
-def model_engine(value: Any, given: Given) -> str | None:
+def model_engine(value: object, given: Given) -> str | None:
     """Return verl's name of the model engine; nothing for FSDP, the default."""
     return None if value in ("fsdp", "fsdp2") else str(value)
 
 
-def trackers(value: Any, given: Given) -> list[Any]:
+def trackers(value: object, given: Given) -> list[Any]:
     """Return the JSON lines, which other commands read, and the trackers that exist and are installed."""
     known = [name for name in _names(value) if name in TRACKERS or ":" in str(name)]
     return ["jsonl", *(name for name in known if name != "jsonl" and (name not in EXTRAS or find_spec(name)))]
 
 
-def unknown_trackers(value: Any) -> list[Any]:
+def unknown_trackers(value: object) -> list[Any]:
     """Return trackers that do not exist here or are not installed; published scripts name some that are optional."""
     lacking = [name for name in _names(value) if name in EXTRAS and find_spec(name) is None]
     unknown = [name for name in _names(value) if str(name) not in TRACKERS and ":" not in str(name)]
     return [*unknown, *(f"{name} (not installed: pip install 'rllm[{name}]')" for name in lacking)]
 
 
-def _names(value: Any) -> list[Any]:
+def _names(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 

@@ -15,6 +15,7 @@ from rllm.compat.setting_table import TABLE, ForVerl, Ignored, PartOf, Refused, 
 from rllm.config.yaml_file import leaves
 from rllm.errors import ConfigError
 from rllm.registry import closest
+from rllm.types import JSONMapping, JSONObject
 
 PUBLISHED = Path(__file__).parents[1] / "trainer" / "config" / "agent_ppo_trainer.yaml"
 """Keys and defaults of the rLLM framework. hydra finds the file as `pkg://rllm.trainer.config`, so it stays there."""
@@ -31,7 +32,7 @@ _GROUPS = {key.split(".")[0] for key in TABLE} - _SHARED.keys()
 class Translation:
     """Settings of a configuration by our own keys."""
 
-    values: dict[str, Any]
+    values: JSONObject
     """For `TrainConfig`."""
     ignored: list[str] = field(default_factory=list)
     """Keys of the rLLM framework that the user set and that have no meaning here."""
@@ -39,7 +40,7 @@ class Translation:
     """Key of the rLLM framework that a setting of ours, such as `optim.lr`, was given by."""
 
 
-def translate(mapping: Mapping[str, Any]) -> Translation:
+def translate(mapping: JSONMapping) -> Translation:
     """Return our settings for a nested mapping of the rLLM framework's keys, of ours, or of both.
 
     A key of the framework counts as set if it is neither null nor its default in `agent_ppo_trainer.yaml`.
@@ -61,7 +62,7 @@ def translate(mapping: Mapping[str, Any]) -> Translation:
     return result
 
 
-def _split(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(mapping: JSONMapping) -> tuple[JSONObject, JSONObject]:
     """Return the framework's keys, dotted, and ours, nested."""
     published = {key: value for key, value in mapping.items() if key in _GROUPS}
     ours = {key: value for key, value in mapping.items() if key not in _GROUPS}
@@ -82,12 +83,12 @@ def our_key(key: str) -> str:
 
 
 @cache
-def published_defaults() -> dict[str, Any]:
+def published_defaults() -> JSONObject:
     """Return every dotted key of `agent_ppo_trainer.yaml` with its value there."""
     return dict(leaves(yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))))
 
 
-def _only_set(published: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _only_set(published: JSONMapping) -> tuple[JSONObject, list[str]]:
     """Return the keys that differ from their defaults, and an error message for each unknown key."""
     defaults = published_defaults()
     values, mistakes = {}, []
@@ -114,7 +115,7 @@ def _hint(key: str) -> str:
     return f"known here: {', '.join(known or sorted(_GROUPS))}"
 
 
-def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translation) -> None:
+def _translate(key: str, value: object, given: JSONMapping, result: Translation) -> None:
     rule = _rule(key)
     assert rule is not None, "unknown keys are mistakes already"
     if isinstance(rule, ForVerl) and result.values.get("backend") != "verl":
@@ -140,7 +141,7 @@ def _translate(key: str, value: Any, given: Mapping[str, Any], result: Translati
             assert_never(rule)
 
 
-def _put(values: dict[str, Any], setting: str, value: Any, *, new: bool) -> None:
+def _put(values: JSONObject, setting: str, value: object, *, new: bool) -> None:
     """Set a dotted setting of ours, unless it is set already to another value."""
     *sections, last = setting.split(".")
     for section in sections:
@@ -151,7 +152,7 @@ def _put(values: dict[str, Any], setting: str, value: Any, *, new: bool) -> None
     values[last] = value
 
 
-def without_omegaconf(value: Any) -> Any:
+def without_omegaconf(value: object) -> Any:
     """Return a `DictConfig` or `ListConfig` as resolved plain dicts and lists; anything else unchanged.
 
     Raises:

@@ -33,6 +33,7 @@ from rllm.gateway.server import ServerThread
 from rllm.gateway.sessions import check_session_id, is_session_id
 from rllm.gateway.upstream import HTTPUpstream
 from rllm.store import TraceStore, open_store
+from rllm.types import JSONMapping, JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Detours:
         self._starting = asyncio.Lock()
         self._warned: set[str] = set()
 
-    async def redirect(self, call: dict[str, Any]) -> dict[str, Any]:
+    async def redirect(self, call: JSONObject) -> JSONObject:
         """Redirect the keyword arguments of a LiteLLM call through a gateway, in its session.
 
         Raises:
@@ -97,14 +98,14 @@ class Detours:
         self._store.close()
 
 
-def headers_of(call: Mapping[str, Any]) -> dict[str, str]:
+def headers_of(call: JSONMapping) -> dict[str, str]:
     """Return the headers of the proxy's client by lower-case name, those with secrets included."""
     shown = (call.get("proxy_server_request") or {}).get("headers") or {}
     secret = (call.get("secret_fields") or {}).get("raw_headers") or {}
     return {name.lower(): value for name, value in {**shown, **secret}.items()}
 
 
-def session_of(call: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+def session_of(call: JSONMapping, headers: Mapping[str, str]) -> str | None:
     """Return the session that a request names.
 
     In a header, metadata, baggage or the API key, or as LiteLLM's own session.
@@ -146,7 +147,7 @@ def callback(store: TraceStore) -> Any:
     class CaptureCallback(CustomLogger):  # type: ignore[misc]
         """Callback class; LiteLLM inspects the class itself for methods, so they cannot be inherited."""
 
-        async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: object) -> dict[str, Any]:
+        async def async_pre_call_deployment_hook(self, kwargs: JSONObject, call_type: object) -> JSONObject:
             return await detours.redirect(kwargs)
 
     return CaptureCallback()
@@ -163,6 +164,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _is_captured(call: Mapping[str, Any]) -> bool:
+def _is_captured(call: JSONMapping) -> bool:
     asked_for = (call.get("model_info") or {}).get("rllm") is True
     return bool(call.get("api_base")) and (asked_for or str(call.get("model")).startswith("hosted_vllm/"))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rllm.errors import MissingDependencyError
-from rllm.types import Trace
+from rllm.types import JSONMapping, JSONObject, Trace
 
 if TYPE_CHECKING:
     from rllm.telemetry.tracing import Tracing
@@ -31,7 +31,7 @@ class Span(Protocol):
         """Make spans that start inside children of this one. May be entered more than once, in any thread."""
         ...
 
-    def note(self, attributes: Mapping[str, Any]) -> None:
+    def note(self, attributes: JSONMapping) -> None:
         """Add attributes, except those that are `None`."""
         ...
 
@@ -45,7 +45,7 @@ class _NoSpan:
     def active(self) -> Iterator[None]:
         yield
 
-    def note(self, attributes: Mapping[str, Any]) -> None:
+    def note(self, attributes: JSONMapping) -> None:
         return None
 
     def end(self, error: BaseException | str | None = None) -> None:
@@ -93,7 +93,7 @@ def agent_span(name: str) -> Span:
 
 
 @contextmanager
-def rollout_span(attributes: Mapping[str, Any]) -> Iterator[Span]:
+def rollout_span(attributes: JSONMapping) -> Iterator[Span]:
     """Wrap one rollout in a span."""
     if _tracing is None:
         yield _NO_SPAN
@@ -119,7 +119,7 @@ def record_call(
     operation: str = "chat",
     error_type: str | None = None,
     headers: Mapping[str, str] | None = None,
-    attributes: Mapping[str, Any] | None = None,
+    attributes: JSONMapping | None = None,
 ) -> None:
     """Record the span of a finished model call.
 
@@ -140,5 +140,5 @@ def outgoing_headers() -> dict[str, str]:
     return {} if _tracing is None else _tracing.outgoing_headers()
 
 
-def _operation(name: str) -> dict[str, Any]:
+def _operation(name: str) -> JSONObject:
     return {"gen_ai.operation.name": name, "gen_ai.provider.name": "rllm"}

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from rllm.types import DRIFT_KEY, Trace
+from rllm.types import DRIFT_KEY, JSONMapping, JSONObject, Trace
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -43,7 +43,7 @@ class OpenSpan:
         with trace.use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
             yield
 
-    def note(self, attributes: Mapping[str, Any]) -> None:
+    def note(self, attributes: JSONMapping) -> None:
         self._span.set_attributes(_without_none(attributes))
 
     def end(self, error: BaseException | str | None = None) -> None:
@@ -71,12 +71,12 @@ class Tracing:
         if self._own is not None:
             self._own.shutdown()
 
-    def start(self, name: str, attributes: Mapping[str, Any]) -> OpenSpan:
+    def start(self, name: str, attributes: JSONMapping) -> OpenSpan:
         """Start a span as a child of the current one."""
         return OpenSpan(self._tracer.start_span(_text(name), attributes=_without_none(attributes)))
 
     @contextmanager
-    def started(self, name: str, attributes: Mapping[str, Any]) -> Iterator[OpenSpan]:
+    def started(self, name: str, attributes: JSONMapping) -> Iterator[OpenSpan]:
         """Wrap the block in a span, unless the span is ended inside with an error that does not propagate."""
         span = self.start(name, attributes)
         try:
@@ -93,7 +93,7 @@ class Tracing:
         *,
         error_type: str | None,
         headers: Mapping[str, str] | None,
-        attributes: Mapping[str, Any],
+        attributes: JSONMapping,
     ) -> None:
         first = traces[0]
         span = self._tracer.start_span(
@@ -127,7 +127,7 @@ def _exporting_provider() -> TracerProvider:
     return provider
 
 
-def _facts(traces: Sequence[Trace]) -> dict[str, Any]:
+def _facts(traces: Sequence[Trace]) -> JSONObject:
     """Return attributes of a call from its traces, without content."""
     first = traces[0]
     num_sampled = sum(len(item.response_ids) for item in traces)
@@ -158,7 +158,7 @@ def _facts(traces: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Return a number that OTLP can carry, else `None`.
 
     An agent may request anything, and one invalid value would lose all spans of the same export.
@@ -166,11 +166,11 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and abs(value) < 2**63 else None
 
 
-def _without_none(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(attributes: JSONMapping) -> JSONObject:
     return {name: _encodable(value) for name, value in attributes.items() if value is not None}
 
 
-def _encodable(value: Any) -> Any:
+def _encodable(value: object) -> Any:
     if isinstance(value, list):
         return [_encodable(item) for item in value]
     return _text(value) if isinstance(value, str) else value

@@ -44,6 +44,7 @@ from rllm.inference.local.loading import (
 )
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
+from rllm.types import JSONObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -329,7 +330,7 @@ def _check_reference(config: TrainConfig) -> None:
         refuse_changes(model, "model", ("reference_offload",), "without a reference; set algorithm.kl_coef, too")
 
 
-def _sampling(config: TrainConfig, on_failure: ExitStack) -> dict[str, Any]:
+def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
     """Return the arguments of `LocalBackend` for the engine that samples; start or join a server if there is one."""
     if config.model.engine == "vllm":
         served = open_server(config)

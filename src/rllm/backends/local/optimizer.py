@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from rllm.algorithms.base import Sums
 from rllm.algorithms.batch import Batch
 from rllm.backends.update import Schedule
 from rllm.config.schema import TrainConfig
+from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +100,11 @@ class MasterAdamW:
         self._adamw.zero_grad()
         return float(norm)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JSONObject:
         masters = [master.detach() for weight, master in self._copies() if _is_coarse(weight)]
         return {"adamw": self._adamw.state_dict(), "masters": masters, "num_steps": self._num_steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JSONObject) -> None:
         """Resume from a `state_dict`, for weights that are already those of that moment."""
         coarse = [master for weight, master in self._copies() if _is_coarse(weight)]
         with torch.no_grad():

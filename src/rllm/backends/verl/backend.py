@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from rllm.inference.local.loading import (
     save_tokenizer,
 )
 from rllm.parser.tool_prompt import TemplateChoice
+from rllm.types import JSONObject
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -164,7 +165,7 @@ class VerlBackend:
             raise ConfigError("algorithm.name: the workers have no critic; use ppo")
         return self._output("critic", batch, "values")
 
-    def _output(self, role: str, batch: Batch, name: str, **settings: Any) -> Tensor:
+    def _output(self, role: str, batch: Batch, name: str, **settings: object) -> Tensor:
         """Return [N] a model's output at the batch's tokens."""
         if not len(batch):
             return torch.zeros(0)
@@ -179,7 +180,7 @@ class VerlBackend:
             self._num_shards[role] = self._group.num_shards(role)
         return self._num_shards[role]
 
-    def _data(self, rows: Rows, **settings: Any) -> TensorDict:
+    def _data(self, rows: Rows, **settings: object) -> TensorDict:
         """Return the rows as verl takes them, with its settings."""
         from verl.utils import tensordict_utils
 
@@ -300,7 +301,7 @@ class VerlBackend:
 
 def _tokens_only(batch: Batch) -> Batch:
     """Return a batch without the numbers that are only for losses."""
-    nothing: dict[str, Any] = dict.fromkeys(numbers(batch))
+    nothing: JSONObject = dict.fromkeys(numbers(batch))
     return replace(batch, **nothing)
 
 

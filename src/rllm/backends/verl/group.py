@@ -10,6 +10,7 @@ from typing import Any
 
 from rllm.backends.verl.cluster import Demand
 from rllm.errors import RLLMError, WorkerError
+from rllm.types import JSONMapping
 
 WORK = {
     "policy_outputs": "score a batch",
@@ -36,7 +37,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        configs: Mapping[str, Any],
+        configs: JSONMapping,
         demand: Demand,
         *,
         device: str,
@@ -73,7 +74,7 @@ class WorkerGroup:
             self.close()
             raise
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: object) -> Any:
         """Call a method of all workers and return their answer.
 
         Raises:
@@ -86,7 +87,7 @@ class WorkerGroup:
         ranks = self.ask("_query_dispatch_info", role)
         return int(max(ranks)) + 1
 
-    def _in_time(self, what: str, work: Callable[[], Any]) -> Any:
+    def _in_time(self, what: str, work: Callable[[], object]) -> Any:
         outcome: Future[Any] = Future()
 
         def run() -> None:

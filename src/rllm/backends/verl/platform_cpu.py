@@ -35,11 +35,11 @@ def _device_module() -> types.ModuleType:
     return module
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """Do nothing, for a device without a cache or an index."""
 
 
-def _memory_used(*_: Any) -> int:
+def _memory_used(*_: object) -> int:
     """Return the peak memory of the process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

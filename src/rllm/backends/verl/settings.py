@@ -14,6 +14,7 @@ from rllm.algorithms.from_config import algorithm_of, kind_of
 from rllm.backends.verl.losses import AGGREGATIONS
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
+from rllm.types import JSONMapping
 
 ACTOR, REFERENCE, MODEL, CRITIC = (
     "actor_rollout_ref.actor",
@@ -212,7 +213,7 @@ def _given(config: TrainConfig) -> dict[str, object]:
     return dict(_leaves(config.verl.overrides))
 
 
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(mapping: JSONMapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
