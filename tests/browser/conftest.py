@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rllm.cli.training import lead_to_gateway
-from rllm.demo.policy import demo_policy
-from rllm.demo.tasks import shop_tasks
+from rllm.demo.tasks import demo_policy, shop_tasks
 from rllm.gateway.server import ServerThread
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import load_config

@@ -6,7 +6,7 @@ import pytest
 
 from rllm.cli.display import trend
 from rllm.demo import tasks
-from rllm.tracking.own_runs import seal
+from rllm.tracking.about import seal
 
 from .conftest import rllm
 

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from rllm.cli.display import EvaluationDisplay, show_report
 from rllm.evaluation.evaluate import Progress
-from rllm.evaluation.report import Outcome, report_on
+from rllm.evaluation.report import Cost, Outcome, report_on
 
 
 def console(**options):
@@ -27,22 +27,6 @@ def test_without_a_terminal_there_is_a_line_for_every_tenth_of_the_way():
     assert lines[-1] == "40/40 rollouts, 20 correct, 1 failed, 4 kept"
 
 
-def test_where_a_tenth_takes_long_there_are_signs_of_life():
-    now = [0.0]
-    plain = console()
-    display = EvaluationDisplay(plain, clock=lambda: now[0])
-    for num_done, seconds in ((0, 19.0), (0, 1.0), (1, 10.0), (2, 10.0)):
-        display(progress(num_done))
-        now[0] += seconds
-        display.beat()
-    display.close()
-    assert plain.file.getvalue().splitlines() == [
-        "0/40 rollouts, 0 correct, 1 failed, 4 kept",
-        "0/40 rollouts, 0 correct, 1 failed, 4 kept, 20 s",
-        "2/40 rollouts, 1 correct, 1 failed, 4 kept, 40 s",
-    ]
-
-
 def test_on_a_terminal_there_is_a_bar():
     terminal = console(force_terminal=True)
     display = EvaluationDisplay(terminal)
@@ -61,7 +45,9 @@ def shown(outcomes):
 
 def test_a_report_shows_powers_of_two_roles_and_the_most_frequent_failures():
     right = [
-        Outcome(task_id="a", index=index, is_correct=True, rewards={"solver": 1.0, "judge": 0.5}, seconds=2.0)
+        Outcome(
+            task_id="a", index=index, is_correct=True, rewards={"solver": 1.0, "judge": 0.5}, cost=Cost(seconds=2.0)
+        )
         for index in range(6)
     ]
     failures = [Outcome(task_id="b", index=index, failure=f"AgentError: {'abcd'[index]}[/]") for index in range(4)]

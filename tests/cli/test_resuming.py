@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from rllm.cli.training import begun_as, leading_setting
+from rllm.cli.options import RunOptions
+from rllm.cli.training import begun_as
 from rllm.errors import ConfigError
-from rllm.tracking.own_runs import seal
+from rllm.tracking.about import seal
 from rllm.trainer.run_folder import keep_beginning
 
 
@@ -24,20 +25,20 @@ def run(tmp_path):
 
 
 def test_a_run_is_gone_on_with_as_it_was_begun(run):
-    assert begun_as("train", {"agent": None, "data": None}, resume=run) == {
+    assert begun_as("train", RunOptions(resume=run), agent=None, data=None) == {
         "command": "train", "agent": "a.py:f", "data": "shop", "split": "train", "val": "shop", "val_split": "test",
     }  # fmt: skip
 
 
 def test_what_is_given_takes_the_place_of_what_was_with_its_part(run):
-    begun = begun_as("train", {"agent": "b.py:g", "data": "tasks.jsonl", "split": None}, resume=run)
+    begun = begun_as("train", RunOptions(resume=run), agent="b.py:g", data="tasks.jsonl")
     assert begun == {
         "command": "train", "agent": "b.py:g", "data": "tasks.jsonl", "val": "shop", "val_split": "test",
     }  # fmt: skip
 
 
 def test_a_new_run_has_what_is_given_only():
-    assert begun_as("sft", {"data": "chats.jsonl", "val": None}, resume=None) == {
+    assert begun_as("sft", RunOptions(), data="chats.jsonl") == {
         "command": "sft",
         "data": "chats.jsonl",
     }
@@ -45,7 +46,7 @@ def test_a_new_run_has_what_is_given_only():
 
 def test_another_command_began_it(run):
     with pytest.raises(ConfigError, match=r"the run was started by rllm train: use rllm train --resume .*run"):
-        begun_as("sft", {}, resume=run)
+        begun_as("sft", RunOptions(resume=run))
 
 
 @pytest.mark.parametrize(
@@ -59,14 +60,15 @@ def test_another_command_began_it(run):
     ],
 )
 def test_settings_may_stand_where_the_agent_would(typed, meant):
-    assert leading_setting(*typed) == meant
+    first, settings = typed
+    assert RunOptions(settings=settings).leading_setting(first) == meant
 
 
 @pytest.mark.parametrize("argument", ["lr=1/agent.py:run", "lr=1/agent.py"])
 def test_a_file_whose_folder_looks_like_a_setting_is_none(work, argument):
     (work / "lr=1").mkdir()
     (work / "lr=1" / "agent.py").touch()
-    assert leading_setting(argument, ["seed=2"]) == (argument, ["seed=2"])
+    assert RunOptions(settings=["seed=2"]).leading_setting(argument) == (argument, ["seed=2"])
 
 
 def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
@@ -119,4 +121,4 @@ def test_who_names_no_run_is_told_where_runs_are(work, fails, named, said):
 def test_a_damaged_beginning_is_named(run):
     (run / "begun_as.yaml").write_text("command: train\n data: x\n")
     with pytest.raises(ConfigError, match=r"begun_as.yaml, line 2, column 6 is not valid YAML"):
-        begun_as("train", {}, resume=run)
+        begun_as("train", RunOptions(resume=run))

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from rllm.evaluation.compare import difference_of_means, difference_of_rates
+from rllm.evaluation.folder import difference_of_means, difference_of_rates
 
 
 def test_the_interval_of_rates_by_hand() -> None:

@@ -42,9 +42,9 @@ def test_a_failed_rollout_counts_as_wrong_and_an_unscored_one_as_neither():
 def test_costs_are_means_over_the_rollouts_of_which_they_are_known():
     report = report_on(
         [
-            right("a", 0, prompt_tokens=10.0, sampled_tokens=4.0, num_calls=1.0, seconds=1.0),
-            wrong("a", 1, prompt_tokens=30.0, sampled_tokens=8.0, num_calls=3.0, seconds=2.0),
-            Outcome(task_id="a", index=2, failure="RolloutTimeout: slow", seconds=6.0),
+            right("a", 0, cost=Cost(prompt_tokens=10.0, sampled_tokens=4.0, num_calls=1.0, seconds=1.0)),
+            wrong("a", 1, cost=Cost(prompt_tokens=30.0, sampled_tokens=8.0, num_calls=3.0, seconds=2.0)),
+            Outcome(task_id="a", index=2, failure="RolloutTimeout: slow", cost=Cost(seconds=6.0)),
         ]
     )
     assert report.cost == Cost(prompt_tokens=20.0, sampled_tokens=6.0, num_calls=2.0, seconds=3.0)
@@ -91,13 +91,12 @@ def episode(*steps: Step, **fields):
 def test_tokens_are_counted_over_all_calls_of_a_rollout():
     calls = [Step(prompt_ids=[1, 2], response_ids=[3]), Step(prompt_ids=[1, 2, 3, 4], response_ids=[5, 6])]
     outcome = Outcome.of(with_costs(episode(*calls, metrics={"rollout/num_calls": 2.0, "timing/rollout_s": 0.25})))
-    assert outcome == Outcome(
-        task_id="a", index=0, rewards={"solver": 0.5}, prompt_tokens=6.0, sampled_tokens=3.0, num_calls=2.0, seconds=0.25
-    )  # fmt: skip
+    cost = Cost(prompt_tokens=6.0, sampled_tokens=3.0, num_calls=2.0, seconds=0.25)
+    assert outcome == Outcome(task_id="a", index=0, rewards={"solver": 0.5}, cost=cost)
 
 
 def test_tokens_that_the_server_did_not_name_are_unknown_and_not_zero():
-    assert Outcome.of(with_costs(episode(Step(prompt_ids=[1], response_ids=[2]), Step()))).sampled_tokens is None
+    assert Outcome.of(with_costs(episode(Step(prompt_ids=[1], response_ids=[2]), Step()))).cost.sampled_tokens is None
 
 
 def test_a_failed_rollout_is_never_correct():

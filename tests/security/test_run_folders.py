@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from rllm.cli.options import RunOptions
 from rllm.cli.training import begun_as
 from rllm.engine.episode_log import EpisodeLog, read_tasks
 from rllm.errors import ConfigError, StoreError
-from rllm.evaluation.compare import compare
-from rllm.evaluation.folder import EvaluationFolder
+from rllm.evaluation.folder import EvaluationFolder, compare
 from rllm.store import open_store
-from rllm.tracking.about import run_id_of
-from rllm.tracking.own_runs import check_contained, is_own, seal, store_of_run
+from rllm.tracking.about import check_contained, is_own, run_id_of, seal, store_of_run
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.config import load_config
 from rllm.trainer.episode_records import stored_episodes
@@ -209,9 +208,9 @@ def test_a_run_of_others_is_not_resumed_and_names_no_code(tmp_path: Path, monkey
         if forged is not None:
             (run / ".seal").write_text(forged)
         with pytest.raises(ConfigError, match="you did not begin this run here"):
-            begun_as("train", {}, resume=run)
+            begun_as("train", RunOptions(resume=run))
     seal(run)
-    assert begun_as("train", {}, resume=run)["agent"] == "evil.py:agent"
+    assert begun_as("train", RunOptions(resume=run))["agent"] == "evil.py:agent"
     for name in ("config.yaml", "begun_as.yaml"):
         content = (run / name).read_text()
         (run / name).write_text(f"{content}# changed\n")

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from rllm.errors import RLLMError
-from rllm.tracking.background import Background
+from rllm.tracking.base import Background
 
 
 def test_calls_are_made_in_order_and_all_before_the_end() -> None:

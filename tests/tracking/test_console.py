@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rllm.tracking.base import Trackers
-from rllm.tracking.console import ConsoleTracker, LastingConsole, folded
+from rllm.tracking.console import ConsoleTracker, LastingConsole
 from rllm.types import Episode, Step, Trajectory
 
 STEP = {"rollout/reward": 0.5, "rollout/accuracy": 0.25}
@@ -129,17 +129,6 @@ def test_how_the_reward_moves_where_the_time_goes_and_what_is_left(log: Log) -> 
         "step 3/63, held out: reward 0.500",
         "step 4/63, held out: reward 0.250 (-0.250)",
     ]
-
-
-def test_a_long_line_is_broken_between_its_parts() -> None:
-    parts = ["reward 0.500", "accuracy 25.0%", "cut 24%", "1,234 tokens/s"]
-    assert folded("step 1: ", parts, 120) == "step 1: reward 0.500, accuracy 25.0%, cut 24%, 1,234 tokens/s"
-    assert folded("step 1: ", parts, 40).splitlines() == [
-        "step 1: reward 0.500, accuracy 25.0%,",
-        "    cut 24%, 1,234 tokens/s",
-    ]
-    assert max(map(len, folded("step 1: ", parts, 21).splitlines())) == 21
-    assert folded("step 1: ", ["x" * 50], 20) == f"step 1: {'x' * 50}", "a part is never broken"
 
 
 @pytest.mark.parametrize(

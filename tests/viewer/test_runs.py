@@ -21,8 +21,7 @@ from rllm.evaluation.report import Outcome, report_on
 from rllm.store import open_store
 from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore
-from rllm.tracking.about import forget_trackers, kept_run_id
-from rllm.tracking.own_runs import seal
+from rllm.tracking.about import forget_trackers, kept_run_id, seal
 from rllm.types import OUTCOME_KEY
 from rllm.viewer.charts import MetricsFile
 from rllm.viewer.rollouts import SORTS, Rollouts

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rllm.cli.training import lead_to_gateway
-from rllm.demo.policy import demo_policy
-from rllm.demo.tasks import shop_tasks
+from rllm.demo.tasks import demo_policy, shop_tasks
 from rllm.errors import WeightSyncError
 from rllm.inference.local.loading import load_model
 from rllm.store import open_store

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm.cli.options import AsJson, optional
+from rllm.cli.options import AsJson, RunOptions, optional
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +99,7 @@ def _config(seed: int | None, resume: Path | None) -> TrainConfig:
     from rllm.trainer.config import load_config
 
     if resume is not None:
-        begun_as("demo", {}, resume=resume)
+        begun_as("demo", RunOptions(resume=resume))
         config = load_config(resume / "config.yaml")
         if seed not in (None, config.seed):
             raise ConfigError(f"--seed {seed}: the run in {resume} has seed {config.seed}; leave --seed out")
@@ -112,8 +112,7 @@ def _config(seed: int | None, resume: Path | None) -> TrainConfig:
 
 def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, resume: bool) -> None:
     from rllm.cli.training import display, lead_to_gateway
-    from rllm.demo.policy import demo_policy
-    from rllm.demo.tasks import shop_tasks
+    from rllm.demo.tasks import demo_policy, shop_tasks
     from rllm.trainer.agent_trainer import AgentTrainer
 
     port = lead_to_gateway(config)

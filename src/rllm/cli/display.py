@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,25 +19,23 @@ from rich.text import Text
 
 from rllm.engine.under_way import UnderWay
 from rllm.errors import counted, number
-from rllm.tracking.background import Heartbeat
 from rllm.tracking.console import (
-    QUIET_S,
     PhaseProgress,
     by_role,
-    in_words,
     memory,
     outcomes,
     own_metrics,
     phases,
     sample_lines,
 )
+from rllm.tracking.samples import message_text
 from rllm.types import Episode
 
 if TYPE_CHECKING:
     from rllm.engine.failures import Reason
-    from rllm.evaluation.compare import Comparison, Difference
     from rllm.evaluation.evaluate import Progress
-    from rllm.evaluation.report import Cost, Report, TaskReport
+    from rllm.evaluation.folder import Comparison
+    from rllm.evaluation.report import Report
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _MAX_STUCK, _MAX_WARNING, _MAX_EVALUATIONS = 3, 100, 6
@@ -203,7 +201,6 @@ class _Warnings(logging.Handler):
 
 
 def _beside(training: Sequence[str], held_out: Sequence[str]) -> str:
-    """Join values of training and of the last evaluation."""
     shown = [", ".join(training), f"held out: {', '.join(held_out)}" if held_out else ""]
     return "; ".join(filter(None, shown))
 
@@ -225,16 +222,9 @@ def conversation(episode: Episode) -> Group:
     """Format an episode's longest trajectory for reading."""
     steps = max((path.steps for path in episode.trajectories), key=len, default=[])
     messages = steps[-1].chat_completions if steps else []
-    lines = [Text.assemble((f"  {message['role']:>9}  ", "bold"), _message_text(message)) for message in messages]
-    verdict = Text(
-        "      right" if episode.is_correct else "      wrong", style="green" if episode.is_correct else "red"
-    )
+    lines = [Text.assemble((f"  {message['role']:>9}  ", "bold"), message_text(message)) for message in messages]
+    verdict = Text("      right", style="green") if episode.is_correct else Text("      wrong", style="red")
     return Group(*lines, verdict)
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or []]
-    return " ".join([*filter(None, [str(message.get("content") or "").strip()]), *calls])
 
 
 _NUM_SHOWN = 3
@@ -243,14 +233,10 @@ _MAX_REASON = 400
 
 
 class EvaluationDisplay:
-    """Progress of an evaluation: a bar on a terminal, elsewhere a line for every tenth, and one after `QUIET_S`."""
+    """Progress of an evaluation: a bar on a terminal, elsewhere a line for every tenth."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._clock = clock
-        self._began_at = self._printed_at = clock()
-        self._latest: Progress | None = None
-        self._heart = Heartbeat(self.beat, every_s=QUIET_S / 8)
         self._bar = Bar(
             TextColumn("[bold]evaluating"),
             BarColumn(bar_width=40),
@@ -263,7 +249,6 @@ class EvaluationDisplay:
         self._tenths_printed = -1
 
     def __call__(self, progress: Progress) -> None:
-        self._latest = progress
         if self._console.is_interactive:
             self._bar.start()
             self._bar.update(
@@ -273,22 +258,11 @@ class EvaluationDisplay:
         tenths = progress.num_done * 10 // progress.num_planned
         if tenths > self._tenths_printed:
             self._tenths_printed = tenths
-            self._print(f"{progress.num_done}/{progress.num_planned} rollouts, {_counts(progress)}")
-
-    def beat(self) -> None:
-        """Print the progress of the evaluation, if no line was printed for `QUIET_S`."""
-        if self._console.is_interactive or self._latest is None or self._clock() - self._printed_at < QUIET_S:
-            return
-        done, total = self._latest.num_done, self._latest.num_planned
-        self._print(f"{done}/{total} rollouts, {_counts(self._latest)}, {in_words(self._clock() - self._began_at)}")
-
-    def _print(self, text: str) -> None:
-        self._printed_at = self._clock()
-        self._console.print(text, soft_wrap=True)
+            done = f"{progress.num_done}/{progress.num_planned} rollouts"
+            self._console.print(f"{done}, {_counts(progress)}", soft_wrap=True)
 
     def close(self) -> None:
         """Stop the bar. Repeatable."""
-        self._heart.close()
         if self._console.is_interactive:  # otherwise it would print an empty line
             self._bar.stop()
 
@@ -315,37 +289,26 @@ def show_report(console: Console, title: str, report: Report) -> None:
     _show_reasons(console, "were not scored and are left out", report.num_unscored, report, report.unscored)
 
 
-def _report_rows(report: Report) -> list[tuple[str, str]]:
-    rows = [("accuracy", str(report.accuracy) if report.accuracy else "- (nothing was scored)")]
-    rows += [(f"pass@{k}", str(report.pass_at_k[k])) for k in _shown_ks(report)]
+def _report_rows(report: Report) -> Iterator[tuple[str, str]]:
+    yield "accuracy", str(report.accuracy) if report.accuracy else "- (nothing was scored)"
+    largest = max(report.pass_at_k, default=1)
+    for k, estimate in report.pass_at_k.items():
+        if k > 1 and (k == largest or k & (k - 1) == 0):  # powers of two; the report's file has all
+            yield f"pass@{k}", str(estimate)
     if report.mean_reward is not None:
         roles = ", ".join(f"{role} {reward:.3f}" for role, reward in report.rewards.items())
-        rows.append(("mean reward", f"{report.mean_reward:.3f}" + (f" ({roles})" if len(report.rewards) > 1 else "")))
-    rows.append(("tasks", _solved(report.tasks)))
-    rows.append(("one rollout", _cost(report.cost)))
-    return rows
-
-
-def _shown_ks(report: Report) -> list[int]:
-    """Return powers of two and the largest k; the report's file has all."""
-    most = max(report.pass_at_k, default=1)
-    return [k for k in report.pass_at_k if k > 1 and (k == most or k & (k - 1) == 0)]
-
-
-def _solved(tasks: Sequence[TaskReport]) -> str:
-    rates = [task.accuracy for task in tasks if task.accuracy is not None]
+        yield "mean reward", f"{report.mean_reward:.3f}" + (f" ({roles})" if len(report.rewards) > 1 else "")
+    rates = [task.accuracy for task in report.tasks if task.accuracy is not None]
     always, never = rates.count(1.0), rates.count(0.0)
     sometimes = len(rates) - always - never
-    return f"{len(tasks)}: {always} always solved, {sometimes} sometimes, {never} never"
-
-
-def _cost(cost: Cost) -> str:
-    tokens = "tokens unknown (the server returned no token ids)"
+    yield "tasks", f"{len(report.tasks)}: {always} always solved, {sometimes} sometimes, {never} never"
+    cost = report.cost
+    parts = ["tokens unknown (the server returned no token ids)"]
     if cost.prompt_tokens is not None and cost.sampled_tokens is not None:
-        tokens = f"{cost.prompt_tokens:,.0f} prompt + {cost.sampled_tokens:,.0f} sampled tokens"
-    calls = "" if cost.num_calls is None else f", {cost.num_calls:.1f} calls"
-    seconds = "" if cost.seconds is None else f", {cost.seconds:.2f} s"
-    return tokens + calls + seconds
+        parts = [f"{cost.prompt_tokens:,.0f} prompt + {cost.sampled_tokens:,.0f} sampled tokens"]
+    parts += [] if cost.num_calls is None else [f"{cost.num_calls:.1f} calls"]
+    parts += [] if cost.seconds is None else [f"{cost.seconds:.2f} s"]
+    yield "one rollout", ", ".join(parts)
 
 
 def _show_reasons(console: Console, what: str, count: int, report: Report, reasons: Sequence[Reason]) -> None:
@@ -363,7 +326,9 @@ def show_comparison(console: Console, first: Path, second: Path, comparison: Com
     """Print the difference between two evaluations, and their settings that differ."""
     console.print(f"\n[bold]{escape(str(second))} compared with {escape(str(first))}[/]", soft_wrap=True)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("accuracy", _in_points(comparison.accuracy))
+    rate = comparison.accuracy
+    change = f"{100 * rate.value:+.1f} points [{100 * rate.low:+.1f}, {100 * rate.high:+.1f}]"
+    table.add_row("accuracy", f"{rate.first:.1%} -> {rate.second:.1%}: {change}")
     if (reward := comparison.mean_reward) is not None:
         change = f"{reward.value:+.3f} [{reward.low:+.3f}, {reward.high:+.3f}]"
         table.add_row("mean reward", f"{reward.first:.3f} -> {reward.second:.3f}: {change}")
@@ -376,8 +341,3 @@ def show_comparison(console: Console, first: Path, second: Path, comparison: Com
     console.print(table)
     if comparison.accuracy.low <= 0 <= comparison.accuracy.high:
         console.print("The 95 % interval of the difference in accuracy includes 0: it may be chance.")
-
-
-def _in_points(rate: Difference) -> str:
-    change = f"{100 * rate.value:+.1f} points [{100 * rate.low:+.1f}, {100 * rate.high:+.1f}]"
-    return f"{rate.first:.1%} -> {rate.second:.1%}: {change}"

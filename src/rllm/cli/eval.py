@@ -84,7 +84,13 @@ def evaluate(
     from rllm.cli.training import announce, lead_to_gateway
 
     if compare is not None:
-        _compare(*compare, as_json=as_json)
+        from rllm.cli.display import show_comparison
+        from rllm.evaluation.folder import compare as compared
+
+        comparison = compared(*compare)
+        show_comparison(terminal.console(stderr=as_json), *compare, comparison)
+        if as_json:
+            terminal.print_json(comparison.to_dict())
         return
     started = time.perf_counter()
     if agent is None:
@@ -122,11 +128,7 @@ def evaluate(
 
 
 def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: bool) -> None:
-    """Print the report.
-
-    Raises:
-        RolloutError: if it has no result for the model.
-    """
+    """Print the report."""
     from rllm.cli.display import show_report
 
     console = terminal.console(stderr=as_json)
@@ -146,11 +148,7 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
 
 
 def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind: ServerKind) -> str | None:
-    """Return the model's folder or hub id, or its name on the server.
-
-    Raises:
-        ConfigError: if an option has no effect beside the others.
-    """
+    """Return the model's folder or hub id, or its name on the server."""
     from rllm.cli.inputs import folder_of, refuse_options_of_server
 
     if base_url is None:
@@ -159,16 +157,6 @@ def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind
     if checkpoint is not None:
         raise ConfigError(f"--checkpoint {checkpoint} would have no effect with --base-url: the server holds the model")
     return model
-
-
-def _compare(first: Path, second: Path, *, as_json: bool) -> None:
-    from rllm.cli.display import show_comparison
-    from rllm.evaluation.compare import compare
-
-    comparison = compare(first, second)
-    show_comparison(terminal.console(stderr=as_json), first, second, comparison)
-    if as_json:
-        terminal.print_json(comparison.to_dict())
 
 
 def _complete(

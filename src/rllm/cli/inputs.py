@@ -31,12 +31,7 @@ AgentFunction: TypeAlias = Callable[..., object]
 
 
 def load_agent(agent: str, reward: str | None = None) -> AgentFunction:
-    """Import an agent function, and wrap it with a reward function if one is given.
-
-    Raises:
-        ConfigError: see `load_function`; or if the reward cannot be called with a task and an answer.
-        PluginError: see `load_function`.
-    """
+    """Import an agent function, and wrap it with a reward function if one is given."""
     function = load_function(agent)
     if reward is None:
         from rllm.engine.validation import check_promise
@@ -55,22 +50,19 @@ def load_function(spec: str, *, what: str = "agent", reload: bool = True) -> Age
         spec: `FILE.py:function` or `package.module:function`.
         what: its role, for error messages.
         reload: run its file even if it was imported before.
-
-    Raises:
-        ConfigError: if the file or the function does not exist, or the file is not Python.
-        PluginError: if the file raises on import.
     """
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
         raise ConfigError(f"{what}={spec!r}: use FILE.py:function or package.module:function")
     if not place.endswith(".py"):
-        found = _imported(spec, what)
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)  # as with `python -m`
+        found = load_object(spec, kind=what)
     else:
         module = _module_of(Path(place).expanduser().resolve(), what, reload=reload)
         if not hasattr(module, name):
-            raise ConfigError(
-                f"{what}={spec!r}: {place} defines no {name!r}; it has {_functions(module) or 'no functions'}"
-            )
+            own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+            raise ConfigError(f"{what}={spec!r}: {place} defines no {name!r}; it has {', '.join(own) or 'nothing'}")
         found = getattr(module, name)
     if not callable(found) or isinstance(found, type):
         kind = "a class" if isinstance(found, type) else type(found).__name__
@@ -95,38 +87,17 @@ def _module_of(path: Path, what: str, *, reload: bool) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ConfigError(_not_importable(path, error)) from error
     except (Exception, SystemExit) as error:
-        raise PluginError(_not_importable(path, error)) from error
+        kind = ConfigError if isinstance(error, SyntaxError) else PluginError
+        raise kind(f"{path} cannot be imported:\n{own_frames(error)}") from error
     return module
-
-
-def _not_importable(path: Path, error: BaseException) -> str:
-    return f"{path} cannot be imported:\n{own_frames(error)}"
-
-
-def _imported(spec: str, what: str) -> object:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as with `python -m`
-    return load_object(spec, kind=what)
-
-
-def _functions(module: ModuleType) -> str:
-    own = [name for name, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
-    return ", ".join(own)
 
 
 _NAME = re.compile(r"[\w.+-]+")
 
 
 def tasks_for(function: AgentFunction, source: str, split: str | None, *, option: str) -> Dataset:
-    """Read tasks for an agent function; see `read_tasks`.
-
-    Raises:
-        ConfigError: as `read_tasks`; or if the function cannot be called with one of them.
-    """
+    """Read tasks for an agent function; see `read_tasks`."""
     data = read_tasks(source, split, option=option)
     with concerning(option):
         check_rows(function, data)
@@ -140,10 +111,6 @@ def read_tasks(source: str, split: str | None, *, option: str) -> Dataset:
         source: file, registered name or hub id.
         split: split to use, if there are several.
         option: command-line option that gave the source, for error messages.
-
-    Raises:
-        ConfigError: if there are none, or the split is unknown.
-        MissingDependencyError: see `Dataset.load`.
     """
     split_option = "--val-split" if option == "--val" else "--split"
     path = Path(source).expanduser()
@@ -183,11 +150,7 @@ class ModelSource:
 
 
 def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
-    """Return the model of `config.model`, to run in this process.
-
-    Raises:
-        ConfigError: if its path is not a model.
-    """
+    """Return the model of `config.model`, to run in this process."""
     from rllm.inference.local.loading import check_source
 
     check_source(config.model.path)
@@ -197,11 +160,7 @@ def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
 
 
 def folder_of(model: str, checkpoint: str | None) -> str:
-    """Return the folder of a run's checkpoint, the newest unless one is named; any other path or hub id as it is.
-
-    Raises:
-        ConfigError: if the run does not have the checkpoint, or a checkpoint is given for a path that is not a run.
-    """
+    """Return the folder of a run's checkpoint, the newest unless one is named; any other path or hub id as it is."""
     run = Path(model).expanduser()
     if (run / "checkpoints").is_dir():
         from rllm.trainer.export import chosen_checkpoint
@@ -221,11 +180,7 @@ def given_of_training(pairs: Iterable[str]) -> list[str]:
 def refuse_options_of_server(
     kind: UpstreamKind, tokenizer: str | None = None, chat_template: Path | None = None
 ) -> None:
-    """Refuse options of a server if no server is given.
-
-    Raises:
-        ConfigError: naming the option.
-    """
+    """Refuse options of a server if no server is given."""
     given = {
         "--upstream-kind": None if kind == "vllm" else kind,
         "--tokenizer": tokenizer,
@@ -243,11 +198,7 @@ def key_of_server() -> str | None:
 
 
 def token_prompts(tokenizer: str | None, chat_template: Path | None) -> TokenPrompts | None:
-    """Load `--tokenizer` and `--chat-template` for a server.
-
-    Raises:
-        ConfigError: if one cannot be loaded, or if the template has no tokenizer.
-    """
+    """Load `--tokenizer` and `--chat-template` for a server."""
     if tokenizer is not None:
         return TokenPrompts.load(tokenizer, chat_template)
     if chat_template is not None:
@@ -267,10 +218,6 @@ def served(
     """Return the named model of a server, or its only one. The server must answer now.
 
     With its `tokenizer`, later turns continue from exactly the sampled tokens.
-
-    Raises:
-        ConfigError: if the URL is invalid, or the server has several models.
-        InferenceError: if the server does not answer.
     """
     found = asyncio.run(_models(HTTPUpstream(base_url, api_key=api_key, read_timeout_s=_CHECK_TIMEOUT_S), model))
     if model is None and len(found) != 1:

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -35,8 +35,9 @@ _DEFAULTS = {"port": 8080}
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of a command that is a config dataclass by an option for each field.
 
-    An option has the name, type and default of its field, and the field's docstring as help. The dataclass checks the
-    values. `Annotated[Config, "one", "other"]` takes only these fields.
+    An option has the name, type and default of its field, and the field's docstring as help, unless the field's type
+    is annotated with an option. The dataclass checks the values. `Annotated[Config, "one", "other"]` takes only these
+    fields.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -63,23 +64,18 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options_of(config: type) -> Iterator[inspect.Parameter]:
-    hints, docs = get_type_hints(config), field_docs(config)
+    hints, docs = get_type_hints(config, include_extras=True), field_docs(config)
     for field in fields(config):
         if field.name in NOT_OPTIONS:
             continue
-        default = _DEFAULTS.get(field.name, field.default)
-        spelling = spelling_of(field.name)
-        if default is True:
-            spelling += f"/--no-{spelling.removeprefix('--')}"
-        option = typer.Option(
-            spelling, help=docs[field.name], envvar=_VARIABLES.get(field.name), show_default=default is not None
-        )
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[hints[field.name], option],
-        )
+        annotation, default = hints[field.name], _DEFAULTS.get(field.name, field.default)
+        if get_origin(annotation) is not Annotated:
+            spelling = spelling_of(field.name)
+            names = f"{spelling}/--no-{spelling.removeprefix('--')}" if default is True else spelling
+            variable = _VARIABLES.get(field.name)
+            option = typer.Option(names, help=docs[field.name], envvar=variable, show_default=default is not None)
+            annotation = Annotated[annotation, option]
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def spelling_of(field: str) -> str:
@@ -128,16 +124,40 @@ Reward: TypeAlias = Annotated[
 ]
 Split: TypeAlias = Annotated[str | None, optional("Split of the data to use, if it has several: train, test, ...")]
 ValSplit: TypeAlias = Annotated[str | None, optional("Split of --val to use, if it has several.")]
-Model: TypeAlias = Annotated[str | None, optional("Model folder or hub id; the same as model.path=...")]
-Backend: TypeAlias = Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")]
-RayAddress: TypeAlias = Annotated[str | None, optional("Ray cluster, host:port or auto; the same as ray.address=...")]
-Config: TypeAlias = Annotated[Path | None, optional("YAML file of settings.")]
-Resume: TypeAlias = Annotated[Path | None, optional("Run folder to resume, with its settings.")]
-DryRun: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, print every setting and its origin, and exit.")
-]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout at the end.")]
 OnlyJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
+
+
+_SETTING = re.compile(r"\+{0,2}[\w.]+=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of the commands that train."""
+
+    settings: Settings = None
+    val: Annotated[
+        str | None, optional("Held-out tasks or conversations, for evaluation only: a file, a name or a hub id.")
+    ] = None
+    split: Split = None
+    val_split: ValSplit = None
+    model: Annotated[str | None, optional("Model folder or hub id; the same as model.path=...")] = None
+    config: Annotated[Path | None, optional("YAML file of settings.")] = None
+    resume: Annotated[Path | None, optional("Run folder to resume, with its settings.")] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print every setting and its origin, and exit.")
+    ] = False
+    as_json: AsJson = False
+
+    def leading_setting(self, first: str | None) -> tuple[str | None, list[str]]:
+        """Separate an optional argument from settings; if it is missing, the first setting is in its place."""
+        rest = list(self.settings or [])
+        files = [] if first is None else [first, first.rpartition(":")[0] or first]
+        if first is not None and _SETTING.match(first) and not any(Path(file).exists() for file in files):
+            return None, [first, *rest]
+        return first, rest
+
+
 CheckpointOfRun: TypeAlias = Annotated[
     str | None,
     optional(

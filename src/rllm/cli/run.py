@@ -146,10 +146,9 @@ def _write(out: Path, text: str) -> None:
 
 
 def _pairs(given: Sequence[str]) -> dict[str, str]:
-    pairs = [item.partition("=") for item in given]
-    if wrong := [item for item, (key, separator, _) in zip(given, pairs, strict=True) if not key or not separator]:
-        raise ConfigError(f"--metadata {wrong[0]}: use KEY=VALUE")
-    return {key: value for key, _, value in pairs}
+    if wrong := next((item for item in given if item.find("=") < 1), None):
+        raise ConfigError(f"--metadata {wrong}: use KEY=VALUE")
+    return dict(item.split("=", 1) for item in given)
 
 
 def _source(
@@ -213,7 +212,7 @@ def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout
         limits,
         env={**without_operators_keys(os.environ), **environment(session.base_url, api_key=session.key)},
         stdin=_stdin(),
-        on_output=_Printer(stdout=stdout, stderr=sys.stderr),
+        on_output=_printer(stdout=stdout, stderr=sys.stderr),
     )
 
 
@@ -225,21 +224,18 @@ def _stdin() -> str | int:
         return ""
 
 
-class _Printer:
-    """Passes on a program's output, byte by byte, while a reader exists."""
+def _printer(**streams: TextIO) -> Callable[[Stream, bytes], None]:
+    """Return a function that passes on a program's output, byte by byte, while a reader exists."""
 
-    def __init__(self, **streams: TextIO) -> None:
-        self._streams = streams
-
-    def __call__(self, name: Stream, data: bytes) -> None:
-        stream = self._streams.get(name)
-        if stream is None:
-            return
+    def pass_on(name: Stream, data: bytes) -> None:
         try:
-            stream.buffer.write(data)  # bytes, independent of this process's encoding
-            stream.flush()
+            if stream := streams.get(name):
+                stream.buffer.write(data)  # bytes, independent of this process's encoding
+                stream.flush()
         except BrokenPipeError:  # as after `| head`; the program continues
-            del self._streams[name]
+            del streams[name]
+
+    return pass_on
 
 
 def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:

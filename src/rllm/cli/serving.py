@@ -159,7 +159,7 @@ def serve(
 
     The model runs in this process, or with model.engine=vllm in a vLLM server that is started for it.
     """
-    from rllm.cli.inputs import folder_of
+    from rllm.cli.inputs import embedded, folder_of
     from rllm.gateway.app import create_app
     from rllm.gateway.server import bind, url_of
     from rllm.gateway.server import serve as serve_forever
@@ -175,7 +175,7 @@ def serve(
     with (
         closing(bind(gateway.host, gateway.port)) as listener,
         closing(open_store(store)) as traces,
-        _upstream(config, max_concurrent) as upstream,
+        embedded(config, max_concurrent).upstream if config.model.engine == "embedded" else _vllm(config) as upstream,
     ):
         print_line(
             f'rllm serve: {config.model.path} as "policy" on {url_of(listener, gateway.host)}/v1\n'
@@ -206,15 +206,6 @@ def _config(path: str, settings: list[str]) -> TrainConfig:
     else:
         refuse_changes(config.vllm, "vllm", [name for name in given if name in _OF_UPDATES], why)
     return config
-
-
-@contextmanager
-def _upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
-    from rllm.cli.inputs import embedded
-
-    opened = embedded(config, max_concurrent).upstream if config.model.engine == "embedded" else _vllm(config)
-    with opened as upstream:
-        yield upstream
 
 
 @contextmanager

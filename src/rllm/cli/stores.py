@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -27,11 +26,7 @@ store = typer.Typer(name="store", cls=PlainGroup, help="Copy and prune trace sto
 
 
 def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
-    """Open an existing store.
-
-    Raises:
-        ConfigError: if the URL does not name a persistent store, or the file does not exist.
-    """
+    """Open an existing store."""
     from rllm.store import open_store, path_of
 
     path = path_of(url)
@@ -166,14 +161,16 @@ def export(
     kind: Annotated[ExportFormat | None, optional("Format, if the file's name does not show it.", "--format")] = None,
 ) -> None:
     """Write traces to a file: one JSON object a line, or Parquet."""
+    from rllm.store.base import every_session
     from rllm.store.maintenance import export_traces
 
     chosen = kind or next((item for item in get_args(ExportFormat) if path.suffix == f".{item}"), None)
     if chosen is None:
         raise ConfigError(f"path={str(path)!r} ends in neither .jsonl nor .parquet: choose one with --format")
     with open_existing(url) as store:
-        sessions = [_known(store, name) for name in dict.fromkeys(session)] if session else None
-        count = export_traces(_every_trace(store, sessions), path, chosen)
+        known = [_known(store, name) for name in dict.fromkeys(session or ())]
+        sessions = known or every_session(store, oldest_first=True)
+        count = export_traces((call for info in sessions for call in store.by_session(info.id)), path, chosen)
     print(f"{counted(count, 'trace')} written to {path}")
 
 
@@ -198,13 +195,6 @@ def _known(store: TraceStore, session_id: str) -> SessionInfo:
         others = f"; the latest there are {some}" if some else ", which is empty"
         raise ConfigError(f"session={session_id!r} is not in the store{others}")
     return found
-
-
-def _every_trace(store: TraceStore, sessions: list[SessionInfo] | None) -> Iterator[Trace]:
-    from rllm.store.base import every_session
-
-    for info in every_session(store, oldest_first=True) if sessions is None else sessions:
-        yield from store.by_session(info.id)
 
 
 def _table_of(calls: list[Trace]) -> Table:

@@ -7,26 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm.cli.options import (
-    AsJson,
-    Backend,
-    Config,
-    DryRun,
-    Model,
-    RayAddress,
-    Resume,
-    Reward,
-    Settings,
-    Split,
-    ValSplit,
-    optional,
-)
+from rllm.cli.options import Reward, RunOptions, optional, with_options
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllm.data.dataset import Dataset
 
 
+@with_options
 def train(
     agent: Annotated[
         str | None,
@@ -36,21 +24,14 @@ def train(
             show_default=False,
         ),
     ] = None,
-    settings: Settings = None,
+    *,
+    options: RunOptions,
     reward: Reward = None,
     data: Annotated[
         str | None, optional("Tasks to train on: a file, the name of a registered dataset, or a hub id.")
     ] = None,
-    val: Annotated[str | None, optional("Held-out tasks, for evaluation only: a file, a name or a hub id.")] = None,
-    split: Split = None,
-    val_split: ValSplit = None,
-    model: Model = None,
-    backend: Backend = None,
-    ray_address: RayAddress = None,
-    config: Config = None,
-    resume: Resume = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    backend: Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")] = None,
+    ray_address: Annotated[str | None, optional("Ray cluster, host:port or auto; the same as ray.address=...")] = None,
 ) -> None:
     """Train the policy behind any agent: an ordinary function that returns its reward, or a result for --reward.
 
@@ -58,25 +39,15 @@ def train(
     which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
     """
     from rllm.cli.inputs import load_agent, tasks_for
-    from rllm.cli.training import (
-        announce,
-        as_typed,
-        begun_as,
-        carry_out,
-        chosen_settings,
-        lead_to_gateway,
-        leading_setting,
-        quiet_libraries,
-    )
+    from rllm.cli.training import as_typed, begun_as, carry_out, chosen_settings, lead_to_gateway, quiet_libraries
 
     started = time.perf_counter()
-    agent, settings = leading_setting(agent, settings)
-    given = {"agent": agent, "reward": reward, "data": data, "split": split, "val": val, "val_split": val_split}
-    begun = begun_as("train", given, resume=resume)
-    if resume is not None and not {"agent", "data"} <= begun.keys():
+    agent, settings = options.leading_setting(agent)
+    begun = begun_as("train", options, agent=agent, reward=reward, data=data)
+    if options.resume is not None and not {"agent", "data"} <= begun.keys():
         raise ConfigError(
-            f"--resume {resume}: the run was not started by a command, so arguments are missing; resume it in its "
-            "program with AgentTrainer(..., resume=True), or give the agent and --data"
+            f"--resume {options.resume}: the run was not started by a command, so arguments are missing; resume it in "
+            "its program with AgentTrainer(..., resume=True), or give the agent and --data"
         )
     if "agent" not in begun:
         raise ConfigError("the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
@@ -84,12 +55,8 @@ def train(
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
         )
-    chosen = chosen_settings(
-        settings, model=model, config=config, resume=resume, backend=backend, ray_address=ray_address
-    )
-    if not dry_run:
-        announce(chosen.config)
-    port = lead_to_gateway(chosen.config)
+    config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
+    port = lead_to_gateway(config)
     function = load_agent(begun["agent"], begun.get("reward"))
     tasks = tasks_for(function, begun["data"], begun.get("split"), option="--data")
     held_out = tasks_for(function, begun["val"], begun.get("val_split"), option="--val") if "val" in begun else None
@@ -97,25 +64,18 @@ def train(
     from rllm.config.loading import locating_errors
     from rllm.trainer.agent_trainer import AgentTrainer
 
-    with as_typed(train_dataset="--data", val_dataset="--val"), locating_errors(chosen.layers):
+    with as_typed(train_dataset="--data", val_dataset="--val"), locating_errors(layers):
         trainer = AgentTrainer(
             agent_run_func=function,
             train_dataset=tasks,
             val_dataset=held_out,
-            config=chosen.config,
-            resume=resume is not None,
+            config=config,
+            resume=options.resume is not None,
         )
-    carry_out(
-        trainer,
-        chosen,
-        begun=begun,
-        started=started,
-        dry_run=dry_run,
-        port=port,
-        outcome="accuracy" if as_json else None,
-    )
+    carry_out(trainer, layers, options, begun=begun, started=started, port=port, measure="accuracy")
 
 
+@with_options
 def sft(
     data: Annotated[
         str | None,
@@ -126,60 +86,33 @@ def sft(
             show_default=False,
         ),
     ] = None,
-    settings: Settings = None,
-    val: Annotated[
-        str | None, optional("Held-out conversations, for evaluation only: a file, a name or a hub id.")
-    ] = None,
-    split: Split = None,
-    val_split: ValSplit = None,
-    model: Model = None,
-    config: Config = None,
-    resume: Resume = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Fine-tune a model on conversations: rows with `messages`, and with `tools` where they were offered.
 
     Rollouts of an earlier run or evaluation, and scored sessions of a gateway, are learned token for token;
     sft.reward_threshold and sft.best_per_task select the best.
     """
-    from rllm.cli.training import (
-        announce,
-        as_typed,
-        begun_as,
-        carry_out,
-        chosen_settings,
-        leading_setting,
-        quiet_libraries,
-    )
+    from rllm.cli.training import as_typed, begun_as, carry_out, chosen_settings, quiet_libraries
 
     started = time.perf_counter()
-    data, settings = leading_setting(data, settings)
-    given = {"data": data, "split": split, "val": val, "val_split": val_split}
-    begun = begun_as("sft", given, resume=resume)
+    data, settings = options.leading_setting(data)
+    begun = begun_as("sft", options, data=data)
     if "data" not in begun:
         raise ConfigError(
             "DATA is missing: name a .jsonl file of conversations, a registered dataset, or a run's folder"
         )
-    chosen = chosen_settings(settings, model=model, config=config, resume=resume)
-    if not dry_run:
-        announce(chosen.config)
+    config, layers = chosen_settings(settings, options)
     shown = _demonstrations(begun["data"], begun.get("split"), "DATA")
     held_out = _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None
     quiet_libraries()  # slow imports, as below
     from rllm.config.loading import locating_errors
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 
-    with as_typed(train_dataset="DATA", val_dataset="--val"), locating_errors(chosen.layers):
-        trainer = AgentSFTTrainer(chosen.config, shown, held_out, resume=resume is not None)
-    carry_out(
-        trainer,
-        chosen,
-        begun=begun,
-        started=started,
-        dry_run=dry_run,
-        outcome="loss" if as_json else None,
-    )
+    with as_typed(train_dataset="DATA", val_dataset="--val"), locating_errors(layers):
+        trainer = AgentSFTTrainer(config, shown, held_out, resume=options.resume is not None)
+    carry_out(trainer, layers, options, begun=begun, started=started, measure="loss")
 
 
 def _demonstrations(source: str, split: str | None, option: str) -> str | Dataset:

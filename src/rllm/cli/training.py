@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rllm._runtime.files import from_here
 from rllm.cli import terminal
 from rllm.cli.display import LiveDisplay
+from rllm.cli.options import RunOptions
 from rllm.cli.terminal import CTRL_C, print_stopped, saved_state
 from rllm.config.loading import ConfigLayer, from_layers, layers_of
 from rllm.config.reference import origins
@@ -29,67 +30,53 @@ if TYPE_CHECKING:
     from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChosenSettings:
-    """Settings of a run, with their origins."""
-
-    config: TrainConfig
-    layers: list[ConfigLayer]
-    """Origins of the values."""
-
-
 def chosen_settings(
-    settings: Sequence[str] | None,
-    *,
-    model: str | None,
-    config: Path | None,
-    resume: Path | None,
-    backend: str | None = None,
-    ray_address: str | None = None,
-) -> ChosenSettings:
-    """Return the settings of a run: those of a file or of the resumed run, overridden by options.
+    settings: Sequence[str], options: RunOptions, others: Mapping[str, str | None] = MappingProxyType({})
+) -> tuple[TrainConfig, list[ConfigLayer]]:
+    """Return the settings of a run, those of a file or of the resumed run overridden by options, and their origins.
 
-    Raises:
-        ConfigError: naming the invalid setting.
+    Prints that the model is loaded, which is the first output of a command that trains.
     """
-    if resume is not None and config is not None:
+    if options.resume is not None and options.config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
-    source = resume / "config.yaml" if resume else config
-    given = {"model.path": model, "backend": backend, "ray.address": ray_address, "run_dir": resume}
-    named = [f"{key}={value}" for key, value in given.items() if value]
-    layers = layers_of(source, [*(settings or []), *named])
-    return ChosenSettings(config=from_layers(layers), layers=layers)
+    source = options.resume / "config.yaml" if options.resume else options.config
+    given = {"model.path": options.model, **others, "run_dir": options.resume}
+    layers = layers_of(source, [*settings, *(f"{key}={value}" for key, value in given.items() if value)])
+    config = from_layers(layers)
+    if not options.dry_run:
+        announce(config)
+    return config, layers
 
 
 def announce(config: TrainConfig) -> None:
-    """Print that the run's model is loaded, if it has one; the first output of a command that trains."""
+    """Print that the run's model is loaded, if it has one."""
     if config.model.path:
         terminal.console(stderr=True).print(f"{terminal.loading(config.model.path)} ...", soft_wrap=True, markup=False)
 
 
 def carry_out(
     trainer: AgentTrainer,
-    chosen: ChosenSettings,
+    layers: Sequence[ConfigLayer],
+    options: RunOptions,
     *,
     begun: Mapping[str, str],
     started: float,
-    dry_run: bool,
     port: int | None = None,
-    outcome: str | None,
+    measure: str,
 ) -> None:
-    """Train, or with `dry_run` print the plan. Ctrl-C ends the process with code 130.
+    """Train, or with `--dry-run` print the plan. Ctrl-C ends the process with code 130.
 
     Args:
         trainer: a trainer that has not started.
-        chosen: origin of its configuration.
+        layers: origins of its settings.
+        options: options of the command.
         begun: arguments that the run is started with, `command` among them.
         started: start of the command, of `time.perf_counter()`.
-        dry_run: print settings and plan only.
         port: result of `lead_to_gateway`.
-        outcome: held-out measure in the line of JSON at the end, `accuracy` or `loss`; `None` for no such line.
+        measure: held-out measure in the line of JSON at the end, `accuracy` or `loss`.
     """
-    if dry_run:
-        _show_settings(trainer, chosen.layers)
+    if options.dry_run:
+        _show_settings(trainer, layers)
         return
     if port is not None:
         trainer.config.gateway.port = port
@@ -101,12 +88,12 @@ def carry_out(
     result = _trained(trainer, console, shown, [begun["command"], "--resume", str(shown)])
     model = shown / result.checkpoint.relative_to(trainer.run_dir)
     console.print(f"\nTrained model: {model}", soft_wrap=True, markup=False)
-    if outcome is not None:
-        measured = evaluated(result.run_dir, f"eval/{outcome}")
+    if options.as_json:
+        measured = evaluated(result.run_dir, f"eval/{measure}")
         terminal.print_json(
             {
-                f"{outcome}_before": measured[0] if measured else None,
-                f"{outcome}_after": measured[-1] if measured else None,
+                f"{measure}_before": measured[0] if measured else None,
+                f"{measure}_after": measured[-1] if measured else None,
                 "seconds": time.perf_counter() - started,
                 "run_dir": str(shown),
             }
@@ -154,11 +141,7 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None
 
 
 def _chat_template(trainer: AgentTrainer) -> list[str]:
-    """Return a warning for parts of messages that a model's chat template drops or refuses.
-
-    Raises:
-        ConfigError: if the template cannot be used.
-    """
+    """Return a warning for parts of messages that a model's chat template drops or refuses."""
     from rllm.inference.local.loading import load_tokenizer
     from rllm.parser.chat_template import ChatTemplate
     from rllm.parser.tool_prompt import TemplateChoice
@@ -252,19 +235,15 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()
 
 
-_SETTING = re.compile(r"\+{0,2}[\w.]+=")
 _PART_OF = {"split": "data", "val_split": "val"}
 """Arguments that need another one."""
 
 
-def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | None) -> dict[str, str]:
-    """Return the arguments of a command by name: given ones, then those that the run was started with.
-
-    Raises:
-        ConfigError: if there is no run to resume, or another command started it.
-    """
+def begun_as(command: str, options: RunOptions, **given: str | None) -> dict[str, str]:
+    """Return the arguments of a command by name: given ones, then those that the run was started with."""
+    given |= {name: getattr(options, name) for name in ("split", "val", "val_split")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    before = {} if resume is None else _beginning(resume, command)
+    before = {} if options.resume is None else _beginning(options.resume, command)
     for part, whole in _PART_OF.items():
         if whole in chosen:
             before.pop(part, None)
@@ -275,7 +254,7 @@ def begun_as(command: str, given: Mapping[str, str | None], *, resume: Path | No
 
 
 def _beginning(run: Path, command: str) -> dict[str, str]:
-    from rllm.tracking.own_runs import how_to_trust, is_own
+    from rllm.tracking.about import how_to_trust, is_own
     from rllm.trainer.run_folder import beginning_of, way_to_a_run
 
     if not (run / "config.yaml").is_file():
@@ -290,12 +269,3 @@ def _beginning(run: Path, command: str) -> dict[str, str]:
     if by != command:
         raise ConfigError(f"--resume {run}: the run was started by rllm {by}: use rllm {by} --resume {run}")
     return before
-
-
-def leading_setting(first: str | None, settings: Sequence[str] | None) -> tuple[str | None, list[str]]:
-    """Separate an optional argument from settings; if it is missing, the first setting is in its place."""
-    rest = list(settings or [])
-    files = [] if first is None else [first, first.rpartition(":")[0] or first]
-    if first is not None and _SETTING.match(first) and not any(Path(file).exists() for file in files):
-        return None, [first, *rest]
-    return first, rest

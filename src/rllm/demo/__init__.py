@@ -1,4 +1,4 @@
 """Demo: a shop assistant that learns to look things up instead of guessing.
 
-`agent` is the agent as its author would write it, `tasks` its tasks and example conversations, `policy` its tiny model.
+`agent` is the agent as its author would write it, `tasks` its tasks, example conversations and tiny model.
 """

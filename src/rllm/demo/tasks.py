@@ -1,13 +1,19 @@
-"""The demo's tasks, and conversations of a sloppy clerk, with which the tiny policy is pretrained."""
+"""The demo's tasks, and its model: a tiny policy that can do them, but mostly guesses, as a sloppy clerk taught it."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rllm.types import Message, Task
+from rllm.types import JSONMapping, Message, Task
+
+if TYPE_CHECKING:
+    from rllm.testing.tiny_policy import OnProgress, TinyPolicyRecipe
 
 ITEMS = (
     "apple banana bread butter candle carrot cheese cherry coffee egg fig flour garlic ginger grape honey jam juice "
@@ -64,7 +70,8 @@ def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> 
     messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": task["question"]}]
     if rng.random() >= clerk.calls_tool:
         return [*messages, {"role": "assistant", "content": f"About {rng.randint(10, 99)}"}]
-    tool, item = _asked(task)
+    item = next(iter(task["prices"]))
+    tool = "price" if any(text.format(item) in task["question"] for text in QUESTIONS["price"]) else "stock"
     if rng.random() >= clerk.right_tool:
         tool = rng.choice(list(QUESTIONS))
     number = (task["prices"] if tool == "price" else task["stock"])[item]
@@ -82,8 +89,17 @@ def _conversation(task: Task, clerk: Clerk, system: str, rng: random.Random) -> 
     ]
 
 
-def _asked(task: Task) -> tuple[str, str]:
-    """Return the tool and the item that the question is about."""
-    item = next(iter(task["prices"]))
-    tool = "price" if any(text.format(item) in task["question"] for text in QUESTIONS["price"]) else "stock"
-    return tool, item
+def demo_policy(
+    system: str,
+    tools: Sequence[JSONMapping],
+    on_progress: OnProgress | None = None,
+    *,
+    recipe: TinyPolicyRecipe | None = None,
+) -> Path:
+    """Return the folder of the demo's model, which is built on first use; the recipe sets its size."""
+    from rllm.testing.tiny_policy import tiny_policy
+
+    def speech(clerk: Clerk, seed: int) -> Iterator[list[Message]]:
+        return conversations(clerk, system=system, seed=seed)
+
+    return tiny_policy(partial(speech, CAREFUL), partial(speech, SLOPPY), tools, recipe=recipe, on_progress=on_progress)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rllm.config.sampling import derived_seed
 from rllm.data.dataset import Dataset
@@ -17,7 +17,7 @@ from rllm.engine.runner import Rollout, RolloutRunner
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.report import Outcome, Report, report_on, with_costs
-from rllm.types import Episode
+from rllm.types import Episode, JSONMapping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +34,13 @@ class Progress:
 
 async def evaluate(
     rollout: Rollout,
-    dataset: Iterable[Mapping[str, Any]],
+    dataset: Iterable[JSONMapping],
     *,
     folder: str | Path,
     identity: Mapping[str, str],
     num_rollouts: int = 1,
     limit: int | None = None,
-    sampling: Mapping[str, Any] | None = None,
+    sampling: JSONMapping | None = None,
     max_concurrent: int = 64,
     timeout_s: float = 600.0,
     num_retries: int = 1,
@@ -78,13 +78,13 @@ class Evaluation:
     @contextmanager
     def opened(
         cls,
-        dataset: Iterable[Mapping[str, Any]],
+        dataset: Iterable[JSONMapping],
         *,
         folder: str | Path,
         identity: Mapping[str, str],
         num_rollouts: int = 1,
         limit: int | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        sampling: JSONMapping | None = None,
     ) -> Iterator[Self]:
         """Plan an evaluation and hold its folder.
 
@@ -176,12 +176,7 @@ class Evaluation:
                     )
                 )
 
-        runner = RolloutRunner(
-            rollout,
-            max_concurrent=max_concurrent,
-            timeout_s=timeout_s,
-            num_retries=num_retries,
-        )
+        runner = RolloutRunner(rollout, max_concurrent=max_concurrent, timeout_s=timeout_s, num_retries=num_retries)
         report_progress()
         await runner.run(missing, on_episode=keep)
 
@@ -196,9 +191,7 @@ class Evaluation:
         return outcome is not None and outcome.failure is None
 
 
-def _attempts(
-    dataset: Dataset, num_rollouts: int, limit: int | None, sampling: Mapping[str, Any]
-) -> list[RolloutRequest]:
+def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: JSONMapping) -> list[RolloutRequest]:
     """Return `num_rollouts` of every row. Rows with one id are one task, so their rollouts share one numbering."""
     if num_rollouts < 1:
         raise ConfigError(f"num_rollouts={num_rollouts}: use at least 1")
@@ -227,7 +220,7 @@ def _attempts(
     return attempts
 
 
-def _seeded(sampling: Mapping[str, Any], task_id: str, index: int) -> Mapping[str, Any]:
+def _seeded(sampling: JSONMapping, task_id: str, index: int) -> JSONMapping:
     """Derive a seed for each rollout; with one seed, all rollouts of a task would be equal."""
     seed = sampling.get("seed")
     return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "eval", task_id, index)}

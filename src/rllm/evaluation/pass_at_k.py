@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, counted
@@ -134,7 +133,7 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
     )
 
 
-def _task_key(task: Any) -> bytes:
+def _task_key(task: object) -> bytes:
     own = task if isinstance(task, Mapping) else {}
     named = next((own[name] for name in TASK_ID_FIELDS if own.get(name) is not None), None)
     return to_json(task if named is None else {"id": named}, sort_keys=True)

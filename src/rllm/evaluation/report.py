@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from rllm.engine.failures import Reason, count_reasons, why_failed, why_unscored
 from rllm.evaluation.pass_at_k import Estimate, mean_over_tasks, pass_at_k
-from rllm.types import Episode
+from rllm.types import Episode, JSONObject
 
 PROMPT_TOKENS, SAMPLED_TOKENS = "rollout/prompt_tokens", "rollout/sampled_tokens"
 NUM_CALLS, SECONDS = "rollout/num_calls", "timing/rollout_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Cost of one rollout, or means over the rollouts with a known cost; `None` where it is unknown."""
+
+    prompt_tokens: float | None = None
+    """Total over all calls; unknown if the server returned no token ids, or the rollout failed."""
+    sampled_tokens: float | None = None
+    num_calls: float | None = None
+    seconds: float | None = None
+    """Wall-clock time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +40,7 @@ class Outcome:
     """Reason that the rollout has no score; it counts as neither right nor wrong."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean reward of the scored trajectories, by role."""
-    prompt_tokens: float | None = None
-    """Total over all calls; `None` if the server returned no token ids, or the rollout failed."""
-    sampled_tokens: float | None = None
-    num_calls: float | None = None
-    seconds: float | None = None
-    """Wall-clock time of the rollout."""
+    cost: Cost = Cost()
 
     @classmethod
     def of(cls, episode: Episode) -> Self:
@@ -45,11 +52,13 @@ class Outcome:
             is_correct=bool(episode.is_correct) and failure is None,
             failure=failure,
             unscored=why_unscored(episode),
-            rewards={} if failure else _mean_rewards_by_role(episode),
-            prompt_tokens=episode.metrics.get(PROMPT_TOKENS),
-            sampled_tokens=episode.metrics.get(SAMPLED_TOKENS),
-            num_calls=episode.metrics.get(NUM_CALLS),
-            seconds=episode.metrics.get(SECONDS),
+            rewards={} if failure else _means((path.name, path.final_reward()) for path in episode.trajectories),
+            cost=Cost(
+                prompt_tokens=episode.metrics.get(PROMPT_TOKENS),
+                sampled_tokens=episode.metrics.get(SAMPLED_TOKENS),
+                num_calls=episode.metrics.get(NUM_CALLS),
+                seconds=episode.metrics.get(SECONDS),
+            ),
         )
 
 
@@ -62,23 +71,13 @@ def with_costs(episode: Episode) -> Episode:
     return episode
 
 
-def _mean_rewards_by_role(episode: Episode) -> dict[str, float]:
-    rewards: dict[str, list[float]] = {}
-    for trajectory in episode.trajectories:
-        if (reward := trajectory.final_reward()) is not None:
-            rewards.setdefault(trajectory.name, []).append(reward)
-    return {name: sum(values) / len(values) for name, values in rewards.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Cost of one rollout: means over the rollouts with a known cost, `None` if there are none."""
-
-    prompt_tokens: float | None
-    """Total over all calls."""
-    sampled_tokens: float | None
-    num_calls: float | None
-    seconds: float | None
+def _means(rewards: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """Return the mean of the known rewards of each role."""
+    by_role: dict[str, list[float]] = {}
+    for role, reward in rewards:
+        if reward is not None:
+            by_role.setdefault(role, []).append(reward)
+    return {role: fmean(values) for role, values in sorted(by_role.items())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +119,7 @@ class Report:
     """Reasons for missing scores, most frequent first."""
     tasks: list[TaskReport] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the report as JSON values; k becomes text."""
         data = asdict(self)
         data["pass_at_k"] = {str(k): estimate for k, estimate in data["pass_at_k"].items()}
@@ -143,7 +142,7 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
         accuracy=estimates.get(1),
         pass_at_k=estimates,
         mean_reward=mean_of_known(_reward(outcome) for outcome in outcomes),
-        rewards=_rewards_by_role(outcomes),
+        rewards=_means(pair for outcome in outcomes for pair in outcome.rewards.items()),
         cost=_cost(outcomes),
         failures=count_reasons(outcome.failure for outcome in outcomes if outcome.failure is not None),
         unscored=count_reasons(outcome.unscored for outcome in outcomes if outcome.unscored is not None),
@@ -183,21 +182,9 @@ def _reward(outcome: Outcome) -> float | None:
     return fmean(outcome.rewards.values()) if outcome.rewards else None
 
 
-def _rewards_by_role(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    by_role: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        for role, reward in outcome.rewards.items():
-            by_role.setdefault(role, []).append(reward)
-    return {role: fmean(rewards) for role, rewards in sorted(by_role.items())}
-
-
 def _cost(outcomes: Sequence[Outcome]) -> Cost:
-    return Cost(
-        prompt_tokens=mean_of_known(outcome.prompt_tokens for outcome in outcomes),
-        sampled_tokens=mean_of_known(outcome.sampled_tokens for outcome in outcomes),
-        num_calls=mean_of_known(outcome.num_calls for outcome in outcomes),
-        seconds=mean_of_known(outcome.seconds for outcome in outcomes),
-    )
+    names = [field.name for field in fields(Cost)]
+    return Cost(**{name: mean_of_known(getattr(outcome.cost, name) for outcome in outcomes) for name in names})
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

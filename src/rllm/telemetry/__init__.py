@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from rllm.errors import MissingDependencyError
-from rllm.types import JSONMapping, JSONObject, Trace
+from rllm.types import JSONMapping, Trace
 
 if TYPE_CHECKING:
     from rllm.telemetry.tracing import Tracing
@@ -140,5 +140,5 @@ def outgoing_headers() -> dict[str, str]:
     return {} if _tracing is None else _tracing.outgoing_headers()
 
 
-def _operation(name: str) -> JSONObject:
+def _operation(name: str) -> dict[str, str]:
     return {"gen_ai.operation.name": name, "gen_ai.provider.name": "rllm"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -170,7 +169,7 @@ def _without_none(attributes: JSONMapping) -> JSONObject:
     return {name: _encodable(value) for name, value in attributes.items() if value is not None}
 
 
-def _encodable(value: object) -> Any:
+def _encodable(value: object) -> object:
     if isinstance(value, list):
         return [_encodable(item) for item in value]
     return _text(value) if isinstance(value, str) else value

@@ -1,9 +1,8 @@
 """Trackers of a run's metrics: several at once, none of which can stop the run.
 
 `base` has the protocol and the fan-out, `jsonl` the record that every run has (`metrics.jsonl`), `console` the lines
-on a terminal, `trackers` TensorBoard, W&B, MLflow and trackio. `about` reads a run's name, settings and ids,
-`own_runs` decides which run folders are the user's own, `samples` picks conversations to show, and `background` runs
-slow calls in a thread.
+on a terminal, `trackers` TensorBoard, W&B, MLflow and trackio. `about` reads a run's name, settings and ids, and
+decides which run folders are the user's own; `samples` picks conversations to show.
 """
 
 TRACKERS = {

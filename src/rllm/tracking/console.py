@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from rllm._runtime.files import from_here
 from rllm._runtime.untrusted import shown
 from rllm.errors import number, signed
 from rllm.tracking.about import about_run
-from rllm.tracking.background import Heartbeat
+from rllm.tracking.base import Heartbeat
 from rllm.tracking.jsonl import RECORD_FILE, last_step
 from rllm.tracking.samples import excerpts
 from rllm.types import Episode
@@ -128,7 +129,8 @@ class ConsoleTracker:
             before = fmean(self._rewards) if len(self._rewards) > 1 else None
             parts.append(f"reward {_changed(reward, before)}")
             self._rewards.append(reward)
-        parts += _shown(metrics, {"policy/nll": "loss", "policy/teacher_kl": "divergence from the teacher"})
+        words = {"policy/nll": "loss", "policy/teacher_kl": "divergence from the teacher"}
+        parts += [f"{word} {number(metrics[name], decimals=3)}" for name, word in words.items() if name in metrics]
         parts += outcomes(metrics, "rollout/")
         if "tokens/per_second" in metrics:
             parts.append(f"{metrics['tokens/per_second']:,.0f} tokens/s")
@@ -154,7 +156,11 @@ class ConsoleTracker:
     def _print_step(self, step: int, which: str, parts: Sequence[str]) -> None:
         of = f"/{self._num_steps}" if self._num_steps else ""
         if parts:
-            self._print(folded(f"step {step}{of}{which}: ", parts, self._width))
+            line = f"step {step}{of}{which}: {', '.join(parts)}"
+            wrapper = textwrap.TextWrapper(
+                self._width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+            self._print(wrapper.fill(line))
 
     def _print(self, text: str) -> None:
         self._printed_at = self._clock()
@@ -248,17 +254,6 @@ def sample_lines(step: int, split: str, episodes: Sequence[Episode], most: int, 
     return excerpts(episodes, most, width=width) if is_shown else ()
 
 
-def folded(head: str, parts: Sequence[str], width: int) -> str:
-    """Return the head and the parts, separated by commas, in lines that break only between parts."""
-    lines = [head]
-    for place, part in enumerate(parts):
-        text = part if place == len(parts) - 1 else f"{part},"
-        if len(lines[-1]) + len(text) + (place > 0) > width and place > 0:
-            lines.append("    ")
-        lines[-1] += text if lines[-1].isspace() or place == 0 else f" {text}"
-    return "\n".join(lines)
-
-
 def phases(metrics: Mapping[str, float]) -> str:
     """Return the phases of a step that took at least a tenth of a second."""
     taken = {name: metrics.get(f"timing/{key}_s", 0.0) for key, name in PHASES.items()}
@@ -276,7 +271,3 @@ def in_words(seconds: float) -> str:
 def _changed(value: float, before: float | None) -> str:
     change = "" if before is None else f" ({signed(value - before, decimals=3)})"
     return f"{number(value, decimals=3)}{change}"
-
-
-def _shown(metrics: Mapping[str, float], words: Mapping[str, str]) -> list[str]:
-    return [f"{word} {number(metrics[name], decimals=3)}" for name, word in words.items() if name in metrics]

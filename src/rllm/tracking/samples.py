@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from rllm.errors import counted, number
 from rllm.store.codec import plain_text
@@ -16,7 +16,6 @@ MAX_CHARACTERS = 20_000
 _MAX_MESSAGES, _MAX_LINES, _LABEL = 6, 3, 11
 """Of an excerpt: messages, lines of each message, and the column at which roles end."""
 
-V = TypeVar("V")
 Row: TypeAlias = "list[object]"
 """A value for each of `COLUMNS`; an unscored reward is `None`."""
 
@@ -31,24 +30,29 @@ def samples(episodes: Sequence[Episode], most: int) -> list[tuple[Episode, Traje
 
     Unscored ones sort first. The same episodes give the same samples.
     """
-    paths = [(episode, path) for episode in episodes for path in episode.trajectories]
-    paths.sort(key=lambda pair: (_reward(pair[1]), pair[0].id, pair[1].name))
-    return _spread(paths, most)
+
+    def place(pair: tuple[Episode, Trajectory]) -> tuple[float, str, str]:
+        reward = pair[1].final_reward()
+        return float("-inf") if reward is None else reward, pair[0].id, pair[1].name
+
+    paths = sorted(((episode, path) for episode in episodes for path in episode.trajectories), key=place)
+    if len(paths) <= most:
+        return paths
+    if most < 2:
+        return paths[len(paths) // 2 :][:most]
+    return [paths[round(index * (len(paths) - 1) / (most - 1))] for index in range(most)]
 
 
 def excerpts(episodes: Sequence[Episode], most: int, *, width: int) -> Iterator[str]:
     """Yield the samples in a few lines each: the end of the prompt, the last messages, and the reward."""
     for episode, path in samples(episodes, most):
-        yield f"  sample {episode.id}{_role(path, episode)}: {', '.join(_verdict(episode, path))}"
+        role = f" {path.name}" if len({other.name for other in episode.trajectories}) > 1 else ""
+        yield f"  sample {episode.id}{role}: {', '.join(_verdict(episode, path))}"
         messages = path.steps[-1].chat_completions if path.steps else []
         if len(messages) > _MAX_MESSAGES:
             yield f"{'...':>{_LABEL}}  {counted(len(messages) - _MAX_MESSAGES, 'earlier message')}"
         for message in messages[-_MAX_MESSAGES:]:
             yield _excerpt(message, width)
-
-
-def _role(path: Trajectory, episode: Episode) -> str:
-    return f" {path.name}" if len({other.name for other in episode.trajectories}) > 1 else ""
 
 
 def _verdict(episode: Episode, path: Trajectory) -> list[str]:
@@ -65,7 +69,7 @@ def _verdict(episode: Episode, path: Trajectory) -> list[str]:
 
 def _excerpt(message: Message, width: int) -> str:
     """Return a message in at most `_MAX_LINES` lines: the end of a prompt, both ends of an answer."""
-    text = " ".join(plain_text(_message_text(message)).split())
+    text = " ".join(plain_text(message_text(message)).split())
     room = _MAX_LINES * max(width - _LABEL - 2, 20)
     if len(text) > room:
         is_answer = message.get("role") == "assistant"
@@ -74,19 +78,6 @@ def _excerpt(message: Message, width: int) -> str:
     indent = " " * (_LABEL + 2)
     lines = textwrap.wrap(text, max(width, _LABEL + 22), initial_indent=indent, subsequent_indent=indent) or [indent]
     return f"{message.get('role', ''):>{_LABEL}}  {lines[0][_LABEL + 2 :]}" + "".join(f"\n{line}" for line in lines[1:])
-
-
-def _reward(path: Trajectory) -> float:
-    reward = path.final_reward()
-    return float("-inf") if reward is None else reward
-
-
-def _spread(items: Sequence[V], most: int) -> list[V]:
-    if len(items) <= most:
-        return list(items)
-    if most < 2:
-        return list(items[len(items) // 2 :][:most])
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
 def _row(step: int, episode: Episode, path: Trajectory) -> Row:
@@ -105,11 +96,11 @@ def _row(step: int, episode: Episode, path: Trajectory) -> Row:
 def conversation_text(path: Trajectory) -> str:
     """Return the messages of a trajectory's last call and its answer, each with its role."""
     messages = path.steps[-1].chat_completions if path.steps else []
-    return plain_text("\n\n".join(f"{message.get('role', '')}: {_message_text(message)}" for message in messages))
+    return plain_text("\n\n".join(f"{message.get('role', '')}: {message_text(message)}" for message in messages))
 
 
-def _message_text(message: Message) -> str:
+def message_text(message: Message) -> str:
+    """Return the text of a message, and its tool calls as `name(arguments)`."""
     calls = [call.get("function") or {} for call in message.get("tool_calls") or [] if isinstance(call, Mapping)]
-    return "\n".join(
-        filter(None, [text_of(message).strip(), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)])
-    )
+    shown = (f"{call.get('name')}({call.get('arguments')})" for call in calls)
+    return "\n".join(filter(None, [text_of(message).strip(), *shown]))

@@ -24,7 +24,7 @@ from typing import Any
 from rllm._runtime.ids import new_id
 from rllm.errors import MissingDependencyError
 from rllm.tracking.about import AboutRun, LoggedSteps, about_run, kept_id
-from rllm.tracking.background import Background
+from rllm.tracking.base import Background
 from rllm.tracking.samples import COLUMNS, Row, sample_rows
 from rllm.types import Episode
 
@@ -198,13 +198,7 @@ class MLflowTracker(_Tracker):
     def _experiment(self, project: str) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
         found = self._client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                return str(self._client.create_experiment(name))
-            except _import("mlflow.exceptions").MlflowException:  # another process has just made it
-                if (found := self._client.get_experiment_by_name(name)) is None:
-                    raise
-        return str(found.experiment_id)
+        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _load_tables(self) -> None:
         """Load the rows that an earlier process of the run has logged."""

@@ -35,9 +35,8 @@ from rllm.gateway.upstream.policy_server import upstream_of
 from rllm.registry import resolve
 from rllm.store import absolute, open_store
 from rllm.tracking import TRACKERS
-from rllm.tracking.about import kept_run_id
+from rllm.tracking.about import kept_run_id, seal
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
-from rllm.tracking.own_runs import seal
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, seed_generators

@@ -16,8 +16,7 @@ from rllm.errors import ConfigError, StoreError
 from rllm.rewards.scoring import is_number
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.tracking.about import run_id_of
-from rllm.tracking.own_runs import STORE, store_of_run
+from rllm.tracking.about import STORE, run_id_of, store_of_run
 from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import (
     DRIFT_KEY,

@@ -13,7 +13,7 @@ from rllm._runtime.files import flush, place_of
 from rllm._runtime.ids import new_id
 from rllm.engine.episode_log import plain_task_id, to_json
 from rllm.errors import ConfigError
-from rllm.tracking.own_runs import check_contained, how_to_trust, is_own
+from rllm.tracking.about import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.episode_records import TOOLS_KEY, was_learnable
 from rllm.trainer.run_folder import way_to_a_run

@@ -21,9 +21,8 @@ from rllm.errors import ConfigError, counted
 from rllm.evaluation.folder import dataset_identity
 from rllm.inference.local.loading import choose_device, choose_dtype
 from rllm.store.base import TraceStore, every_session
-from rllm.tracking.about import flat, forget_trackers
+from rllm.tracking.about import STORE, flat, forget_trackers
 from rllm.tracking.jsonl import forget_after, last_step
-from rllm.tracking.own_runs import STORE
 from rllm.trainer.checkpoint import Checkpoints, read_state, restore_generators
 from rllm.trainer.run_folder import LOCK_FILE
 from rllm.types import JSONMapping, JSONObject

@@ -15,7 +15,7 @@ from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
 from rllm.registry import closest
 from rllm.store import path_of
-from rllm.tracking.own_runs import BEGUN_AS
+from rllm.tracking.about import BEGUN_AS
 
 LOCK_FILE = ".lock"
 _MAX_NAMED = 3

@@ -93,14 +93,14 @@ def most_informative(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
     A quarter are failed ones; the others alternate between the best and the worst advantages, then come the newest.
     """
     failed = [item for item in rollouts if item.error][: count // 4]
-    credited = sorted((item for item in rollouts if item.paths and not item.error), key=_advantage)
+
+    def advantage(rollout: Rollout) -> float:
+        return max((path.advantage or 0.0 for path in rollout.paths), key=abs, default=0.0)
+
+    credited = sorted((item for item in rollouts if item.paths and not item.error), key=advantage)
     best_and_worst = [item for pair in zip(reversed(credited), credited, strict=True) for item in pair]
     chosen = {item.session_id: item for item in (*failed, *best_and_worst, *rollouts)}
     return sorted(list(chosen.values())[:count], key=lambda item: item.created_at)
-
-
-def _advantage(rollout: Rollout) -> float:
-    return max((path.advantage or 0.0 for path in rollout.paths), key=abs, default=0.0)
 
 
 def _shown(run: Run, rollout: Rollout) -> Shown:

@@ -18,7 +18,6 @@ from rllm.viewer.tokens import credit_of_calls, num_alike
 
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
 """Distances in units of the picture."""
-NODE = 17
 BESIDE = "beside the task"
 
 

@@ -6,10 +6,11 @@ import operator
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 from msgspec import field as struct_field
@@ -17,7 +18,7 @@ from msgspec import field as struct_field
 from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, may_be_of
-from rllm.types import OUTCOME_KEY, JSONMapping, JSONObject, Trace
+from rllm.types import OUTCOME_KEY, JSONObject, Trace
 from rllm.viewer.texts import message_parts
 
 
@@ -46,26 +47,6 @@ class PathOutcome(Struct, kw_only=True, gc=False):
     steps: list[StepOutcome] = []
 
 
-class Outcome(Struct, kw_only=True, gc=False):
-    """Outcome of a rollout. There are many and they have no cycles, so the garbage collector skips them."""
-
-    ended: str | None = None
-    is_correct: object = False
-    """Any truthy value counts as correct."""
-    error: dict[str, str] | None = None
-    warnings: list[str] = []
-    metrics: JSONObject = {}
-    paths: list[PathOutcome] = struct_field(default=[], name="trajectories")
-
-
-def read_outcome(stored: object) -> tuple[Outcome, str | None]:
-    """Read an outcome from the metadata of a session; also return what is wrong with it, if it is invalid."""
-    try:
-        return convert(stored, Outcome), None
-    except ValidationError as error:
-        return Outcome(), str(error)
-
-
 _PAGE = 1000
 _FRESH_S = 1.0
 """Seconds for which read data counts as fresh."""
@@ -73,9 +54,8 @@ _MAY_STILL_END_S = 6 * 3600.0
 """Age after which an unfinished rollout is not checked again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """One session of the store."""
+class Rollout(Struct, kw_only=True, dict=True):
+    """One session of the store, with the outcome in its metadata."""
 
     session_id: str
     created_at: float
@@ -87,14 +67,15 @@ class Rollout:
     step: int | None = None
     """Step as in metrics: the training step, or the number of steps before an evaluation."""
     has_ended: bool = False
-    ended: str | None = None
-    is_correct: bool = False
-    error: Mapping[str, str] | None = None
-    warnings: Sequence[str] = ()
-    metrics: JSONMapping = field(default_factory=dict)
-    paths: Sequence[PathOutcome] = ()
     unreadable: str | None = None
     """Reason that its outcome cannot be read."""
+    ended: str | None = None
+    is_correct: Any = False
+    """Any truthy value counts as correct."""
+    error: dict[str, str] | None = None
+    warnings: list[str] = []
+    metrics: JSONObject = {}
+    paths: list[PathOutcome] = struct_field(default=[], name="trajectories")
 
     @property
     def title(self) -> str:
@@ -242,28 +223,23 @@ class Rollouts:
 def rollout_of(info: SessionInfo) -> Rollout:
     """Return the rollout of a session; a session without a trainer has few fields."""
     about = info.metadata
-    stored = about.get(OUTCOME_KEY)
-    outcome, unreadable = (Outcome(), None) if stored is None else read_outcome(stored)
+    outcome = about.get(OUTCOME_KEY)
     step, split = _whole(about.get("training_step")), str(about.get("split", ""))
-    if step is not None and split == "train":
-        step += 1
-    return Rollout(
-        session_id=info.id,
-        created_at=info.created_at,
-        num_calls=info.num_traces,
-        task_id=str(about.get("task_id", "")),
-        index=_whole(about.get("index")) or 0,
-        split=split,
-        step=step,
-        has_ended=stored is not None,
-        ended=outcome.ended,
-        is_correct=bool(outcome.is_correct),
-        error=outcome.error,
-        warnings=outcome.warnings,
-        metrics=outcome.metrics,
-        paths=outcome.paths,
-        unreadable=unreadable,
-    )
+    session = {
+        "session_id": info.id,
+        "created_at": info.created_at,
+        "num_calls": info.num_traces,
+        "task_id": str(about.get("task_id", "")),
+        "index": _whole(about.get("index")) or 0,
+        "split": split,
+        "step": step + 1 if step is not None and split == "train" else step,
+        "has_ended": outcome is not None,
+        "unreadable": None,
+    }
+    try:
+        return convert({**({} if outcome is None else outcome), **session}, Rollout)
+    except (ValidationError, TypeError) as error:  # TypeError: it is not even a mapping
+        return convert({**session, "unreadable": str(error)}, Rollout)
 
 
 def _whole(value: object) -> int | None:

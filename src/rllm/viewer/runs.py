@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -20,8 +19,7 @@ from rllm.engine.episode_log import task_of
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
-from rllm.tracking.about import run_id_of
-from rllm.tracking.own_runs import SETTINGS, STORE, check_contained, is_own, store_of_run
+from rllm.tracking.about import SETTINGS, STORE, check_contained, is_own, run_id_of, store_of_run
 from rllm.types import JSONObject, StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.charts import MetricsFile, Row
@@ -71,7 +69,7 @@ class Run:
         self._metrics = MetricsFile(folder / "metrics.jsonl") if folder else None
         self._store: TraceStore | None = None
         self._rollouts: Rollouts | None = None
-        self._calls: OrderedDict[str, tuple[float, list[Trace], list[StepCredit]]] = OrderedDict()
+        self._calls = lru_cache(_SESSIONS_KEPT)(self._read_calls)
         self._question = lru_cache(_QUESTIONS_KEPT)(self._read_question)
         self._lock = threading.RLock()
 
@@ -126,17 +124,12 @@ class Run:
             return self._rollouts
 
     def calls(self, session_id: str) -> tuple[list[Trace], list[StepCredit]]:
-        """Return traces and credits of a session in call order; recent ones are cached."""
-        with self._lock:
-            kept = self._calls.get(session_id)
-            if kept is None or time.monotonic() - kept[0] > _BUSY_S / 60:
-                traces = sorted(self.store.by_session(session_id), key=lambda trace: trace.started_at)
-                kept = (time.monotonic(), traces, self.store.credits(session_id))
-                self._calls[session_id] = kept
-            self._calls.move_to_end(session_id)
-            while len(self._calls) > _SESSIONS_KEPT:
-                self._calls.popitem(last=False)
-            return kept[1], kept[2]
+        """Return traces and credits of a session in call order; they are read again after two seconds."""
+        return self._calls(session_id, int(time.monotonic() / 2))
+
+    def _read_calls(self, session_id: str, _now: int) -> tuple[list[Trace], list[StepCredit]]:
+        traces = sorted(self.store.by_session(session_id), key=lambda trace: trace.started_at)
+        return traces, self.store.credits(session_id)
 
     def question_of(self, rollout: Rollout) -> str:
         """Return the question of its first call in one line; empty if it is unknown."""
@@ -300,7 +293,7 @@ def _opened(url: str) -> TraceStore:
         path = Path(file).expanduser()
         if not path.exists():
             raise StoreError(
-                f"there are no traces yet: {str(path)!r} is not there. They appear with the first rollouts"
+                f"there are no traces yet: {str(path)!r} is created with the first rollouts; reload this page then"
             )
         from rllm.store.sqlite import SqliteTraceStore
 

@@ -241,10 +241,6 @@ def _fill(table: TokenTable, start: int, trace: Trace, credit: StepCredit | None
             put(name, [sum(values) for values in zip(*fed, strict=True)] if name == "advantage" else fed[0])
 
 
-NUM_SHADES = 5
-"""Classes on either side of the middle, each with a colour in the style sheet."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     """Scale from values to classes of the style sheet: `d-5` to `d5` around a middle, or `s0` to `s8`."""
