@@ -40,7 +40,7 @@ def test_what_is_held_stays_while_slots_and_columns_change(max_tokens: int) -> N
     assert max(num_bytes) <= max_tokens * SHAPE.bytes_per_token
 
 
-def test_after_long_sequences_short_ones_lie_close_together_again() -> None:
+def test_columns_shrink_after_long_sequences() -> None:
     cache = cache_of()
     cache.reserve(4, 900, 0)
     assert 900 <= cache.num_columns < 1.3 * 900

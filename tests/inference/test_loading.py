@@ -205,7 +205,7 @@ def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_an_adapter_on_one_end_of_a_model_leaves_the_other_as_it_was(
+def test_an_adapter_on_a_tied_end_leaves_the_other_unchanged(
     folder: Path, tmp_path: Path, new_model: Any, target: str
 ) -> None:
     new_model(tie_word_embeddings=True).save_pretrained(folder)

@@ -61,7 +61,7 @@ async def test_ragged_concurrent_logprobs_equal_a_plain_forward_pass(make_engine
         assert_exact(engine.model, output)
 
 
-async def test_autocast_samples_nearly_the_same_distribution_just_as_fast(make_engine: Any) -> None:
+async def test_autocast_samples_nearly_the_same_distribution(make_engine: Any) -> None:
     engine = make_engine(autocast=True)
     assert isinstance(engine._scheduler._decoder, SlotDecoder)
     output = await engine.complete(prompt_of(40), max_tokens=20, ignore_eos=True)
@@ -199,7 +199,7 @@ async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(
             prompt = [*prompt, *output.completion_ids, 7, 8, 9]
         return said
 
-    lengths = (1, 2, 5, 310, 90, 9, 10, 33, 33, 34, 120, 130, 170, 190, 220, 230, 300, 300, 300, 420)
+    lengths = (1, 5, 310, 90, 9, 33, 33, 34, 130, 190, 230, 300, 300, 420)
     options = {"autocast": autocast, "model_options": {"head_dim": head_dim}}
     engine = make_engine(**options)
     alone = [await talk(engine, number, length) for number, length in enumerate(lengths)]
@@ -208,7 +208,7 @@ async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(
     assert among == alone
 
 
-async def test_an_unseeded_request_can_be_repeated_from_its_recorded_sampling(make_engine: Any) -> None:
+async def test_an_unseeded_request_can_be_repeated(make_engine: Any) -> None:
     engine = make_engine()
     first = await engine.complete(prompt_of(9), max_tokens=25)
     again = await engine.complete(prompt_of(9), **first.sampling)
@@ -416,7 +416,7 @@ async def test_streaming_equals_not_streaming(make_engine: Any) -> None:
     assert last.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
 
 
-async def test_tool_calls_are_read_as_the_template_prints_them_and_values_by_the_tools(taught: Any) -> None:
+async def test_tool_calls_are_read_in_the_templates_format(taught: Any) -> None:
     call = "<tool_call>\n<function=search>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "search", "parameters": schema}}]
@@ -512,7 +512,7 @@ async def test_a_prompt_that_is_no_tokens_is_refused_and_harms_nobody(make_engin
     assert (await engine.complete(np.array([5, 286]), max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]
 
 
-async def test_a_token_that_the_model_lacks_is_refused_and_harms_nobody(new_model: Any, tokenizer: Any) -> None:
+async def test_a_token_that_the_model_lacks_is_refused(new_model: Any, tokenizer: Any) -> None:
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens(["<image>"])
     engine = LocalEngine(new_model(), larger)
@@ -571,9 +571,7 @@ async def test_a_crash_fails_those_who_wait_and_those_who_come(make_engine: Any)
 
 @pytest.mark.parametrize("vocabulary", [300, 320])
 @pytest.mark.parametrize("temperature", [0, 1])
-async def test_weights_that_are_no_numbers_are_named_and_not_sampled_from(
-    make_engine: Any, vocabulary: int, temperature: int
-) -> None:
+async def test_nan_weights_are_named_and_not_sampled_from(make_engine: Any, vocabulary: int, temperature: int) -> None:
     engine = make_engine(model=build_model("Qwen3", vocabulary))
     with engine.paused(), torch.no_grad():
         engine.model.model.norm.weight.fill_(torch.nan)
@@ -607,9 +605,7 @@ async def test_bad_requests_are_refused_with_the_reason(make_engine: Any) -> Non
         await engine.get_model_response(USER, temperature=-1)
 
 
-async def test_where_longer_sequences_have_other_positions_the_context_ends_before(
-    make_engine: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_longrope_limits_the_context(make_engine: Any, caplog: pytest.LogCaptureFixture) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 1.5]}
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4, **factors}
     options = {"rope_parameters": rope, "original_max_position_embeddings": 32}
@@ -627,7 +623,7 @@ async def test_where_longer_sequences_have_other_positions_the_context_ends_befo
         make_engine("Phi3", model_options=options, max_length=33)
 
 
-async def test_what_the_sampler_does_not_have_is_logged_once_or_refused(
+async def test_unsupported_fields_are_logged_once_or_refused(
     make_engine: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parameters, "_logged", set())

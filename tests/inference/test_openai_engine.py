@@ -58,7 +58,7 @@ async def test_an_answer_has_the_tokens_that_were_sampled(server: ScriptedServer
     assert output.metrics == {"prompt_tokens": len(sampled.prompt_ids), "completion_tokens": 5.0}
 
 
-async def test_settings_of_code_for_the_rllm_framework_are_taken_and_a_prompt_beyond_them_is_told(
+async def test_settings_of_the_rllm_framework_are_accepted(
     server: ScriptedServer,
 ) -> None:
     known = {"tokenizer": object(), "max_model_length": 4096, "max_response_length": 8, "accumulate_reasoning": False}
@@ -92,7 +92,7 @@ async def test_every_sampling_parameter_is_sent(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("default", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("asked", ["max_tokens", "max_completion_tokens"])
-async def test_a_limit_of_the_call_replaces_the_default_under_either_name(
+async def test_a_calls_limit_replaces_the_default_under_either_name(
     server: ScriptedServer, default: str, asked: str
 ) -> None:
     output = await answer(server, settings={"sampling_params": {default: 4}}, **{asked: 2})
@@ -179,7 +179,7 @@ async def test_tokens_that_contradict_each_other_stop_everything(server: Scripte
         await answer(server)
 
 
-async def test_a_server_without_ids_gives_an_answer_that_cannot_be_trained_on(server: ScriptedServer) -> None:
+async def test_a_server_without_ids_gives_an_untrainable_answer(server: ScriptedServer) -> None:
     server.fault = "no_tokens"
     output = await answer(server)
     assert (output.text, output.prompt_ids, output.completion_ids, output.logprobs) == ("four", [], [], [])

@@ -50,7 +50,7 @@ def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dty
             assert torch.equal(packed(rows[-count:]), expected[-count:]), count
 
 
-def test_a_packed_model_shares_its_tensors_and_follows_them_when_told(new_model: Any) -> None:
+def test_a_packed_model_shares_tensors_and_follows_updates(new_model: Any) -> None:
     model = new_model(tie_word_embeddings=False)
     assert can_pack(model)
     packed = PackedModel(model)

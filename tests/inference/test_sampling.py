@@ -45,7 +45,7 @@ def test_tokens_follow_the_distribution_and_logprobs_are_its_own(
     torch.testing.assert_close(logprobs.float(), expected.log()[tokens], atol=1e-5, rtol=0)
 
 
-def test_greedy_rows_report_the_models_own_logprob_among_sampled_rows() -> None:
+def test_greedy_rows_report_the_models_own_logprob() -> None:
     rows = [SamplingParams(temperature=0, top_k=1), SamplingParams(temperature=2.0)]
     settings = RowSettings.of(rows, [1, 2], len(LOGITS), LOGITS.device)
     tokens, logprobs, _ = sample(LOGITS.expand(2, -1), settings, np.zeros(2, dtype=np.uint64))
@@ -65,7 +65,7 @@ def test_the_coldest_rows_take_the_most_probable_token(temperature: float, limit
     assert logprobs[1].exp() == pytest.approx(0.25)
 
 
-def test_the_likeliest_tokens_are_those_of_the_distribution_that_was_drawn_from() -> None:
+def test_likeliest_tokens_come_from_the_sampled_distribution() -> None:
     rows = [SamplingParams(temperature=2.0), SamplingParams(top_k=2), SamplingParams(temperature=0)]
     settings = RowSettings.of(rows, [1, 2, 3], len(LOGITS), LOGITS.device)
     tokens, logprobs, probabilities = sample(LOGITS.expand(3, -1), settings, np.zeros(3, dtype=np.uint64))
@@ -85,7 +85,7 @@ def test_impossible_tokens_are_never_drawn() -> None:
     assert set(tokens.tolist()) == {7, 200}
 
 
-def test_the_token_drawn_is_where_the_cumulative_probability_passes_the_uniform_number() -> None:
+def test_tokens_are_drawn_by_inversion() -> None:
     uniform = np.array([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53])
     probabilities = torch.tensor([0.25, 0.0, 0.5, 0.25]).expand(len(uniform), -1)
     assert sampling.draw(probabilities, uniform).tolist() == [0, 0, 2, 2, 3, 3]
@@ -105,7 +105,7 @@ def test_top_k_leaves_unrestricted_rows_alone() -> None:
     assert kept.isfinite().sum(-1).tolist() == [1, 5]
 
 
-def test_top_p_sorts_the_whole_vocabulary_where_a_few_candidates_do_not_hold_the_mass() -> None:
+def test_top_p_sorts_the_vocabulary_if_candidates_do_not_suffice() -> None:
     flat = torch.linspace(0, 1e-3, 1_000).unsqueeze(0)
     kept = keep_top_p(flat, torch.tensor([0.5]))
     assert kept.isfinite().sum().item() == pytest.approx(500, abs=2)
@@ -136,7 +136,7 @@ def test_uniforms_depend_on_seed_and_counter_only() -> None:
     assert many.mean() == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_greedy_row_has_the_same_logprob_whatever_other_rows_there_are() -> None:
+def test_a_greedy_rows_logprob_does_not_depend_on_other_rows() -> None:
     logits = 3 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))
 
     def logprobs(other: SamplingParams) -> torch.Tensor:

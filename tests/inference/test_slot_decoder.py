@@ -38,7 +38,7 @@ def test_rows_get_five_eighths_of_the_memory(model: Any) -> None:
 
 
 @torch.no_grad()
-def test_prompts_are_computed_a_few_at_a_time_where_memory_for_them_is_short(model: Any) -> None:
+def test_prompts_are_computed_in_batches_when_memory_is_short(model: Any) -> None:
     decoder = decoder_of(model, num_tokens=24 * LENGTH)
     prompts = [[5 + (20 * number + i) % 200 for i in range(LENGTH)] for number in range(8)]
     waiting, sequences, num_added = list(prompts), [], []
@@ -54,7 +54,7 @@ def test_prompts_are_computed_a_few_at_a_time_where_memory_for_them_is_short(mod
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3, QUERY_STEP, 4 * QUERY_STEP])
-def test_attention_comes_out_the_same_however_long_the_longest_row_of_the_batch_is(model: Any, queries: int) -> None:
+def test_attention_does_not_depend_on_the_longest_row(model: Any, queries: int) -> None:
     head_dim = model.config.head_dim
     widths = sorted({stable_width(length, queries=queries, head_dim=head_dim) for length in range(1, 1100)})
     generator = torch.Generator().manual_seed(0)

@@ -206,7 +206,7 @@ def test_learned_spans_are_those_of_the_reference(template: str, conversation: s
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_a_single_answer_is_learned_as_the_last_of_a_conversation(template: str, conversation: str) -> None:
+def test_a_single_answer_is_learned_like_the_last_one(template: str, conversation: str) -> None:
     if REFUSED.get((template, conversation)):
         return
     messages = CONVERSATIONS[conversation]

@@ -51,7 +51,7 @@ def test_a_parser_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen", "r1", "llama3_json", "mistral", "harmony"])
-def test_the_prompt_shows_the_tools_and_a_call_that_the_parser_reads(name: str) -> None:
+def test_the_prompt_shows_tools_and_a_readable_call(name: str) -> None:
     parser = get_tool_parser(name)()
     prompt = parser.get_tool_prompt('[{"name": "add"}]')
     assert '[{"name": "add"}]' in prompt

@@ -34,7 +34,7 @@ def test_harmony_s_channels_become_reasoning_and_content(tokenizer: Any) -> None
     assert "".join(shown.reasoning for shown in streamed) == "two and two"
 
 
-def test_reasoning_is_streamed_as_it_is_written_and_before_the_content(tokenizer: Any) -> None:
+def test_reasoning_is_streamed_before_the_content(tokenizer: Any) -> None:
     answer, streamed = read(tokenizer, "hermes", "<think>\ntwo and two\n</think>\n\nfour")
     assert (answer.reasoning, answer.content) == ("two and two", "four")
     assert "".join(shown.content for shown in streamed) == "four"

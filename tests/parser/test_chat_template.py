@@ -45,7 +45,7 @@ def test_messages_become_ids() -> None:
     assert ids == [1, 2, 1, 3]
 
 
-def test_a_repeated_prompt_is_remembered_and_may_be_changed_by_its_owner() -> None:
+def test_a_remembered_prompt_may_be_changed_by_its_owner() -> None:
     chat = template("{{ messages[0].content }}")
     messages = [{"role": "user", "content": "a b"}]
     chat.render(messages).append(99)
@@ -81,7 +81,7 @@ def call_with(arguments: Any) -> dict[str, Any]:
         ("[" * 2000, f'"{"[" * 2000}"'),
     ],
 )
-def test_arguments_are_parsed_for_templates_that_would_quote_them(arguments: Any, printed: str) -> None:
+def test_arguments_are_parsed_if_the_template_quotes_strings(arguments: Any, printed: str) -> None:
     assert text_of(QUOTING, call_with(arguments)) == f"f:{printed}"
 
 
@@ -151,7 +151,7 @@ STRICT = (
         ([USER, call_with("{}"), {"role": "tool", "content": "3"}], r"\[2\] \(role 'tool'\).*model\.tool_prompt"),
     ],
 )
-def test_a_refusal_names_the_message_its_role_and_the_template_s_rule(messages: list[Any], named: str) -> None:
+def test_a_refusal_names_message_role_and_rule(messages: list[Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         text_of(STRICT, *messages)
 
@@ -210,7 +210,7 @@ CHAT = [
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_all_that_is_said_is_printed_whatever_form_the_template_reads(name: str) -> None:
+def test_every_form_of_template_prints_all_content(name: str) -> None:
     chat = template(SHAPES[name])
     assert set(chat.shape.lost) <= {"text beside tool calls"}
     text = chat.render_text(CHAT, TOOLS)
@@ -225,7 +225,7 @@ def test_all_that_is_said_is_printed_whatever_form_the_template_reads(name: str)
 @pytest.mark.parametrize(
     ("name", "printed"), [("strings", '{"b":  7}'), ("raw", '{"b":  7}'), ("tags", "<b>7"), ("mapping", "<b>7")]
 )
-def test_arguments_stay_the_model_s_string_where_the_template_prints_what_it_writes(name: str, printed: str) -> None:
+def test_arguments_stay_strings_if_printed_verbatim(name: str, printed: str) -> None:
     assert f"<f:{printed}>" in text_of(SHAPES[name], *CHAT)
     assert f"<f:{printed.replace('  ', ' ')}>" in text_of(SHAPES[name], USER, call_with({"b": 7}))
 
@@ -236,7 +236,7 @@ def test_no_arguments_are_an_empty_object(name: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', None])
-def test_arguments_that_are_no_object_are_named_where_the_template_refuses_them(arguments: Any) -> None:
+def test_refused_arguments_that_are_no_object_are_named(arguments: Any) -> None:
     with pytest.raises(ConfigError, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments=.*JSON object"):
         text_of(printing(TURN, PAIRS), USER, call_with(arguments))
 
@@ -326,7 +326,7 @@ def test_malformed_tools_are_named(tools: Any) -> None:
         template(PLAIN).render([USER], tools)
 
 
-def test_tools_that_the_template_refuses_are_named_in_place_of_a_message() -> None:
+def test_refused_tools_are_named() -> None:
     source = "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}" + PLAIN
     with pytest.raises(ConfigError, match=r"^tools=\[\{'name': 'f'"):
         text_of(source, USER, tools=[{"name": "f", "input_schema": {}}])

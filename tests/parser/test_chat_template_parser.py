@@ -102,7 +102,7 @@ def test_a_system_prompt_waits_for_the_user_it_is_printed_with(parser_of: Parser
     assert not parser.verify_equivalence(chat)  # the template has moved the system prompt by then
 
 
-def test_a_turn_of_several_tool_answers_is_closed_when_the_next_begins(parser_of: ParserOf) -> None:
+def test_a_turn_of_several_results_is_closed_by_the_next(parser_of: ParserOf) -> None:
     parser, chat = parser_of("qwen"), [user("Go"), calls("{}", "{}"), tool("one"), tool("two", 1)]
     first = "<|im_start|>user\n<tool_response>\none\n</tool_response>"
     both = first + "\n<tool_response>\ntwo\n</tool_response>"
@@ -197,7 +197,7 @@ def test_empty_tags_close_what_the_prompt_opened(parser_of: ParserOf) -> None:
     assert [text for learned, text in parts if learned] == ["</think>4<|im_end|>", "check\n</think>Yes<|im_end|>"]
 
 
-def test_an_answer_without_an_end_is_learned_with_the_token_that_begins_the_next_turn(parser_of: ParserOf) -> None:
+def test_an_answer_without_end_is_learned_with_the_next_token(parser_of: ParserOf) -> None:
     parser = parser_of(GLM)
     chat = [user("2+2?"), {**calls("{}"), "content": "So"}, tool("4"), answer("4"), user("Sure?"), answer("Yes")]
     parts = parts_of(parser, chat)
@@ -226,7 +226,7 @@ def test_a_template_that_ends_no_answer_is_named_once(parser_of: ParserOf, caplo
     assert [record.getMessage().count("'4'") for record in caplog.records] == [1]
 
 
-def test_reasoning_that_is_left_out_has_the_template_s_own_markup(parser_of: ParserOf) -> None:
+def test_omitted_reasoning_has_the_templates_markup(parser_of: ParserOf) -> None:
     parts = parts_of(parser_of(GEMMA), [user("2+2?"), answer("4", "two, two")])
     assert [text for learned, text in parts if learned] == ["<|channel|>thought\ntwo, two<|message|>4<|end|>"]
 
@@ -249,7 +249,7 @@ def test_masks_mark_what_the_model_writes(parser_of: ParserOf) -> None:
     ]
 
 
-def test_the_prompt_of_a_single_answer_is_the_one_that_an_engine_sends(parser_of: ParserOf) -> None:
+def test_a_single_answers_prompt_equals_the_engines(parser_of: ParserOf) -> None:
     for family in FAMILIES:
         parser = parser_of(family)
         prompt, response, mask = parser.tokenize_and_mask(THOUGHTFUL)
@@ -345,7 +345,7 @@ def test_a_template_that_cannot_only_grow_is_named(parser_of: ParserOf, template
 
 def test_an_answer_unlike_the_one_that_was_asked_for_is_named(parser_of: ParserOf) -> None:
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    with pytest.raises(ConfigError, match=r"asks for an answer with '>' and prints one as '\[b\]'"):
+    with pytest.raises(ConfigError, match=r"prompt is '>', but it prints an answer as '\[b\]'"):
         parser_of(template).tokenize_and_mask([user("a"), answer("b")])
 
 

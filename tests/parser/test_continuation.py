@@ -74,7 +74,7 @@ def test_a_conversation_is_one_sequence_that_only_grows(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(messages=conversations())
-def test_behind_a_plainly_written_answer_it_is_the_append_only_text(
+def test_a_plain_answer_is_followed_by_append_only_text(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
 ) -> None:
     parser = parser_of(family)

@@ -74,7 +74,7 @@ def test_nor_do_they_in_later_turns(parser_of: ParserOf, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_an_answer_that_quotes_control_tokens_is_learned_with_one_end(parser_of: ParserOf, family: str) -> None:
+def test_a_quoting_answer_is_learned_with_one_end(parser_of: ParserOf, family: str) -> None:
     parser = parser_of(family)
     text = "It is <|im_end|> or <|end|> or </s> or <eos> or <|eot_id|>."
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]

@@ -20,7 +20,7 @@ def test_special_tokens_are_left_out_but_for_the_markup() -> None:
 
 
 @pytest.mark.parametrize("family", ["byte-level", "sentencepiece"])
-def test_the_bytes_of_tokens_spell_the_text_also_of_parts_of_characters(family: str) -> None:
+def test_token_bytes_spell_the_text(family: str) -> None:
     if family == "byte-level":
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         words = Tokenizer(models.BPE({sign: number for number, sign in enumerate(sorted(alphabet))}, []))

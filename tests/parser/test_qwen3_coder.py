@@ -149,7 +149,7 @@ PIECES = "<tool_call> </tool_call> <function=f> </function> <parameter=x> </para
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=16).map("".join))
-def test_any_text_is_read_without_loss_and_streaming_shows_nothing_else(text: str) -> None:
+def test_any_text_is_read_without_loss(text: str) -> None:
     parser = tool_parser("qwen3_coder")
     parsed = parser.parse(text)
     letters = iter(text)
@@ -214,7 +214,7 @@ def test_the_prompt_shows_a_call_that_the_parser_reads() -> None:
     assert one.to_dict() == {"name": "NAME", "arguments": {"KEY": "VALUE"}}
 
 
-def test_calls_are_looked_for_where_tools_are_offered_or_every_answer_is_written_so() -> None:
+def test_calls_are_parsed_where_they_can_occur() -> None:
     coder, harmony = tool_parser("qwen3_coder"), tool_parser("harmony")
     assert parser_of_answer(coder, TOOLS, None).parse(call("find", count="1")).tool_calls
     assert parser_of_answer(coder, TOOLS, "none") is None

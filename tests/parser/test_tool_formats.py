@@ -228,7 +228,7 @@ def is_subsequence(part: str, whole: str) -> bool:
 @pytest.mark.parametrize("name", NAMES + TAGGED)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_any_text_is_parsed_without_an_exception_and_without_loss(name: str, data: Any) -> None:
+def test_any_text_is_parsed_without_error_or_loss(name: str, data: Any) -> None:
     text = data.draw(texts(name))
     parser = tool_parser(name)
     parsed = parser.parse(text)

@@ -100,7 +100,7 @@ def test_a_malformed_call_does_not_hide_a_good_one() -> None:
         max_size=12,
     )
 )
-def test_any_text_is_parsed_without_an_exception_and_without_loss(parts: list[str]) -> None:
+def test_any_text_is_parsed_without_error_or_loss(parts: list[str]) -> None:
     text = "".join(parts)
     parsed = PARSER.parse(text)
     if not parsed.tool_calls:

@@ -61,7 +61,7 @@ def conversation() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_with_it_a_template_prints_all_and_calls_as_the_model_writes_them(name: str) -> None:
+def test_a_tool_prompt_prints_calls_as_the_model_writes_them(name: str) -> None:
     template = chosen(OTHERS[name], tool_prompt="hermes")
     assert template.shape.lost.keys() <= {"system messages after the first turn"}
     assert tool_format_of_template(template.text) == "hermes"

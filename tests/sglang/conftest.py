@@ -63,5 +63,5 @@ def await_health(process: ServerProcess, url: str) -> None:
     control, deadline = SGLangControl(url), time.monotonic() + START_S
     while not control.is_healthy():
         assert process.exit_code is None, process.why_it_ended()
-        assert time.monotonic() < deadline, process.tail()
+        assert time.monotonic() < deadline, process.why_it_ended()
         time.sleep(0.5)

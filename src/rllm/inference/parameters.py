@@ -81,13 +81,11 @@ class Table:
         for name, value in request.items():
             if value is not None and value not in NEUTRAL.get(name, ()):
                 rows[name] = self.rows.get(name)
-                if name in self._nested:
-                    rows |= {key: self.row_of(key) for key in _inner_keys(name, value) if self._has(key)}
+                for key in _inner_keys(name, value) if name in self._nested else ():
+                    row = self.row_of(key)
+                    if row is not None or ("[]" not in key and _start_of(key) in self._inner):
+                        rows[key] = row
         return rows
-
-    def _has(self, key: str) -> bool:
-        """Return whether a key of a kind or member is one, or should be one, of this table."""
-        return self.row_of(key) is not None or ("[]" not in key and _start_of(key) in self._inner)
 
 
 CHAT = Table("""

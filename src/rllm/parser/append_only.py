@@ -117,9 +117,7 @@ class AppendOnlyRenderer:
     def answer(self, past: Sequence[Message], message: Message) -> Turn:
         """Return the turn of an assistant's message."""
         if not past:
-            raise ConfigError(
-                "messages[0] is an assistant's, and nothing asked for it: begin with a system or a user message"
-            )
+            raise ConfigError("messages[0].role='assistant': begin the conversation with a system or user message")
         if not self._keep_reasoning:
             return Turn(prompt=self._in_the_past(past, bare_message(message)))
         request = self._request(past)
@@ -199,8 +197,8 @@ class AppendOnlyRenderer:
             return f"{reasoning}\n{rest}" if reasoning else rest  # Nemotron prints empty tags
         if not full.startswith(before) or full.startswith(before + OPEN):
             raise ConfigError(
-                f"the chat template asks for an answer with {request!r} and prints one as {full[:80]!r}: it cannot be "
-                "rendered append-only; train on the traces of a gateway, which need no rendering"
+                f"the chat template's generation prompt is {request!r}, but it prints an answer as {full[:80]!r}, so "
+                "turns cannot be rendered append-only: train on the traces of a gateway, which need no rendering"
             )
         return f"{reasoning}\n{CLOSE}\n\n{full.removeprefix(before)}"
 
@@ -367,7 +365,7 @@ def _around_mark(print_chat: PrintChat) -> tuple[str, str] | None:
 
 def _rewritten(message: Message) -> ConfigError:
     return ConfigError(
-        f"the chat template rewrites what stands before a message of role {message.get('role')!r}, so the conversation "
+        f"the chat template changes earlier text when a message of role {message.get('role')!r} is added, so turns "
         "cannot be rendered append-only: train on the traces of a gateway, which need no rendering, or use a template "
         "that prints each message once"
     )

@@ -137,14 +137,6 @@ class _Budget:
 _BUDGET: ContextVar[_Budget] = ContextVar("the budget of a rendering")
 
 
-def _use(value: T) -> T:
-    return _BUDGET.get().use(value)
-
-
-def _printed(value: T) -> T:
-    return _BUDGET.get().printed(value)
-
-
 def _concat(values: Sequence[object]) -> str:
     """Apply the operator `~`."""
     budget = _BUDGET.get()
@@ -319,7 +311,11 @@ def _compiled(text: str) -> Any:
     environment.__class__ = _BoundedEnvironment
     for known in (environment.filters, environment.tests):
         known.update({name: _filter_within(function) for name, function in known.items()})
-    environment.filters |= {"rllm_counted": _counted, "rllm_use": _use, "rllm_concat": _concat}
+    environment.filters |= {
+        "rllm_counted": _counted,
+        "rllm_use": lambda value: _BUDGET.get().use(value),
+        "rllm_concat": _concat,
+    }
     environment.globals.pop("lipsum", None)
-    environment.finalize = _printed
+    environment.finalize = lambda value: _BUDGET.get().printed(value)
     return environment.from_string(text)

@@ -104,7 +104,10 @@ class ChatTemplate:
         Raises:
             ConfigError: if a message is malformed, or if the template refuses it.
         """
-        key = _memo_key(messages, tools, add_generation_prompt, template_kwargs)
+        try:  # siblings of a group send the same prompt
+            key = orjson.dumps((messages, tools, add_generation_prompt, template_kwargs))
+        except TypeError:
+            key = None
         ids = self._memo.get(key) if key else None
         if ids is None:
             text = self.render_marked(messages, tools, add_generation_prompt, template_kwargs)
@@ -253,32 +256,22 @@ def _template_text(tokenizer: Tokenizer) -> str:
     return text
 
 
-def _memo_key(*values: object) -> bytes | None:
-    """Siblings of a group send the same prompt; values that are not JSON are simply not remembered."""
-    try:
-        return orjson.dumps(values)
-    except TypeError:
-        return None
-
-
 def _text_content(index: int, content: object) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if not isinstance(content, Sequence):
         raise ConfigError(f"messages[{index}].content={content!r}: use a string or a list of text parts")
-    return "".join(_part_text(index, part) for part in content)
-
-
-def _part_text(index: int, part: object) -> str:
-    if isinstance(part, str):
-        return part
-    kind = type(part).__name__
-    if isinstance(part, Mapping):
-        kind = str(part.get("type") or "text")
-        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
-            return str(part["text"])
-        if kind == "refusal":
-            return str(part.get("refusal", ""))
-    raise ConfigError(f"messages[{index}].content has a part of type {kind!r}: this model reads text parts only")
+    texts: list[str] = []
+    for part in content:
+        kind = str(part.get("type") or "text") if isinstance(part, Mapping) else type(part).__name__
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "refusal":
+            texts.append(str(part.get("refusal", "")))
+        else:
+            raise ConfigError(
+                f"messages[{index}].content has a part of type {kind!r}: this model reads text parts only"
+            )
+    return "".join(texts)

@@ -80,10 +80,9 @@ class TokenBytes:
 
     def of(self, token_id: int) -> bytes:
         """Return a token's bytes; none of an id that the model has and the tokenizer lacks."""
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._read(token_id)
-        return known
+        if token_id not in self._known:
+            self._known[token_id] = self._read(token_id)
+        return self._known[token_id]
 
     def _read(self, token_id: int) -> bytes:
         if self._added is None:

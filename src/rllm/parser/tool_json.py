@@ -143,7 +143,12 @@ def _value_json(text: str, schema: object, root: JSONMapping) -> str:
     types = {"number" if name == "integer" else name for name in _types(schema, root, set())}
     bare = text.strip()
     bare = _WORDS.get(bare.lower(), bare)
-    return bare if _type_of_json(bare) in types else _quoted(text)
+    try:
+        value = json.loads(bare, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _quoted(text)
+    # A string is written bare, so quotes are part of it.
+    return bare if not isinstance(value, str) and _TYPES.get(type(value), "array") in types else _quoted(text)
 
 
 def _types(schema: object, root: JSONMapping, seen: set[int]) -> Iterator[str]:
@@ -166,15 +171,6 @@ def _types(schema: object, root: JSONMapping, seen: set[int]) -> Iterator[str]:
         for key in reference.removeprefix("#/").split("/"):
             place = place.get(key) if isinstance(place, Mapping) else None
         yield from _types(place, root, seen)
-
-
-def _type_of_json(text: str) -> str | None:
-    """Return the type of a JSON value; `None` if it is not JSON, or a string, which is written bare."""
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-    return None if isinstance(value, str) else _TYPES.get(type(value), "array")
 
 
 def _refuse(constant: str) -> None:

@@ -32,7 +32,7 @@ def tool_parser(name: str) -> ToolFormat:
     """
     found = TOOL_FORMATS.get(name) or resolve(name, dict.fromkeys(TOOL_FORMATS, ""), kind="tool_parser")
     if not isinstance(found, ToolFormat):
-        raise ConfigError(f"tool_parser={name!r}: name a rllm.parser.tool_formats.ToolFormat")
+        raise ConfigError(f"tool_parser={name!r}: name an object of type rllm.parser.tool_formats.ToolFormat")
     return found
 
 

@@ -20,7 +20,7 @@ def value_of(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_a_server_gives_the_log_probabilities_of_what_it_sampled_from_and_has_no_defaults_of_its_own() -> None:
+def test_a_server_reports_processed_logprobs_without_defaults() -> None:
     arguments = serve_arguments(options(dtype="float32", tool_parser="hermes"))
     assert arguments[:2] == ["serve", "Qwen/Qwen3-0.6B"]
     assert value_of(arguments, "--logprobs-mode") == "processed_logprobs"
@@ -47,7 +47,7 @@ def test_what_is_asked_for_beyond_that() -> None:
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, "1"), (4, "8"), (16, "16"), (100, "128")])
-def test_an_adapter_has_the_policys_name_and_the_model_below_another(rank: int, room: str) -> None:
+def test_an_adapter_has_the_policys_name(rank: int, room: str) -> None:
     arguments = serve_arguments(options(lora_rank=rank))
     assert value_of(arguments, "--served-model-name") == "policy-base"
     assert value_of(arguments, "--max-lora-rank") == room
@@ -93,7 +93,7 @@ def test_what_only_resembles_them_is_handed_on() -> None:
     assert serve_arguments(options(extra_args=free))[-len(free) :] == list(free)
 
 
-def test_the_environment_has_one_file_of_ours_and_what_the_user_decided() -> None:
+def test_the_environment_has_our_plugin_and_the_users_values() -> None:
     environment = serve_environment(options(on_cpu=True), {"PYTHONPATH": "/ours", "VLLM_CPU_KVCACHE_SPACE": "1"})
     assert environment["PYTHONPATH"] == str(PLUGIN)
     assert [path.name for path in PLUGIN.glob("*.py")] == ["rllm_vllm.py"]

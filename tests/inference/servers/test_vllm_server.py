@@ -86,9 +86,7 @@ def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
     assert not server.is_ready
 
 
-def test_a_server_that_takes_a_key_from_the_environment_is_asked_with_it(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     server = start()
     assert server.control.models() == ["policy"]
@@ -115,7 +113,7 @@ def test_a_server_that_takes_a_key_from_the_environment_is_asked_with_it(
         ("something new", "ended with exit code 3"),
     ],
 )
-def test_a_server_that_does_not_start_is_told_with_its_log_and_the_remedy(start: Start, said: str, told: str) -> None:
+def test_a_failed_start_is_reported_with_log_and_remedy(start: Start, said: str, told: str) -> None:
     with pytest.raises(InferenceError, match=told) as caught:
         start(says=["first", said], exits=3)
     assert said in str(caught.value)
@@ -169,7 +167,7 @@ def test_a_server_that_dies_is_brought_back_with_its_weights(start: Start, tmp_p
     assert server.control.weight_version() == "run:7"
 
 
-def test_a_server_that_has_forgotten_its_weights_is_given_them_again(start: Start) -> None:
+def test_a_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
     ours = start()
     joined = VLLMServer.join(ours.url, watch_interval_s=0.05)
     recovered = threading.Event()
@@ -215,7 +213,7 @@ def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: 
     assert not server.is_ready
 
 
-def test_who_waits_for_a_server_that_has_died_for_good_is_told_where_its_log_is(start: Start, tmp_path: Path) -> None:
+def test_waiting_for_a_dead_server_raises_with_its_log(start: Start, tmp_path: Path) -> None:
     server = start(max_restarts=1)
     server.watch(lambda: None)
     (tmp_path / "behaviour.json").write_text(json.dumps({"says": ["RuntimeError: no more"], "exits": 3}))

@@ -283,8 +283,8 @@ class LocalEngine:
             raise InferenceError(str(error), status_code=400) from error
         if max(ids, default=0) >= self._num_tokens:  # as in Gemma 3 1B, whose tokenizer has an image token
             raise InferenceError(
-                f"the messages have {self.tokenizer.decode([max(ids)])!r}, token {max(ids)} of the tokenizer, but "
-                f"the model's ids are 0 to {self._num_tokens - 1}: leave it out",
+                f"the messages contain {self.tokenizer.decode([max(ids)])!r}, id {max(ids)} of the tokenizer, but the "
+                f"model has ids 0 to {self._num_tokens - 1} only: remove it",
                 status_code=400,
             )
         return ids
@@ -300,7 +300,7 @@ class LocalEngine:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         if not 0 <= wrong < self._num_tokens:
             raise InferenceError(
-                f"prompt_token_ids: {wrong} is not a token of this model: its ids are 0 to {self._num_tokens - 1}",
+                f"prompt_token_ids: {wrong} is not a token of this model: use ids from 0 to {self._num_tokens - 1}",
                 status_code=400,
             )
         return ids

@@ -256,7 +256,10 @@ def _check_adapter(adapter: Path) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} cannot be read ({error})") from error
     if settings.get("megatron_config"):
-        raise ConfigError(f"model={str(adapter)!r}: its {ADAPTER_FILE} names code (megatron_core), which is not run")
+        raise ConfigError(
+            f"model={str(adapter)!r}: its {ADAPTER_FILE} names code (megatron_core), which is not run: remove "
+            "megatron_config"
+        )
     for name in _PATTERNS:
         value = settings.get(name) or ()
         for pattern in map(str, [value] if isinstance(value, str) else value):
@@ -420,7 +423,9 @@ def check_tokenizer_in(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None
     """
     saved = from_pretrained(AutoTokenizer.from_pretrained, str(folder), "tokenizer")
     if saved.get_vocab() != tokenizer.get_vocab() or saved.chat_template != tokenizer.chat_template:
-        raise ValueError("its tokenizer or chat template is not the one in model.path: has that model been replaced?")
+        raise ValueError(
+            "its tokenizer or chat template differs from that of model.path: restore the model that was trained"
+        )
 
 
 def check_source(path_or_id: str | Path) -> None:

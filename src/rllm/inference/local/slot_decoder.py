@@ -152,7 +152,12 @@ class SlotDecoder:
     def _compute(self, items: list[PrefillItem]) -> None:
         """Compute the missing states of prompts, which are in order of their number, and cache the new blocks."""
         batches = prefill_batches(items)
-        widths = [self._read_width(_last_column(batch), QUERY_STEP) for batch in batches]
+        # A batch is padded to one length, so it writes columns up to here.
+        ends = [
+            max(item.num_cached for item in batch) + round_up(max(item.num_missing for item in batch), QUERY_STEP)
+            for batch in batches
+        ]
+        widths = [self._read_width(end, QUERY_STEP) for end in ends]
         self._prompts.reserve(len(items), max([1, *(len(item.tokens) for item in items), *widths]), 0)
         known = [location for item in items for location in BlockLocation.of(item.known, item.slot)]
         self._prefixes.load(known, self._prompts.states)
@@ -255,19 +260,7 @@ class SlotDecoder:
         self._row_of_sequence = None
         for row in rows.values():
             row.num_sequences -= 1
-        self._drop_unused_rows()
-
-    def _remember(self, ended: Iterable[tuple[_Row, Sequence[int]]]) -> None:
-        """Cache the states of rows for later prompts that begin with their tokens."""
-        self._prefixes.begin_round()
-        computed: list[BlockLocation] = []
-        for row, known in ended:
-            path = self._prefixes.match(known)
-            computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, len(path))
-        self._prefixes.store(computed, self._cache.states)
-
-    def _drop_unused_rows(self) -> None:
-        """Drop the rows without sequences; the last of the others take their slots."""
+        # The last of the rows that still have sequences take the slots of those that have none.
         kept = [row for row in self._rows if row.num_sequences]
         free = (row.slot for row in self._rows if row.num_sequences == 0)
         for row in kept:
@@ -278,6 +271,15 @@ class SlotDecoder:
                 row.slot = slot
                 self._mark(row)
         self._rows = sorted(kept, key=lambda row: row.slot)
+
+    def _remember(self, ended: Iterable[tuple[_Row, Sequence[int]]]) -> None:
+        """Cache the states of rows for later prompts that begin with their tokens."""
+        self._prefixes.begin_round()
+        computed: list[BlockLocation] = []
+        for row, known in ended:
+            path = self._prefixes.match(known)
+            computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, len(path))
+        self._prefixes.store(computed, self._cache.states)
 
     def clear(self) -> None:
         self._rows.clear()
@@ -302,11 +304,6 @@ def prefill_batches(items: Iterable[PrefillItem]) -> list[list[PrefillItem]]:
         else:
             batch.append(item)
     return batches
-
-
-def _last_column(batch: list[PrefillItem]) -> int:
-    """Return the end of the columns that are written when a batch is padded to one length."""
-    return max(item.num_cached for item in batch) + round_up(max(item.num_missing for item in batch), QUERY_STEP)
 
 
 def round_up(number: int, step: int) -> int:

@@ -19,27 +19,27 @@ PLUGIN = Path(__file__).with_name("plugin")
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
 _MANAGED_FLAGS = {
-    "--model": "model.path",
-    "--served-model-name": "nothing: the name follows from the run",
-    "--host": "nothing: it listens on this machine only",
-    "--port": "vllm.port",
-    "--api-key": "the environment variable VLLM_API_KEY, which others do not see in a list of processes",
-    "--dtype": "vllm.dtype",
-    "--max-model-len": "model.max_length",
-    "--logprobs-mode": "nothing: training needs processed_logprobs",
-    "--generation-config": "nothing: training needs vllm, which means no defaults of the server",
-    "--tool-call-parser": "model.tool_parser",
-    "--chat-template": "model.chat_template",
-    "--reasoning-parser": "vllm.reasoning_parser",
-    "--gpu-memory-utilization": "vllm.gpu_memory",
-    "--device-memory-utilization": "vllm.gpu_memory",
-    "--enable-lora": "model.lora_rank",
-    "--max-lora-rank": "model.lora_rank",
-    "--enable-sleep-mode": "vllm.sleep",
-    "--worker-extension-cls": "nothing: weights are transferred by rllm's own",
-    "--weight-transfer-config": "nothing: weights are transferred by rllm's own",
+    "--model": "use model.path",
+    "--served-model-name": "remove it: the name follows from the run",
+    "--host": "remove it: the server listens on this machine only",
+    "--port": "use vllm.port",
+    "--api-key": "use the environment variable VLLM_API_KEY, which a list of processes does not show",
+    "--dtype": "use vllm.dtype",
+    "--max-model-len": "use model.max_length",
+    "--logprobs-mode": "remove it: training needs processed_logprobs",
+    "--generation-config": "remove it: training needs the value vllm, which means no defaults of the model",
+    "--tool-call-parser": "use model.tool_parser",
+    "--chat-template": "use model.chat_template",
+    "--reasoning-parser": "use vllm.reasoning_parser",
+    "--gpu-memory-utilization": "use vllm.gpu_memory",
+    "--device-memory-utilization": "use vllm.gpu_memory",
+    "--enable-lora": "use model.lora_rank",
+    "--max-lora-rank": "use model.lora_rank",
+    "--enable-sleep-mode": "use vllm.sleep",
+    "--worker-extension-cls": "remove it: training needs rllm's own",
+    "--weight-transfer-config": "remove it: training needs rllm's own",
 }
-"""Flags that are set here, and the settings that determine them."""
+"""Flags that are set here, with the remedy for a user who gives one."""
 _VLLM_NAMES = {"qwen": "hermes", "deepseek_r1": "deepseek_v3", "r1": "deepseek_v3", "harmony": "openai"}
 """vLLM's names of formats that have another name here."""
 _DEFAULT_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -78,7 +78,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for argument in self.extra_args:
             if (flag := _decided_flag(argument)) is not None:
-                raise ConfigError(f"vllm.args={argument!r}: {flag} is determined by {_MANAGED_FLAGS[flag]}")
+                raise ConfigError(f"vllm.args={argument!r}: rllm sets {flag} itself; {_MANAGED_FLAGS[flag]}")
 
 
 def _decided_flag(argument: str) -> str | None:

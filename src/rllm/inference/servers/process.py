@@ -14,7 +14,7 @@ from pathlib import Path
 from rllm._runtime.process import no_fork_meanwhile
 from rllm.inference.servers import guard
 
-_TAIL_BYTES = 4000
+_TAIL_CHARS = 4000
 _LINE_CHARS = 400
 _ERROR = re.compile(r"(?:Error|Exception|[Ee]rror)[:,] |not supported|unrecognized arguments")
 # Errors that do not state their cause, and warnings that look like errors.
@@ -83,13 +83,6 @@ class ServerProcess:
         """Exit code; `None` while the program runs."""
         return self._process.poll()
 
-    def tail(self) -> str:
-        """Return the end of its output."""
-        with self.log.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(self._log_start, size - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-
     def why_it_ended(self) -> str:
         """Return the cause of its end according to its log, and the remedy if it is known."""
         with self.log.open("rb") as file:
@@ -98,7 +91,8 @@ class ServerProcess:
         errors = [line for line in output.split("\n") if _ERROR.search(line) and not _FOLLOWS.search(line)]
         remedy = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, "\n".join(errors))), None)
         first = "".join(f"Its log has: {line.strip()[-_LINE_CHARS:]}\n" for line in errors[:2])
-        return f"{f'{remedy}. ' if remedy else ''}{first}The end of its log ({self.log}):\n{self.tail().rstrip()}"
+        tail = output[-_TAIL_CHARS:].rstrip()
+        return f"{f'{remedy}. ' if remedy else ''}{first}The end of its log ({self.log}):\n{tail}"
 
     def stop(self) -> None:
         """End the program and everything that it started. Repeatable."""

@@ -6,8 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,7 +58,8 @@ class VLLMServer:
         self._process: ServerProcess | None = None
         self._expected: str | None = None
         self._num_slow = 0
-        self._changing = threading.RLock()
+        self.changing = threading.RLock()
+        """Held while its weights are changed; it is not restarted meanwhile."""
         self._state = threading.Condition()
         self._ready = False
         self._closing = threading.Event()
@@ -142,12 +142,6 @@ class VLLMServer:
         """Process group that was started; `None` for a server that was joined."""
         return None if self._process is None else self._process.pid
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Allow changes of its weights inside; it is not restarted meanwhile."""
-        with self._changing:
-            yield
-
     def expect(self, marker: str) -> None:
         """Set the `weight_version` to expect; a server with another one has lost its weights."""
         self._expected = marker
@@ -205,12 +199,16 @@ class VLLMServer:
     def _watch(self, recover: Callable[[], None]) -> None:
         try:
             while not self._closing.wait(self._watch_interval_s):
-                with self._changing:
+                with self.changing:
                     if not self._closing.is_set() and self.is_gone():
                         self._set_ready(False)
                         self._recover(recover)
         except Exception as error:  # those who wait for the server must be woken
-            self._give_up(error)
+            if not self._closing.is_set():
+                logger.error("%s", error)
+            with self._state:
+                self.failure = error
+                self._state.notify_all()
 
     def _recover(self, recover: Callable[[], None]) -> None:
         """Start it until it has its weights again.
@@ -238,7 +236,7 @@ class VLLMServer:
             self._set_ready(True)
             return
         raise InferenceError(
-            f"vLLM at {self.url} was gone more often than vllm.max_restarts={self._max_restarts}; the last time: "
+            f"vLLM at {self.url} stopped more often than vllm.max_restarts={self._max_restarts}; the last time: "
             f"{problem}",
             status_code=503,
         )
@@ -251,14 +249,7 @@ class VLLMServer:
                     break
             if self._process.exit_code is not None:
                 return f"it has ended. {self._process.why_it_ended()}"
-        return "it was restarted, or cannot be reached"
-
-    def _give_up(self, error: Exception) -> None:
-        if not self._closing.is_set():
-            logger.error("%s", error)
-        with self._state:
-            self.failure = error
-            self._state.notify_all()
+        return "it was restarted by someone else, or cannot be reached"
 
     def _bring_up(self) -> None:
         """Start it unless it was joined, and wait until it takes calls."""
@@ -300,6 +291,6 @@ def _check_port(port: int) -> None:
             return
     except OSError as error:
         raise ConfigError(
-            f"vllm.port={port}: another program listens there ({error.strerror}): leave it out to take a free one, or "
+            f"vllm.port={port}: another program listens there ({error.strerror}): leave it out to use a free port, or "
             f"join that server with vllm.url=http://127.0.0.1:{port}/v1"
         ) from error
