@@ -360,7 +360,7 @@ async def test_models_come_from_any_replica_that_says():
 
 @pytest.mark.parametrize(
     ("urls", "named"),
-    [([], "at least one"), (["http://h:1", "http://h:1/v1"], "there already"), (["http://h:1", "h:2"], "base URL")],
+    [([], "at least one"), (["http://h:1", "http://h:1/v1"], "given twice"), (["http://h:1", "h:2"], "base URL")],
 )
 def test_wrong_urls_are_refused(urls, named):
     with pytest.raises(ConfigError, match=named):

@@ -268,8 +268,8 @@ def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("length", "told"),
     [
-        ({"num_steps": 2}, "num_steps=2: the run in .* has already done 2 steps; raise num_steps"),
-        ({"num_epochs": 1}, "num_epochs=1: the run in .* has already done 2 steps; raise num_epochs"),
+        ({"num_steps": 2}, "num_steps=2: the run in .* has done 2 steps; raise num_steps"),
+        ({"num_epochs": 1}, "num_epochs=1: the run in .* has done 2 steps; raise num_epochs"),
     ],
 )
 def test_a_run_that_is_done_says_what_to_raise(run_trainer: RunTrainer, length: Mapping[str, Any], told: str) -> None:
@@ -428,7 +428,7 @@ def test_a_run_stopped_in_its_last_evaluation_can_be_resumed(run_trainer: RunTra
     run = run_trainer(agent=agent, val=True, resume=True)
     assert [line["step"] for line in run.lines if "eval/accuracy" in line] == [0, 2]
     assert run.steps == [1, 2]
-    with pytest.raises(ConfigError, match="has already done 2 steps"):
+    with pytest.raises(ConfigError, match="has done 2 steps"):
         run_trainer(agent=agent, val=True, resume=True)
 
 

@@ -233,7 +233,7 @@ class RayActors:
                     deadline = time.monotonic() + GONE_S
                 elif time.monotonic() > deadline:
                     raise WorkerError(
-                        "all processes that make rollouts are gone, and no node has taken one for "
+                        "all rollout processes are gone, and no node has accepted a new one for "
                         f"{GONE_S:g} s: see `ray status`"
                     )
                 if alone and kept not in self._places:
@@ -314,7 +314,7 @@ class RayActors:
             self._await_prepared(place, prepared)
             ready = True
         except ConfigError as error:
-            logger.warning("no rollouts on node %s for now: %s", node.address, error)
+            logger.warning("node %s gets no rollouts for now: %s", node.address, error)
         finally:
             with self._choosing:
                 self._preparing.remove(place)

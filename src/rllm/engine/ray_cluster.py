@@ -221,7 +221,7 @@ class ImportPaths:
 
 
 OF_CODE = (
-    "put it into a module of its own (agent.py) and import it from there, or make its clients, locks and open files "
+    "move it to a module of its own (agent.py) and import it from there, or make its clients, locks and open files "
     "inside the function"
 )
 OF_DATA = "use plain data: texts, numbers, lists, mappings, dataclasses; no clients, locks or open files"

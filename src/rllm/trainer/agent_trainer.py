@@ -235,7 +235,7 @@ class AgentTrainer:
             if self._start.has_done(self.config.num_steps):
                 decides = "num_steps" if self.config.num_epochs is None else "num_epochs"
                 raise ConfigError(
-                    f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has already done "
+                    f"{decides}={getattr(self.config, decides)}: the run in {str(self.run_dir)!r} has done "
                     f"{counted(self._start.steps_done, 'step')}; raise {decides} to continue it"
                 )
             stack.enter_context(rarely_collected())

@@ -84,7 +84,7 @@ def signals(
         "all_truncated": (
             of("rollout/truncated") == 1.0,
             "every answer was cut off at its maximal length: raise rollout.max_tokens and the agent's own "
-            "max_tokens, the lower of which counts, or see why the model never ends",
+            "max_tokens, the lower of which counts, or find out why the model does not end its answers",
         ),
         "many_truncated": (
             MAX_CUT_OFF <= of("rollout/truncated") < 1.0,

@@ -192,9 +192,9 @@ def _rows_of_item(item: object, number: int, *, is_read: bool) -> list[Row]:
     if not isinstance(item, Mapping):
         raise ConfigError(f"row {number} is {item!r:.100}: use an object with messages, a Trajectory or an Episode")
     if "trajectories" in item:
-        return rows_of_episode(_parsed(Episode, item, f"row {number} has trajectories, and is no episode"))
+        return rows_of_episode(_parsed(Episode, item, f"row {number} has trajectories but is not an episode"))
     if "trainable" in item and "steps" in item:
-        return _rows_of_item(_parsed(Trajectory, item, f"row {number} is no trajectory"), number, is_read=True)
+        return _rows_of_item(_parsed(Trajectory, item, f"row {number} is not a trajectory"), number, is_read=True)
     return [dict(item) if is_read else given_task(item, f"row {number}")]
 
 

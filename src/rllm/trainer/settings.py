@@ -37,7 +37,7 @@ def check_evaluations(config: TrainConfig, *, has_val_data: bool) -> None:
         )
     if not has_val_data:
         often = ["every"] if config.eval.every else []
-        why = "without held-out tasks; give them (val_dataset, or rllm train --val), or leave it out"
+        why = "without held-out tasks; give some (val_dataset, or rllm train --val), or leave it out"
         refuse_changes(config.eval, "eval", [*often, "num_rollouts", "temperature", "top_p", "top_k"], why)
 
 

@@ -147,7 +147,7 @@ PANELS = (
         {"policy/sampler_gap_mean": "mean difference", "policy/sampler_gap_max": "greatest"},
         "how much their log-probabilities of the same tokens differ",
     ),
-    Panel("Nothing to learn", "share", {"batch/zero_variance": "groups that earned the same"}),
+    Panel("Nothing to learn", "share", {"batch/zero_variance": "groups with equal rewards"}),
     Panel("Gradient", "norm", {"policy/grad_norm": "policy", "critic/grad_norm": "critic"}),
     Panel("Time", "s", {"timing/step_s": "step", "timing/rollout_s": "rollouts", "timing/update_s": "update"}),
 )

@@ -157,7 +157,7 @@ class Interaction:
             )
         with boundary(AgentError, f"completing the step of {self._agent_name}"):
             step.fill_from_output(output)
-            # A copy, because many agents put in the one list that they go on with.
+            # A copy, because many agents put in one list that they keep changing.
             step.chat_completions = snapshot(list(step.chat_completions or [*messages, output.to_message()]))
         step.observation = observation if step.observation is None else step.observation
         self._steps.append(step)

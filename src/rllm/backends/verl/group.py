@@ -145,10 +145,10 @@ def _explained(what: str, error: Exception) -> str:
     text, where = str(error), _node_of(error)
     is_dead = isinstance(error, ray.exceptions.RayActorError)
     if any(sign in text for sign in (_KILLED_FOR_MEMORY if is_dead else _OUT_OF_MEMORY)):
-        return f"a worker of verl{where} ran out of memory as it should {what}: {_SMALLER} ({_last_line(text)})"
+        return f"a worker of verl{where} ran out of memory when it was to {what}: {_SMALLER} ({_last_line(text)})"
     if is_dead:
         return (
-            f"a worker of verl{where} died as it should {what}: see its log in Ray's folder (worker-*.err), and "
+            f"a worker of verl{where} died when it was to {what}: see its log in Ray's folder (worker-*.err), and "
             "resume from the last checkpoint; if the log gives no reason, the system may have killed it for its "
             f"memory: {_SMALLER} ({_last_line(text)})"
         )

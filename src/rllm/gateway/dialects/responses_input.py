@@ -42,7 +42,7 @@ _OURS = frozenset(
     "prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
 )
 _REFUSED = {
-    "background": "the answer is given to this very request",
+    "background": "this server answers each request directly",
     "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "send the prompt's text as input",
 }

@@ -108,7 +108,7 @@ class Upstream(Protocol):
             request: a prepared one.
             prior: the earlier call that its messages begin with.
 
-        Returns `None` where the upstream takes nothing but messages, or where its template cannot go on from there.
+        Returns `None` where the upstream takes nothing but messages, or where its template cannot continue from there.
         """
         ...
 

@@ -149,7 +149,7 @@ class HTTPConnections:
             waiter.set_exception(failure)
 
     def _give(self, connection: Connection, is_fresh: bool) -> None:
-        """Let the call go on that has waited longest, or keep the connection for the next one."""
+        """Resume the call that has waited longest, or keep the connection for the next one."""
         if connection.is_lost and not is_fresh:
             connection.close()  # those that wait are connecting, too
         elif waiter := self._next_waiting():
@@ -172,7 +172,7 @@ class HTTPConnections:
                     self._new_connection, self._host, self._port, ssl=self._ssl
                 )
         except TimeoutError as error:
-            raise UnreachableError(f"no connection within {self._connect_timeout_s:g} s") from error
+            raise UnreachableError(f"no connection was made within {self._connect_timeout_s:g} s") from error
         except OSError as error:
             raise UnreachableError(str(error)) from error
         return connection

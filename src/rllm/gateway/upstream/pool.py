@@ -154,7 +154,7 @@ class UpstreamPool:
         addresses = [replica.address for replica in self.replicas]
         for address in addresses:
             if addresses.count(address) > 1:
-                raise ConfigError(f"upstream={address!r} is there already: give every replica once")
+                raise ConfigError(f"upstream={address!r} is given twice: name each replica once")
         self.paused = False
         self.weight_version: int | None = None
         self._config = config or PoolConfig()
