@@ -382,7 +382,7 @@ def test_two_evaluations_are_compared_task_by_task(eval_work, server, runs, fail
         ({"OPENAI_API_KEY": "a", "RLLM_UPSTREAM_API_KEY": "b"}, "Bearer b"),
     ],
 )
-def test_a_server_with_several_models_is_asked_which_with_the_users_own_key(eval_work, fails, monkeypatch, given, sent):
+def test_a_server_with_several_models_needs_a_name(eval_work, fails, monkeypatch, given, sent):
     for name in ("OPENAI_API_KEY", "RLLM_UPSTREAM_API_KEY"):
         monkeypatch.setenv(name, given.get(name, ""))
     keys = []
@@ -398,7 +398,7 @@ def test_a_server_with_several_models_is_asked_which_with_the_users_own_key(eval
     assert keys == [sent]
 
 
-def test_a_server_that_does_not_answer_is_named_before_anything_is_made(eval_work, fails, server):
+def test_a_server_that_does_not_answer_is_named_first(eval_work, fails, server):
     port = free_port()
     code, errors = fails(*arguments(server, "--base-url", f"http://127.0.0.1:{port}/v1"))
     assert code == 1

@@ -15,7 +15,7 @@ def progress(num_done, num_planned=40):
     return Progress(num_planned=num_planned, num_done=num_done, num_kept=4, num_correct=num_done // 2, num_failed=1)
 
 
-def test_without_a_terminal_there_is_a_line_for_every_tenth_of_the_way():
+def test_a_pipe_gets_a_line_for_every_tenth():
     plain = console()
     display = EvaluationDisplay(plain)
     for num_done in range(4, 41):
@@ -43,7 +43,7 @@ def shown(outcomes):
     return [line.strip() for line in plain.file.getvalue().splitlines() if line.strip()]
 
 
-def test_a_report_shows_powers_of_two_roles_and_the_most_frequent_failures():
+def test_a_report_shows_powers_of_two_roles_and_failures():
     right = [
         Outcome(
             task_id="a", index=index, is_correct=True, rewards={"solver": 1.0, "judge": 0.5}, cost=Cost(seconds=2.0)

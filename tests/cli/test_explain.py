@@ -62,7 +62,7 @@ def test_the_episodes_of_a_split_and_of_a_step(run):
     assert "--split" in refused.stderr
 
 
-def test_a_store_of_calls_that_are_no_rollouts_says_how_to_see_them(tmp_path):
+def test_explain_points_to_calls_that_are_no_rollouts(tmp_path):
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {}).result()
     told = here("explain", "traces.db", cwd=tmp_path).stdout

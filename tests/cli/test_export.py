@@ -118,7 +118,7 @@ def test_a_mistake_is_named(run, arguments, said):
     assert said in done.stderr
 
 
-def test_a_reward_beside_an_agent_that_makes_a_client_needs_no_key(run, monkeypatch):
+def test_a_reward_beside_a_client_needs_no_key(run, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (run.parent / "both.py").write_text(AGENT + JUDGE)
     done = here("rescore", "run", "--reward", "both.py:reward", cwd=run.parent)

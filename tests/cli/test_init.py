@@ -54,7 +54,7 @@ def test_a_folder_with_files_is_left_alone_unless_forced(tmp_path, monkeypatch):
     assert here("init", "agent.py", cwd=tmp_path).returncode == 2
 
 
-def test_the_next_command_can_be_copied_whatever_the_folder_is_called(tmp_path):
+def test_the_next_command_quotes_the_folder(tmp_path):
     assert "Next: cd 'my shop' && python" in here("init", "my shop", cwd=tmp_path).stdout
 
 

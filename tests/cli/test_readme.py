@@ -40,7 +40,7 @@ def with_model(arguments, policy):
     ]
 
 
-def test_the_first_lines_name_the_project_the_install_and_the_hardware():
+def test_the_first_lines_name_project_install_and_hardware():
     head = " ".join(README.split("```")[0].split())
     for fact in (
         "independent implementation",

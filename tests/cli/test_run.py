@@ -66,7 +66,7 @@ def asking(text, code=0):
     return ["--", sys.executable, "-S", "program.py", text, str(code)]
 
 
-def test_it_passes_on_what_is_printed_and_sums_up_what_was_captured(run, work):
+def test_output_is_passed_on_and_calls_are_summed_up(run, work):
     done = run("--session", "mine", "--metadata", "task=7", *asking("hi,again"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "HI\nAGAIN\n"
@@ -111,7 +111,7 @@ def test_its_exit_code_is_the_programs(run):
     assert run("--allow-no-calls", "--", "/bin/sh", "-c", "kill -ABRT $$").returncode == 128 + signal.SIGABRT
 
 
-def test_a_program_that_calls_nothing_fails_with_what_it_was_given(run):
+def test_a_program_without_calls_fails(run):
     done = run("--session", "mine", "--", "echo", "hi")
     assert done.returncode == 1
     assert "echo ended with exit code 0" in done.stderr
@@ -165,7 +165,7 @@ while not pathlib.Path("asked").exists():
 """
 
 
-def test_a_call_that_is_still_under_way_at_the_end_is_part_of_the_episode(work):
+def test_a_call_under_way_at_the_end_is_in_the_episode(work):
     def latency_s(messages):
         (work / "asked").touch()
         return 0.3
@@ -191,7 +191,7 @@ def test_operators_keys_are_not_the_programs(run, monkeypatch):
     assert "None None" in run(*asking("hi")).stderr
 
 
-def test_a_gateway_that_runs_already_is_used_with_a_key_of_the_session(work):
+def test_a_running_gateway_gets_a_key_of_the_session(work):
     (work / "program.py").write_text(PROGRAM + "\n")
     store = MemoryTraceStore()
     with GatewayServer(store, EngineUpstream(ScriptedEngine(shout), "m"), GatewayConfig(api_key="secret")) as gateway:

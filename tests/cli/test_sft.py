@@ -45,7 +45,7 @@ def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, cap
     assert not (work / "run").exists()
 
 
-def test_data_that_cannot_be_read_is_named_before_torch_is_imported(work):
+def test_unreadable_data_is_named_before_torch_is_imported(work):
     program = (
         "import sys\nfrom rllm.cli import main\n"
         "sys.argv = ['rllm', 'sft', 'nowhere.jsonl']\n"

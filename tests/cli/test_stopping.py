@@ -61,7 +61,7 @@ def command(number, saved, *before):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_lets_work_end_in_order_and_is_told_by_the_exit_code(number, code):
+def test_a_signal_ends_work_in_order_and_sets_the_exit_code(number, code):
     saved, before = [], signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         command(number, saved)
@@ -83,7 +83,7 @@ main()
 """
 
 
-def test_ctrl_c_while_all_is_imported_ends_the_command_without_a_traceback():
+def test_ctrl_c_during_imports_prints_no_traceback():
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_WHILE_IMPORTED], capture_output=True, text=True, check=False
     )
@@ -100,7 +100,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 @pytest.mark.parametrize("also", [[], [signal.SIGINT]], ids=["", "and with a Ctrl-C that is ignored"])
-def test_work_ends_in_order_where_ctrl_c_is_ignored_as_in_the_background_of_a_script(also):
+def test_work_ends_in_order_where_ctrl_c_is_ignored(also):
     saved, before = [], signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -135,7 +135,7 @@ def test_a_fork_that_an_agent_makes_ends_when_it_is_terminated():
         assert asyncio.run(rollout()) == -signal.SIGTERM
 
 
-def test_a_run_that_is_stopped_before_its_first_step_says_what_it_keeps(work, policy):
+def test_a_run_stopped_before_its_first_step_reports_its_state(work, policy):
     (work / "my_agent.py").write_text(ENDED_BY_ITS_AGENT)
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "eval.at_start=false", "run_dir=run"]
     done = here("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=work)

@@ -329,7 +329,7 @@ def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy
     ]
 
 
-def test_after_an_error_in_the_agent_the_same_command_starts_again(work, fails, policy):
+def test_the_same_command_starts_again_after_an_agent_error(work, fails, policy):
     agent = (work / "my_agent.py").read_text()
     given = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST]
     (work / "my_agent.py").write_text("def agent(question, answer):\n    raise ValueError('no idea')\n")
@@ -338,7 +338,7 @@ def test_after_an_error_in_the_agent_the_same_command_starts_again(work, fails, 
     assert here(*given, cwd=work).returncode == 0
 
 
-def test_tasks_that_differ_from_those_of_the_run_are_named_by_their_option(work, fails, policy):
+def test_other_tasks_than_those_of_the_run_are_refused(work, fails, policy):
     given = ["my_agent.py:agent", "--data", "tasks.jsonl", "--val", "tasks.jsonl", "--model", policy, *FAST]
     assert here("train", *given, cwd=work).returncode == 0
     with (work / "tasks.jsonl").open("a") as file:

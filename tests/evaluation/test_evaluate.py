@@ -72,7 +72,7 @@ async def test_a_seed_gives_each_rollout_its_own(tmp_path):
     assert seen == first
 
 
-async def test_the_same_call_again_makes_nothing_and_reports_the_same_numbers(tmp_path):
+async def test_a_repeated_evaluation_makes_nothing_new(tmp_path):
     first = await run(Answering(a1=0.0), tmp_path, num_rollouts=2)
     again = Answering()
     assert await run(again, tmp_path, num_rollouts=2) == first

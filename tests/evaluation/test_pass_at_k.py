@@ -21,7 +21,7 @@ from rllm.types import Trajectory
         (1000, 1, 500, 1 / 2),
     ],
 )
-def test_pass_at_k_is_the_share_of_choices_that_hold_a_correct_one(num_rollouts, num_correct, k, expected):
+def test_pass_at_k_is_the_share_of_choices_with_a_correct_one(num_rollouts, num_correct, k, expected):
     assert pass_at_k(num_rollouts, num_correct, k) == pytest.approx(expected, abs=1e-12)
 
 
@@ -45,7 +45,7 @@ def test_the_interval_of_single_trials_is_wilsons():
     assert estimate.high == pytest.approx(0.3958, abs=1e-4)
 
 
-def test_rollouts_that_only_repeat_their_task_do_not_narrow_the_interval():
+def test_repeated_rollouts_do_not_narrow_the_interval():
     once = mean_over_tasks([1.0, 0.0] * 10, num_rollouts=20)
     assert mean_over_tasks([1.0, 0.0] * 10, num_rollouts=20 * 16) == once
 

@@ -15,7 +15,7 @@ def wrong(task_id, index, **fields):
     return Outcome(task_id=task_id, index=index, rewards={"agent": 0.0}, **fields)
 
 
-def test_a_failed_rollout_counts_as_wrong_and_an_unscored_one_as_neither():
+def test_failed_is_wrong_and_unscored_is_neither():
     report = report_on(
         [
             right("a", 0),
@@ -39,7 +39,7 @@ def test_a_failed_rollout_counts_as_wrong_and_an_unscored_one_as_neither():
     }
 
 
-def test_costs_are_means_over_the_rollouts_of_which_they_are_known():
+def test_costs_are_means_over_known_rollouts():
     report = report_on(
         [
             right("a", 0, cost=Cost(prompt_tokens=10.0, sampled_tokens=4.0, num_calls=1.0, seconds=1.0)),
@@ -95,7 +95,7 @@ def test_tokens_are_counted_over_all_calls_of_a_rollout():
     assert outcome == Outcome(task_id="a", index=0, rewards={"solver": 0.5}, cost=cost)
 
 
-def test_tokens_that_the_server_did_not_name_are_unknown_and_not_zero():
+def test_missing_token_ids_are_unknown_and_not_zero():
     assert Outcome.of(with_costs(episode(Step(prompt_ids=[1], response_ids=[2]), Step()))).cost.sampled_tokens is None
 
 

@@ -76,7 +76,7 @@ def test_a_tool_called_by_an_agent_is_a_part_of_it(spans):
     assert agent_span.service == "rllm"
 
 
-async def test_an_async_agent_has_one_span_and_its_calls_are_parts_of_it(spans):
+async def test_an_async_agent_has_one_span_with_its_calls(spans):
     engine = RecordingEngine(ScriptedEngine(["four"], weight_version=7), model="policy")
 
     @trajectory(name="solver")
@@ -156,7 +156,7 @@ async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):
     assert (failed.status, failed.attributes["error.type"]) == ("ERROR", "InferenceError")
 
 
-async def test_a_session_is_a_part_of_the_span_it_was_opened_in_also_when_it_is_read_from_the_store(spans):
+async def test_a_session_belongs_to_the_span_that_opened_it(spans):
     store = MemoryTraceStore()
     with telemetry.agent_span("agent").active():
         Sessions(store).open("s", metadata=None, sampling=None).result(60)
@@ -202,7 +202,7 @@ print(tool.name, tool.parent.span_id == mine.context.span_id, later.name)
 """
 
 
-def test_a_program_that_traces_already_gets_the_spans_among_its_own():
+def test_a_program_with_a_tracer_gets_the_spans():
     done = subprocess.run([sys.executable, "-c", OWN_PROVIDER], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "True\nexecute_tool add True later\n"
     assert done.stderr == ""

@@ -48,7 +48,7 @@ def test_the_end_of_a_run_waits_for_a_while_only() -> None:
     free.set()
 
 
-def test_the_end_waits_for_a_while_only_also_where_many_calls_wait() -> None:
+def test_the_end_waits_for_a_limited_time() -> None:
     begun, free = threading.Event(), threading.Event()
     background = Background("test", max_waiting=2, close_s=0.01)
     background.do(lambda: begun.set() or free.wait(60))

@@ -117,7 +117,7 @@ def test_training_and_evaluation_in_one_call(log: Log) -> None:
     assert log.take() == ["step 4/63, held out: accuracy 100.0%", "step 4/63: reward 0.500, accuracy 25.0%"]
 
 
-def test_how_the_reward_moves_where_the_time_goes_and_what_is_left(log: Log) -> None:
+def test_a_line_has_reward_timings_and_time_left(log: Log) -> None:
     timing = {"timing/rollout_s": 2.0, "timing/update_s": 0.5, "timing/step_s": 3.0}
     for step, reward in enumerate([0.25, 0.75, 1.0], start=1):
         log.tracker.log(step, {"rollout/reward": reward, **timing})
@@ -216,7 +216,7 @@ def excerpt(log: Log, *messages: Mapping[str, object], **about: object) -> list[
     return log.take()
 
 
-def test_an_excerpt_shows_tools_and_the_end_of_a_long_conversation(log: Log) -> None:
+def test_an_excerpt_shows_tools_and_the_end_of_a_chat(log: Log) -> None:
     call = {"function": {"name": "price", "arguments": '{"item": "fig"}'}}
     turn = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "3"}]
     lines = excerpt(log, {"role": "user", "content": "A fig?"}, *turn * 4, {"role": "assistant", "content": "[3]\x1b"})

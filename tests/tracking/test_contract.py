@@ -221,7 +221,7 @@ def test_a_store_that_is_lost_in_mid_run_only_ends_its_tracker(
 
 
 @optional
-def test_wandb_knows_which_steps_have_arrived_of_a_run_that_it_resumed(run_dir: Path) -> None:
+def test_wandb_knows_which_steps_of_a_resumed_run_arrived(run_dir: Path) -> None:
     import wandb
 
     from rllm.tracking.trackers import last_wandb_step

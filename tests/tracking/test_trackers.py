@@ -114,9 +114,7 @@ def test_the_record_that_other_commands_read_is_always_written(tmp_path: Path, n
     assert lines_of(tmp_path) == [{"step": 3, "x": 1.0}]
 
 
-def test_the_record_goes_on_where_it_could_not_be_written_for_a_while(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_record_continues_after_a_failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trackers = Trackers.start(["jsonl"], tmp_path)
     trackers.log(1, {"x": 1.0})
     with no_file_larger_than((tmp_path / "metrics.jsonl").stat().st_size + 5):
@@ -144,7 +142,7 @@ def test_lines_that_are_never_written_are_logged(tmp_path: Path, caplog: pytest.
     ]
 
 
-def test_one_that_fails_at_its_start_stops_the_run_and_leaves_no_file_open(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_start_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"Broken' cannot start: ConnectionError: no such project; fix that, or remove it"
     ):

@@ -29,7 +29,6 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
-from rllm.tracking.jsonl import reproducible
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import load_config
@@ -37,6 +36,7 @@ from rllm.trainer.settings import check_fit
 from rllm.types import Episode, Message, Step, Trajectory
 
 from .conftest import ask
+from .reproducible import reproducible
 
 RECIPE = TinyPolicyRecipe(
     hidden_size=32, num_layers=1, intermediate_size=64, vocab_size=360, skill_steps=1, habit_steps=1, batch_size=4

@@ -22,7 +22,6 @@ from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, RolloutError
 from rllm.store import open_store
 from rllm.store.memory import MemoryTraceStore
-from rllm.tracking.jsonl import reproducible
 from rllm.trainer.checkpoint import read_state
 from rllm.trainer.config import TrainConfig, load_config
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of
@@ -30,6 +29,7 @@ from rllm.trainer.settings import make_algorithm
 
 from . import mortal_run
 from .conftest import RunTrainer, ScriptedBackend, ask
+from .reproducible import reproducible
 from .test_loop import At, interrupt
 
 NUM_STEPS = 6

@@ -131,7 +131,7 @@ def test_a_side_call_has_its_reason() -> None:
     assert beside.dropped.startswith("side call (title)")
 
 
-def test_what_left_the_range_in_the_direction_of_its_advantage_is_clipped() -> None:
+def test_clipped_tokens_left_the_range_with_their_advantage() -> None:
     spans = [[FIRST.id, 2, 4], [SECOND.id, 5, 6]]
     batch = fed(
         [3, 4, 6], [1, 2, 3, 4, 5, 6], spans, advantage=[1.0, 1.0, -1.0], weight=[0.1] * 3, ratio=[1.5, 0.5, 0.5]
@@ -164,7 +164,7 @@ def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
     assert agrees["tokens"]
 
 
-def test_a_call_that_trajectories_share_is_told_with_all_that_it_was_trained_with() -> None:
+def test_a_shared_call_has_the_sum_of_its_advantages() -> None:
     rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=1))
     scored = {"trainer_logprobs": FIRST.logprobs, "baseline": 0.0}
     credits_ = [

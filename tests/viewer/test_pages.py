@@ -213,7 +213,7 @@ def test_what_is_not_there_is_said_in_a_sentence(client: TestClient, path: str, 
     assert told in unescape(answer.text)
 
 
-def test_an_evaluation_shows_rewards_where_a_step_shows_advantages(client: TestClient) -> None:
+def test_an_evaluation_shows_rewards_instead_of_advantages(client: TestClient) -> None:
     trained, evaluated = page(client, "/run/real/step/1"), page(client, "/run/real/step/2?split=eval")
     assert "below each: its reward" in words(trained)
     assert "advantage" not in words(evaluated)

@@ -113,7 +113,7 @@ def test_an_evaluation_that_is_gone_on_with_is_shown_as_running(look: Client, tm
         assert ('class="live"' in shown(), "An evaluation:" in shown()) == (False, True)
 
 
-def test_to_look_at_a_run_that_was_stopped_does_not_make_it_a_running_one(look: Client, tmp_path: Path) -> None:
+def test_viewing_a_stopped_run_does_not_make_it_live(look: Client, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("s", {"task_id": "t", "split": "train"}).result(60)
     an_hour_ago = time.time() - 3600

@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from typing import NoReturn
 
 import typer
@@ -141,14 +140,10 @@ def _keep_memory_private() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-# Cached for tests, which run several command lines in one process.
-_command_of = cache(get_command)
-
-
 def _run() -> None:
     try:
         with needed_to_train("this command"):
-            _command_of(app)()
+            get_command(app)()
     except ConfigError as error:
         _fail(error, code=2)
     except RLLMError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -45,6 +45,11 @@ _ROLLOUT_SHARE = 0.8
 
 _WITH_HISTORY = {"rollout/reward", "eval/reward", "eval/accuracy", "policy/nll", "eval/loss"}
 """Metrics with a history on the display."""
+
+
+def _bar(console: Console, name: str, *more: ProgressColumn) -> Bar:
+    columns = (TextColumn(f"[bold]{name}"), BarColumn(bar_width=40), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bar(*columns, *more, console=console)
 
 
 class LiveDisplay:
@@ -85,13 +90,7 @@ class LiveDisplay:
         self._phase = PhaseProgress(clock)
         self._phase.reach("loading the model", 0, 1)
         self._ended = ""
-        self._progress = Bar(
-            TextColumn("[bold]training"),
-            BarColumn(bar_width=40),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._progress = _bar(console, "training")
         self._task = self._progress.add_task("training", total=num_steps, completed=num_done)
         self._done = num_done
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=False)
@@ -237,14 +236,7 @@ class EvaluationDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Bar(
-            TextColumn("[bold]evaluating"),
-            BarColumn(bar_width=40),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[counts]}"),
-            console=console,
-        )
+        self._bar = _bar(console, "evaluating", TextColumn("{task.fields[counts]}"))
         self._task = self._bar.add_task("evaluating", total=None, counts="")
         self._tenths_printed = -1
 

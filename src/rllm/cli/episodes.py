@@ -271,7 +271,7 @@ def rescore(
             )
         )
     if not found:
-        raise ConfigError(f"run={str(run)!r} has no episodes that did not fail")
+        raise ConfigError(f"run={str(run)!r} has no episode to score: all failed, or none ended")
     path = write_rewards(run, reward.rpartition(":")[2], found)
     comparison = compare(found, num_largest=top)
     _show_changes(console, comparison)

@@ -97,7 +97,7 @@ def run(
     if gateway is not None and unused:
         raise ConfigError(f"{unused} would have no effect: --gateway {gateway} has its own; leave one of them out")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ConfigError(f"--out {out}: it is a folder, or is in no folder: name a file in a folder that exists")
+        raise ConfigError(f"--out {out}: name a file in an existing folder")
     name = session or new_session_id()
     notes = {**_pairs(metadata or []), "program": PurePath(command[0]).name}
     if gateway is None:

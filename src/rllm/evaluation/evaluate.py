@@ -201,26 +201,22 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
         raise ConfigError("the dataset is empty: give it at least one task")
     check_ids(dataset, limit)
     next_index: Counter[str] = Counter()
+    seed = sampling.get("seed")  # one for each rollout: with the same, all rollouts of a task would be equal
     attempts = []
     for row, task in enumerate(dataset[:limit]):
         task_id = dataset.task_id(row)
         for _ in range(num_rollouts):
             index = next_index[task_id]
+            seeds = {} if seed is None else {"seed": derived_seed(seed, "eval", task_id, index)}
             attempts.append(
                 RolloutRequest(
                     task=task,
                     task_id=task_id,
                     index=index,
-                    sampling=_seeded(sampling, task_id, index),
+                    sampling={**sampling, **seeds},
                     tokens_required=False,
                     split="eval",
                 )
             )
             next_index[task_id] += 1
     return attempts
-
-
-def _seeded(sampling: JSONMapping, task_id: str, index: int) -> JSONMapping:
-    """Derive a seed for each rollout; with one seed, all rollouts of a task would be equal."""
-    seed = sampling.get("seed")
-    return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "eval", task_id, index)}

@@ -9,7 +9,7 @@ never have content: no messages, arguments, results or error messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from rllm.errors import MissingDependencyError
@@ -92,24 +92,23 @@ def agent_span(name: str) -> Span:
     return _tracing.start(f"invoke_agent {name}", {**_operation("invoke_agent"), "gen_ai.agent.name": name})
 
 
-@contextmanager
-def rollout_span(attributes: JSONMapping) -> Iterator[Span]:
+def rollout_span(attributes: JSONMapping) -> AbstractContextManager[Span]:
     """Wrap one rollout in a span."""
-    if _tracing is None:
-        yield _NO_SPAN
-        return
-    with _tracing.started("invoke_agent rollout", {**_operation("invoke_agent"), **attributes}) as span:
-        yield span
+    return _span("invoke_agent rollout", {**_operation("invoke_agent"), **attributes})
+
+
+def tool_span(name: str) -> AbstractContextManager[Span]:
+    """Wrap one tool call in a span."""
+    attributes = {"gen_ai.tool.name": name, "gen_ai.tool.type": "function"}
+    return _span(f"execute_tool {name}", {**_operation("execute_tool"), **attributes})
 
 
 @contextmanager
-def tool_span(name: str) -> Iterator[Span]:
-    """Wrap one tool call in a span."""
+def _span(name: str, attributes: JSONMapping) -> Iterator[Span]:
     if _tracing is None:
         yield _NO_SPAN
         return
-    attributes = {**_operation("execute_tool"), "gen_ai.tool.name": name, "gen_ai.tool.type": "function"}
-    with _tracing.started(f"execute_tool {name}", attributes) as span:
+    with _tracing.started(name, attributes) as span:
         yield span
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from rllm.types import Episode
 logger = logging.getLogger(__name__)
 
 RECORD_FILE = "metrics.jsonl"
-_VARIES = re.compile(r"(^|/)(timing|memory)/|^tokens/per_second")
 
 
 class JSONLTracker:
@@ -60,14 +58,6 @@ class JSONLTracker:
         except OSError as error:
             logger.warning("%s: the last lines could not be written: %s", self._file.name, error)
         self._file.close()
-
-
-def reproducible(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that a killed and resumed run reproduces bit for bit, on the CPU in float32.
-
-    These are all metrics but times, rates and memory.
-    """
-    return {name: value for name, value in metrics.items() if not _VARIES.search(name)}
 
 
 def last_step(path: Path) -> int:

@@ -14,11 +14,12 @@ from rllm.errors import ConfigError
 from rllm.viewer import charts
 from rllm.viewer.charts import Row, is_trained
 from rllm.viewer.graph import Graph, graph_of
+from rllm.viewer.pages import table_of
 from rllm.viewer.render import HERE, render
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.runs import Run, Runs
 from rllm.viewer.texts import fields_of
-from rllm.viewer.tokens import TokenTable, token_table
+from rllm.viewer.tokens import TokenTable
 
 _MAX_STEPS = 40
 
@@ -106,8 +107,7 @@ def most_informative(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
 def _shown(run: Run, rollout: Rollout) -> Shown:
     traces, credits_ = run.calls(rollout.session_id)
     ends = SessionTree(traces).leaves()
-    batch = run.batch(rollout.step) if rollout.split == "train" and rollout.step else None
-    table = token_table(ends[0], traces, credits_, batch) if ends else None
+    table = table_of(run, rollout, ends[0]) if ends else None
     task = fields_of(run.task_of(rollout))
     return Shown(rollout=rollout, task=task, graph=graph_of(rollout, traces, credits_), table=table)
 

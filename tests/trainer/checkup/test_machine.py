@@ -22,7 +22,7 @@ def test_memory_that_a_model_does_not_fit_into() -> None:
     assert "model.lora_rank=16" in found.fix
 
 
-def test_where_the_system_tells_nothing_of_free_memory_all_of_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_memory_counts_where_free_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup, "free_memory", lambda: None)
     assert "free" not in memory(None).detail
     assert memory(1.0).ok

@@ -31,7 +31,7 @@ def test_one_that_another_does_not_take() -> None:
     ]
 
 
-def test_what_an_extra_of_ours_asks_for_must_be_right_where_it_is_installed() -> None:
+def test_installed_packages_of_our_extras_must_fit() -> None:
     assert [said for _, _, said, _ in told(verl=Package(version="0.8"))[1:]] == [
         "rllm 0.1 asks for verl<0.10,>=0.9.1, and verl 0.8 is installed"
     ]
