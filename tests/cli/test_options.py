@@ -100,4 +100,4 @@ def test_the_server_of_a_model_has_one_name_everywhere(work, fails, arguments, o
 def test_windows_itself_is_refused_in_a_sentence(program, code):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert "install it in WSL2, where it runs as on Linux" in done.stderr.splitlines()[-1]
+    assert "WSL2" in done.stderr.splitlines()[-1]
