@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.optimizer import OptimizerSettings
+from rllm.backends.update import Schedule
+from rllm.config.schema import OptimConfig
 from rllm.inference.local.loading import LoadedModel
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 
@@ -47,12 +47,14 @@ def make_backend(
 ) -> Iterator[Callable[..., LocalBackend]]:
     """`make_backend(lr=1e-3, lora=LoraSettings(...))`: a backend over a tiny random model; closed after the test."""
     made: list[LocalBackend] = []
-    of_optimizer = {item.name for item in fields(OptimizerSettings)}
 
     def make(model: Any = None, **options: Any) -> LocalBackend:
         loaded = LoadedModel(model=model or make_model(), tokenizer=tokenizer, device=torch.device("cpu"))
-        settings = OptimizerSettings(**{name: options.pop(name) for name in of_optimizer & options.keys()})
-        made.append(LocalBackend(loaded, settings, **options))
+        of_optimizer = {name: options.pop(name) for name in OptimConfig.model_fields.keys() & options.keys()}
+        settings = OptimConfig(**of_optimizer)
+        decay = {name: options.pop(name) for name in {"decay", "decay_steps"} & options.keys()}
+        schedule = Schedule(lr=settings.rate, warmup_steps=settings.warmup_steps, **decay)
+        made.append(LocalBackend(loaded, settings, schedule=schedule, **options))
         return made[-1]
 
     yield make

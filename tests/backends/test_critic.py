@@ -10,16 +10,17 @@ import torch
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.ppo import PPO
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.critic import FILE, CriticSettings
+from rllm.backends.local.critic import FILE
 from rllm.backends.lora import LoraSettings
 from rllm.backends.update import explained_variance, update_weights
+from rllm.config.schema import CriticConfig
 from rllm.errors import ConfigError
 
 from .conftest import in_float64, same_weights, sequence_of, weights_of
 
 Make = Callable[..., Any]
 MakeBackend = Callable[..., LocalBackend]
-FAST = CriticSettings(lr=1e-2)
+FAST = CriticConfig(lr=1e-2)
 
 
 def judged(backend: LocalBackend, batch: Batch, *, returns: float | None = None) -> Batch:
@@ -90,7 +91,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_micro_batches(
 
 
 def test_while_the_critic_warms_up_the_policy_waits(make_backend: MakeBackend, groups: Make) -> None:
-    backend = make_backend(lr=1e-2, critic=CriticSettings(lr=1e-2, warmup_steps=2))
+    backend = make_backend(lr=1e-2, critic=CriticConfig(lr=1e-2, warmup_steps=2))
     batch: Batch = groups()
     before, scored = weights_of(backend.model), backend.score(batch)
     for _ in range(2):
@@ -110,7 +111,7 @@ def test_the_bound_of_its_gradient_is_its_own(
     make_backend: MakeBackend, groups: Make, bound: float, moves: bool
 ) -> None:
     """AdamW makes up for any scale of a gradient, but for one below its epsilon of 1e-8."""
-    backend = make_backend(critic=CriticSettings(lr=1e-2, max_grad_norm=bound))
+    backend = make_backend(critic=CriticConfig(lr=1e-2, max_grad_norm=bound))
     batch = judged(backend, groups(2, 2), returns=3.0)
     update_weights(backend, batch, PPO(value_clip=None))
     backend.publish()
@@ -129,7 +130,7 @@ def test_minibatches_and_epochs_are_the_critics_too(make_backend: MakeBackend, g
 def test_a_saved_run_goes_on_bit_for_bit(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
-    settings = CriticSettings(lr=1e-3, warmup_steps=2)
+    settings = CriticConfig(lr=1e-3, warmup_steps=2)
     one, other = (make_backend(make_model(seed=seed), lr=1e-3, critic=settings) for seed in range(2))
     for seed in range(2):
         update_weights(one, judged(one, groups(seed=seed)), PPO())

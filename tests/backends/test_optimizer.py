@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings
+from rllm.backends.local.optimizer import MasterAdamW
+from rllm.backends.update import Schedule
+from rllm.config.schema import OptimConfig
 
 
 def one_weight(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.nn.Linear:
@@ -26,7 +28,7 @@ def steps(optimizer: MasterAdamW, model: torch.nn.Linear, count: int, gradient: 
 
 def test_the_first_step_of_adamw_is_the_learning_rate() -> None:
     model = one_weight()
-    optimizer = MasterAdamW(model, OptimizerSettings(lr=0.1))
+    optimizer = MasterAdamW(model, OptimConfig(lr=0.1))
     pull(model, 1.0)
     assert optimizer.step() == 1.0
     assert model.weight.item() == pytest.approx(0.9)
@@ -35,13 +37,13 @@ def test_the_first_step_of_adamw_is_the_learning_rate() -> None:
 
 def test_weight_decay_is_decoupled() -> None:
     model = one_weight()
-    steps(MasterAdamW(model, OptimizerSettings(lr=0.1, weight_decay=0.5)), model, 1)
+    steps(MasterAdamW(model, OptimConfig(lr=0.1, weight_decay=0.5)), model, 1)
     assert model.weight.item() == pytest.approx(1.0 - 0.1 * 0.5 - 0.1)
 
 
 def test_betas_are_those_of_the_settings() -> None:
     model, twin = one_weight(), one_weight()
-    ours = MasterAdamW(model, OptimizerSettings(lr=0.1, beta1=0.5, beta2=0.6, max_grad_norm=1e9))
+    ours = MasterAdamW(model, OptimConfig(lr=0.1, beta1=0.5, beta2=0.6, max_grad_norm=1e9))
     theirs = torch.optim.AdamW(twin.parameters(), lr=0.1, betas=(0.5, 0.6), weight_decay=0.0, fused=True)
     for gradient in (1.0, -3.0, 0.2):
         pull(model, gradient)
@@ -54,7 +56,7 @@ def test_betas_are_those_of_the_settings() -> None:
 def test_large_gradients_are_scaled_to_the_norm() -> None:
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    optimizer = MasterAdamW(model, OptimizerSettings(lr=0.1, max_grad_norm=0.5))
+    optimizer = MasterAdamW(model, OptimConfig(lr=0.1, max_grad_norm=0.5))
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert optimizer.step() == 5.0, "the norm before clipping"
     average = optimizer.state_dict()["adamw"]["state"][0]["exp_avg"]
@@ -75,7 +77,7 @@ def test_large_gradients_are_scaled_to_the_norm() -> None:
 )
 def test_the_learning_rate_rises_and_falls(settings: dict[str, Any], expected: list[float]) -> None:
     model = one_weight()
-    optimizer = MasterAdamW(model, OptimizerSettings(lr=1.0, **settings))
+    optimizer = MasterAdamW(model, OptimConfig(lr=1.0), Schedule(lr=1.0, **settings))
     seen = []
     for _ in expected:
         steps(optimizer, model, 1)
@@ -85,7 +87,7 @@ def test_the_learning_rate_rises_and_falls(settings: dict[str, Any], expected: l
 
 def test_bfloat16_weights_take_in_updates_smaller_than_their_spacing() -> None:
     model = one_weight(dtype=torch.bfloat16)  # its neighbours are 1/256 below and 1/128 above
-    optimizer = MasterAdamW(model, OptimizerSettings(lr=1e-4))
+    optimizer = MasterAdamW(model, OptimConfig(lr=1e-4))
     steps(optimizer, model, 10)
     assert model.weight.item() == 1.0
     steps(optimizer, model, 30)
@@ -94,7 +96,7 @@ def test_bfloat16_weights_take_in_updates_smaller_than_their_spacing() -> None:
 
 def test_gradients_of_many_micro_batches_are_summed_in_float32() -> None:
     model = one_weight(dtype=torch.bfloat16)
-    optimizer = MasterAdamW(model, OptimizerSettings(max_grad_norm=1e9))
+    optimizer = MasterAdamW(model, OptimConfig(max_grad_norm=1e9))
     for gradient in [1.0] + [1 / 512] * 512:  # 1 + 1/512 is 1 in bfloat16
         pull(model, gradient)
         optimizer.collect()
@@ -105,19 +107,19 @@ def test_frozen_weights_stay() -> None:
     model = torch.nn.Linear(1, 1)
     model.bias.requires_grad_(False)
     before = model.bias.item()
-    optimizer = MasterAdamW(model, OptimizerSettings(lr=0.1))
+    optimizer = MasterAdamW(model, OptimConfig(lr=0.1))
     steps(optimizer, model, 1)
     assert model.bias.item() == before
 
 
 def test_with_offload_every_weight_is_updated_through_a_copy() -> None:
     model = one_weight()
-    optimizer = MasterAdamW(model, OptimizerSettings(lr=0.1, offload=True))
+    optimizer = MasterAdamW(model, OptimConfig(lr=0.1, offload=True))
     pull(model, 0.25)
     optimizer.collect()
     assert model.weight.grad is None, "gradients leave the device after each micro-batch"
     assert optimizer.step() == 0.25
     assert model.weight.item() == pytest.approx(0.9)
-    without = MasterAdamW(model, OptimizerSettings(lr=0.1))
+    without = MasterAdamW(model, OptimConfig(lr=0.1))
     without.load_state_dict(optimizer.state_dict())
     assert without.lr == 0.1

@@ -369,12 +369,12 @@ def test_a_setting_changes_what_the_backend_is_built_from(model_folder: Path, ke
 
 def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> None:
     updates = ("num_steps=10", "optim.num_epochs=2", "optim.num_minibatches=3")
-    assert built(model_folder, *updates, "optim.schedule=constant").settings.decay_steps is None
+    assert built(model_folder, *updates, "optim.schedule=constant").schedule.decay_steps is None
     for schedule in ("linear", "cosine"):
-        settings = built(model_folder, *updates, f"optim.schedule={schedule}").settings
+        settings = built(model_folder, *updates, f"optim.schedule={schedule}").schedule
         assert (settings.decay, settings.decay_steps) == (schedule, 60)
     waiting = built(model_folder, *updates, "optim.schedule=linear", "algorithm.name=ppo", "critic.warmup_steps=4")
-    assert waiting.settings.decay_steps == 36, "of the last six steps"
+    assert waiting.schedule.decay_steps == 36, "of the last six steps"
 
 
 @pytest.mark.parametrize("lora", [0, 2])

@@ -19,15 +19,15 @@ from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.from_config import algorithm_of
 from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint, non_finite_weight
-from rllm.backends.local.critic import Critic, CriticSettings
+from rllm.backends.local.critic import Critic, check_critic
 from rllm.backends.local.logprobs import body_of
-from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings, accumulate
+from rllm.backends.local.optimizer import MasterAdamW, accumulate
 from rllm.backends.local.policy import FrozenCopy, Policy, Reference, Trunk, WithoutAdapter
 from rllm.backends.lora import Adapter, LoraSettings
 from rllm.backends.sampler import EmbeddedSampler, Sampler
 from rllm.backends.server_launch import check_serving, open_server
-from rllm.backends.update import aligned
-from rllm.config.schema import TrainConfig, refuse_changes
+from rllm.backends.update import Schedule, aligned
+from rllm.config.schema import CriticConfig, OptimConfig, TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import (
@@ -67,10 +67,11 @@ class LocalBackend:
     def __init__(
         self,
         loaded: LoadedModel,
-        settings: OptimizerSettings,
+        settings: OptimConfig,
         *,
         lora: LoraSettings | None = None,
-        critic: CriticSettings | None = None,
+        critic: CriticConfig | None = None,
+        schedule: Schedule | None = None,
         load_original: Callable[[], LoadedModel] | None = None,
         reference_offload: bool = False,
         gradient_checkpointing: bool = False,
@@ -85,6 +86,7 @@ class LocalBackend:
             settings: settings of its updates.
             lora: adapter to train instead of all weights.
             critic: settings of the critic's updates.
+            schedule: learning rates; `None` takes those of `settings`, without decay.
             load_original: loads the model that the run began with, for the reference; LoRA needs none.
             reference_offload: keep the reference in main memory between uses.
             gradient_checkpointing: see `ModelConfig`.
@@ -95,8 +97,8 @@ class LocalBackend:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.device = loaded.device
-        self.settings = settings
-        self.critic_settings = critic or CriticSettings()
+        self.settings, self.schedule = settings, schedule
+        self.critic_settings = critic or CriticConfig()
         _freeze_beside_text(self.model)
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
         with nullcontext() if self.adapter is None else self.adapter.with_effect():
@@ -106,7 +108,7 @@ class LocalBackend:
             else:
                 self._sampler = serve(loaded, self.adapter)
         self.policy = Policy.of(self.model, trunk)
-        self.optimizer = MasterAdamW(self.model, settings)
+        self.optimizer = MasterAdamW(self.model, settings, schedule)
         self.reference = self._choose_reference(load_original, offload=reference_offload)
         self._critic: Critic | None = None
         self._unpublished = ExitStack()
@@ -125,7 +127,7 @@ class LocalBackend:
         tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
         TemplateChoice.of(config.model).read()
         LoraSettings.from_config(config)
-        CriticSettings.from_config(config)
+        check_critic(config)
         _check_reference(config)
         check_serving(config)
         refuse_changes(
@@ -149,9 +151,10 @@ class LocalBackend:
             sampling = _sampling(config, on_failure)
             backend = cls(
                 load(),
-                OptimizerSettings.from_config(config),
+                config.optim,
                 lora=LoraSettings.from_config(config),
-                critic=CriticSettings.from_config(config),
+                critic=config.critic,
+                schedule=Schedule.of_policy(config),
                 load_original=load,
                 reference_offload=model.reference_offload,
                 gradient_checkpointing=model.gradient_checkpointing,

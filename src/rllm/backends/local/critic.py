@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,33 +12,19 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.from_config import kind_of, name_of
-from rllm.backends.local.optimizer import MasterAdamW, OptimizerSettings, accumulate
+from rllm.backends.local.optimizer import MasterAdamW, accumulate
 from rllm.backends.local.policy import Policy, score_in_parts
 from rllm.backends.update import aligned
-from rllm.config.schema import TrainConfig, refuse_changes
+from rllm.config.schema import CriticConfig, OptimConfig, TrainConfig, refuse_changes
 
 FILE = "critic.pt"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CriticSettings:
-    """See `CriticConfig` for the meaning of each."""
-
-    lr: float = 1e-5
-    max_grad_norm: float = 1.0
-    warmup_steps: int = 0
-
-    @classmethod
-    def from_config(cls, config: TrainConfig) -> CriticSettings:
-        """Return the critic's settings.
-
-        Raises:
-            ConfigError: if one is set and the algorithm has no critic.
-        """
-        if not kind_of(config.algorithm).needs_values:
-            why = f"because {name_of(config.algorithm)} has no critic; leave it out"
-            refuse_changes(config.critic, "critic", type(config.critic).model_fields, why)
-        return cls(**config.critic.model_dump())
+def check_critic(config: TrainConfig) -> None:
+    """Raise `ConfigError` if a setting of the critic is set and the algorithm has none."""
+    if not kind_of(config.algorithm).needs_values:
+        why = f"because {name_of(config.algorithm)} has no critic; leave it out"
+        refuse_changes(config.critic, "critic", type(config.critic).model_fields, why)
 
 
 class Critic:
@@ -48,7 +33,7 @@ class Critic:
     It trains the same weights as the policy does, and shares the frozen ones with it.
     """
 
-    def __init__(self, policy: Policy, settings: CriticSettings, optim: OptimizerSettings) -> None:
+    def __init__(self, policy: Policy, settings: CriticConfig, optim: OptimConfig) -> None:
         """Copy the policy's body; `optim` has the settings that `settings` does not override."""
         body = policy.trunk.module
         frozen = {id(weight): weight for weight in body.parameters() if not weight.requires_grad}
@@ -62,7 +47,7 @@ class Critic:
         self._module = torch.nn.ModuleDict({"trunk": self._trunk.module, "head": self._head})
         self._optimizer = MasterAdamW(
             self._module,
-            replace(optim, lr=settings.lr, max_grad_norm=settings.max_grad_norm, warmup_steps=0, decay_steps=None),
+            optim.model_copy(update={"lr": settings.lr, "max_grad_norm": settings.max_grad_norm, "warmup_steps": 0}),
         )
         self._settings = settings
         self._max_tokens = optim.micro_batch_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import torch
@@ -14,36 +13,13 @@ from torch import Tensor
 from rllm.algorithms.base import Sums
 from rllm.algorithms.batch import Batch
 from rllm.backends.update import Schedule
-from rllm.config.schema import TrainConfig
+from rllm.config.schema import OptimConfig
 from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
 
 FUSED = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch updates a whole weight in one operation; on a CPU that takes a fifth of the time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings(Schedule):
-    """Settings of updates on the local backend; see `OptimConfig` for the meaning of each."""
-
-    lr: float = 1e-6
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    max_grad_norm: float = 1.0
-    num_minibatches: int = 1
-    num_epochs: int = 1
-    micro_batch_tokens: int = 16384
-    autocast: bool = False
-    offload: bool = False
-
-    @classmethod
-    def from_config(cls, config: TrainConfig) -> OptimizerSettings:
-        """Return the policy's settings, with its learning rate's schedule over the run."""
-        schedule = vars(Schedule.of_policy(config))
-        names = {item.name for item in fields(cls)} - schedule.keys()
-        return cls(**schedule, **{name: getattr(config.optim, name) for name in names})
 
 
 class MasterAdamW:
@@ -54,23 +30,25 @@ class MasterAdamW:
     which stays in main memory with AdamW's averages and is updated there.
     """
 
-    def __init__(self, model: torch.nn.Module, settings: OptimizerSettings) -> None:
+    def __init__(self, model: torch.nn.Module, settings: OptimConfig, schedule: Schedule | None = None) -> None:
+        """Prepare the weights that are trained; `schedule` overrides the constant rate of `settings`."""
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._masters = [_master(weight, offload=settings.offload) for weight in self._weights]
         self._adamw = torch.optim.AdamW(
             self._masters,
-            lr=settings.lr,
+            lr=settings.rate,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
             fused=all(master.device.type in FUSED for master in self._masters),
         )
         self._settings = settings
+        self._schedule = schedule or Schedule(lr=settings.rate, warmup_steps=settings.warmup_steps)
         self._num_steps = 0
 
     @property
     def lr(self) -> float:
         """Learning rate of the latest step."""
-        return self._settings.learning_rate(self._num_steps)
+        return self._schedule.learning_rate(self._num_steps)
 
     def collect(self) -> None:
         """Add a micro-batch's gradients to the float32 copies: a sum of many in bfloat16 would lose the small ones."""
