@@ -161,7 +161,7 @@ def test_what_failed_ends_with_exit_code_1(store, fails):
     with open_store("other.db") as other:
         other.add([trace_of("else", "first")]).result()
     code, error = fails("store", "migrate", "traces.db", "other.db")
-    assert (code, "'first' is not the same in the target" in error) == (1, True), error
+    assert (code, "'first' differs between source and target" in error) == (1, True), error
     store.write_bytes(b"garbage " * 1000)
     code, error = fails("traces", "list")
     assert (code, "file is not a database" in error) == (1, True), error

@@ -142,35 +142,14 @@ class _Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _AnswerVariant:
-    """A form in which an answer may come back: with its content, or without."""
-
-    digests: list[int]
-    """Of the messages and the answer, and of these with the reasoning."""
-    tool_key: int
-    """Hash of the messages and the answer's tool key."""
-    has_content: bool
-
-    @classmethod
-    def of(cls, before: int, answer: Message) -> _AnswerVariant:
-        digest, reasoning = hash((before, canonical(answer))), reasoning_of(answer)
-        return cls(
-            digests=[digest, hash((digest, reasoning))] if reasoning else [digest],
-            tool_key=hash((before, tool_key(answer))),
-            has_content=has_content(answer),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NewAnswer:
-    """An answer for `Conversations.add`. It holds the tokens that the call adds, and nothing else of its trace."""
+    """An answer for `Conversations.add`."""
 
-    asked: int
-    """Digest of the messages that were answered."""
-    turns: Sequence[TurnKey]
-    variants: Sequence[_AnswerVariant]
-    stopped_content: str
-    """Its content, if it was asked for with stop strings: text may be appended to it."""
+    asked: MessageDigests
+    """Messages that were answered."""
+    response: Message
+    is_stopped: bool
+    """Whether it was asked for with stop strings: text may be appended to it."""
     call: _Call
 
 
@@ -307,40 +286,37 @@ class Conversations:
                 call.before = before.call
                 call.added_ids = array("I", trace.prompt_ids[len(known) :])
                 call.added_ids.extend(trace.response_ids)
-        variants = [_AnswerVariant.of(asked.digests[-1], trace.response)]
-        if call.has_content and (bare := without_content(trace.response)) is not None:
-            variants.append(_AnswerVariant.of(asked.digests[-1], bare))
-        return NewAnswer(
-            asked=asked.digests[-1],
-            turns=asked.turn_keys(len(asked.messages), trace.response),
-            variants=variants,
-            stopped_content=text_of(trace.response) if trace.sampling.get("stop") and not call.arguments else "",
-            call=call,
-        )
+        is_stopped = bool(trace.sampling.get("stop")) and not call.arguments
+        return NewAnswer(asked=asked, response=trace.response, is_stopped=is_stopped, call=call)
 
     def add(self, answer: NewAnswer | None) -> None:
         """Remember an answer; `None` is ignored."""
         if answer is None:
             return
-        call = answer.call
-        self._answered.add(answer.asked)
-        self._turns.update(answer.turns)
-        kept = (call.added_ids, answer.stopped_content, *call.arguments)
-        self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, kept))
-        for variant in answer.variants:
-            for digest in variant.digests:
-                known = self._calls.get(digest)
+        call, response, before = answer.call, answer.response, answer.asked.digests[-1]
+        content = text_of(response) if answer.is_stopped else ""
+        self._answered.add(before)
+        self._turns.update(answer.asked.turn_keys(len(answer.asked.messages), response))
+        self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, (call.added_ids, content, *call.arguments)))
+        # The forms in which it may come back: with its content, or without.
+        bare = without_content(response) if call.has_content else None
+        for variant in (response, bare):
+            if variant is None:
+                continue
+            digest, reasoning = hash((before, canonical(variant))), reasoning_of(variant)
+            for key in (digest, hash((digest, reasoning))) if reasoning else (digest,):
+                known = self._calls.get(key)
                 # An answer without content means one that never had any, rather than one that lost its own.
-                if variant.has_content == call.has_content or known is None or known.has_content:
-                    self._calls[digest] = call
+                if has_content(variant) == call.has_content or known is None or known.has_content:
+                    self._calls[key] = call
             if call.arguments:
-                digests = self._by_tool_key.setdefault(variant.tool_key, [])
-                if variant.digests[0] in digests:
-                    digests.remove(variant.digests[0])
-                digests.append(variant.digests[0])
+                digests = self._by_tool_key.setdefault(hash((before, tool_key(variant))), [])
+                if digest in digests:
+                    digests.remove(digest)
+                digests.append(digest)
                 self.num_bytes += _BYTES_PER_TOOL_KEY
-        if answer.stopped_content:
-            self._stopped.setdefault(answer.asked, []).append((answer.stopped_content, call))
+        if content:
+            self._stopped.setdefault(before, []).append((content, call))
 
     def _find(self, asked: MessageDigests) -> _Found | None:
         if not asked.has_answer:

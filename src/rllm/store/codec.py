@@ -129,9 +129,9 @@ def _little_endian(values: array[N]) -> array[N]:
     return values
 
 
-def pack_json(text: bytes) -> bytes:
-    """Return a blob of a JSON document that `to_json` wrote."""
-    return _pack(_FAST, text, MAX_UNPACKED_BYTES)
+def pack_json(text: bytes, *, is_plain: bool = True) -> bytes:
+    """Return a blob of a JSON document that `to_json` wrote, or `any_to_json` if it is not plain."""
+    return _pack(_FAST if is_plain else _STANDARD, text, MAX_UNPACKED_BYTES)
 
 
 def pack_document(value: object) -> bytes:
@@ -143,7 +143,7 @@ def pack_document(value: object) -> bytes:
     try:
         return pack_json(to_json(value))
     except UNWRITABLE:
-        return _pack(_STANDARD, any_to_json(value), MAX_UNPACKED_BYTES)
+        return pack_json(any_to_json(value), is_plain=False)
 
 
 def unpack_document(blob: bytes) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from itertools import takewhile
@@ -29,8 +29,8 @@ from rllm.store.base import SessionInfo
 from rllm.store.codec import (
     UNREADABLE,
     UNWRITABLE,
+    any_to_json,
     ids_to_bytes,
-    pack_document,
     pack_floats,
     pack_ids,
     pack_json,
@@ -40,7 +40,7 @@ from rllm.store.codec import (
     unpack_ids,
     unpack_sized_document,
 )
-from rllm.types import JSONObject, StepCredit, Trace
+from rllm.types import JSONMapping, JSONObject, Message, StepCredit, Trace
 
 ColumnKind: TypeAlias = Literal["text", "integer", "real", "ids", "floats"]
 
@@ -145,13 +145,12 @@ class EncodedTrace:
     """Values of `SCALARS`."""
     arrays: Mapping[str, bytes]
     """Token ids as four bytes each, and floats as blobs."""
-    messages: Sequence[bytes] = ()
-    fields: Mapping[str, bytes] = field(default_factory=dict)
+    messages: Sequence[bytes]
+    fields: Mapping[str, bytes]
     """The document as JSON: each message, and each other field that differs from its default."""
-    fingerprint: TraceFingerprint | None = None
-    """`None` for a trace that cannot be a base or have one."""
-    document: bytes | None = None
-    """The document as a blob, if only the standard library can write it."""
+    is_plain: bool
+    """False if only the standard library can write the document."""
+    fingerprint: TraceFingerprint
 
     @classmethod
     def of(cls, trace: Trace) -> EncodedTrace:
@@ -161,40 +160,43 @@ class EncodedTrace:
             StoreError: if its token ids are not whole numbers of 32 bits.
         """
         encode = {"ids": ids_to_bytes, "floats": pack_floats}
-        whole: JSONObject = {
-            "session_id": trace.session_id,
-            "id": trace.id,
-            "parent_id": trace.parent_id,
-            "scalars": _scalars_of(trace),
-            "arrays": {column.name: encode[column.kind](getattr(trace, column.name)) for column in ARRAYS},
-        }
+        arrays = {column.name: encode[column.kind](getattr(trace, column.name)) for column in ARRAYS}
         values = {name: getattr(trace, name) for name in _DOCUMENT_FIELDS}
         values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+        is_plain = True
         try:
-            messages = [to_json(message) for message in trace.messages]
-            encoded = {name: to_json(value) for name, value in values.items()}
+            messages, encoded = _json_of(to_json, trace.messages, values)
         except UNWRITABLE:
-            return cls(**whole, document=pack_document({"messages": trace.messages, **values}))
-        prompt = whole["arrays"]["prompt_ids"]
-        node = CallNode.of(trace.id, prompt + whole["arrays"]["response_ids"])
+            is_plain = False
+            messages, encoded = _json_of(any_to_json, trace.messages, values)
+        node = CallNode.of(trace.id, arrays["prompt_ids"] + arrays["response_ids"])
+        prompt_hash = hash(arrays["prompt_ids"])
         message_hashes = array("q", map(hash, [*messages, encoded["response"]]))
         field_hashes = {name: hash(encoded[name]) for name in _SHARED_FIELDS if name in encoded}
-        content = (hash(prompt), node.ids_hash, message_hashes.tobytes(), tuple(field_hashes.items()))
+        content = (prompt_hash, node.ids_hash, message_hashes.tobytes(), tuple(field_hashes.items()))
         fingerprint = TraceFingerprint(
             session_id=trace.session_id,
             node=node,
             digest=hash(content).to_bytes(_HASH_BYTES, "little", signed=True),
-            prompt_hash=content[0],
+            prompt_hash=prompt_hash,
             num_prompt_ids=len(trace.prompt_ids),
             message_hashes=message_hashes,
             field_hashes=field_hashes,
         )
-        return cls(**whole, messages=messages, fields=encoded, fingerprint=fingerprint)
+        return cls(
+            session_id=trace.session_id,
+            id=trace.id,
+            parent_id=trace.parent_id,
+            scalars=_scalars_of(trace),
+            arrays=arrays,
+            messages=messages,
+            fields=encoded,
+            is_plain=is_plain,
+            fingerprint=fingerprint,
+        )
 
     def document_without(self, delta: Delta | None) -> bytes:
         """Return the document as a blob, without the part that is read from a base."""
-        if self.document is not None:
-            return self.document
         num_messages, kept = 0, self.fields
         if delta is not None:
             num_messages = delta.num_messages
@@ -202,7 +204,13 @@ class EncodedTrace:
             kept[_DELTA] = to_json([delta.num_ids, num_messages, delta.fields])
         members = [b'"messages":[' + b",".join(self.messages[num_messages:]) + b"]"]
         members += [b'"%s":%s' % (name.encode(), value) for name, value in kept.items()]
-        return pack_json(b"{" + b",".join(members) + b"}")
+        return pack_json(b"{" + b",".join(members) + b"}", is_plain=self.is_plain)
+
+
+def _json_of(
+    write: Callable[[object], bytes], messages: Sequence[Message], values: JSONMapping
+) -> tuple[list[bytes], dict[str, bytes]]:
+    return [write(message) for message in messages], {name: write(value) for name, value in values.items()}
 
 
 @dataclass(slots=True)
@@ -218,7 +226,7 @@ class RecentTraces:
         """
         recent = self._sessions.get(trace.session_id)
         own = trace.fingerprint
-        if not recent or own is None:
+        if not recent:
             return None
         base = recent.get(trace.parent_id or "") or next(reversed(recent.values()))
         num_ids = 0
@@ -236,8 +244,6 @@ class RecentTraces:
     def remember(self, traces: Iterable[EncodedTrace]) -> None:
         """Remember written traces as the latest ones of their sessions."""
         for own in (trace.fingerprint for trace in traces):
-            if own is None:
-                continue
             recent = self._sessions.setdefault(own.session_id, OrderedDict())
             self._sessions.move_to_end(own.session_id)
             recent[own.id] = own
@@ -389,8 +395,7 @@ def trace_to_row(trace: EncodedTrace, session: int, base: int | None = None, del
     if delta is not None:
         arrays["prompt_ids"] = arrays["prompt_ids"][4 * delta.num_ids :]
     blobs = (pack_ids(arrays[name]) if kind == "ids" else arrays[name] for name, kind in _ARRAY_KINDS)
-    digest = trace.fingerprint.digest if trace.fingerprint else None
-    return (session, base, *trace.scalars, *blobs, trace.document_without(delta), digest)
+    return (session, base, *trace.scalars, *blobs, trace.document_without(delta), trace.fingerprint.digest)
 
 
 def rows_to_traces(found: Iterable[Row], session_id: str) -> list[tuple[int, int | None, Trace]]:
