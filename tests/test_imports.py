@@ -70,7 +70,6 @@ BY_NAME = {
     "registry",
     "rewards.code_harness",
     "sdk.propagation",
-    "testing",
     "tracking.trackers",
 }
 """Where modules are imported whose names a user or a table gives; all other imports are statements, which the layers' check

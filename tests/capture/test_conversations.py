@@ -131,7 +131,7 @@ def test_other_tools_are_another_conversation() -> None:
     assert after_one_answer().prior_answer(MessageDigests.of([USER, ANSWER], [{"type": "function"}])) is None
 
 
-def test_pictures_distinguish_conversations_and_cache_marks_do_not() -> None:
+def test_pictures_distinguish_conversations_cache_marks_do_not() -> None:
     def shown(name: str, **marks: Any) -> Message:
         return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:{name}"}, **marks}]}
 

@@ -137,7 +137,7 @@ def test_streams_pass_unchanged_and_are_recorded(server: ModelServer, compress: 
         assert sess.llm_calls[0].finish_reason == "stop"
 
 
-def test_a_stream_that_is_left_early_is_recorded_as_far_as_it_came(server: ModelServer) -> None:
+def test_a_stream_left_early_is_recorded_up_to_there(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client, session() as sess:
         with client.chat.completions.create(model="m", messages=user("hello"), stream=True) as stream:
             next(iter(stream))
@@ -168,7 +168,7 @@ def test_every_way_of_calling_is_recorded(server: ModelServer) -> None:
     assert [trace.response["content"] for trace in sess.llm_calls] == ["raw", "streaming", '{"x": 1}', "copy", "helper"]
 
 
-def test_a_client_stands_in_for_chat_completions_as_langchain_wants(server: ModelServer) -> None:
+def test_a_client_replaces_chat_completions_for_langchain(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client, session() as sess:
         assert client.create(model="m", messages=user("plain")).choices[0].message.content == "plain"
         raw = client.with_raw_response.create(model="m", messages=user("raw"))
@@ -294,7 +294,7 @@ def test_other_providers_are_refused() -> None:
         get_chat_client_async("x")
 
 
-def test_a_client_goes_on_in_a_second_event_loop_and_leaves_no_connection_open(server: ModelServer) -> None:
+def test_a_client_works_in_several_event_loops_in_turn(server: ModelServer) -> None:
     client = get_chat_client_async(base_url=server.base_url)
     hasty = client.with_options(timeout=50.0)
 
@@ -358,7 +358,7 @@ def test_clients_can_be_sent_to_another_process(server: ModelServer, monkeypatch
     assert len(sess.llm_calls) == 1
 
 
-def test_a_client_with_connections_of_its_own_says_that_it_cannot_be_sent() -> None:
+def test_a_client_with_its_own_connections_cannot_be_sent() -> None:
     http = openai.DefaultHttpxClient(verify=False)
     with get_chat_client(api_key="k", http_client=http) as client, pytest.raises(ConfigError, match="make the client"):
         pickle.dumps(client.with_options(timeout=5.0))

@@ -138,7 +138,7 @@ async def test_one_session_shared_by_several_tasks_collects_from_all() -> None:
     assert {item.id for item in shared.llm_calls} == {"a", "b", "c"}
 
 
-def test_threads_and_executors_inherit_the_session_of_their_starter() -> None:
+def test_threads_and_executors_inherit_the_session() -> None:
     executor = ThreadPoolExecutor(max_workers=1)
     with session() as first:
         thread = threading.Thread(target=call, args=("thread",))
@@ -152,7 +152,7 @@ def test_threads_and_executors_inherit_the_session_of_their_starter() -> None:
     assert [item.id for item in second.llm_calls] == ["same worker, other session"]
 
 
-def test_the_jobs_of_a_pool_of_threads_belong_to_whoever_gives_them() -> None:
+def test_jobs_of_a_thread_pool_belong_to_their_submitter() -> None:
     with session() as first, ThreadPool(2) as pool:
         pool.map(call, ["one"])
         with session() as second:
@@ -235,7 +235,7 @@ def test_leaving_in_another_context_than_entering_is_harmless() -> None:
     assert current_frame() is None
 
 
-def test_leaving_a_session_that_another_context_entered_leaves_ours_current() -> None:
+def test_leaving_a_session_of_another_context_keeps_ours() -> None:
     elsewhere = session(of="a generator")
     copy_context().run(elsewhere.__enter__)
     with session() as ours:
@@ -254,7 +254,7 @@ def test_sessions_may_be_left_in_any_order() -> None:
     assert get_current_session() is None
 
 
-def test_threads_that_enter_one_session_at_once_stay_in_their_own_rollouts() -> None:
+def test_threads_in_one_session_stay_in_their_own_rollouts() -> None:
     shared, strayed = Session({"agent": "judge"}), []
 
     def rollout(name: str) -> None:

@@ -104,7 +104,7 @@ def test_nested_trajectories_and_the_session_around_them() -> None:
     assert [item.name for item in sess.trajectories] == ["outer", "inner"]
 
 
-def test_a_session_that_is_entered_inside_itself_has_its_trajectories_once() -> None:
+def test_a_session_inside_itself_has_its_trajectories_once() -> None:
     @trajectory
     def solve() -> str:
         return "4"

@@ -264,7 +264,7 @@ async def _graph_in_a_thread(graph: Any, state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("run", [_graph_astream, _graph_ainvoke, _graph_in_a_thread])
-async def test_calls_of_nodes_and_of_tool_threads_belong_to_the_rollout_in_order(
+async def test_calls_of_nodes_and_tool_threads_keep_their_order(
     chat: ChatOpenAI, roll_out: RollOut, run: Callable[..., Awaitable[None]]
 ) -> None:
     async def agent(word: str) -> float:
@@ -342,7 +342,7 @@ async def test_one_graph_may_run_as_several_trajectories_at_once(chat: ChatOpenA
             assert path.reward == float(letter == "b")
 
 
-async def test_a_session_in_a_tool_thread_tells_the_gateway_about_itself(chat: ChatOpenAI, roll_out: RollOut) -> None:
+async def test_a_session_in_a_tool_thread_reaches_the_gateway(chat: ChatOpenAI, roll_out: RollOut) -> None:
     @tool
     def look_up(word: str) -> str:
         """Look up a word."""

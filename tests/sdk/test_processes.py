@@ -35,7 +35,7 @@ sys.path.pop(0)
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", sorted(multiprocessing.get_all_start_methods()))
-def test_each_job_belongs_to_the_session_that_it_was_submitted_in(server: ModelServer, method: Any) -> None:
+def test_a_job_belongs_to_the_session_it_was_submitted_in(server: ModelServer, method: Any) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
 
         def ask(text: str) -> None:
@@ -79,7 +79,7 @@ def gateway() -> Iterator[ScriptedGateway]:
 
 QUICK = {
     *(f"{way} by fork" for way in ("in_process", "in_pool", "in_executor", "in_process_of_thread", "in_grandchild")),
-    *("in_process by spawn", "in_curl", "in_async_curl", "in_fork", "in_fork raw"),
+    *("in_process_of_thread by spawn", "in_curl", "in_async_curl", "in_fork", "in_fork raw"),
 }
 """Of a kind one, since each new interpreter takes a second where others are busy."""
 

@@ -74,7 +74,7 @@ def test_a_signal_that_ended_it_is_told() -> None:
     assert python("import os, signal; os.kill(os.getpid(), signal.SIGABRT)").exit_code == -signal.SIGABRT
 
 
-def test_whoever_starts_it_may_have_more_files_open_than_select_takes() -> None:
+def test_more_files_may_be_open_than_select_takes() -> None:
     with ExitStack() as files:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(2048, before[1])), before[1]))
@@ -103,7 +103,7 @@ time.sleep(600)
 
 
 @linux_only
-def test_grandchildren_that_went_their_own_ways_are_killed_when_it_ends(family: list[str], tmp_path: Path) -> None:
+def test_detached_grandchildren_are_killed_when_it_ends(family: list[str], tmp_path: Path) -> None:
     done = run(*family, "leave", grace_s=0.2)
     assert done.exit_code == 7
     assert done.num_killed == 2

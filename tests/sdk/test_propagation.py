@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -182,7 +179,7 @@ def test_the_key_of_a_gateway_that_has_one() -> None:
     assert environment("http://gw:1/behind", api_key="secret")["OPENAI_API_KEY"] == "secret"
 
 
-def test_a_session_that_no_header_can_name_is_named_by_the_url_alone() -> None:
+def test_a_session_not_in_ascii_is_named_by_the_url_alone() -> None:
     variables = environment("http://gw:1/sessions/t%C3%A4sk", api_key="secret")
     assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == "secret"
     assert environment("http://gw:1/sessions/t%C3%A4sk")["OPENAI_API_KEY"] == "rllm"
@@ -193,7 +190,7 @@ def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:
     assert environment("http://gw:1/sessions/s", api_key=bound)["OPENAI_API_KEY"] == bound
 
 
-def test_frameworks_are_kept_quiet_unless_their_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frameworks_are_quiet_unless_their_user_sets_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LITELLM_LOCAL_MODEL_COST_MAP", raising=False)
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
     variables = environment("http://gw:1")
@@ -236,16 +233,6 @@ def test_inherited_metadata_that_is_not_ours_is_left_out(server: ModelServer, st
         ask(client, "hello")
     stamped = json.loads(unquote(server.received[0].headers["x-rllm-metadata"]))
     assert stamped == {"turn": 1, "session_uids": [sess._uid]}
-
-
-def test_a_process_with_that_environment_reaches_the_session(server: ModelServer) -> None:
-    program = (
-        "import openai; openai.OpenAI().chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}])"
-    )
-    variables = {**os.environ, **environment(f"{server.url}/sessions/s")}
-    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=300)
-    assert server.received[0].path == "/sessions/s/v1/chat/completions"
-    assert server.received[0].headers["authorization"] == "Bearer rllm-s"
 
 
 def context_of(transport: Any) -> ssl.SSLContext:

@@ -201,7 +201,7 @@ def test_a_call_outside_of_sessions_goes_through_untouched(server: ModelServer, 
     assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
 
 
-async def test_clients_made_anywhere_find_the_session_they_are_called_in(roll_out: RollOut) -> None:
+async def test_clients_find_the_session_that_they_are_called_in(roll_out: RollOut) -> None:
     made_outside = get_chat_client_async(base_url=PROXY, api_key="EMPTY")
     on_self = Solver()
 
@@ -234,7 +234,7 @@ def test_the_maths_reward(response: str, reward: float) -> None:
     assert math_reward_fn({"ground_truth": "4"}, Action(response)).reward == reward
 
 
-async def test_a_rollout_gets_the_columns_of_its_row_and_its_number_is_the_reward(roll_out: RollOut) -> None:
+async def test_a_rollout_gets_its_row_and_returns_its_reward(roll_out: RollOut) -> None:
     answers = iter([r"It is \boxed{4}.", r"It is \boxed{5}."])
     row = {"question": "What is 2 + 2?", "ground_truth": "4", "data_source": "math", "level": 1}
     right, wrong = sorted(
@@ -286,7 +286,7 @@ def test_a_decorated_function_returns_its_trajectory(server: ModelServer) -> Non
     assert (traj.steps[0].reward, traj.reward) == (0.5, 1.0)
 
 
-def test_without_proxy_steps_have_the_tokens_that_the_server_gives(server: ModelServer) -> None:
+def test_without_proxy_steps_have_the_tokens_of_the_server(server: ModelServer) -> None:
     traj = trajectory(name="t")(generate_response)("hello", server.base_url, use_proxy=False)
     assert (traj.steps[0].prompt_ids, traj.steps[0].response_ids) == ([1, 2], [3])
 
@@ -322,7 +322,7 @@ def test_the_countdown_reward(answer: str, reward: float) -> None:
     assert countdown_reward_fn(COUNTDOWN, answer).reward == reward
 
 
-async def test_solvers_and_judge_get_their_own_tokens_rewards_and_groups(roll_out: RollOut) -> None:
+async def test_solvers_and_judge_have_their_own_tokens_and_rewards(roll_out: RollOut) -> None:
     episodes = await roll_out(run_workflow, SolverJudgeModel(), COUNTDOWN, n=3)
     for episode in episodes:
         assert [traj.name for traj in episode.trajectories] == ["solver", "solver", "judge"]

@@ -53,7 +53,7 @@ def told_by_mypy(folder: Path, agent: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_recorded_function_is_known_by_what_it_returns_and_takes(tmp_path: Path) -> None:
+def test_types_of_a_recorded_function(tmp_path: Path) -> None:
     told = told_by_mypy(tmp_path, AGENT + MISTAKES)
     assert told == [
         'Argument 1 to "judge" has incompatible type "int"; expected "str"  [arg-type]',
