@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -39,7 +40,7 @@ class _TrackedClient:
                 "this model client was made with http_client=..., which cannot be sent to another process: make "
                 "the client inside the function that uses it"
             )
-        return _make, (type(self), _without_http_client(self._made_with))
+        return partial(type(self), **_without_http_client(self._made_with)), ()
 
     def copy(self, **options: Any) -> Self:
         """Return the same client with other options; it stays tracked."""
@@ -62,10 +63,6 @@ class _TrackedClient:
         raw = parent.with_raw_response
         raw.create = raw.chat.completions.create
         return raw
-
-
-def _make(kind: Callable[..., object], options: JSONObject) -> object:
-    return kind(**options)
 
 
 def _without_http_client(options: JSONObject) -> JSONObject:

@@ -11,25 +11,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from rllm._runtime.process import no_fork_meanwhile
 
-Wrapper: TypeAlias = Callable[[Any], Callable[..., object]]
-"""Takes the original function and returns its replacement."""
-
-
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """One attribute to replace: `owner.name` becomes `wrap(owner.name)`."""
-
-    owner: type
-    name: str
-    wrap: Wrapper
+Replacement: TypeAlias = tuple[type, str, Callable[[Any], Callable[..., object]]]
+"""An attribute to replace: `owner.name` becomes `wrap(owner.name)`."""
 
 
 class Patch:
@@ -43,8 +31,13 @@ class Patch:
     def install(self) -> None:
         with no_fork_meanwhile():
             self._count += 1
-            if self._count == 1:
-                self._undo = [_replace(item) for item in self._replacements()]
+            if self._count > 1:
+                return
+            for owner, name, wrap in self._replacements():
+                original = owner.__dict__[name]
+                replacement = functools.wraps(original)(wrap(original))
+                setattr(owner, name, replacement)
+                self._undo.append((owner, name, original, replacement))
 
     def uninstall(self) -> None:
         with no_fork_meanwhile():
@@ -61,13 +54,6 @@ class Patch:
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
-
-
-def _replace(item: Replacement) -> tuple[type, str, object, object]:
-    original = item.owner.__dict__[item.name]
-    replacement = functools.wraps(original)(item.wrap(original))
-    setattr(item.owner, item.name, replacement)
-    return item.owner, item.name, original, replacement
 
 
 def _start_with_context(start: Callable[..., None]) -> Callable[..., None]:
@@ -117,10 +103,10 @@ def _give_with_context(give: Callable[..., object]) -> Callable[..., object]:
 def _replacements() -> Iterator[Replacement]:
     from multiprocessing.pool import Pool  # imported late: it takes as long to load as a third of this package
 
-    yield Replacement(threading.Thread, "start", _start_with_context)
-    yield Replacement(ThreadPoolExecutor, "submit", _submit_with_context)
+    yield threading.Thread, "start", _start_with_context
+    yield ThreadPoolExecutor, "submit", _submit_with_context
     for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # all its other methods use these
-        yield Replacement(Pool, name, _give_with_context)
+        yield Pool, name, _give_with_context
 
 
 context_in_threads = Patch(_replacements)

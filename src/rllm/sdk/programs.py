@@ -44,21 +44,15 @@ Argument: TypeAlias = str | os.PathLike[str]
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
-class LimitOptions(TypedDict, total=False):
-    """Limits of a program, all of which have defaults."""
+class ProgramOptions(TypedDict, total=False):
+    """Options of `run_program`, all of which have defaults."""
 
     timeout_s: float | None
-    """Seconds after which it is ended; `None`, the default, leaves that to the rollout's own time limit."""
+    """Seconds after which it is killed; `None`, the default, leaves that to the rollout's own time limit."""
     max_output_bytes: int
-    """Limit on its stdout, and on its stderr, a million by default: half is kept from the beginning, half from the
-    end."""
+    """Limit on its stdout, and on its stderr: half is kept from the beginning, half from the end."""
     grace_s: float
-    """Seconds between SIGTERM and SIGKILL, 5 by default."""
-
-
-class ProgramOptions(LimitOptions, total=False):
-    """Options of `run_program`."""
-
+    """Seconds between SIGTERM and SIGKILL."""
     cwd: Argument | None
     """Working directory; by default the current one."""
     env: Mapping[str, Argument] | None
@@ -104,10 +98,12 @@ async def run_program_async(command: Sequence[Argument], **options: Unpack[Progr
 def _prepared(
     command: Sequence[Argument],
     *,
+    timeout_s: float | None = None,
+    max_output_bytes: int = 1_000_000,
+    grace_s: float = 5.0,
     cwd: Argument | None = None,
     env: Mapping[str, Argument] | None = None,
     input: str = "",
-    **limits: Unpack[LimitOptions],
 ) -> Callable[[Callable[[], bool]], ProgramResult]:
     """Return a function that runs the program in the current session, until its argument returns True."""
     if has_outlived_rollout():
@@ -115,7 +111,8 @@ def _prepared(
             f"{_program(command)!r} cannot be started: the rollout of this thread or task has ended, and all its "
             "programs with it"
         )
-    bounds, frame = Limits(**limits), current_frame()
+    limits = Limits(timeout_s=timeout_s, max_output_bytes=max_output_bytes, grace_s=grace_s)
+    frame = current_frame()
     variables = dict(os.environ)
     if frame is not None:
         frame.note("programs", _program(command))
@@ -128,7 +125,7 @@ def _prepared(
             # All sessions around, since an abandoned thread may hold inner ones open.
             return not is_cancelled() and all(entered.session.is_open for entered in frame or ())
 
-        return run_supervised(command, bounds, env=given, cwd=cwd, stdin=input, is_wanted=is_wanted)
+        return run_supervised(command, limits, env=given, cwd=cwd, stdin=input, is_wanted=is_wanted)
 
     return run
 

@@ -64,17 +64,17 @@ def installed() -> Patch:
 def _replacements() -> Iterator[Replacement]:
     for name in ("httpx", "httpx2"):
         if library := _import(name):
-            yield Replacement(library.Client, "send", _sending)
-            yield Replacement(library.AsyncClient, "send", _sending_async)
-            yield Replacement(library.HTTPTransport, "__init__", _sharing(library))
-            yield Replacement(library.AsyncHTTPTransport, "__init__", _sharing(library))
+            yield library.Client, "send", _sending
+            yield library.AsyncClient, "send", _sending_async
+            yield library.HTTPTransport, "__init__", _sharing(library)
+            yield library.AsyncHTTPTransport, "__init__", _sharing(library)
     if library := _import("aiohttp"):
-        yield Replacement(library.ClientSession, "_request", _requesting)
-    yield Replacement(subprocess.Popen, "__init__", _starting)
+        yield library.ClientSession, "_request", _requesting
+    yield subprocess.Popen, "__init__", _starting
     if processes := _import("concurrent.futures.process"):  # missing on systems without semaphores
-        yield Replacement(processes.ProcessPoolExecutor, "submit", _submitting)
+        yield processes.ProcessPoolExecutor, "submit", _submitting
     if processes := _import("multiprocessing.process"):
-        yield Replacement(processes.BaseProcess, "start", _starting_process)
+        yield processes.BaseProcess, "start", _starting_process
 
 
 _http = Patch(_replacements)

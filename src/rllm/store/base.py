@@ -93,12 +93,7 @@ class TraceStore(Protocol):
         ...
 
     def sessions(
-        self,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        oldest_first: bool = False,
-        beyond: int | None = None,
+        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
     ) -> list[SessionInfo]:
         """Return sessions in the order in which they entered the store, newest first by default.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from operator import gt, lt
@@ -39,8 +40,7 @@ class MemoryTraceStore:
         self._closed = False
 
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             if session is not None and traces:
                 found = self._sessions.get(traces[0].session_id)
                 if refused := session.refusal(traces[0].session_id, found.number if found else None):
@@ -60,8 +60,7 @@ class MemoryTraceStore:
         created_at: float | None = None,
         session: SessionRef | None = None,
     ) -> Future[None]:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             opened = self._session(session_id, created_at)
             opened.metadata.update(metadata)
             if session is not None and session.number is None:
@@ -69,21 +68,14 @@ class MemoryTraceStore:
         return _done()
 
     def session(self, session_id: str) -> SessionInfo | None:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             session = self._sessions.get(session_id)
             return _info(session_id, session) if session else None
 
     def sessions(
-        self,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        oldest_first: bool = False,
-        beyond: int | None = None,
+        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
     ) -> list[SessionInfo]:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             items = list(self._sessions.items())
             ordered = items if oldest_first else items[::-1]
             is_beyond = gt if oldest_first else lt
@@ -93,14 +85,12 @@ class MemoryTraceStore:
             return [_info(*item) for item in found[offset : offset + limit]]
 
     def by_session(self, session_id: str) -> list[Trace]:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             session = self._sessions.get(session_id)
             return list(session.traces.values()) if session else []
 
     def trace(self, session_id: str, trace_id: str) -> Trace | None:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             session = self._sessions.get(session_id)
             return session.traces.get(trace_id) if session else None
 
@@ -108,44 +98,35 @@ class MemoryTraceStore:
         return max((trace.started_at for trace in self.by_session(session_id)), default=None)
 
     def session_of(self, trace_id: str) -> str | None:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             return next((name for name, session in self._sessions.items() if trace_id in session.traces), None)
 
     def annotate(self, credits: Sequence[StepCredit]) -> Future[None]:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             for credit in credits:
                 if session := self._sessions.get(credit.session_id):
                     session.credits[credit.trace_id, credit.training_step, credit.trajectory_index] = credit
         return _done()
 
     def credits(self, session_id: str) -> list[StepCredit]:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             session = self._sessions.get(session_id)
             if session is None:
                 return []
             order = {trace_id: position for position, trace_id in enumerate(session.traces)}
             return sorted(
                 session.credits.values(),
-                key=lambda credit: (
-                    order.get(credit.trace_id, len(order)),
-                    credit.training_step,
-                    credit.trajectory_index,
-                ),
+                key=lambda item: (order.get(item.trace_id, len(order)), item.training_step, item.trajectory_index),
             )
 
     def delete(self, session_id: str) -> int:
-        with self._lock:
-            self._check_open()
+        with self._opened():
             session = self._sessions.pop(session_id, None)
             return len(session.traces) if session else 0
 
     def num_bytes(self) -> int:
         """Return the approximate size of the same traces in a file."""
-        with self._lock:
-            self._check_open()
+        with self._opened():
             traces = [trace for session in self._sessions.values() for trace in session.traces.values()]
         rows = (trace_to_row(EncodedTrace.of(trace), session=0) for trace in traces)
         return sum(len(value) for row in rows for value in row if isinstance(value, bytes))
@@ -165,9 +146,12 @@ class MemoryTraceStore:
             found = self._sessions[session_id] = _Session(next(self._numbers), created_at or time.time())
         return found
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreError("this trace store is closed: open a new one")
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise StoreError("this trace store is closed: open a new one")
+            yield
 
 
 def _info(session_id: str, session: _Session) -> SessionInfo:

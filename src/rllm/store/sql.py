@@ -151,12 +151,7 @@ class SqlTraceStore(ABC, Generic[R]):
         return self._infos(found)[0] if found else None
 
     def sessions(
-        self,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        oldest_first: bool = False,
-        beyond: int | None = None,
+        self, *, limit: int = 100, offset: int = 0, oldest_first: bool = False, beyond: int | None = None
     ) -> list[SessionInfo]:
         order, after = ("ASC", ">") if oldest_first else ("DESC", "<")
         where = "" if beyond is None else f"WHERE seq {after} ?"
