@@ -107,7 +107,7 @@ def test_what_is_remembered_does_not_grow():
 
 
 def test_columns_follow_from_the_fields_of_a_trace():
-    kinds = {column.name: column.kind for column in columns_of(Trace, default="document")}
+    kinds = columns_of(Trace, default="document")
     assert [name for name in kinds if kinds[name] in ("ids", "floats")] == ["prompt_ids", "response_ids", "logprobs"]
     assert (kinds["parent_id"], kinds["logprobs_kind"], kinds["started_at"]) == ("text", "text", "real")
     assert "session_id" not in kinds

@@ -162,7 +162,7 @@ def _write_parquet(traces: Iterable[Trace], path: Path) -> int:
         "ids": pa.list_(pa.int64()),
         "floats": pa.list_(pa.float64()),
     }
-    columns = {"session_id": pa.string()} | {column.name: types[column.kind] for column in (*SCALARS, *ARRAYS)}
+    columns = {"session_id": pa.string()} | {name: types[kind] for name, kind in (SCALARS | ARRAYS).items()}
     schema = pa.schema([(item.name, columns.get(item.name, pa.string())) for item in fields(Trace)])
     count, remaining = 0, iter(traces)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -229,7 +229,7 @@ def prune(store: TraceStore, retention: Retention, *, is_over: Callable[[], bool
     if retention.max_gb is not None:
         pruned += _make_room(store, int(retention.max_gb * _GB), is_over)
     if pruned.num_sessions:
-        logger.info("deleted %s: %s", pruned, retention)
+        logger.info("deleted %s (keep_days=%s, max_gb=%s)", pruned, retention.keep_days, retention.max_gb)
     return pruned
 
 
@@ -278,7 +278,9 @@ def _make_room(store: TraceStore, max_bytes: int, is_over: Callable[[], bool]) -
     while used > max_bytes and not is_over():
         page = store.sessions(limit=_PAGE, offset=num_kept, oldest_first=True)
         if not page:
-            logger.warning("the store has %d bytes, above the limit of %d: the rest is in use", used, max_bytes)
+            logger.warning(
+                "the store has %d bytes, more than max_gb allows (%d): its other sessions are in use", used, max_bytes
+            )
             break
         # As many as needed if all sessions had the same size; then the size is measured again.
         num_wanted = max(1, round((1 - max_bytes / used) * (num_sessions - pruned.num_sessions)))

@@ -32,10 +32,10 @@ _TYPES = {
 }
 # The blobs are compressed already, so PostgreSQL should not try.
 _STORE_AS_IT_IS = "ALTER TABLE traces " + ", ".join(
-    f"ALTER {name} SET STORAGE EXTERNAL" for name in (*(column.name for column in ARRAYS), "document")
+    f"ALTER {name} SET STORAGE EXTERNAL" for name in (*ARRAYS, "document")
 )
 _BINARY_TYPES = {"text": "text", "integer": "int8", "real": "float8"}
-_TRACE_TYPES = ("int8", "int8", *(_BINARY_TYPES[column.kind] for column in SCALARS), *["bytea"] * (len(ARRAYS) + 2))
+_TRACE_TYPES = ("int8", "int8", *(_BINARY_TYPES[kind] for kind in SCALARS.values()), *["bytea"] * (len(ARRAYS) + 2))
 """Types of a row of `rows.trace_to_row`: a binary copy converts nothing."""
 
 _COPY = f"COPY traces (session, base, {', '.join(rows.TRACE_COLUMNS)}) FROM STDIN (FORMAT BINARY)"

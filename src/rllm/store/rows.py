@@ -61,29 +61,19 @@ _MAX_TRACES = 8
 """Traces of a session that are remembered: the latest ones, which later traces continue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A field of a dataclass that has a column of its own."""
-
-    name: str
-    kind: ColumnKind
-
-
-def columns_of(record: type, *, default: str = "column") -> tuple[Column, ...]:
-    """Return the columns of a dataclass, without the session's id, which rows replace by its number."""
+def columns_of(record: type, *, default: str = "column") -> dict[str, ColumnKind]:
+    """Return the kind of each field that has a column, without the session's id, which rows replace by its number."""
     hints = get_type_hints(record)
-    return tuple(
-        Column(item.name, _kind_of(hints[item.name]))
-        for item in fields(record)
-        if item.metadata.get("store", default) == "column" and item.name != "session_id"
-    )
-
-
-def _kind_of(hint: object) -> ColumnKind:
-    options = [option for option in get_args(hint) if option is not NoneType]
-    if get_origin(hint) is Literal:
-        return "text"
-    return _KINDS[options[0] if NoneType in get_args(hint) else hint]
+    found: dict[str, ColumnKind] = {}
+    for item in fields(record):
+        if item.metadata.get("store", default) == "column" and item.name != "session_id":
+            hint = hints[item.name]
+            options = [option for option in get_args(hint) if option is not NoneType]
+            if get_origin(hint) is Literal:
+                found[item.name] = "text"
+            else:
+                found[item.name] = _KINDS[options[0] if NoneType in get_args(hint) else hint]
+    return found
 
 
 def _stored_as(kind: str) -> tuple[str, ...]:
@@ -91,9 +81,9 @@ def _stored_as(kind: str) -> tuple[str, ...]:
 
 
 _TRACE_COLUMNS = columns_of(Trace, default="document")
-SCALARS = tuple(column for column in _TRACE_COLUMNS if column.kind not in ("ids", "floats"))
+SCALARS = {name: kind for name, kind in _TRACE_COLUMNS.items() if kind not in ("ids", "floats")}
 """Columns of a trace with text and numbers."""
-ARRAYS = tuple(column for column in _TRACE_COLUMNS if column not in SCALARS)
+ARRAYS = {name: kind for name, kind in _TRACE_COLUMNS.items() if kind in ("ids", "floats")}
 """Columns of a trace with one number for each token."""
 CREDIT_COLUMNS = columns_of(StepCredit)
 
@@ -102,7 +92,7 @@ _DOCUMENT_FIELDS = tuple(name for name in (*_stored_as("document"), *_SHARED_FIE
 _DEFAULTS: JSONObject = {
     item.name: item.default if item.default_factory is MISSING else item.default_factory() for item in fields(Trace)
 }
-_scalars_of = attrgetter(*(column.name for column in SCALARS))
+_scalars_of = attrgetter(*SCALARS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +150,7 @@ class EncodedTrace:
             StoreError: if its token ids are not whole numbers of 32 bits.
         """
         encode = {"ids": ids_to_bytes, "floats": pack_floats}
-        arrays = {column.name: encode[column.kind](getattr(trace, column.name)) for column in ARRAYS}
+        arrays = {name: encode[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
         values = {name: getattr(trace, name) for name in _DOCUMENT_FIELDS}
         values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
         is_plain = True
@@ -285,9 +275,8 @@ SESSION = "(SELECT seq FROM sessions WHERE id = ?)"
 
 Row: TypeAlias = tuple[Any, ...]
 
-_ARRAY_KINDS = tuple((column.name, column.kind) for column in ARRAYS)
-TRACE_COLUMNS = (*(column.name for column in SCALARS), *(column.name for column in ARRAYS), "document", "digest")
-_CREDIT_NAMES = tuple(column.name for column in CREDIT_COLUMNS)
+TRACE_COLUMNS = (*SCALARS, *ARRAYS, "document", "digest")
+_CREDIT_NAMES = tuple(CREDIT_COLUMNS)
 _CREDIT_KEY = ("session", "trace_id", "training_step", "trajectory_index")
 
 
@@ -298,9 +287,9 @@ def create_tables(types: Mapping[str, str]) -> tuple[str, ...]:
         types: The database's types for `key` (a number that counts up), `text`, `integer`, `real` and `blob`.
     """
     types = {"ids": types["blob"], "floats": types["blob"], **types}
-    scalars = [f"{column.name} {types[column.kind]}" for column in SCALARS]
-    arrays = [f"{column.name} {types['blob']} NOT NULL" for column in ARRAYS]
-    credited = [f"{column.name} {types[column.kind]}" for column in CREDIT_COLUMNS]
+    scalars = [f"{name} {types[kind]}" for name, kind in SCALARS.items()]
+    arrays = [f"{name} {types['blob']} NOT NULL" for name in ARRAYS]
+    credited = [f"{name} {types[kind]}" for name, kind in CREDIT_COLUMNS.items()]
     tables = {
         "sessions": [
             f"seq {types['key']}",
@@ -394,7 +383,7 @@ def trace_to_row(trace: EncodedTrace, session: int, base: int | None = None, del
     arrays = dict(trace.arrays)
     if delta is not None:
         arrays["prompt_ids"] = arrays["prompt_ids"][4 * delta.num_ids :]
-    blobs = (pack_ids(arrays[name]) if kind == "ids" else arrays[name] for name, kind in _ARRAY_KINDS)
+    blobs = (pack_ids(arrays[name]) if kind == "ids" else arrays[name] for name, kind in ARRAYS.items())
     return (session, base, *trace.scalars, *blobs, trace.document_without(delta), trace.fingerprint.digest)
 
 
@@ -426,7 +415,7 @@ def _row_to_trace(row: Row, session_id: str, base: Trace | None) -> tuple[Trace,
     del values["digest"]
     try:
         document, shared_ids, size = decode_document(values.pop("document"), base)
-        for name, kind in _ARRAY_KINDS:
+        for name, kind in ARRAYS.items():
             values[name] = unpack_ids(values[name]) if kind == "ids" else unpack_floats(values[name])
         if shared_ids:
             values["prompt_ids"] = shared_ids + values["prompt_ids"]
@@ -441,10 +430,10 @@ def _row_to_trace(row: Row, session_id: str, base: Trace | None) -> tuple[Trace,
 def credit_to_row(credit: StepCredit) -> Row:
     """Return the row of a credit: the session's id, then a value for each column."""
     values: list[object] = []
-    for column in CREDIT_COLUMNS:
-        value = getattr(credit, column.name)
-        if value is not None and column.kind != "text" and column.kind != "integer":
-            value = pack_floats(value) if column.kind == "floats" else float(value)  # SQLite takes no scalars of numpy
+    for name, kind in CREDIT_COLUMNS.items():
+        value = getattr(credit, name)
+        if value is not None and kind in ("floats", "real"):
+            value = pack_floats(value) if kind == "floats" else float(value)  # SQLite takes no scalars of numpy
         values.append(value)
     return (credit.session_id, *values)
 
