@@ -39,6 +39,8 @@ TurnKey: TypeAlias = int
 """Hash of the tools, of an answer in any form, and of one of two contexts: the one message before it, or the beginning
 of the conversation with the answers before it."""
 
+_NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
+"""Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
 _BYTES_PER_CALL = 750
 """Memory of a call beside its tokens and its arguments."""
 _BYTES_PER_TOOL_KEY = 160
@@ -322,10 +324,18 @@ class Conversations:
         if not asked.has_answer:
             return None
         for place in range(len(asked.messages), 0, -1):
-            if call := self._call_at(asked, place):
+            digest, message = asked.digests[place], asked.messages[place - 1]
+            reasoning = reasoning_of(message) if is_answer(message) else ""
+            # The answer with this reasoning, or else the latest.
+            call = (self._calls.get(hash((digest, reasoning))) if reasoning else None) or self._calls.get(digest)
+            if call is not None:
                 return _Found(call=call, num_messages=place)
-            if found := self._continued_text_at(asked, place):
-                return found
+            stopped = self._stopped.get(asked.digests[place - 1])
+            if stopped and is_answer(message) and not tool_calls_of(message):
+                text = text_of(message)
+                for content, call in reversed(stopped):
+                    if text.startswith(content):
+                        return _Found(call=call, num_messages=place, appended_text=text.removeprefix(content))
         return None
 
     def _are_edited(self, asked: MessageDigests, start: int) -> bool:
@@ -340,28 +350,6 @@ class Conversations:
             or not self._turns.isdisjoint(asked.turn_keys(place, asked.messages[place]))
             for place in answers
         )
-
-    def _call_at(self, asked: MessageDigests, place: int) -> _Call | None:
-        """Return the answer that ends the first messages: the one with this reasoning, or else the latest."""
-        digest, answer = asked.digests[place], asked.messages[place - 1]
-        reasoning = reasoning_of(answer) if is_answer(answer) else ""
-        return (self._calls.get(hash((digest, reasoning))) if reasoning else None) or self._calls.get(digest)
-
-    def _continued_text_at(self, asked: MessageDigests, place: int) -> _Found | None:
-        """Return the stopped answer with which the message before `place` begins; of several, the latest."""
-        stopped = self._stopped.get(asked.digests[place - 1])
-        message = asked.messages[place - 1]
-        if not stopped or not is_answer(message) or tool_calls_of(message):
-            return None
-        text = text_of(message)
-        for content, call in reversed(stopped):
-            if text.startswith(content):
-                return _Found(call=call, num_messages=place, appended_text=text.removeprefix(content))
-        return None
-
-
-_NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
-"""Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
 
 
 def is_answer(message: Message) -> bool:

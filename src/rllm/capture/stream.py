@@ -90,7 +90,12 @@ class ChatStream:
         for name, value in chunk.items():
             if name == "choices":
                 for choice in value or ():
-                    self._choice(choice.get("index", 0)).feed(choice)
+                    index = choice.get("index", 0)
+                    if index not in self._choices:
+                        if len(self._choices) >= _MAX_CHOICES:
+                            raise TokenMismatchError(f"the answer has more than {_MAX_CHOICES} choices")
+                        self._choices[index] = _ChoiceStream(index)
+                    self._choices[index].feed(choice)
             elif value is not None:
                 self._head[name] = value
 
@@ -103,13 +108,6 @@ class ChatStream:
         """Return the completion so far; a choice that was cut off has the finish reason `abort`."""
         choices = [choice.whole() for _, choice in sorted(self._choices.items())]
         return {**self._head, "object": "chat.completion", "choices": choices}
-
-    def _choice(self, index: int) -> _ChoiceStream:
-        if index not in self._choices:
-            if len(self._choices) >= _MAX_CHOICES:
-                raise TokenMismatchError(f"the answer has more than {_MAX_CHOICES} choices")
-            self._choices[index] = _ChoiceStream(index)
-        return self._choices[index]
 
 
 class _ChoiceStream:
@@ -127,8 +125,12 @@ class _ChoiceStream:
         """Lists of ids, as they arrived."""
 
     def feed(self, choice: JSONMapping) -> None:
-        if "finish_reason" in self.fields and self.token_ids is not None:
-            self._check_over(choice)
+        is_over = "finish_reason" in self.fields and self.token_ids is not None
+        if is_over and (choice.get("finish_reason") or choice.get("token_ids")):
+            # It would be another answer's, under the same index.
+            raise TokenMismatchError(
+                f"choices[{self.fields['index']}] continues after its end: several answers have the same index"
+            )
         for name, value in choice.items():
             if value is None or (name == "finish_reason" and not value):  # some servers send "" until there is one
                 continue
@@ -138,16 +140,12 @@ class _ChoiceStream:
                 self.token_ids = self.token_ids or []
                 self.token_ids.append(value)
             elif name == "logprobs":
-                self._feed_logprobs(value)
+                self.logprobs = self.logprobs or {}
+                for field, entries in value.items():
+                    if isinstance(entries, list):
+                        self.logprobs.setdefault(field, []).append(entries)
             elif name != "index":
                 self.fields[name] = value
-
-    def _check_over(self, choice: JSONMapping) -> None:
-        """Nothing that is sampled may follow the end: it would be another answer's, under the same index."""
-        if choice.get("finish_reason") or choice.get("token_ids"):
-            raise TokenMismatchError(
-                f"choices[{self.fields['index']}] continues after its end: several answers have the same index"
-            )
 
     def _feed_delta(self, delta: JSONMapping) -> None:
         for name, value in delta.items():
@@ -160,12 +158,6 @@ class _ChoiceStream:
                     _merge(self._tool_call(call), call)
             elif value is not None:
                 self.extras[name] = value
-
-    def _feed_logprobs(self, logprobs: JSONMapping) -> None:
-        self.logprobs = self.logprobs or {}
-        for name, entries in logprobs.items():
-            if isinstance(entries, list):
-                self.logprobs.setdefault(name, []).append(entries)
 
     def _tool_call(self, piece: JSONMapping) -> JSONObject:
         """Return the call of a piece; servers that send no index send each call whole, with an id."""

@@ -56,7 +56,12 @@ def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> 
     if not isinstance(content, list | None):
         raise TokenMismatchError(f"{where}.logprobs.content={_start_of(content)}: expected a list of entries")
     if content is not None:  # and its entries are objects from here on
-        numbers = [*(numbers or ()), *_numbers_in(content, f"{where}.logprobs.content")]
+        try:
+            numbers = [*(numbers or ()), *(entry["logprob"] for entry in content)]
+        except (TypeError, KeyError) as error:
+            raise TokenMismatchError(
+                f"{where}.logprobs.content={_start_of(content)}: every entry needs a 'logprob'"
+            ) from error
     labelled_ids = _ids_in_labels(content, where)
     if numbers is None and isinstance(response_ids, list) and not response_ids:
         numbers = []
@@ -134,13 +139,6 @@ def _checked_ids(ids: object, field: str) -> list[int]:
             f"{field}[{position}]={bad!r}: a token id is a whole number from 0 to 4294967295"
         ) from None
     return ids
-
-
-def _numbers_in(content: Sequence[JSONMapping], field: str) -> list[object]:
-    try:
-        return [entry["logprob"] for entry in content]
-    except (TypeError, KeyError) as error:
-        raise TokenMismatchError(f"{field}={_start_of(content)}: every entry needs a 'logprob'") from error
 
 
 def _checked_logprobs(values: Any, field: str) -> list[float]:
