@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rllm.capture import Conversations, MessageDigests
-from rllm.gateway.upstream.chat_format import for_template
+from rllm.gateway.upstream.token_prompts import for_template
 from rllm.types import DRIFT_KEY, Trace
 
 from .forced import ForcedEngine

@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.gateway.upstream.chat_format import for_template
+from rllm.gateway.upstream.token_prompts import for_template
 
 USER = {"role": "user", "content": "hi"}
 PART = {"type": "text", "text": "a"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rllm.capture import ChatStream
 from rllm.errors import TokenMismatchError
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream.events import parse_events
+from rllm.gateway.upstream.answers import parse_events
 
 HEAD = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 

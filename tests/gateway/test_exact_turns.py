@@ -23,7 +23,7 @@ from rllm.errors import ConfigError, TokenMismatchError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
-from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.gateway.upstream.token_prompts import TokenPrompts, chat_answer
 from rllm.inference.local import LocalEngine
 from rllm.parser.tool_prompt import with_tool_prompt
 from rllm.sdk import session
@@ -253,7 +253,7 @@ def test_the_stop_sequence_of_a_later_turn_is_told_too(behind_http: Any, stream:
 
 
 def test_tool_calls_of_a_completion_are_read(behind_http: Any, engine: LocalEngine) -> None:
-    chunks = TokenPrompts(engine.tokenizer).chat_chunks({"tools": TOOLS}, [1, 2])
+    chunks = TokenPrompts(engine.tokenizer).chunks({"tools": TOOLS}, [1, 2])
     text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x":  1}}\n</tool_call>'
     ids = engine.tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
     pieces = [
@@ -270,7 +270,7 @@ def test_tool_calls_are_parsed_in_the_named_format(engine: LocalEngine) -> None:
     tokens = TokenPrompts(engine.tokenizer, "mistral")
     ids = engine.tokenizer.encode("[TOOL_CALLS]f[ARGS]{}<|im_end|>", add_special_tokens=False)
     completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
-    (choice,) = tokens.chat_answer(completion, {"tools": TOOLS}, [1, 2])["choices"]
+    (choice,) = chat_answer(completion, tokens.chunks({"tools": TOOLS}, [1, 2]))["choices"]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
 
 
@@ -314,14 +314,15 @@ def test_answers_in_channels_are_read_where_no_tools_are_offered_too(engine: Loc
     written = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four."
     ids = engine.tokenizer.encode(written, add_special_tokens=False)
     completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
-    (choice,) = TokenPrompts(engine.tokenizer, "harmony").chat_answer(completion, {}, [1, 2])["choices"]
+    chunks = TokenPrompts(engine.tokenizer, "harmony").chunks({}, [1, 2])
+    (choice,) = chat_answer(completion, chunks)["choices"]
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("Four.", "Hm.")
 
 
 def test_logprobs_of_a_completion_line_up_with_its_text(engine: LocalEngine) -> None:
     def read(**logprobs: Any) -> Any:
         choice = {"index": 0, "token_ids": [5, 6], "logprobs": logprobs, "finish_reason": "length"}
-        chunks = TokenPrompts(engine.tokenizer).chat_chunks({}, [1, 2])
+        chunks = TokenPrompts(engine.tokenizer).chunks({}, [1, 2])
         return chunks.feed({"choices": [choice]})["choices"][0]["logprobs"]["content"]
 
     entries = read(token_logprobs=[-0.1, -0.2], tokens=["a", " b"])

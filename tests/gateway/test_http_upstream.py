@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import ssl
 
 import pytest
@@ -11,7 +10,6 @@ import trustme
 from rllm.errors import ConfigError
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream import HTTPUpstream, UpstreamCall
-from rllm.gateway.upstream.connection import HTTPConnections
 from rllm.gateway.upstream.http import normalized_base_url
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -64,72 +62,6 @@ class Server:
 
 async def complete(upstream):
     return await upstream.complete(UpstreamCall(id="chatcmpl-abc", request=REQUEST))
-
-
-async def test_a_call_that_is_kept_from_connecting_takes_the_connection_that_comes_free_first():
-    loop = asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as others:
-        listener.setblocking(False)
-        upstream = HTTPUpstream(f"http://127.0.0.1:{listener.getsockname()[1]}", connect_timeout_s=600)
-        calls = [asyncio.create_task(complete(upstream))]
-        only, _ = await loop.sock_accept(listener)
-        for _ in range(4):  # More than may wait to be accepted: the server's system answers no more.
-            other = others.enter_context(socket.socket())
-            other.setblocking(False)
-            other.connect_ex(listener.getsockname())
-        calls.append(asyncio.create_task(complete(upstream)))
-        with only:
-            for call in calls:
-                assert (await loop.sock_recv(only, 65536)).startswith(b"POST")
-                await loop.sock_sendall(only, FRAMED)
-                assert (await call)["choices"] == [{"index": 0}]
-        await upstream.close()
-
-
-@pytest.mark.parametrize("num_rounds", range(4))
-async def test_a_connection_that_is_lost_as_it_changes_hands_costs_no_call(num_rounds):
-    connected = []
-
-    class AnswersAndLeaves(asyncio.Protocol):
-        def connection_made(self, transport):
-            connected.append(transport)
-            self.transport = transport
-
-        def data_received(self, data):
-            self.transport.write(FRAMED)
-            if self.transport is connected[0]:
-                self.transport.close()
-
-    class SlowButTheFirst(HTTPConnections):
-        num_begun = 0
-
-        async def _connect(self):
-            self.num_begun += 1
-            await asyncio.sleep(0.2 if self.num_begun > 1 else 0)
-            return await super()._connect()
-
-    async def call():
-        async with connections.exchange("GET", "/", {}) as answer:
-            body = await answer.read()
-            for _ in range(num_rounds):
-                await asyncio.sleep(0)
-            return body
-
-    server = await asyncio.get_running_loop().create_server(AnswersAndLeaves, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    connections = SlowButTheFirst(url, connect_timeout_s=60, read_timeout_s=60, total_timeout_s=60)
-    assert await asyncio.gather(call(), call()) == [ANSWER, ANSWER]
-    connections.close()
-    server.close()
-
-
-async def test_calls_that_cannot_connect_are_told_each_and_leave_nothing_behind():
-    upstream = HTTPUpstream("http://127.0.0.1:9")
-    failures = await asyncio.gather(*(complete(upstream) for _ in range(5)), return_exceptions=True)
-    assert [failure.fault for failure in failures] == ["unreachable"] * 5
-    await upstream.close()
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_headers_of_the_call_go_along_and_replace_none_of_ours():
@@ -408,7 +340,7 @@ async def test_a_server_behind_tls_is_called_over_the_same_connection(certificat
 
 async def test_a_certificate_that_is_not_trusted_is_told_with_its_remedy(certificate):
     async with Server().upstream(certificate) as upstream:
-        with pytest.raises(UpstreamError, match=r"certificate is not trusted here: .* SSL_CERT_FILE") as failed:
+        with pytest.raises(UpstreamError, match=r"certificate is not trusted here, .* SSL_CERT_FILE") as failed:
             await complete(upstream)
     assert failed.value.fault == "unreachable"
 
@@ -421,7 +353,7 @@ async def test_a_server_without_tls_is_told_with_its_remedy():
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         upstream = HTTPUpstream(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(UpstreamError, match="see whether the address should begin with http://") as failed:
+        with pytest.raises(UpstreamError, match="begin the address with http://") as failed:
             await complete(upstream)
         await upstream.close()
     assert failed.value.fault == "unreachable"

@@ -145,8 +145,7 @@ class Fatal(ScriptedEngine):
                 raise self.error
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "n"), [(False, 1), (False, 2), (True, 1)])
 @pytest.mark.parametrize(
     ("error", "said"),
     [

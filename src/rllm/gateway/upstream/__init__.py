@@ -2,8 +2,7 @@
 
 `base.Upstream` is the interface. `http.HTTPUpstream` is one server, `pool.UpstreamPool` several replicas,
 `engine.EngineUpstream` an engine of this process, and `policy_server.ServedEngine` the trained policy on a server.
-`answers` and `events` parse and check whole and streamed answers, `token_prompts` and `chat_format` convert prompts and
-completions.
+`answers` parses and checks whole and streamed answers, `token_prompts` converts prompts and completions.
 """
 
 from rllm.gateway.upstream.base import Upstream, UpstreamCall

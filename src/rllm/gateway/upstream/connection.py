@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import cast
@@ -49,10 +48,6 @@ class HTTPConnections:
         self._read_timeout_s = read_timeout_s
         self._total_timeout_s = total_timeout_s
         self._idle: list[Connection] = []
-        self._waiting: deque[asyncio.Future[tuple[Connection, bool]]] = deque()
-        """Calls without a connection, the one that waits longest first."""
-        self._connecting: set[asyncio.Task[None]] = set()
-        """As many as there are calls that wait, or more."""
 
     def exchange(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, deadline: float | None = None
@@ -81,7 +76,8 @@ class HTTPConnections:
 
     async def send(self, request: bytes, deadline: float) -> Connection:
         """Send a request on an idle or a new connection; returns it with the head of the answer."""
-        connection, is_fresh = (self._idle.pop(), False) if self._idle else await self._free_or_new()
+        is_fresh = not self._idle
+        connection = await self._connect() if is_fresh else self._idle.pop()
         try:
             try:
                 await connection.send(request, self._read_timeout_s, deadline)
@@ -102,7 +98,7 @@ class HTTPConnections:
     def release(self, connection: Connection) -> None:
         """Keep a connection for the next request, if it can carry one."""
         if connection.reusable:
-            self._give(connection, is_fresh=False)
+            self._idle.append(connection)
         else:
             connection.close()
 
@@ -110,75 +106,19 @@ class HTTPConnections:
         """Close idle connections; those in use close when their exchange ends."""
         while self._idle:
             self._idle.pop().close()
-        if not self._waiting:
-            for connecting in self._connecting:
-                connecting.cancel()
-
-    async def _free_or_new(self) -> tuple[Connection, bool]:
-        """Return a new connection, or one that another call releases earlier, and whether it is new.
-
-        A server that is connected to by many at once may let some of them wait for seconds.
-        """
-        waiter: asyncio.Future[tuple[Connection, bool]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        self._connecting.add(asyncio.create_task(self._add()))
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and waiter.exception() is None:
-                self._give(*waiter.result())
-            raise
-        finally:
-            with suppress(ValueError):
-                self._waiting.remove(waiter)
-
-    async def _add(self) -> None:
-        """Connect once more, for the call that has waited longest by then."""
-        failure: Exception | None = None
-        try:
-            connection = await self._connect()
-        except Exception as error:
-            failure = error
-        finally:
-            self._connecting.remove(cast("asyncio.Task[None]", asyncio.current_task()))
-        if failure is None:
-            self._give(connection, is_fresh=True)
-        elif sum(not waiter.done() for waiter in self._waiting) > len(self._connecting):
-            waiter = self._next_waiting()
-            assert waiter is not None
-            waiter.set_exception(failure)
-
-    def _give(self, connection: Connection, is_fresh: bool) -> None:
-        """Resume the call that has waited longest, or keep the connection for the next one."""
-        if connection.is_lost and not is_fresh:
-            connection.close()  # those that wait are connecting, too
-        elif waiter := self._next_waiting():
-            waiter.set_result((connection, is_fresh))
-        else:
-            self._idle.append(connection)
-
-    def _next_waiting(self) -> asyncio.Future[tuple[Connection, bool]] | None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():  # Its client may have left just now.
-                return waiter
-        return None
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    self._new_connection, self._host, self._port, ssl=self._ssl
+                    lambda: Connection(self._idle), self._host, self._port, ssl=self._ssl
                 )
         except TimeoutError as error:
             raise UnreachableError(f"no connection was made within {self._connect_timeout_s:g} s") from error
         except OSError as error:
             raise UnreachableError(str(error)) from error
         return connection
-
-    def _new_connection(self) -> Connection:
-        return Connection(self._idle)
 
 
 class UnreachableError(ConnectionError):
@@ -234,11 +174,6 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """True if the whole answer has arrived and the server keeps the connection open."""
         return self._complete and self._keeps_alive and self._failure is None
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it is closed."""
-        return self._failure is not None
 
     async def send(self, request: bytes, read_timeout_s: float, deadline: float) -> None:
         """Send a request, and wait for the head of its answer."""

@@ -12,7 +12,7 @@ from typing import Any
 from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.upstream.base import FACTS_KEY, UpstreamCall
-from rllm.gateway.upstream.chat_format import for_template, logprobs_of
+from rllm.gateway.upstream.token_prompts import for_template, logprobs_of
 from rllm.inference.engine import (
     InferenceEngine,
     ModelOutput,
@@ -87,21 +87,19 @@ class EngineUpstream:
         self._check(call)
         head = self._head(call.id, "chat.completion.chunk")
         describe = self._describe(call)
-        choices = [_ChoiceChunks(index, describe) for index in range(_num_choices(call.request))]
-        streams = [self._pieces(call, choice.index) for choice in choices]
-        with_prompt: set[int] = set()  # choices whose chunks have named the prompt's ids
-        async with aclosing(_interleaved(streams)) as pieces:
-            async for index, piece in pieces:
-                choice = choices[index].feed(piece)
-                ids = (
-                    {"prompt_token_ids": list(piece.prompt_ids)}
-                    if piece.prompt_ids and index not in with_prompt
-                    else {}
-                )
-                if ids:
-                    with_prompt.add(index)
-                yield [{**head, "choices": [choice], **ids}]
-        outputs = [choice.output for choice in choices if choice.output is not None]
+        if _num_choices(call.request) == 1:
+            chunks, pieces = _ChoiceChunks(0, describe), self._pieces(call)
+            prompt_ids: Sequence[int] = ()
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    ids = {"prompt_token_ids": list(piece.prompt_ids)} if piece.prompt_ids and not prompt_ids else {}
+                    prompt_ids = prompt_ids or piece.prompt_ids
+                    yield [{**head, "choices": [chunks.feed(piece)], **ids}]
+            outputs = [] if chunks.output is None else [chunks.output]
+        else:  # Several answers come whole: hardly any client asks for a stream of them.
+            outputs = await self._outputs(call)
+            choices = [_ChoiceChunks(index, describe).feed(output) for index, output in enumerate(outputs)]
+            yield [{**head, "choices": choices, "prompt_token_ids": list(outputs[0].prompt_ids)}]
         call.route.queue_s += _queued(outputs)
         yield [{**head, "choices": [], "usage": _usage(outputs), FACTS_KEY: _facts(outputs)}]
 
@@ -157,20 +155,18 @@ class EngineUpstream:
         with _engine_at_work():
             return await self.engine.get_model_response(messages, **params)
 
-    async def _pieces(
-        self, call: UpstreamCall, index: int
-    ) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
-        """Yield the engine's answer for one choice, in one piece if it cannot stream."""
+    async def _pieces(self, call: UpstreamCall) -> AsyncGenerator[OutputDelta | ModelOutput, None]:
+        """Yield the engine's only answer, in one piece if it cannot stream."""
         messages, tools = for_template(call.request["messages"]), call.request.get("tools")
-        params = self._params(call, index)
+        params = self._params(call, 0)
         if not offers(self.engine, "stream_model_response"):
-            yield index, await self._output(messages, tools=tools, **params)
+            yield await self._output(messages, tools=tools, **params)
             return
         stream = self.engine.stream_model_response(messages, tools=tools, **params)
         try:
             with _engine_at_work():
                 async for piece in stream:
-                    yield index, piece
+                    yield piece
         finally:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
@@ -242,44 +238,6 @@ class _ChoiceChunks:
 
 def _unsent(whole: str, sent: str) -> str:
     return whole[len(sent) :] if whole.startswith(sent) else ""
-
-
-async def _interleaved(
-    streams: Sequence[AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]],
-) -> AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]:
-    """Yield the items of several generators as they come; the first failure, or closing this one, closes them all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for item in stream:
-                yield item
-        return
-    items: asyncio.Queue[tuple[int, OutputDelta | ModelOutput] | Exception | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[tuple[int, OutputDelta | ModelOutput], None]) -> None:
-        end: Exception | None = None
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    items.put_nowait(item)
-        except Exception as error:
-            end = error
-        items.put_nowait(end)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
-    try:
-        num_running = len(tasks)
-        while num_running:
-            received = await items.get()
-            if isinstance(received, Exception):
-                raise received
-            if received is None:
-                num_running -= 1
-            else:
-                yield received
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _num_choices(request: JSONMapping) -> int:

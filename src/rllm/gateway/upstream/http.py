@@ -22,13 +22,13 @@ from rllm.gateway.upstream.answers import (
     check_answer,
     check_models,
     json_object,
+    parse_events,
     parse_plain_answer,
     refusal_of,
     start_of,
     without_error,
 )
 from rllm.gateway.upstream.base import IGNORED_HEADER, UpstreamCall
-from rllm.gateway.upstream.chat_format import TextChunks, chat_answer, completion_request, for_template
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
     MAX_STREAM_BYTES,
@@ -38,8 +38,13 @@ from rllm.gateway.upstream.connection import (
     TooLongError,
     UnreachableError,
 )
-from rllm.gateway.upstream.events import parse_events
-from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.gateway.upstream.token_prompts import (
+    CompletionChunks,
+    TokenPrompts,
+    chat_answer,
+    completion_request,
+    for_template,
+)
 from rllm.types import JSONMapping, JSONObject, Message
 
 UpstreamKind: TypeAlias = Literal["vllm", "openai"]
@@ -178,18 +183,15 @@ class HTTPUpstream:
         read = partial(_read_answer, call, answer.status, body, answer.headers)
         # All other calls would wait meanwhile.
         parsed = read() if len(body) < LARGE else await asyncio.to_thread(read)
-        if call.prompt_ids is None:
-            return parsed
-        if (tokens := self._reader_of(call)) is None:
-            return chat_answer(parsed, call.prompt_ids)
-        return tokens.chat_answer(parsed, call.request, call.prompt_ids)
+        chunks = self._completion_chunks(call)
+        return parsed if chunks is None else chat_answer(parsed, chunks)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
         decoder = SSEDecoder()
         num_read = num_unread = 0
         is_done = False
         without_key = self._filter.stream()
-        as_chat = self._chunk_reader(call)
+        completion = self._completion_chunks(call)
         with self._agent_errors():
             async with self._chat(call) as answer:
                 shorter = await self._refused(call, answer)
@@ -208,7 +210,8 @@ class HTTPUpstream:
                         parse = partial(parse_events, events, logprob_details=call.logprob_details)
                         chunks = parse() if num_unread < 2 * LARGE else await asyncio.to_thread(parse)
                         num_unread = 0
-                        yield as_chat(without_error(chunks))
+                        without_error(chunks)
+                        yield chunks if completion is None else [completion.feed(chunk) for chunk in chunks]
                 if is_done:
                     await answer.pass_over_rest()
         if shorter is not None:
@@ -259,17 +262,13 @@ class HTTPUpstream:
             request = {**request, "messages": for_template(request["messages"])}
         return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
-    def _reader_of(self, call: UpstreamCall) -> TokenPrompts | None:
-        """Return the reader of reasoning and tool calls; `None` where all of a completion's text is the answer."""
-        return self._tokens if call.request["messages"] else None
-
-    def _chunk_reader(self, call: UpstreamCall) -> Callable[[list[JSONObject]], list[JSONObject]]:
-        """Return a function that converts chunks of an answer to chat chunks."""
+    def _completion_chunks(self, call: UpstreamCall) -> CompletionChunks | None:
+        """Return a converter of the text completion that answers a prompt of ids; `None` for messages."""
         if call.prompt_ids is None:
-            return lambda chunks: chunks
-        tokens = self._reader_of(call)
-        reader = TextChunks(call.prompt_ids) if tokens is None else tokens.chat_chunks(call.request, call.prompt_ids)
-        return lambda chunks: [reader.feed(chunk) for chunk in chunks]
+            return None
+        if self._tokens is None or not call.request["messages"]:  # All of the text is the answer.
+            return CompletionChunks(call.prompt_ids, None)
+        return self._tokens.chunks(call.request, call.prompt_ids)
 
     @contextmanager
     def _agent_errors(self) -> Iterator[None]:
@@ -293,22 +292,17 @@ class HTTPUpstream:
             )
         if isinstance(error, TooLongError):
             return UpstreamError(f"the upstream {self.base_url} was cut short: {error}")
+        remedy = "see whether the inference server is running at this address"
+        if isinstance(error.__cause__, ssl.SSLError):
+            remedy = (
+                "if its certificate is not trusted here, name the file of its authority in SSL_CERT_FILE; if it speaks "
+                "no TLS, begin the address with http://"
+            )
         return UpstreamError(
             f"the upstream {self.base_url} broke off or cannot be reached ({self._filter.message(str(error))}): "
-            f"{_remedy(error)}",
+            f"{remedy}",
             fault="unreachable" if isinstance(error, UnreachableError) else "broke_off",
         )
-
-
-def _remedy(error: OSError) -> str:
-    """Return the remedy for a connection that failed."""
-    match error.__cause__:
-        case ssl.SSLCertVerificationError():
-            return "its certificate is not trusted here: name the file of its authority in SSL_CERT_FILE"
-        case ssl.SSLError():
-            return "it does not seem to speak TLS there: see whether the address should begin with http://"
-        case _:
-            return "see whether the inference server is running at this address"
 
 
 def normalized_base_url(url: str) -> str:

@@ -1,20 +1,21 @@
-"""Prompts as token ids for a server that renders messages itself, such as vLLM: later turns go to its `/completions`.
+"""Prompts as token ids for a server that renders messages itself, such as vLLM, and its answers as chat answers.
 
-The first turn of a conversation is an ordinary chat request, which the server renders. A later prompt is built here,
-from the known tokens and the text that the model's template prints after them, and its answer, a text completion, is
-read as a chat answer.
+The first turn of a conversation is an ordinary chat request, which the server renders. Later turns go to its
+`/completions`: the prompt is built here, from the known tokens and the text that the model's template prints after
+them, and its answer, a text completion, is read as a chat answer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rllm.capture import PriorAnswer
-from rllm.errors import ConfigError, MissingDependencyError
-from rllm.gateway.upstream.chat_format import for_template, logprobs_of, stop_reason_of
+from rllm.errors import ConfigError, MissingDependencyError, TokenMismatchError
 from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
@@ -38,7 +39,7 @@ class TokenPrompts:
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
         self._tool_parser = tool_parser(name) if name else None
-        self._warned: set[str] = set()
+        self._has_warned = self._has_noted = False
         self._decoder = TextDecoder(tokenizer, markup=self._tool_parser.markup if self._tool_parser else ())
 
     @classmethod
@@ -78,12 +79,13 @@ class TokenPrompts:
             return None
         if any(request.get(name) for name in _RENDERED_OTHERWISE):
             return None
-        if _may_call(request) and self._tool_parser is None:
-            self._warn_once(
-                "format",
-                "the chat template prints no tool calls in a known format: turns with tools are left to the server, "
-                "which renders them again instead of continuing the sampled tokens",
-            )
+        if request.get("tools") and request.get("tool_choice") != "none" and self._tool_parser is None:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "the chat template prints no tool calls in a known format: turns with tools are left to the "
+                    "server, which renders them again instead of continuing the sampled tokens"
+                )
             return None
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
@@ -95,107 +97,201 @@ class TokenPrompts:
         except ConfigError:  # then the server reports errors of the messages, if any
             return None
 
-    def chat_answer(self, completion: JSONObject, request: JSONMapping, prompt_ids: Sequence[int]) -> JSONObject:
-        """Return a whole text completion as a chat completion."""
-        chunks = self.chat_chunks(request, prompt_ids)
-        choices = []
-        for choice in completion.get("choices") or ():
-            (whole,) = chunks.feed({**completion, "choices": [choice]})["choices"]
-            delta = whole.pop("delta")
-            calls = [
-                {name: value for name, value in call.items() if name != "index"} for call in delta.get("tool_calls", ())
-            ]
-            message = {**delta, "content": delta.get("content") or (None if calls else "")}
-            choices.append({**whole, "message": {**message, "tool_calls": calls} if calls else message})
-        shared = {name: value for name, value in completion.items() if name != "choices"}
-        return {**shared, "object": "chat.completion", "choices": choices, "prompt_token_ids": list(prompt_ids)}
+    def note_quoted(self, messages: Sequence[Message]) -> None:
+        """Log once that a prompt which the server renders itself quotes control tokens, if it does."""
+        quoted = () if self._has_noted else self._template.control_tokens.quoted_in(messages)
+        if quoted:
+            self._has_noted = True
+            logger.warning(
+                "messages quote control tokens of the model (%s): the server, which renders the first turn of a "
+                "conversation, reads them as such, so their text can begin and end turns; later turns are sent as "
+                "tokens, with the quoted ones as text",
+                ", ".join(quoted),
+            )
 
-    def chat_chunks(self, request: JSONMapping, prompt_ids: Sequence[int]) -> ChatChunks:
-        """Return a converter of a streamed text completion to chunks of a chat completion."""
+    def chunks(self, request: JSONMapping, prompt_ids: Sequence[int]) -> CompletionChunks:
+        """Return a converter of a text completion, which reads its reasoning, text and tool calls from its ids."""
         stop = request.get("stop") or ()
-        return ChatChunks(
-            prompt_ids,
+        new_reader = partial(
+            AnswerReader,
+            prompt_ids=list(prompt_ids),
             decoder=self._decoder,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             tool_parser=parser_of_answer(self._tool_parser, request.get("tools"), request.get("tool_choice")),
         )
-
-    def note_quoted(self, messages: Sequence[Message]) -> None:
-        """Log once that a prompt which the server renders itself quotes control tokens, if it does."""
-        quoted = () if "quoted" in self._warned else self._template.control_tokens.quoted_in(messages)
-        if quoted:
-            self._warn_once(
-                "quoted",
-                f"messages quote control tokens of the model ({', '.join(quoted)}): the server, which renders the "
-                "first turn of a conversation, reads them as such, so their text can begin and end turns; later "
-                "turns are sent as tokens, with the quoted ones as text",
-            )
-
-    def _warn_once(self, kind: str, warning: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("%s", warning)
+        return CompletionChunks(prompt_ids, new_reader)
 
 
-def _may_call(request: JSONMapping) -> bool:
-    """Return whether the answer may have tool calls."""
-    return bool(request.get("tools")) and request.get("tool_choice") != "none"
+# --- chat messages and log-probabilities ------------------------------------------------------------------------------
 
 
-class ChatChunks:
-    """Converter of the chunks of one streamed call, choice by choice."""
+def for_template(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with every `developer` renamed to `system`, and the leading system messages merged.
 
-    def __init__(self, prompt_ids: Sequence[int], **options: Any) -> None:
+    Templates know `system` only; some raise at a second one, and some ignore it silently.
+    """
+    before = None
+    for message in messages:
+        role = message["role"]
+        if role == "developer" or role == before == "system":
+            break
+        before = role
+    else:
+        return messages
+    renamed = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+    num_leading = next((k for k, message in enumerate(renamed) if message["role"] != "system"), len(renamed))
+    if num_leading < 2:
+        return renamed
+    content = _joined([message.get("content") for message in renamed[:num_leading]])
+    return [{**renamed[0], "content": content}, *renamed[num_leading:]]
+
+
+def _joined(contents: Sequence[Any]) -> str | list[JSONObject]:
+    """Join texts as paragraphs of one text; where there are parts, all as parts."""
+    if all(content is None or isinstance(content, str) for content in contents):
+        return "\n\n".join(content for content in contents if content)
+    return [
+        part
+        for content in contents
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content or [])
+    ]
+
+
+def logprobs_of(
+    token_ids: Sequence[int],
+    logprobs: Sequence[float],
+    *,
+    bytes_of: Callable[[int], bytes] | None = None,
+    alternatives: Sequence[Sequence[tuple[int, float]]] = (),
+) -> JSONObject:
+    """Return log-probabilities in OpenAI's shape; a token without a text is named by its id, as vLLM does on request.
+
+    Args:
+        token_ids: sampled ids.
+        logprobs: one of each id.
+        bytes_of: the bytes of a token, where they are known and wanted.
+        alternatives: of each token, ids and log-probabilities for `top_logprobs`.
+
+    Raises:
+        TokenMismatchError: if there are not as many as ids.
+    """
+    if len(token_ids) != len(logprobs):
+        raise TokenMismatchError(
+            f"{len(token_ids)} sampled ids but {len(logprobs)} log-probabilities: every id needs one"
+        )
+    if bytes_of is None:
+        named: list[JSONObject] = [{"token": f"token_id:{token_id}", "bytes": None} for token_id in token_ids]
+    else:
+        named = [_named(bytes_of(token_id)) for token_id in token_ids]
+    entries: list[JSONObject] = [
+        {**name, "logprob": logprob, "top_logprobs": []} for name, logprob in zip(named, logprobs, strict=True)
+    ]
+    if bytes_of is not None:
+        for entry, others in zip(entries, alternatives, strict=False):
+            entry["top_logprobs"] = [{**_named(bytes_of(token_id)), "logprob": value} for token_id, value in others]
+    return {"content": entries}
+
+
+def _named(spelled: bytes) -> JSONObject:
+    """Return a token's text, in which bytes that are only a part of a character are escaped, and its bytes."""
+    return {"token": spelled.decode(errors="backslashreplace"), "bytes": [*spelled]}
+
+
+# --- text completions as chat answers ---------------------------------------------------------------------------------
+
+
+_OF_CHAT = frozenset(
+    """messages tools tool_choice parallel_tool_calls max_completion_tokens top_logprobs chat_template_kwargs
+    add_generation_prompt continue_final_message response_format echo""".split()
+)
+"""Fields that a text completion does not take, or takes otherwise."""
+
+
+def completion_request(request: JSONMapping, prompt_ids: Sequence[int]) -> JSONObject:
+    """Return the chat request as one for a text completion of these tokens."""
+    sent = {name: value for name, value in request.items() if name not in _OF_CHAT}
+    # Without a limit a chat answer is as long as there is room for, and a completion has sixteen tokens.
+    sent["max_tokens"] = request.get("max_completion_tokens", request.get("max_tokens"))
+    return {**sent, "prompt": list(prompt_ids), "logprobs": request.get("top_logprobs") or 0}
+
+
+def chat_answer(completion: JSONObject, chunks: CompletionChunks) -> JSONObject:
+    """Return a whole text completion as a chat completion."""
+    converted = chunks.feed(completion)
+    for choice in converted["choices"]:
+        delta = choice.pop("delta")
+        calls = [{name: call[name] for name in call.keys() - {"index"}} for call in delta.pop("tool_calls", ())]
+        content = delta.get("content") or (None if calls else "")
+        message = {"role": "assistant", **delta, "content": content}
+        choice["message"] = {**message, "tool_calls": calls} if calls else message
+    return {**converted, "object": "chat.completion"}
+
+
+class CompletionChunks:
+    """Converter of the chunks of one text completion to those of a chat completion."""
+
+    def __init__(self, prompt_ids: Sequence[int], new_reader: Callable[[], AnswerReader] | None) -> None:
+        """Without a reader, all of the text is the content."""
         self._prompt_ids = list(prompt_ids)
-        self._options = options
-        self._choices: dict[int, _Choice] = {}
+        self._new_reader = new_reader
+        self._readers: dict[int, AnswerReader | None] = {}
+        self._ids: dict[int, list[int]] = {}
 
     def feed(self, chunk: JSONMapping) -> JSONObject:
-        """Return one chunk as a chat chunk; the first one has the prompt's ids."""
-        prompt = {} if self._choices else {"prompt_token_ids": self._prompt_ids}
-        choices = []
-        for choice in chunk.get("choices") or ():
-            index = choice.get("index", 0)
-            if index not in self._choices:
-                self._choices[index] = _Choice(AnswerReader(prompt_ids=self._prompt_ids, **self._options))
-            choices.append(self._choices[index].feed(choice))
+        """Return one chunk as a chat chunk; the first of a choice has the prompt's ids."""
+        num_begun = len(self._ids)
+        choices = [self._choice(choice) for choice in chunk.get("choices") or ()]
+        prompt = {"prompt_token_ids": self._prompt_ids} if len(self._ids) > num_begun else {}
         return {**chunk, **prompt, "object": "chat.completion.chunk", "choices": choices}
 
+    def _choice(self, choice: JSONMapping) -> JSONObject:
+        index, ids, reason = choice.get("index", 0), choice.get("token_ids"), choice.get("finish_reason")
+        is_first = index not in self._ids
+        if is_first:
+            self._readers[index] = None if self._new_reader is None else self._new_reader()
+        so_far = self._ids.setdefault(index, [])
+        so_far += ids or ()
+        delta: JSONObject = {"role": "assistant"} if is_first else {}
+        if (reader := self._readers[index]) is None:
+            delta["content"] = choice.get("text") or ""
+        else:
+            shown = reader.show(list(ids or ()))
+            reasoning, content = shown.reasoning, shown.content
+            if reason is not None:
+                answer = reader.read(so_far)
+                rest = reader.rest(Shown(answer.reasoning, answer.content))
+                reasoning, content = reasoning + rest.reasoning, content + rest.content
+                if answer.tool_calls:
+                    delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]
+                    reason = "tool_calls" if reason == "stop" else reason
+            delta |= {"reasoning_content": reasoning} if reasoning else {}
+            delta |= {"content": content} if content else {}
+        stop = {} if choice.get("stop_reason") is None else {"stop_reason": choice["stop_reason"]}
+        logprobs = _logprobs(choice)
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, "token_ids": ids, **stop}
 
-class _Choice:
-    """Converter of one choice of a stream."""
 
-    def __init__(self, reader: AnswerReader) -> None:
-        self._reader = reader
-        self._ids: list[int] = []
-        self._began = False
-
-    def feed(self, choice: JSONMapping) -> JSONObject:
-        ids = list(choice.get("token_ids") or ())
-        self._ids += ids
-        delta: JSONObject = {} if self._began else {"role": "assistant"}
-        self._began = True
-        reason = choice.get("finish_reason")
-        shown = self._reader.show(ids)
-        reasoning, content = shown.reasoning, shown.content
-        if reason is not None:
-            answer = self._reader.read(self._ids)
-            rest = self._reader.rest(Shown(answer.reasoning, answer.content))
-            reasoning, content = reasoning + rest.reasoning, content + rest.content
-            if answer.tool_calls:
-                delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]
-                reason = "tool_calls" if reason == "stop" else reason
-        if reasoning:
-            delta["reasoning_content"] = reasoning
-        if content:
-            delta["content"] = content
-        given = choice.get("logprobs") or {}
-        numbers = given.get("token_logprobs")
-        return {
-            "index": choice.get("index", 0),
-            "delta": delta,
-            "logprobs": None if numbers is None else logprobs_of(ids, numbers, given.get("tokens") or ()),
-            "finish_reason": reason,
-            "token_ids": ids,
-            **stop_reason_of(choice),
-        }
+def _logprobs(choice: JSONMapping) -> JSONObject | None:
+    """Return the log-probabilities of a text completion in the form of a chat completion."""
+    given = choice.get("logprobs") or {}
+    numbers = given.get("token_logprobs")
+    if numbers is None:
+        return None
+    ids = choice.get("token_ids")
+    if ids is not None and len(ids) != len(numbers):
+        raise TokenMismatchError(f"{len(ids)} sampled ids but {len(numbers)} log-probabilities: every id needs one")
+    names = given.get("tokens") or [f"token_id:{token_id}" for token_id in ids or ()]
+    rows = zip_longest(numbers, names, given.get("top_logprobs") or ())
+    return {
+        "content": [
+            {
+                "token": name or "",
+                "logprob": number,
+                "bytes": None,
+                "top_logprobs": [
+                    {"token": other, "logprob": value, "bytes": None} for other, value in (others or {}).items()
+                ],
+            }
+            for number, name, others in rows
+        ]
+    }
