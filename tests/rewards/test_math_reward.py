@@ -307,10 +307,10 @@ def test_a_long_answer_is_not_even_tried() -> None:
 
 
 def test_many_threads_compare_at_once() -> None:
-    pairs = [("x+1", "1+x"), ("x+1", "x+2")] * 8
-    with ThreadPoolExecutor(8) as threads:
+    pairs = [("x+1", "1+x"), ("x+1", "x+2")] * 4
+    with ThreadPoolExecutor(2) as threads:
         verdicts = list(threads.map(lambda pair: reward_of(*pair), pairs))
-    assert verdicts == [1.0, 0.0] * 8
+    assert verdicts == [1.0, 0.0] * 4
 
 
 def test_a_comparison_leaves_the_alarm_of_this_process_alone() -> None:
@@ -466,7 +466,7 @@ _integers = st.integers(-(10**30), 10**30)
 _positive = st.integers(1, 10**30)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(_integers, _positive, _positive, st.sampled_from([0, 0, 1, -1]), st.sampled_from(["/", "frac", "worker"]))
 def test_random_rationals_are_compared_as_fractions(
     top: int, bottom: int, factor: int, change: int, spelling: str
@@ -476,7 +476,7 @@ def test_random_rationals_are_compared_as_fractions(
     assert reward_of(spell.format(*one), spell.format(*other)) == float(Fraction(*one) == Fraction(*other))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(-(10**12), 10**12), st.integers(0, 12))
 def test_a_terminating_decimal_equals_its_fraction(digits: int, places: int) -> None:
     exact = Fraction(digits, 10**places)

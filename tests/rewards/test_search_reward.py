@@ -134,8 +134,11 @@ def test_f1_alone_has_no_threshold_and_reads_the_whole_text() -> None:
     assert f1_reward_fn({"ground_truth": ["London", "Paris"]}, "Paris").is_correct is True
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.text(max_size=40), st.text(max_size=40))
+WORDS = st.text(alphabet="ab the-.,35+é", max_size=12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(WORDS, WORDS)
 def test_f1_is_symmetric_and_a_fraction(left: str, right: str) -> None:
     assert f1_score(left, right) == f1_score(right, left)
     assert 0.0 <= f1_score(left, right) <= 1.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_MEETING = 120
-NAMES = ["pid", "hang", "busy", "noise", "forget", "meet", "look.up", "look_up", "検索", "計算"]
+NAMES = ["pid", "hang", "die", "busy", "noise", "forget", "meet", "look.up", "look_up", "検索", "計算"]
 TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 sessions: set[str] = set()
 numbers = itertools.count()
@@ -33,6 +33,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any] | None:
     name = request["params"]["name"]
     if name == "hang":
         return None
+    if name == "die":
+        sys.stderr.write("dying words")
+        sys.stderr.flush()
+        os._exit(3)
     if name == "busy":
         return {"error": {"code": -32000, "message": "10 calls a minute are allowed"}}
     if name == "noise":

@@ -50,6 +50,28 @@ async def test_an_error_of_one_call_ends_no_other_call() -> None:
         assert not waiting.done()
 
 
+async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
+    async with tools_by_name(STDIO) as tools:
+        waiting = asyncio.create_task(tools["hang"].call({}))
+        await tools["pid"].call({})
+
+        died = await tools["die"].call({})
+
+        assert died.error == (
+            "MCP server 'raw', tool 'die': the server ended during the call; "
+            "the next call connects to it afresh; its standard error ends: dying words"
+        )
+        assert "tool 'hang': the server ended during the call" in str((await waiting).error)
+
+        pid = int((await tools["pid"].call({})).to_string())  # a new process
+        waiting = asyncio.create_task(tools["hang"].call({}))
+        await tools["pid"].call({})
+        os.kill(pid, signal.SIGKILL)
+
+        assert "tool 'hang': the server ended during the call" in str((await waiting).error)
+        assert (await tools["pid"].call({})).error is None
+
+
 async def test_calls_wait_together_for_a_server_that_does_not_come_back(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     async with tools_by_name(replace(STDIO, env={"ONCE": str(starts)})) as tools:

@@ -1,6 +1,4 @@
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -69,28 +67,6 @@ async def test_many_rollouts_share_a_connection_from_loops_and_threads(tools: di
 
     assert [output.output for output in outputs] == [str(2 * n) for n in [*range(50), *range(10), *range(5)]]
     assert both("add", a=1, b=1).output == "2"  # blocking the caller's own loop
-
-
-async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
-    async with tools_by_name(STDIO) as tools:
-        waiting = asyncio.create_task(tools["hang"].call({}))
-        await tools["add"].call({"a": 1, "b": 1})
-
-        died = await tools["die"].call({})
-
-        assert died.error == (
-            "MCP server 'manners', tool 'die': the server ended during the call; "
-            "the next call connects to it afresh; its standard error ends: dying words"
-        )
-        assert "tool 'hang': the server ended during the call" in str((await waiting).error)
-
-        pid = int((await tools["who_is"].call({})).to_string().split()[0])  # a new process
-        waiting = asyncio.create_task(tools["hang"].call({}))
-        await tools["add"].call({"a": 1, "b": 1})
-        os.kill(pid, signal.SIGKILL)
-
-        assert "tool 'hang': the server ended during the call" in str((await waiting).error)
-        assert (await tools["add"].call({"a": 2, "b": 2})).output == "4"
 
 
 async def test_a_call_that_hangs_is_cut_and_cancelled_calls_harm_nobody(tools: dict[str, MCPTool]) -> None:
