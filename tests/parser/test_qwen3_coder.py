@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rllm.agents.tool_agent import ToolAgent
 from rllm.parser import ChatTemplateParser, get_tool_parser
-from rllm.parser.answer import visible_content
+from rllm.parser.answer import visible
 from rllm.parser.tool_parser import parser_of_answer, tool_parser
 
 PROPERTIES: dict[str, Any] = {
@@ -158,7 +158,7 @@ def test_any_text_is_read_without_loss(text: str) -> None:
     for one in parsed.tool_calls:
         assert isinstance(json.loads(one["function"]["arguments"]), dict)
     for length in range(len(text) + 1):
-        assert parsed.content.startswith(visible_content(text[:length], markers=parser.markers))
+        assert parsed.content.startswith(visible(text[:length], parser).content)
 
 
 VALUES = st.recursive(

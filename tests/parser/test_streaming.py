@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.parser.answer import safe_length, visible_content, visible_reasoning
+from rllm.parser.answer import safe_length, visible
 from rllm.parser.reasoning import SplitText, split_reasoning
 from rllm.parser.tool_parser import tool_parser
 
@@ -45,12 +45,12 @@ def test_reasoning(text: str, starts_open: bool, expected: SplitText) -> None:
     ],
 )
 def test_text_that_may_still_become_something_else_is_held_back(text: str, shown: str) -> None:
-    assert visible_content(text, stop=["STOP"], markers=tool_parser("hermes").markers) == shown
+    assert visible(text, tool_parser("hermes"), stop=["STOP"]).content == shown
 
 
 def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
-    assert visible_content("hm", starts_open=True) == ""
-    assert visible_content("hm</think>yes", starts_open=True) == "yes"
+    assert visible("hm", starts_open=True).content == ""
+    assert visible("hm</think>yes", starts_open=True).content == "yes"
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
     ],
 )
 def test_reasoning_is_shown_while_it_is_written(text: str, shown: str) -> None:
-    assert visible_reasoning(text, stop=["STOP"]) == shown
+    assert visible(text, stop=["STOP"]).reasoning == shown
 
 
 def test_an_open_prompt_begins_with_reasoning() -> None:
-    assert visible_reasoning("hm", starts_open=True) == "hm"
-    assert visible_reasoning("hm</think>yes", starts_open=True) == "hm"
+    assert visible("hm", starts_open=True).reasoning == "hm"
+    assert visible("hm</think>yes", starts_open=True).reasoning == "hm"
 
 
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "STOP", "ST", ' {"name": "a"}', "x", " "]
@@ -88,9 +88,9 @@ def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open
     split = split_reasoning(whole, starts_open=starts_open)
     content = parser.parse(split.answer).content
     for length in range(len(text) + 1):
-        shown = visible_content(text[:length], stop=["STOP"], markers=parser.markers, starts_open=starts_open)
-        assert content.startswith(shown)
-        assert split.reasoning.startswith(visible_reasoning(text[:length], stop=["STOP"], starts_open=starts_open))
+        shown = visible(text[:length], parser, stop=["STOP"], starts_open=starts_open)
+        assert content.startswith(shown.content)
+        assert split.reasoning.startswith(shown.reasoning)
 
 
 def test_safe_length_without_markers_is_everything() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllm.parser.answer import visible_content
+from rllm.parser.answer import visible
 from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 
@@ -168,7 +168,7 @@ def test_what_may_become_a_call_is_not_shown(name: str, text: str, shown: str) -
 
 
 def shown_of(parser: ToolFormat, text: str) -> str:
-    return visible_content(text, markers=parser.markers, opening_markers=parser.opening_markers)
+    return visible(text, parser).content
 
 
 NAMES = ["hermes", "llama3_json", "mistral", "deepseek_r1", "harmony"]

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import rllm
-from rllm.parser.answer import visible_content
+from rllm.parser.answer import visible
 from rllm.parser.tool_formats import TOOL_FORMATS
 from rllm.parser.tool_parser import tool_parser
 from rllm.rewards.countdown_reward import countdown_reward_fn
@@ -246,7 +246,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "mathematics": lambda text: RewardMathFn()({"ground_truth": "3"}, rf"\boxed{{1{text}}}"),
     "countdown": lambda text: countdown_reward_fn({"target": 3, "nums": [1, 2]}, f"<answer>{text}</answer>"),
     "code": lambda text: python_blocks(f"```python\n{text}\n```"),
-    "streams": visible_content,
+    "streams": visible,
 }
 
 

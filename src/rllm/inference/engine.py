@@ -216,20 +216,9 @@ class FullEngine(InferenceEngine, Protocol):
         template_kwargs: JSONMapping | None = None,
         written_on: str = "",
     ) -> list[int]:
-        """Return `known_ids` followed by the ids that the template prints for the later messages.
+        """Return the prompt for the next answer; see `rllm.parser.continuation.Continuation.prompt_ids`.
 
         An engine with this method takes prompts as `prompt_token_ids`.
-
-        Args:
-            known_ids: ids of the first `num_known` messages, as they were sampled.
-            messages: all messages of the conversation.
-            num_known: number of messages that `known_ids` holds.
-            tools: tools that the template prints.
-            template_kwargs: further arguments of the template.
-            written_on: text that the agent appended to the last known answer, from the stop string that ended it.
-
-        Raises:
-            ConfigError: if the template refuses the messages, or cannot be rendered append-only here.
         """
         ...
 

@@ -64,22 +64,12 @@ class AnswerReader:
 
     def show(self, ids: Sequence[int]) -> Shown:
         """Add the next ids, and return the text that can be shown in addition."""
-        text = self._so_far.extend(ids)
-        earlier, self._shown = self._shown, self._visible(text)
-        return self._shown.beyond(earlier)
-
-    def _visible(self, text: str) -> Shown:
+        text, earlier = self._so_far.extend(ids), self._shown
         if self._is_plain:
-            return Shown(content=text[: safe_length(text, self._stop)])
-        reasoning = visible_reasoning(text, stop=self._stop, starts_open=self._starts_open)
-        content = visible_content(
-            text,
-            stop=self._stop,
-            markers=self._tool_parser.markers if self._tool_parser else (),
-            opening_markers=self._tool_parser.opening_markers if self._tool_parser else (),
-            starts_open=self._starts_open,
-        )
-        return Shown(reasoning, content)
+            self._shown = Shown(content=text[: safe_length(text, self._stop)])
+        else:
+            self._shown = visible(text, self._tool_parser, stop=self._stop, starts_open=self._starts_open)
+        return self._shown.beyond(earlier)
 
     def rest(self, whole: Shown) -> Shown:
         """Return the part of the whole answer that was not shown yet."""
@@ -119,42 +109,30 @@ def _length_before(text: str, marker: str) -> int:
     return len(text)
 
 
-def visible_content(
-    text: str,
-    *,
-    stop: Sequence[str] = (),
-    markers: Sequence[str] = (),
-    opening_markers: Sequence[str] = (),
-    starts_open: bool = False,
-) -> str:
-    """Return the part of an unfinished answer's content that no further text can change.
+def visible(
+    text: str, tool_parser: ToolFormat | None = None, *, stop: Sequence[str] = (), starts_open: bool = False
+) -> Shown:
+    """Return the part of an unfinished answer that no further text can change.
 
-    `stop` strings end the whole text; `markers` begin a tool call, and so do `opening_markers` at the start of the
-    content. Reasoning is not content.
+    A tool call is not content, and `stop` strings end the whole text. `starts_open`: the prompt ended in `<think>`.
     """
     text = text[: safe_length(text, stop)]
     body = text.lstrip()
+    if OPEN.startswith(body):  # it may still become the tag
+        return Shown()
     if starts_open or body.startswith(OPEN):
+        reasoning = split_reasoning(text[: safe_length(text, [CLOSE])], starts_open=starts_open).reasoning
         if CLOSE not in text:
-            return ""
-    elif OPEN.startswith(body):  # it may still become reasoning
-        return ""
+            return Shown(reasoning)
+    else:
+        reasoning = ""
     content = split_reasoning(text, starts_open=starts_open).answer
     start = content.lstrip()
-    if any(start.startswith(marker) or marker.startswith(start) for marker in opening_markers):
-        return ""
-    return content[: safe_length(content, markers)]
-
-
-def visible_reasoning(text: str, *, stop: Sequence[str] = (), starts_open: bool = False) -> str:
-    """Return the part of an unfinished answer's reasoning that no further text can change."""
-    text = text[: safe_length(text, stop)]
-    body = text.lstrip()
-    if OPEN.startswith(body):  # the tag itself may still follow
-        return ""
-    if not starts_open and not body.startswith(OPEN):
-        return ""
-    return split_reasoning(text[: safe_length(text, [CLOSE])], starts_open=starts_open).reasoning
+    if tool_parser is None:
+        return Shown(reasoning, content)
+    if any(start.startswith(marker) or marker.startswith(start) for marker in tool_parser.opening_markers):
+        return Shown(reasoning)
+    return Shown(reasoning, content[: safe_length(content, tool_parser.markers)])
 
 
 class IncrementalText:

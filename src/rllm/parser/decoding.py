@@ -68,25 +68,17 @@ class TextDecoder:
 
 
 class TokenBytes:
-    """The UTF-8 bytes of each token of a tokenizer, read once; many tokens are only a part of a character."""
+    """The UTF-8 bytes of each token of a tokenizer; many tokens are only a part of a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = repr(getattr(backend, "decoder", None))
         self._is_byte_level = "ByteLevel" in decoder or hasattr(tokenizer, "byte_decoder")
-        self._added: dict[int, str] | None = None
-        self._known: dict[int, bytes] = {}
+        self._added = {number: text for text, number in tokenizer.get_added_vocab().items()}
 
     def of(self, token_id: int) -> bytes:
         """Return a token's bytes; none of an id that the model has and the tokenizer lacks."""
-        if token_id not in self._known:
-            self._known[token_id] = self._read(token_id)
-        return self._known[token_id]
-
-    def _read(self, token_id: int) -> bytes:
-        if self._added is None:
-            self._added = {number: text for text, number in self._tokenizer.get_added_vocab().items()}
         if token_id in self._added:
             return self._added[token_id].encode()
         piece = self._tokenizer.convert_ids_to_tokens(token_id)

@@ -141,7 +141,20 @@ class TemplateChoice:
         """
         if (text := self.read()) is not None:
             tokenizer.chat_template = text
-            _check(tokenizer, f"{self.setting}={str(self.chat_template)!r}")
+            name = f"{self.setting}={str(self.chat_template)!r}"
+            try:
+                render_bounded(tokenizer, [{"role": "user", "content": "Hello."}], None, {})
+            except TemplateSyntaxError as error:
+                raise ConfigError(
+                    f"{name} is not a valid Jinja template (line {error.lineno}: {error}): correct the file, or leave "
+                    "out the setting"
+                ) from error
+            except Exception as error:  # it may want other messages, which the probes find out
+                logger.debug("%s refuses a first probe: %s", name, error)
+            try:
+                _ = ChatTemplate(tokenizer).shape
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
         if self.tool_prompt is not None:
             tokenizer.chat_template = with_tool_prompt(tokenizer)
 
@@ -161,20 +174,3 @@ def with_tool_prompt(tokenizer: Tokenizer) -> str:
         as_role = r'[{"type": "text", "text": \1}]' if role in shape.parts else r"\1"
         prelude = re.sub(rf"\b{name}\(([^()]*)\)", as_role, prelude)
     return prelude + template.text
-
-
-def _check(tokenizer: Tokenizer, name: str) -> None:
-    """Raise ConfigError if the template does not render a user's message."""
-    try:
-        render_bounded(tokenizer, [{"role": "user", "content": "Hello."}], None, {})
-    except TemplateSyntaxError as error:
-        raise ConfigError(
-            f"{name} is not a valid Jinja template (line {error.lineno}: {error}): correct the file, or leave "
-            "out the setting"
-        ) from error
-    except Exception as error:  # it may want other messages, which the probes find out
-        logger.debug("%s refuses a first probe: %s", name, error)
-    try:
-        _ = ChatTemplate(tokenizer).shape
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error

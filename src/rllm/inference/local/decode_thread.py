@@ -132,19 +132,12 @@ class Wakeup:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self._pending = False
 
     def notify(self, request: Request) -> None:
-        if not self._pending:
-            self._pending = True
-            try:
-                self._loop.call_soon_threadsafe(self._set)
-            except RuntimeError:  # the loop is closed, so the answer is not awaited
-                request.cancelled = True
-
-    def _set(self) -> None:
-        self._pending = False
-        self._event.set()
+        try:
+            self._loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:  # the loop is closed, so the answer is not awaited
+            request.cancelled = True
 
     async def wait(self) -> None:
         """Wait until the request has progressed. Every request ends, if only because the decode thread does."""

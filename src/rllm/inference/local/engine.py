@@ -92,7 +92,8 @@ class LocalEngine:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         _ = self.template.shape  # refuses a template that does not print user messages
-        self._continuation = Continuation(tokenizer, self.template)
+        self.lost = self.template.lost
+        self.continued_prompt = Continuation(tokenizer, self.template).prompt_ids
         self.max_length = _checked_length(model, max_length)
         self.end_ids = _end_ids(model, tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
@@ -171,25 +172,6 @@ class LocalEngine:
         rest = call.reader.rest(Shown(output.reasoning, output.content))
         yield _delta(rest, request, seen, len(request.completion_ids))
         yield output
-
-    def continued_prompt(
-        self,
-        known_ids: Sequence[int],
-        messages: Sequence[Message],
-        num_known: int,
-        *,
-        tools: Sequence[JSONMapping] | None = None,
-        template_kwargs: JSONMapping | None = None,
-        written_on: str = "",
-    ) -> list[int]:
-        """See `FullEngine`."""
-        return self._continuation.prompt_ids(
-            known_ids, messages, num_known, tools, template_kwargs, written_on=written_on
-        )
-
-    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
-        """See `ChatTemplate.lost`."""
-        return self.template.lost(messages, tools)
 
     async def complete(self, prompt_ids: Sequence[int], **params: Any) -> ModelOutput:
         """Sample one answer to a prompt of token ids."""
