@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -90,11 +91,8 @@ def _import(name: str) -> Any:
 
 def _sending(send: Callable[..., Response]) -> Callable[..., Response]:
     def send_recorded(self: object, request: Request, **options: object) -> Response:
-        _begin(request)
-        try:
+        with _sent(request):
             response = send(self, request, **options)
-        finally:
-            _note_where_it_went(request)
         finish(response)
         return response
 
@@ -103,15 +101,28 @@ def _sending(send: Callable[..., Response]) -> Callable[..., Response]:
 
 def _sending_async(send: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
     async def send_recorded(self: object, request: Request, **options: object) -> Response:
-        _begin(request)
-        try:
+        with _sent(request):
             response = await send(self, request, **options)
-        finally:
-            _note_where_it_went(request)
         finish(response)
         return response
 
     return send_recorded
+
+
+@contextmanager
+def _sent(request: Request) -> Iterator[None]:
+    """Stamp and register a request of httpx to the gateway, and note one that goes elsewhere."""
+    frame, to_gateway = _session_of(request.method, str(request.url))
+    if frame is not None and to_gateway:
+        begin(request, frame, stamp=True)
+    try:
+        yield
+    finally:
+        # Only now, since a client of `rllm.sdk` redirects requests to the gateway while it sends them.
+        url = str(request.url)
+        frame, to_gateway = _session_of(request.method, url)
+        if frame is not None and not to_gateway:
+            frame.note("elsewhere", url.partition("?")[0])  # without its query, which may hold keys
 
 
 def _requesting(request: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
@@ -150,20 +161,6 @@ def _starting(init: Callable[..., None]) -> Callable[..., None]:
         init(self, args, *positional, **options)
 
     return init_with_environment
-
-
-def _begin(request: Request) -> None:
-    frame, to_gateway = _session_of(request.method, str(request.url))
-    if frame is not None and to_gateway:
-        begin(request, frame, stamp=True)
-
-
-def _note_where_it_went(request: Request) -> None:
-    """Check the URL after sending, since a client of `rllm.sdk` redirects requests to the gateway only then."""
-    url = str(request.url)
-    frame, to_gateway = _session_of(request.method, url)
-    if frame is not None and not to_gateway:
-        frame.note("elsewhere", url.partition("?")[0])  # without its query, which may hold keys
 
 
 def _session_of(method: str, url: str) -> tuple[Frame | None, bool]:
