@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -42,18 +43,22 @@ _ROWS_AT_ONCE = 256
 
 def rows_of(source: Source, *, split: str | None, subset: str | None) -> list[Task]:
     """Return the rows of a source; `Dataset.load` documents its forms and errors."""
-    text = str(source) if isinstance(source, str | Path) else None
-    path = Path(text or "").expanduser()
-    if text is not None:
+    read: Callable[[], list[Task]]
+    if not isinstance(source, str | Path):
+        read = partial(_rows_of_function, source)
+    else:
+        text, path = str(source), Path(source).expanduser()
         _check_name(text)
-        if text.startswith(_HUB_PREFIX):
-            return read_hub(text.removeprefix(_HUB_PREFIX), split=split, subset=subset)
-        if path.is_dir():
-            return read_hub(str(path), split=split, subset=subset)
-        is_file, is_function = path.suffix.lower() in READERS or path.exists(), _FUNCTION.fullmatch(text)
-        if not is_file and not is_function:
-            if _HUB_ID.fullmatch(text):
-                return read_hub(text, split=split, subset=subset)
+        if text.startswith(_HUB_PREFIX) or path.is_dir():
+            name = str(path) if path.is_dir() else text.removeprefix(_HUB_PREFIX)
+            return read_hub(name, split=split, subset=subset)
+        if path.suffix.lower() in READERS or path.exists():
+            read = partial(read_file, path)
+        elif _FUNCTION.fullmatch(text):
+            read = partial(_rows_of_function, load_object(text, kind="function"))
+        elif _HUB_ID.fullmatch(text):
+            return read_hub(text, split=split, subset=subset)
+        else:
             raise ConfigError(
                 f"{text!r} does not exist: use a file of type {', '.join(READERS)}, a folder or id of "
                 "Hugging Face datasets ('hf:org/name'), or a function of rows ('package.module:function'); "
@@ -61,9 +66,7 @@ def rows_of(source: Source, *, split: str | None, subset: str | None) -> list[Ta
             )
     if subset is not None:
         raise ConfigError(f"subset={subset!r}: only Hugging Face datasets have subsets, {name_of(source)!r} has none")
-    if text is None:
-        return _rows_of_function(source)
-    return read_file(path) if is_file else _rows_of_function(load_object(text, kind="function"))
+    return read()
 
 
 def _check_name(text: str) -> None:

@@ -93,8 +93,8 @@ class SqliteTraceStore(SqlTraceStore[sqlite3.Connection]):
         return int(used)
 
     def _read(self, statement: str, *values: object) -> list[Row]:
+        check_is_there(self.path, self._file)  # before a reader of another file could join the others
         with self._reader() as connection, _bounded(connection):
-            check_is_there(self.path, self._file)
             found: list[Row] = []
             taken = 0
             try:
