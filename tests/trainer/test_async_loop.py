@@ -23,9 +23,9 @@ def test_with_nothing_ahead_it_is_the_plain_loop_to_the_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mortal_run.trainer_of(tmp_path / "plain", model, 3).train()
+    mortal_run.trainer_of(tmp_path / "plain", model, 2).train()
     monkeypatch.setattr("rllm.trainer.agent_trainer.TrainingLoop", AsyncTrainingLoop)
-    mortal_run.trainer_of(tmp_path / "async", model, 3).train()
+    mortal_run.trainer_of(tmp_path / "async", model, 2).train()
     assert_the_same(tmp_path / "async", tmp_path / "plain")
 
 

@@ -100,7 +100,7 @@ def test_the_keys_of_the_published_examples_are_accepted(caplog: pytest.LogCaptu
     config = load_config(composed(*LAUNCH_SCRIPTS, *EXAMPLES))
     assert (config.model.dtype, config.model.lora_rank, config.rollout.timeout_s) == ("bfloat16", 8, 5400.0)
     assert config.algorithm["fixed_length"] == config.rollout.max_tokens == 1024
-    [ignored] = [line for line in caplog.messages if line.startswith("ignored")]
+    [ignored] = [line for line in caplog.messages if line.startswith("settings ignored")]
     assert "actor_rollout_ref.ref.fsdp_config.model_dtype" in ignored
 
 
