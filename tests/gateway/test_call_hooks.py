@@ -13,8 +13,8 @@ import pytest
 
 from rllm import telemetry
 from rllm.gateway.app import create_app
-from rllm.gateway.call_hooks import JsonFormatter
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.observability import JsonFormatter
 from rllm.gateway.upstream import EngineUpstream
 from rllm.sdk import get_chat_client, session, trajectory
 from rllm.store.memory import MemoryTraceStore
@@ -38,10 +38,10 @@ def collector(monkeypatch):
 @pytest.fixture
 def lines(caplog):
     """The lines of the call log so far."""
-    caplog.set_level(logging.INFO, "rllm.gateway.call_hooks")
+    caplog.set_level(logging.INFO, "rllm.gateway.observability")
     formatter = JsonFormatter()
     return lambda: [
-        json.loads(formatter.format(record)) for record in caplog.records if record.name.endswith("call_hooks")
+        json.loads(formatter.format(record)) for record in caplog.records if record.name.endswith("observability")
     ]
 
 

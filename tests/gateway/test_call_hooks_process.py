@@ -53,6 +53,6 @@ def test_every_call_is_a_line_of_json_and_a_span(tmp_path, collector):
         ("call", 401, None),
     ]
     assert lines[0]["trace_ids"] == [answer.json()["id"]]
-    assert {line["logger"] for line in lines} == {"rllm.gateway.call_hooks"}
+    assert {line["logger"] for line in lines} == {"rllm.gateway.observability"}
     assert not re.search("secret|key-of-gateway|wrong-key", errors)
     assert collector.named("chat scripted").attributes["rllm.trace_ids"] == lines[0]["trace_ids"]

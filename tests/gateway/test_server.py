@@ -202,9 +202,9 @@ def test_a_call_that_is_cut_off_by_the_shutdown_says_so_to_its_client_and_in_its
 class UpdatedEngine(ScriptedEngine):
     """Has new weights before each answer."""
 
-    def _next(self, messages):
+    def _message(self, answer):
         self.weight_version += 1
-        return super()._next(messages)
+        return super()._message(answer)
 
 
 @pytest.mark.parametrize("stream", [True, False])

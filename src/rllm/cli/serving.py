@@ -71,7 +71,7 @@ def gateway(
     """Capture every call of any agent exactly, in front of any OpenAI-compatible server."""
     from rllm.cli.inputs import token_prompts
     from rllm.gateway.app import create_app
-    from rllm.gateway.call_hooks import log_as_json
+    from rllm.gateway.observability import log_as_json
     from rllm.gateway.redaction import load_redact
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, UpstreamPool

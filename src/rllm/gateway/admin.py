@@ -239,20 +239,20 @@ class UpstreamAdmin:
 
     async def _resume(self, request: Request) -> Response:
         """Let calls go again, with new weights if there is a `version`."""
-        wanted = await members_of(request, version=int)
-        if "version" in wanted:
-            self._publish_version(wanted["version"])
+        await self._publish_version(request, is_required=False)
         self._pool.resume()
         return self._state()
 
     async def _publish(self, request: Request) -> Response:
-        wanted = await members_of(request, version=int)
-        if "version" not in wanted:
-            raise GatewayError(400, "'version' is missing: send {version}, the number of the weights", param="version")
-        self._publish_version(wanted["version"])
+        await self._publish_version(request, is_required=True)
         return self._state()
 
-    def _publish_version(self, version: int) -> None:
+    async def _publish_version(self, request: Request, *, is_required: bool) -> None:
+        version = (await members_of(request, version=int)).get("version")
+        if version is None:
+            if is_required:
+                raise GatewayError(400, "'version' is missing: send {version}, the weights' number", param="version")
+            return
         if not 0 <= version <= _MAX_VERSION:
             raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
         self._pool.publish(version)

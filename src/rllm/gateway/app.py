@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
 from rllm.gateway.admin import DIALECT, Admin, UpstreamAdmin
-from rllm.gateway.call_hooks import CallHook, hooks_of
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
@@ -24,6 +23,7 @@ from rllm.gateway.dialects import DIALECTS, dialect_of, find_call
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, bounded
 from rllm.gateway.identity import with_key_header
+from rllm.gateway.observability import CallHook, hooks_of
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.gateway.upstream.pool import UpstreamPool

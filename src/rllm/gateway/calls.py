@@ -16,7 +16,6 @@ from rllm._runtime.untrusted import LARGE
 from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
-from rllm.gateway.call_hooks import CallFinished, CallHook
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects import Dialect, StreamEncoder
@@ -34,6 +33,7 @@ from rllm.gateway.identity import (
     trace_context_of,
 )
 from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
+from rllm.gateway.observability import CallFinished, CallHook
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable

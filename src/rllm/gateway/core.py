@@ -20,8 +20,8 @@ from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.dialects.chat import ChunkNormalizer, fill_missing_fields
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
-from rllm.gateway.metrics import Metrics
-from rllm.gateway.model_call import ModelCall, usage_metadata
+from rllm.gateway.model_call import ModelCall
+from rllm.gateway.observability import Metrics
 from rllm.gateway.redaction import Redact, redacted
 from rllm.gateway.sessions import Session, check_not_deleted
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
@@ -222,7 +222,6 @@ class Gateway:
                 **call.metadata,
                 **call.route.notes(),
                 **call.drift_metadata(response.get("prompt_token_ids")),
-                **usage_metadata(response),
                 **({LOST_KEY: list(call.lost)} if call.lost else {}),
             },
             weight_version=call.route.weight_version if version is None else version,

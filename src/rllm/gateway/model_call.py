@@ -10,13 +10,9 @@ from functools import partial
 
 from rllm._runtime.ids import new_id
 from rllm.capture import CallNode, MessageDigests, PriorAnswer, side_call
-from rllm.gateway.dialects.base import usage_of
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.base import Route
 from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, JSONMapping, JSONObject, Trace
-
-USAGE_KEY = "rllm.usage"
-"""Trace metadata: the usage that the server reported, where the trace's own tokens do not imply it."""
 
 _SUB_AGENT_HEADERS = (b"x-claude-code-agent-id", b"x-parent-session-id")
 """Headers by which programs name the sub-agent that calls, and the session that it belongs to."""
@@ -119,9 +115,3 @@ def call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, b
     elif chat.get("tools"):
         session.has_tools = True
     return metadata
-
-
-def usage_metadata(response: JSONMapping) -> JSONObject:
-    """Return the metadata of an answer: its usage, where tokens were cached or counted as reasoning. Mostly empty."""
-    counted = usage_of({**response, "usage": None})
-    return {} if usage_of(response) == counted else {USAGE_KEY: response["usage"]}

@@ -296,9 +296,12 @@ class _Server(uvicorn.Server):
 
 
 def _run(server: _Server, listener: socket.socket) -> None:
-    """Serve in an event loop of its own until the server exits."""
+    """Serve in an event loop of its own until the server exits; uvloop's where it is installed (not on Windows)."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ModuleNotFoundError):
+        from uvloop import new_event_loop as loop_factory
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(server.serve(sockets=[listener]))
     finally:
         server.ready.set()  # Threads that wait for a failed start must not wait forever.
@@ -313,12 +316,3 @@ def _run_or_fail(server: _Server, listener: socket.socket) -> None:
         if server.started:
             raise
         server.failure = error
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's event loop where it is installed (it does not support Windows)."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop

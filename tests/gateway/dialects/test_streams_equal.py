@@ -167,7 +167,7 @@ def without_status(item):
 @settings(max_examples=40, deadline=None)
 @given(streams())
 def test_a_streamed_completion_is_the_whole_completion(batches):
-    asked = {"prompt": "p", "echo": True, "stream_options": {"include_usage": True}}
+    asked = {"prompt": "p", "stream_options": {"include_usage": True}}
     events, response = streamed(CompletionsStreamEncoder(asked), batches, "cmpl-1")
     [choice] = chat.completion_from_chat(response, asked)["choices"]
     told = [event["choices"][0] for event in events if event["choices"]]

@@ -8,8 +8,7 @@ continued, as by a base model, send its ids; so does another gateway, whose prom
 from __future__ import annotations
 
 import time
-from codecs import getincrementaldecoder
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import orjson
@@ -19,7 +18,6 @@ from rllm.capture import strip_chunk
 from rllm.gateway.dialects.base import (
     COMMENT,
     Dialect,
-    bytes_of,
     check_chat,
     check_options,
     created_at,
@@ -174,15 +172,13 @@ def completion_to_chat(asked: JSONMapping) -> JSONObject:
         GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
     """
     chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    if asked.get("echo"):
+        raise invalid("echo is not supported: put the prompt before the answer yourself", "echo")
     if asked.get("suffix"):
         raise invalid("suffix is not supported: put both texts into the prompt", "suffix")
     if asked.get("best_of") not in (None, asked.get("n") or 1):
         raise invalid(f"best_of={asked['best_of']!r}: ask for n answers and choose among them", "best_of")
     if asked.get("logprobs") is not None:
-        if asked.get("echo"):
-            raise invalid(
-                "echo with logprobs: log-probabilities of a prompt are not available: leave one of them out", "echo"
-            )
         if type(asked["logprobs"]) is not int or asked["logprobs"] < 0:
             raise invalid(f"logprobs={asked['logprobs']!r}: send the number of alternatives, 0 or more", "logprobs")
         chat |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
@@ -191,8 +187,6 @@ def completion_to_chat(asked: JSONMapping) -> JSONObject:
         chat["messages"] = [{"role": "user", "content": prompt}]
         check_chat(chat)
         return chat
-    if asked.get("echo"):
-        raise invalid("echo: the text of token ids is unknown: leave it out", "echo")
     chat["messages"] = []
     check_options(chat)
     return chat
@@ -211,12 +205,9 @@ def _prompt(asked: JSONMapping) -> str | list[int]:
 
 def completion_from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the completion of a chat completion, choice for choice."""
-    ids, echoed = _prompt_ids(response, asked), _echoed(asked)
+    ids = _prompt_ids(response, asked)
     choices = [
-        {
-            **_choice(choice, position, echoed + text_of(choice.get("message") or {}), asked, _Offsets(len(echoed))),
-            **ids,
-        }
+        {**_choice(choice, position, text_of(choice.get("message") or {}), asked), **ids}
         for position, choice in enumerate(response.get("choices") or ())
     ]
     return {**_head(response), "choices": choices, "usage": response.get("usage"), **_facts(response, asked)}
@@ -236,66 +227,41 @@ def _head(response: JSONMapping) -> JSONObject:
     return {**head, "model": response.get("model") or ""}
 
 
-def _choice(choice: JSONMapping, position: int, text: str, asked: JSONMapping, offsets: _Offsets) -> JSONObject:
+def _choice(choice: JSONMapping, position: int, text: str, asked: JSONMapping) -> JSONObject:
     reason = choice.get("finish_reason")
     ids = {"token_ids": choice.get("token_ids")} if asked.get("return_token_ids") else {}
     return {
         "index": choice.get("index", position),
         "text": text,
-        "logprobs": _logprobs(choice, offsets) if asked.get("logprobs") is not None else None,
+        "logprobs": _logprobs(choice) if asked.get("logprobs") is not None else None,
         "finish_reason": "stop" if reason == "tool_calls" else reason,
         "stop_reason": choice.get("stop_reason"),
         **ids,
     }
 
 
-def _echoed(asked: JSONMapping) -> str:
-    return str(_prompt(asked)) if asked.get("echo") else ""
-
-
-class _Offsets:
-    """Positions in a text of the tokens that spell it."""
-
-    def __init__(self, start: int) -> None:
-        self._at = start
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-
-    def of(self, entry: JSONMapping) -> int:
-        """Return the position at which the next token begins; one within a character begins after it."""
-        at = self._at
-        self._at += len(self._decoder.decode(bytes_of(entry)))
-        return at
-
-
-def _logprobs(choice: JSONMapping, offsets: _Offsets) -> JSONObject | None:
+def _logprobs(choice: JSONMapping) -> JSONObject | None:
     entries = (choice.get("logprobs") or {}).get("content")
     if entries is None:
         return None
+    others = [entry.get("top_logprobs") or () for entry in entries]
     return {
         "tokens": [entry.get("token") or "" for entry in entries],
         "token_logprobs": [entry.get("logprob") for entry in entries],
-        "top_logprobs": [_alternatives(entry.get("top_logprobs") or ()) for entry in entries],
-        "text_offset": [offsets.of(entry) for entry in entries],
+        "top_logprobs": [{str(other.get("token")): other.get("logprob") for other in listed} for listed in others],
     }
-
-
-def _alternatives(entries: Iterable[JSONMapping]) -> JSONObject:
-    return {str(entry.get("token")): entry.get("logprob") for entry in entries}
 
 
 class CompletionsStreamEncoder(_HeldBackEncoder):
     """Encoder of chunks as server-sent events of completions."""
-
-    def __init__(self, asked: JSONMapping) -> None:
-        super().__init__(asked)
-        self._offsets: dict[int, _Offsets] = {}
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
         events = []
         for chunk in chunks:
             head = _head(chunk)
             for choice in chunk.get("choices") or ():
-                piece = {**self._piece(choice), **_prompt_ids(chunk, self._asked)}
+                text = text_of(choice.get("delta") or {})
+                piece = {**_choice(choice, 0, text, self._asked), **_prompt_ids(chunk, self._asked)}
                 if any(piece.get(name) for name in ("text", "logprobs", "token_ids", "prompt_token_ids")):
                     events.append(_data({**head, "choices": [{**piece, "finish_reason": None, "stop_reason": None}]}))
                 if piece["finish_reason"] is not None:
@@ -309,15 +275,6 @@ class CompletionsStreamEncoder(_HeldBackEncoder):
 
     def fail(self, error: GatewayError) -> bytes:
         return _data(error.to_dict(prompt="prompt"))
-
-    def _piece(self, choice: JSONMapping) -> JSONObject:
-        index = choice.get("index", 0)
-        text = text_of(choice.get("delta") or {})
-        if index not in self._offsets:
-            echoed = _echoed(self._asked)
-            self._offsets[index] = _Offsets(len(echoed))
-            text = echoed + text
-        return _choice(choice, index, text, self._asked, self._offsets[index])
 
 
 def _data(value: JSONMapping) -> bytes:
@@ -403,26 +360,23 @@ class _CallNumbering:
     def fill(self, piece: JSONObject) -> None:
         """Fill a piece; the one that names the function begins a call, and has its id."""
         function = piece.get("function") or {}
-        place = piece["index"] = self._place_of(piece, piece.get("id"), function.get("name"))
-        if place == len(self._begun):
-            self._begun.append((piece.get("id"), function.get("name")))
+        call_id, name, number, num_begun = piece.get("id"), function.get("name"), piece.get("index"), len(self._begun)
+        if number is None:
+            place = num_begun if call_id or name else max(num_begun - 1, 0)
+        else:
+            place = self._places.setdefault(number, num_begun)
+            if place < num_begun and call_id and name and self._begun[place][0] not in (None, call_id):
+                place = self._places[number] = num_begun  # Some servers give all calls the same number.
+        piece["index"] = place
+        if place == num_begun:
+            self._begun.append((call_id, name))
             _fill_call(piece, self._ids)
             return
-        call_id, name = self._begun[place]
-        if call_id and piece.get("id") == call_id:
+        known_id, known_name = self._begun[place]
+        if known_id and call_id == known_id:
             del piece["id"]
-        if name and function.get("name") == name:
+        if known_name and name == known_name:
             del function["name"]
-
-    def _place_of(self, piece: JSONObject, call_id: str | None, name: str | None) -> int:
-        num_begun = len(self._begun)
-        number = piece.get("index")
-        if number is None:
-            return num_begun if call_id or name else max(num_begun - 1, 0)
-        place = self._places.setdefault(number, num_begun)
-        if place < num_begun and call_id and name and self._begun[place][0] not in (None, call_id):
-            place = self._places[number] = num_begun  # Some servers give all calls the same number.
-        return place
 
 
 def _fill_call(call: JSONObject, ids: set[str]) -> None:

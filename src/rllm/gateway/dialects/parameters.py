@@ -24,7 +24,7 @@ logit_bias | =logit_bias | = |
 stream_options, stream_options.include_usage | honoured | = |
 stream_options.include_obfuscation | no effect | no effect |
 user | no effect | = |
-echo | honoured | translated | of a text, without `logprobs`; else refused
+echo | refused | refused | put the prompt before the answer yourself
 best_of | refused | refused | ask for `n` answers and choose among them
 suffix | refused | refused | put both texts into the prompt
 """)

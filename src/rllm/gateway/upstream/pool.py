@@ -342,18 +342,15 @@ class UpstreamPool:
         if len(self.replicas) == 1:
             route.replica = able[0].address if route.retries else None
             return able[0]
-        if (session_id := route.session_id) is None:
-            picked = min(able, key=lambda other: (other.address == failed_at, other.in_flight, other.num_calls))
-        else:
-            most = math.ceil(_LOAD_FACTOR * (self.in_flight + 1) / len(able))
-            picked = min(
-                able,
-                key=lambda other: (
-                    other.address == failed_at,
-                    other.in_flight >= most,
-                    preference(session_id, other.address),
-                ),
-            )
+        most = math.ceil(_LOAD_FACTOR * (self.in_flight + 1) / len(able))
+
+        def order(replica: Replica) -> tuple[bool, bool, object]:
+            has_failed = replica.address == failed_at
+            if route.session_id is None:
+                return has_failed, False, (replica.in_flight, replica.num_calls)
+            return has_failed, replica.in_flight >= most, preference(route.session_id, replica.address)
+
+        picked = min(able, key=order)
         route.replica = picked.address
         return picked
 
@@ -404,28 +401,9 @@ class UpstreamPool:
     def _retries(
         self, replica: Replica, route: Route, error: UpstreamError, began: float, *, passed_on: bool = False
     ) -> bool:
-        """Record a failed attempt, and return whether to retry the call.
-
-        Args:
-            replica: where it failed.
-            route: the call's, which records the attempt.
-            error: the failure.
-            began: start of the attempt, on `time.monotonic`'s clock.
-            passed_on: true if the agent has some of the answer already.
-        """
-        self._note_failure(replica, error)
-        num_broken_off = sum(retry["fault"] == "broke_off" for retry in route.retries)
-        if error.fault == "call" or passed_on or len(route.retries) >= _MAX_RETRIES:
-            return False
-        if error.fault == "broke_off" and num_broken_off >= _MAX_BROKEN_OFF:
-            return False
-        attempt = {"replica": replica.address, "fault": error.fault, "status": error.status_code}
-        route.retries.append({**attempt, "error": str(error), "lost_s": time.monotonic() - began})
-        return True
-
-    def _note_failure(self, replica: Replica, error: UpstreamError) -> None:
+        """Record a failed attempt, and return whether to retry the call; not if the agent has some of the answer."""
         if error.fault == "call":
-            return
+            return False
         if error.fault == "refused":
             rest_s = replica.refused(error, self._config.check_interval_s)
             # The event loop's timers may be early by their resolution.
@@ -435,6 +413,13 @@ class UpstreamPool:
             self._start_recovery(replica)
         if self.all_down:
             self._wake_all()  # Calls that wait for room wait for a shorter time from here on.
+        num_broken_off = sum(retry["fault"] == "broke_off" for retry in route.retries)
+        has_broken = error.fault == "broke_off" and num_broken_off >= _MAX_BROKEN_OFF
+        if passed_on or has_broken or len(route.retries) >= _MAX_RETRIES:
+            return False
+        attempt = {"replica": replica.address, "fault": error.fault, "status": error.status_code}
+        route.retries.append({**attempt, "error": str(error), "lost_s": time.monotonic() - began})
+        return True
 
     def _answered(self, replica: Replica, route: Route) -> None:
         replica.answered()
