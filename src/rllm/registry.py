@@ -14,6 +14,7 @@ import textwrap
 import traceback
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def own_frames(error: BaseException) -> str:
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
 
 
+@cache
 def field_docs(kind: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class and of its bases, each in one line."""
     docs: dict[str, str] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rllm.trainer.config import TrainConfig
-    from rllm.types import Episode, Step
+    from rllm.types import Episode
 
 SETTINGS = [
     "num_steps=24",
@@ -141,8 +141,9 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
     """Print one conversation before and after training, the accuracies, and the next command."""
     from rllm.cli.display import conversation
 
-    pair = _same_task(samples.evaluations)
-    for title, episode in zip(("Before", "After"), pair, strict=False):
+    pairs = zip(*samples.evaluations, strict=True)
+    learned = (pair for pair in pairs if not pair[0].is_correct and pair[-1].is_correct)
+    for title, episode in zip(("Before", "After"), next(learned, ()), strict=False):
         console.print(f"\n[bold]{title}[/]")
         console.print(conversation(episode))
     console.print(
@@ -157,18 +158,3 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
         "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
         soft_wrap=True,
     )
-
-
-def _same_task(evaluations: Sequence[Sequence[Episode]]) -> list[Episode]:
-    """Return first and last episode of a held-out task that was learned, if possible one that was guessed at first."""
-    if len(evaluations) < 2:
-        return []
-    learned = [pair for pair in zip(*evaluations, strict=True) if not pair[0].is_correct and pair[1].is_correct]
-    guessed = (
-        pair for pair in learned if any(step.model_response.startswith("About") for step in _steps(pair[0])[-1:])
-    )
-    return list(next(guessed, learned[0] if learned else ()))
-
-
-def _steps(episode: Episode) -> list[Step]:
-    return [step for path in episode.trajectories for step in path.steps]

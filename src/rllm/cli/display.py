@@ -69,16 +69,6 @@ class LiveDisplay:
         log_samples: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the display.
-
-        Args:
-            console: a terminal.
-            num_steps: steps of the whole run.
-            under_way: returns the rollouts that are running now.
-            num_done: steps of earlier processes of the run.
-            log_samples: number of sample conversations to print.
-            clock: returns seconds.
-        """
         self._console = console
         self._num_steps = num_steps
         self._under_way = under_way

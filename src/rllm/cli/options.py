@@ -64,7 +64,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options_of(config: type) -> Iterator[inspect.Parameter]:
-    hints, docs = get_type_hints(config, include_extras=True), field_docs(config)
+    hints = get_type_hints(config, include_extras=True)
     for field in fields(config):
         if field.name in NOT_OPTIONS:
             continue
@@ -73,7 +73,9 @@ def _options_of(config: type) -> Iterator[inspect.Parameter]:
             spelling = spelling_of(field.name)
             names = f"{spelling}/--no-{spelling.removeprefix('--')}" if default is True else spelling
             variable = _VARIABLES.get(field.name)
-            option = typer.Option(names, help=docs[field.name], envvar=variable, show_default=default is not None)
+            option = typer.Option(
+                names, help=field_docs(config)[field.name], envvar=variable, show_default=default is not None
+            )
             annotation = Annotated[annotation, option]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -238,13 +240,6 @@ class PlainGroup(TyperGroup):
             super().format_help(ctx, formatter)
 
 
-_SUCH_AS = {
-    "eval": "sampling.max_tokens=512; `rllm eval -h` shows both",
-    "serve": "model.dtype=bfloat16; `rllm serve -h` shows both",
-}
-"""Examples for commands that take few settings; the others take all that `rllm config` lists."""
-
-
 class PlainCommand(TyperCommand):
     """Command with plain help, which refuses repeated options, and settings that are written like options."""
 
@@ -269,8 +264,7 @@ class PlainCommand(TyperCommand):
         for argument in takewhile("--".__ne__, args):
             name = argument.partition("=")[0]
             if name.startswith("--") and name not in known and closest(name, known, cutoff=0.75) is None:
-                every = f"num_steps=100; `rllm config` lists them, and `rllm {self.name} -h` the options"
                 raise ConfigError(
                     f"{name} is not an option of rllm {self.name}: settings are written without dashes, such as "
-                    f"{_SUCH_AS.get(str(self.name), every)}"
+                    f"model.dtype=bfloat16; `rllm {self.name} -h` lists the options, and `rllm config` the settings"
                 )

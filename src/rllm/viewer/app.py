@@ -39,9 +39,6 @@ def create_app(runs: Runs, *, token: str | None = None) -> Guard:
     Args:
         runs: runs to show.
         token: token that callers must present; `None` if only this machine can connect.
-
-    Raises:
-        MissingDependencyError: if Jinja is not installed.
     """
     environment()
 

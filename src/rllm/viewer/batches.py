@@ -120,11 +120,7 @@ class FedBatch:
 
 
 def read_batch(folder: Path, step: int) -> FedBatch | None:
-    """Read the batch of a step; `None` if the run kept none.
-
-    Raises:
-        StoreError: if the file is damaged.
-    """
+    """Read the batch of a step; `None` if the run kept none."""
     path = folder / "batches" / f"step-{step:06d}.json"
     try:
         batch = FedBatch(read_json(path, limit=_MAX_FILE_BYTES))
@@ -244,14 +240,7 @@ class _StoredCall:
 
 
 def audit_batch(batch: FedBatch, rollouts: Sequence[Rollout], calls_of: Calls, row: Row) -> BatchAudit:
-    """Compare a step's batch with the rollouts that the store has of it.
-
-    Args:
-        batch: the fed batch.
-        rollouts: rollouts of that step.
-        calls_of: traces and credits of a session.
-        row: metrics of the step.
-    """
+    """Compare a step's batch with the rollouts that the store has of it."""
     calls: dict[str, _StoredCall] = {}
     for rollout in rollouts:
         traces, credits_ = calls_of(rollout.session_id)

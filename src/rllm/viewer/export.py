@@ -41,11 +41,6 @@ def export_report(source: str, path: Path, *, num_rollouts: int = 40) -> int:
         source: a run folder, or a trace store.
         path: the file; an existing one is replaced.
         num_rollouts: number of rollouts to show in full: failed ones, and those with extreme advantages.
-
-    Raises:
-        ConfigError: if the source is not one run, or the file cannot be written.
-        MissingDependencyError: if Jinja is not installed.
-        StoreError: if the traces cannot be read.
     """
     runs = Runs([source])
     try:

@@ -232,13 +232,7 @@ class Lane:
 
 
 def timeline(rollouts: Sequence[Rollout], traces_of: dict[str, list[Trace]], *, now: float | None = None) -> list[Lane]:
-    """Return a lane for each rollout, in order of their start.
-
-    Args:
-        rollouts: rollouts of one step.
-        traces_of: traces by session.
-        now: Unix seconds.
-    """
+    """Return a lane for each rollout, in order of their start."""
     if not rollouts:
         return []
     now = time.time() if now is None else now

@@ -30,11 +30,7 @@ class NotFoundError(LookupError):
 
 
 def rollout_named(run: Run, session_id: str) -> Rollout:
-    """Return the rollout of a session.
-
-    Raises:
-        NotFoundError: if there is none.
-    """
+    """Return the rollout of a session."""
     found = run.rollouts.get(session_id)
     if found is None:
         raise NotFoundError(
@@ -44,11 +40,7 @@ def rollout_named(run: Run, session_id: str) -> Rollout:
 
 
 def trace_named(run: Run, session_id: str, trace_id: str) -> Trace:
-    """Return a call of a session; without an id the end of its first sequence.
-
-    Raises:
-        NotFoundError: if there is none.
-    """
+    """Return a call of a session; without an id the end of its first sequence."""
     traces = run.calls(session_id)[0]
     choices = traces if trace_id else SessionTree(traces).leaves()
     found = next((trace for trace in choices if trace_id in (trace.id, "")), None)
@@ -65,11 +57,7 @@ def table_of(run: Run, rollout: Rollout, trace: Trace) -> TokenTable:
 
 
 def whole(given: QueryArgs, name: str) -> int | None:
-    """Return a whole number of the query, if it is given.
-
-    Raises:
-        ConfigError: if it is not a number.
-    """
+    """Return a whole number of the query, if it is given."""
     text = given.get(name, "")
     if not text:
         return None

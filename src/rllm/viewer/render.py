@@ -28,11 +28,7 @@ HERE = Path(__file__).parent
 
 @cache
 def environment() -> Environment:
-    """Return the environment of templates.
-
-    Raises:
-        MissingDependencyError: if Jinja is not installed.
-    """
+    """Return the environment of templates."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:

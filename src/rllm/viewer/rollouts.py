@@ -295,11 +295,7 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Query:
-        """Parse a query string.
-
-        Raises:
-            ConfigError: if a field is invalid.
-        """
+        """Parse a query string."""
         query = cls(**{item.name: given[item.name].strip() for item in fields(cls) if given.get(item.name, "").strip()})
         query.wants_reward(0.0)
         if query.step and not (query.step.isdecimal() and len(query.step) <= 12):

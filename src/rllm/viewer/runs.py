@@ -94,11 +94,7 @@ class Run:
 
     @property
     def store(self) -> TraceStore:
-        """Store of the traces, opened for reading on first use.
-
-        Raises:
-            StoreError, ConfigError, MissingDependencyError: naming the problem with the store, and the remedy.
-        """
+        """Store of the traces, opened for reading on first use."""
         with self._lock:
             if self._store is None:
                 self._store = _opened(self.store_url)
@@ -106,11 +102,7 @@ class Run:
 
     @property
     def store_url(self) -> str:
-        """Path or URL of the traces.
-
-        Raises:
-            ConfigError: if the folder names a place outside itself, and is not the user's own.
-        """
+        """Path or URL of the traces."""
         if self._store_url or self.folder is None:
             return self._store_url or STORE
         return store_of_run(self.folder) or str(self.folder / STORE)
@@ -210,11 +202,7 @@ class Runs:
         self._found()
 
     def all(self) -> list[Run]:
-        """Return the runs, most recently changed first.
-
-        Raises:
-            ConfigError: if a source is neither a run nor a store nor a folder of runs.
-        """
+        """Return the runs, most recently changed first."""
         return sorted(self._found(), key=lambda run: -run.changed_at)
 
     def get(self, name: str) -> Run | None:

@@ -193,14 +193,7 @@ class TokenTable:
 def token_table(
     trace: Trace, traces: Sequence[Trace], credits_: Sequence[StepCredit], batch: FedBatch | None
 ) -> TokenTable:
-    """Collect everything known of the tokens of a call and of the calls before it.
-
-    Args:
-        trace: last call.
-        traces: calls of its session.
-        credits_: credits of these calls.
-        batch: batch of that step, if it was kept.
-    """
+    """Collect everything known of the tokens of a call and of the calls before it."""
     ids = [*trace.prompt_ids, *trace.response_ids]
     table = TokenTable(ids=ids, spans=[], clip=batch.clip if batch else None)
     table.columns = {name: [None] * len(ids) for name in (*OVERLAYS, "weight")}
