@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save_file
 
 from rllm.backends.lora import Adapter, LoraSettings
-from rllm.backends.server_sampler import ServerSampler
+from rllm.backends.sampler import ServerSampler
 from rllm.inference.servers.command import ServeOptions
 from rllm.inference.servers.control import FileTransfer, Handover, LoraLoad, Reload, VLLMControl
 from rllm.inference.servers.vllm_server import VLLMServer, free_port

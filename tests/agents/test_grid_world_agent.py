@@ -1,7 +1,7 @@
 import pytest
 
 from rllm.agents.grid_world_agent import GridWorldAgent
-from rllm.compat.frozenlake_agent import FrozenLakeAgent
+from rllm.compat.class_names import FrozenLakeAgent
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.errors import ConfigError

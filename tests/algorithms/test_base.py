@@ -15,8 +15,7 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.losses import kl_divergence
 from rllm.algorithms.ppo import PPO
-from rllm.algorithms.reinforce import Reinforce
-from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from rllm.algorithms.reinforce import Reinforce, ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from rllm.errors import ConfigError
 from rllm.registry import resolve
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.dapo import DAPO
+from rllm.algorithms.grpo import DAPO
 from rllm.errors import ConfigError
 
 from .values import group_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rllm.algorithms.dr_grpo import DrGRPO
+from rllm.algorithms.grpo import DrGRPO
 from rllm.errors import ConfigError
 
 from .values import batch_of, group_of

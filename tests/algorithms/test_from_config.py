@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from rllm.algorithms.base import Algorithm
-from rllm.algorithms.dr_grpo import DrGRPO
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
-from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.rloo import RLOO
+from rllm.algorithms.grpo import GRPO, DrGRPO
+from rllm.algorithms.reinforce import RLOO
 from rllm.algorithms.sft import SFT
 from rllm.config.schema import RolloutConfig, TrainConfig
 from rllm.errors import ConfigError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.opo import OPO
+from rllm.algorithms.reinforce import OPO
 
 from .values import group_of
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from rllm.algorithms.reinforce import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 
 from .values import batch_of, group_of
 

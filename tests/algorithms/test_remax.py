@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllm.algorithms.remax import ReMax
+from rllm.algorithms.reinforce import ReMax
 from rllm.errors import ConfigError
 from rllm.types import Trajectory
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.rloo import RLOO
+from rllm.algorithms.reinforce import RLOO
 
 from .values import group_of
 

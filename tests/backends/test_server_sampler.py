@@ -15,8 +15,8 @@ import torch
 
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
+from rllm.backends.sampler import ServerSampler
 from rllm.backends.server_launch import RunningServer
-from rllm.backends.server_sampler import ServerSampler
 from rllm.backends.update import update_weights
 from rllm.backends.weight_sync_check import ProbeLogprobs, check_moved
 from rllm.errors import WeightSyncError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from rllm.algorithms.rloo import RLOO
+from rllm.algorithms.reinforce import RLOO
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.cispo import CISPO
-from rllm.algorithms.dapo import DAPO
-from rllm.algorithms.dr_grpo import DrGRPO
-from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.gspo import GSPO
+from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
 
 from .rows import Rows
 

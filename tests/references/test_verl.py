@@ -13,15 +13,10 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Aggregation
-from rllm.algorithms.cispo import CISPO
-from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.gspo import GSPO
+from rllm.algorithms.grpo import CISPO, GRPO, GSPO
 from rllm.algorithms.losses import KLEstimator, importance_weights, kl_divergence
-from rllm.algorithms.opo import OPO
 from rllm.algorithms.ppo import PPO
-from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
-from rllm.algorithms.remax import ReMax
-from rllm.algorithms.rloo import RLOO
+from rllm.algorithms.reinforce import OPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReMax
 from rllm.types import Trajectory
 
 from .rows import GROUP_SIZE, Rows

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.backends.server_sampler import ServerSampler
+from rllm.backends.sampler import ServerSampler
 from rllm.errors import ConfigError, WeightSyncError
 from rllm.inference.openai_engine import OpenAIEngine
 from rllm.inference.servers.capabilities import probe

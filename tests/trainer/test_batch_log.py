@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
-from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.gspo import GSPO
+from rllm.algorithms.grpo import GRPO, GSPO
 from rllm.backends.base import UpdateResult
 from rllm.trainer.batch_log import BatchLog
 

@@ -16,8 +16,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.ppo import PPO
-from rllm.algorithms.reinforce_plus_plus import ReinforcePlusPlus
-from rllm.algorithms.remax import ReMax
+from rllm.algorithms.reinforce import ReinforcePlusPlus, ReMax
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.credit import Assembled, assemble
 from rllm.types import (

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.remax import ReMax
-from rllm.algorithms.rloo import RLOO
+from rllm.algorithms.reinforce import RLOO, ReMax
 from rllm.errors import ConfigError
 from rllm.trainer.credit import CreditUnit, Sample, credited_groups, rewards_by_step, units_of
 from rllm.types import UNSCORED, Episode, Step, Trajectory, TrajectoryGroup, discounted

@@ -7,7 +7,7 @@ import pytest
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.remax import ReMax
+from rllm.algorithms.reinforce import ReMax
 from rllm.config.schema import FilterConfig, RoleConfig
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError

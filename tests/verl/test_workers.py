@@ -21,11 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.cispo import CISPO
-from rllm.algorithms.dapo import DAPO
-from rllm.algorithms.dr_grpo import DrGRPO
-from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.gspo import GSPO
+from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import Reinforce
 from rllm.algorithms.sft import SFT

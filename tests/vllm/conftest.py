@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rllm.backends.lora import Adapter
-from rllm.backends.server_sampler import ServerSampler
+from rllm.backends.sampler import ServerSampler
 from rllm.inference.servers.command import ServeOptions
 from rllm.inference.servers.control import Handover, choose_handover
 from rllm.inference.servers.vllm_server import VLLMServer, free_port

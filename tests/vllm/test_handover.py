@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rllm.backends.lora import Adapter, LoraSettings
-from rllm.backends.server_sampler import ServerSampler
+from rllm.backends.sampler import ServerSampler
 from rllm.errors import WeightSyncError
 from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.inference.servers.control import FileTransfer, LoraLoad, Reload, VLLMControl

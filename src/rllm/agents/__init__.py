@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rllm.agents.grid_world_agent import GridWorldAgent as GridWorldAgent
     from rllm.agents.math_agent import MathAgent as MathAgent
     from rllm.agents.tool_agent import ToolAgent as ToolAgent
-    from rllm.compat.frozenlake_agent import FrozenLakeAgent as FrozenLakeAgent
+    from rllm.compat.class_names import FrozenLakeAgent as FrozenLakeAgent
     from rllm.types import Action as Action
     from rllm.types import Episode as Episode
     from rllm.types import Step as Step
@@ -49,7 +49,7 @@ __getattr__, __dir__ = lazy_names(
         "BaseAgent": "rllm.agents.agent",
         "ChatAgent": "rllm.agents.chat_agent",
         "Episode": "rllm.types",
-        "FrozenLakeAgent": "rllm.compat.frozenlake_agent",
+        "FrozenLakeAgent": "rllm.compat.class_names",
         "GridWorldAgent": "rllm.agents.grid_world_agent",
         "MathAgent": "rllm.agents.math_agent",
         "Step": "rllm.types",

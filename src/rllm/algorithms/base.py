@@ -1,6 +1,6 @@
 """Base class of algorithms: a credit for each trajectory of a group, and a loss over tokens.
 
-An algorithm is one file: a subclass defines `credit` (or `credits`, to compare across groups), or `token_advantages` to
+An algorithm is one class: it defines `credit` (or `credits`, to compare across groups), or `token_advantages` to
 credit single tokens, and may replace `surrogate`, the part of the loss that moves the policy. The options below belong
 to all of them.
 """
@@ -106,7 +106,12 @@ class Algorithm:
         self._refuse_details("level=step", self.level == "step" or self.credits_tokens, "gamma")
         self._refuse_details("kl_coef", self.needs_reference, "kl_estimator")
         self._refuse_details("correction", self.correction != "none", "correction_level", "correction_cap")
-        self._check_fixed_length()
+        if self.aggregation == "fixed-length":
+            given = self.fixed_length is not None and self.fixed_length > 0
+            self._require("fixed_length", given, "aggregation=fixed-length divides by it; use rollout.max_tokens")
+        else:
+            unset = self.fixed_length is None
+            self._require("fixed_length", unset, "only aggregation=fixed-length uses it; leave it out")
 
     def _refuse_details(self, switch: str, is_on: bool, *details: str) -> None:
         """Refuse settings of a feature that is off, since setting them suggests that it is meant to be on."""
@@ -117,15 +122,6 @@ class Algorithm:
                     getattr(self, item.name) == item.default,
                     f"it has no effect without {switch}; set that, too",
                 )
-
-    def _check_fixed_length(self) -> None:
-        if self.aggregation == "fixed-length":
-            given = self.fixed_length is not None and self.fixed_length > 0
-            self._require("fixed_length", given, "aggregation=fixed-length divides by it; use rollout.max_tokens")
-        else:
-            self._require(
-                "fixed_length", self.fixed_length is None, "only aggregation=fixed-length uses it; leave it out"
-            )
 
     def _require(self, name: str, holds: bool, remedy: str) -> None:
         if not holds:

@@ -1,12 +1,16 @@
-"""Group relative policy optimisation (Shao et al. 2024, DeepSeekMath): siblings are each other's baseline."""
+"""GRPO and its descendants Dr. GRPO, DAPO, GSPO and CISPO: siblings are each other's baseline."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, pstdev
 from typing import ClassVar
 
-from rllm.algorithms.base import Algorithm
+from torch import Tensor
+
+from rllm.algorithms.base import Algorithm, Sums
+from rllm.algorithms.batch import Aggregation, Batch
+from rllm.algorithms.losses import clipped_policy_loss, mean_by_sequence, probability_ratio
 from rllm.types import TrajectoryGroup
 
 EPSILON = 1e-6
@@ -17,8 +21,9 @@ EPSILON = 1e-6
 class GRPO(Algorithm):
     """Group relative policy optimisation: rewards less the group's mean, in standard deviations of the group.
 
-    The deviation is that of the group itself; verl and TRL use that of a sample, larger by the root of n / (n - 1). The
-    loss is a mean over tokens, as in verl; the paper's is aggregation=seq-mean-token-mean.
+    Shao et al. 2024 (DeepSeekMath). The deviation is that of the group itself; verl and TRL use that of a sample,
+    larger by the root of n / (n - 1). The loss is a mean over tokens, as in verl; the paper's is
+    aggregation=seq-mean-token-mean.
     """
 
     min_group_size: ClassVar[int] = 2
@@ -34,3 +39,105 @@ class GRPO(Algorithm):
 
     def baseline(self, group: TrajectoryGroup) -> float | None:
         return mean(group.rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGRPO(GRPO):
+    """Dr. GRPO (Liu et al. 2025): advantages are not divided by their deviation, nor losses by the answer's length."""
+
+    normalize_std: bool = False
+    aggregation: Aggregation = "fixed-length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPO(GRPO):
+    """DAPO (Yu et al. 2025): clip less above than below, and take up to 1 off the reward near the length limit.
+
+    Its other part, resampling tasks whose rewards are all alike, is a setting of rollouts.
+    """
+
+    clip_high: float = 0.28
+    overlong_length: int | None = None
+    """Tokens of a trajectory from which 1 is subtracted from its reward, such as rollout.max_tokens; None subtracts
+    nothing."""
+    overlong_buffer: int | None = None
+    """Over how many tokens before that the penalty rises from 0, such as a fifth of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("clip_high", self.clip_high >= self.clip_low, "use at least clip_low; dapo clips less above")
+        self._require(
+            "overlong_buffer",
+            (self.overlong_buffer is None) is (self.overlong_length is None),
+            "set it together with overlong_length, or neither",
+        )
+        if self.overlong_length is not None and self.overlong_buffer is not None:
+            self._require(
+                "overlong_buffer",
+                0 < self.overlong_buffer <= self.overlong_length,
+                f"use a number of tokens from 1 to overlong_length={self.overlong_length}",
+            )
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        return super().credit(self._shaped(group))
+
+    def baseline(self, group: TrajectoryGroup) -> float | None:
+        return super().baseline(self._shaped(group))
+
+    def _shaped(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        """Return the group with lengths penalised."""
+        penalties = group.penalties or [0.0] * len(group.trajectories)
+        overlong = [self.overlong_penalty(length) for length in group.lengths]
+        return replace(group, penalties=[one + other for one, other in zip(penalties, overlong, strict=True)])
+
+    def overlong_penalty(self, length: int) -> float:
+        """Return the penalty, 0 to 1, of a trajectory that reaches into the buffer (eq. 13, negated)."""
+        if self.overlong_length is None or self.overlong_buffer is None:
+            return 0.0
+        return min(max(1 - (self.overlong_length - length) / self.overlong_buffer, 0.0), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPO(GRPO):
+    """GSPO (Zheng et al. 2025): the ratio is the geometric mean over the sequence, which varies little."""
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    aggregation: Aggregation = "seq-mean-token-mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("dual_clip", self.dual_clip is None, "gspo has no such bound; leave it out")
+
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
+        # The value is the sequence's ratio, the gradient each token's own (GSPO-token, eq. 14), so that the tokens of a
+        # sequence may differ in advantage; where they do not, it is the gradient of the sequence's ratio.
+        shift = mean_by_sequence((logprobs - old_logprobs).detach(), batch.sequence_of)
+        losses, ratio, clipped = clipped_policy_loss(
+            logprobs - logprobs.detach() + shift,
+            shift.new_zeros(()),
+            batch.advantages,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+        )
+        return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CISPO(GRPO):
+    """CISPO (MiniMax 2025, MiniMax-M1): the ratio is bounded as a weight, so that no token loses its gradient."""
+
+    clip_low: float = 1.0
+    """Distance below 1 that the weight may fall; 1 sets no bound, as in the paper."""
+    clip_high: float = 4.0
+    """Distance above 1 that it may rise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("dual_clip", self.dual_clip is None, "cispo bounds all weights by clip_high; leave it out")
+
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
+        ratio = probability_ratio(logprobs, old_logprobs).detach()
+        weights = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
+        sums = {"policy/clip_fraction": (weights != ratio).float().sum(), "policy/ratio": ratio.sum()}
+        return -weights * batch.advantages * logprobs, sums

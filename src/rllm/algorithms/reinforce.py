@@ -1,16 +1,138 @@
-"""REINFORCE (Williams 1992): what paid becomes likelier, compared with nothing."""
+"""REINFORCE and its descendants REINFORCE++, RLOO, OPO and ReMax, which differ in their baseline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
+from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import Batch
+from rllm.algorithms.losses import KLEstimator, whitened
+from rllm.algorithms.ppo import gae
+from rllm.errors import ConfigError
 from rllm.types import TrajectoryGroup
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reinforce(Algorithm):
-    """A trajectory's advantage is its reward."""
+    """REINFORCE (Williams 1992): a trajectory's advantage is its reward."""
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
         return group.rewards
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePlusPlus(Algorithm):
+    """REINFORCE++ (Hu 2025): PPO without a critic; each token's return is whitened over the batch."""
+
+    usual_kl_estimator: ClassVar[KLEstimator] = "k1"
+
+    @property
+    def credits_tokens(self) -> bool:
+        return True
+
+    def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
+        assert batch.rewards is not None, "tokens are credited from their rewards"
+        assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
+        no_values = torch.zeros_like(batch.rewards)
+        returns = gae(batch.rewards, no_values, batch.trajectory_of, gamma=self.gamma, gae_lambda=1.0)
+        return whitened(returns), None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePlusPlusBaseline(Algorithm):
+    """REINFORCE++ with a baseline: rewards less the group's mean, in standard deviations of the whole batch."""
+
+    min_group_size: ClassVar[int] = 2
+    usual_kl_estimator: ClassVar[KLEstimator] = "k2"
+
+    def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
+        distances: list[float] = []
+        for group in groups:
+            rewards = group.rewards
+            middle = mean(rewards)
+            distances += [reward - middle for reward in rewards]
+        # A trajectory without tokens, as groups that are made by hand may have, counts as one of a single token.
+        lengths = torch.tensor([max(length, 1) for group in groups for length in group.lengths], dtype=torch.long)
+        by_token = whitened(torch.tensor(distances, dtype=torch.float64).repeat_interleave(lengths))
+        first_tokens = lengths.cumsum(0) - lengths
+        advantages = iter(by_token[first_tokens].tolist())
+        return [[next(advantages) for _ in group.trajectories] for group in groups]
+
+    def baseline(self, group: TrajectoryGroup) -> float | None:
+        return mean(group.rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLOO(Algorithm):
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): reward less the siblings' mean."""
+
+    min_group_size: ClassVar[int] = 2
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        rewards = group.rewards
+        middle = mean(rewards)  # exact, so that equal rewards give zeros and not rounding errors
+        # r - mean(others) = (r - mean(all)) * n / (n - 1)
+        return [(reward - middle) * len(rewards) / (len(rewards) - 1) for reward in rewards]
+
+    def baseline(self, group: TrajectoryGroup) -> float | None:
+        return mean(group.rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPO(Algorithm):
+    """On-policy optimisation with the optimal baseline (Hao et al. 2025): reward less the group's mean by length.
+
+    That baseline gives the gradient the least variance, if its size grows with the number of tokens.
+    """
+
+    min_group_size: ClassVar[int] = 2
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        middle = self.baseline(group)
+        return [reward - middle for reward in group.rewards]
+
+    def baseline(self, group: TrajectoryGroup) -> float:
+        rewards, lengths = group.rewards, group.lengths
+        if not any(lengths):  # as in groups that are made by hand
+            lengths = [1] * len(rewards)
+        # From the first reward on, so that equal rewards give zeros and not rounding errors.
+        first = rewards[0]
+        weighted = sum(length * (reward - first) for reward, length in zip(rewards, lengths, strict=True))
+        return first + weighted / sum(lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReMax(Algorithm):
+    """ReMax (Li et al. 2023): reward less that of the task's greedy rollout."""
+
+    needs_greedy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(
+            "level", self.level == "trajectory", "a greedy rollout has other steps; use trajectory, or grpo for steps"
+        )
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        baseline = self.baseline(group)
+        return [reward - baseline for reward in group.rewards]
+
+    def baseline(self, group: TrajectoryGroup) -> float:
+        """Return the reward of the greedy rollout.
+
+        Raises:
+            ConfigError: if the group has no scored greedy rollout.
+        """
+        rewards = [reward for item in group.references if (reward := item.final_reward()) is not None]
+        if not rewards:
+            raise ConfigError(
+                f"group {group.group_id!r} has no scored greedy rollout to compare with: add one to `references` "
+                "(a trajectory with trainable=False), or use algorithm.name=rloo"
+            )
+        return mean(rewards)

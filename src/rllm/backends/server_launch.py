@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rllm.backends.lora import Adapter
-from rllm.backends.server_sampler import ServerSampler
+from rllm.backends.sampler import ServerSampler
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, choose_device, choose_dtype, load_tokenizer

@@ -210,6 +210,7 @@ def _config(path: str, settings: list[str]) -> TrainConfig:
 
 @contextmanager
 def _vllm(config: TrainConfig) -> Iterator[Upstream]:
+    from rllm.backends.sampler import engine_on
     from rllm.backends.server_launch import (
         LOG_FILE,
         SERVED_NAME,
@@ -218,7 +219,6 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         started_format,
         with_template_file,
     )
-    from rllm.backends.server_sampler import engine_on
     from rllm.gateway.upstream.policy_server import upstream_of
     from rllm.inference.local.loading import load_tokenizer
     from rllm.inference.servers.command import vllm_command

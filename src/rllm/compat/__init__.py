@@ -1,7 +1,6 @@
 """Vocabulary of the rLLM framework: its module paths, its configuration keys and a few classes of its own.
 
 `import_hook` resolves module paths that moved and explains those that were removed. `settings` translates
-configurations by the rules of `setting_table`; `rllm.config.loading` calls it at one place. `class_names` and
-`metric_names` have short names of classes and metrics. The other modules are only used by programs written for that
-framework.
+configurations by the rules of `setting_table`; `rllm.config.loading` calls it at one place. `metric_names` adds
+metrics under its names. The other modules are only used by programs written for that framework.
 """

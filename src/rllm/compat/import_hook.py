@@ -23,7 +23,7 @@ _FROZEN_LAKE = {"FrozenLakeEnv": "rllm.environments.grid_world:GridWorldEnv"}
 _PROXY = {"ProxyManager": "rllm.compat.proxy_manager"}
 
 MOVED: dict[str, dict[str, str]] = {
-    "rllm.agents.frozenlake_agent": {"FrozenLakeAgent": "rllm.compat.frozenlake_agent"},
+    "rllm.agents.frozenlake_agent": {"FrozenLakeAgent": "rllm.compat.class_names"},
     "rllm.engine.rollout": _ENGINES,
     "rllm.engine.rollout.openai_engine": _ENGINES,
     "rllm.engine.rollout.rollout_engine": _ENGINES,
@@ -51,7 +51,7 @@ MOVED: dict[str, dict[str, str]] = {
     "rllm.trainer.env_agent_mappings": dict.fromkeys(
         ("AGENT_CLASS_MAPPING", "ENV_CLASS_MAPPING", "WORKFLOW_CLASS_MAPPING"), "rllm.compat.class_names"
     ),
-    "rllm.utils": {"compute_pass_at_k": "rllm.compat.utils", "save_trajectories": "rllm.compat.utils"},
+    "rllm.utils": {"compute_pass_at_k": "rllm.compat.class_names", "save_trajectories": "rllm.compat.class_names"},
     "rllm.workflows.cumulative_workflow": {"CumulativeWorkflow": "rllm.workflows.multi_turn_workflow"},
     "rllm.workflows.single_turn_workflow": {"SingleTurnWorkflow": "rllm.workflows.multi_turn_workflow"},
 }

@@ -9,8 +9,7 @@ import torch
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Aggregation, Batch, StepSpan, TokenSequence
-from rllm.algorithms.grpo import GRPO
-from rllm.algorithms.gspo import GSPO
+from rllm.algorithms.grpo import GRPO, GSPO
 from rllm.algorithms.ppo import PPO
 from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS, PolicyLoss, ValueLoss, sizes_of_whole
 from rllm.backends.verl.rows import Rows

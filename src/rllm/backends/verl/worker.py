@@ -9,7 +9,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 import verl.utils.model
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Role: TypeAlias = Literal["policy", "reference", "critic"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Method = TypeVar("Method", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
 class Decorator(Protocol):
