@@ -87,7 +87,7 @@ def test_one_that_is_started_in_a_rollout_has_its_operators_keys(
         manager.shutdown_proxy()
 
 
-def test_the_proxy_ends_with_its_process_and_a_silent_server_is_only_warned_of(tmp_path: Path) -> None:
+def test_the_proxy_ends_with_its_process(tmp_path: Path) -> None:
     program = f"""
 from rllm.sdk.proxy import ProxyManager
 manager = ProxyManager(proxy_port=0)
@@ -95,8 +95,6 @@ manager.start_proxy_subprocess({config(entry("m", "m", api_base=NOWHERE))}, {str
 print(manager.get_proxy_url())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
-    assert "calls will fail" in done.stderr
-    assert NOWHERE in done.stderr
     with pytest.raises(httpx.ConnectError):
         httpx.get(done.stdout.strip(), trust_env=False, timeout=60)
 

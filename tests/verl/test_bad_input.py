@@ -12,7 +12,6 @@ import pytest
 
 from rllm.backends.verl import cluster as cluster_module
 from rllm.backends.verl.backend import VerlBackend
-from rllm.backends.verl.cluster import check_node
 from rllm.backends.verl.worker_config import compose, demand_of, worker_configs
 from rllm.errors import ConfigError
 from rllm.trainer import AgentTrainer
@@ -121,16 +120,3 @@ def test_cpus_that_others_use(occupied: None, model_folder: Path, monkeypatch: p
     monkeypatch.setattr(cluster_module, "FREE_S", 1.0)
     with pytest.raises(ConfigError, match=r"4 CPUs, 1 .*verl.workers_per_node"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=2"))
-
-
-def test_a_node_with_other_versions_or_without_the_model() -> None:
-    from importlib.metadata import version
-
-    here = {package: version(package) for package in ("verl", "ray")}
-    check_node("10.0.0.9", {"versions": here, "missing": []})
-    with pytest.raises(ConfigError, match=r"verl 0\.8\.0 .*10\.0\.0\.9"):
-        check_node("10.0.0.9", {"versions": {**here, "verl": "0.8.0"}, "missing": []})
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.9 has ray 2\.59\.0"):
-        check_node("10.0.0.9", {"versions": {**here, "ray": "2.59.0"}, "missing": []})
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.9 .*'/models/mine'"):
-        check_node("10.0.0.9", {"versions": here, "missing": ["/models/mine"]})

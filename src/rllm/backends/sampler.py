@@ -202,7 +202,7 @@ class ServerSampler:
         return nullcontext()
 
     def _put_to_sleep(self) -> None:
-        with self.server.changing():
+        with self.server.changing:
             self.server.control.sleep()
             self._asleep = True
 
@@ -218,7 +218,7 @@ class ServerSampler:
             try:
                 if is_last_try:
                     self.server.await_ready()
-                with self.server.changing():
+                with self.server.changing:
                     self._published = self._send_and_check(folder, version)
                 break
             except (InferenceError, WeightSyncError) as error:

@@ -57,131 +57,91 @@ MOVED: dict[str, dict[str, str]] = {
 }
 """Module path of the rLLM framework -> its names -> the defining module, with `:attribute` if the name differs."""
 
-_SESSION = "import the names from rllm.sdk, such as session and get_current_session"
-_CLIENT = "use rllm.sdk.get_chat_client or get_chat_client_async"
-_CALLS = "read calls from the store (rllm.store.open_store) or from session(...).llm_calls"
-_GATEWAY = "use `rllm gateway`, or rllm.integrations.litellm with a LiteLLM proxy of your own"
-_FUNCTION_ENGINE = "use AgentTrainer(agent_run_func=...), with backend='verl' for verl"
-_WORKFLOW_ENGINE = "use AgentWorkflowEngine; results come in the order of the tasks"
-_COMPLETER = "use OpenAIEngine, or a RolloutEngine of your own"
-_BACKENDS = "use AgentTrainer(backend=...) with local or verl"
-_TRAINER = "use rllm.trainer.AgentTrainer"
-_MCP = "pass the tools of rllm.tools.mcp_tool.mcp_tools to ToolAgent and ToolEnvironment"
-_CODING = "use SingleTurnEnvironment with code_reward_fn, and an agent of your own"
-_PROGRAM = "run the program itself with rllm.sdk.run_program, or write a BaseEnv"
-_PYTHON = "use rllm.tools.python_tool.PythonInterpreter"
-_SEARCH = "use rllm.tools.local_search.LocalSearch, an MCP server, or a function of your own"
-_CHAT_PARSER = "use ChatTemplateParser.get_parser(tokenizer), which reads the tokenizer's template"
-_DATASET = "use rllm.data.Dataset and DatasetRegistry"
-_FUNCTION = "pass AgentTrainer a function that returns its reward, agent_run_func=..."
-_TIMING = "see the viewer's page Time, or export spans with gateway.otel=true"
-_EPISODE_LOG = "use rllm.engine.episode_log.EpisodeLog"
-
-REMOVED = {
-    "rllm.sdk.session": _SESSION,
-    "rllm.sdk.chat": _CLIENT,
-    "rllm.sdk.tracers": _CALLS,
-    "rllm.sdk.store": _CALLS,
-    "rllm.sdk.SessionBuffer": _CALLS,
-    "rllm.sdk.SessionBufferProtocol": _CALLS,
-    "rllm.sdk.InMemorySessionTracer": _CALLS,
-    "rllm.sdk.SqliteTracer": _CALLS,
-    "rllm.sdk.TracerProtocol": _CALLS,
-    "rllm.sdk.protocol.LLMInput": "read Trace.messages and Trace.prompt_ids",
-    "rllm.sdk.protocol.LLMOutput": "read Trace.response, response_ids, logprobs and finish_reason",
-    "rllm.sdk.data_process": "use session(...).steps or Step.from_trace, which carry the tokens",
-    "rllm.sdk.proxy.metadata_slug": _GATEWAY,
-    "rllm.sdk.proxy.middleware": _GATEWAY,
-    "rllm.sdk.proxy.MetadataRoutingMiddleware": _GATEWAY,
-    "rllm.sdk.proxy.SamplingParametersCallback": _GATEWAY,
-    "rllm.sdk.proxy.TracingCallback": _GATEWAY,
-    "rllm.sdk.proxy.litellm_callbacks": _GATEWAY,
-    "rllm.sdk.proxy.litellm_server": _GATEWAY,
-    "rllm.sdk.proxy.VerlProxyManager": _GATEWAY,
-    "rllm.sdk.proxy.proxy_manager.VerlProxyManager": _GATEWAY,
-    "rllm.engine.AgentSdkEngine": _FUNCTION_ENGINE,
-    "rllm.engine.agent_sdk_engine": _FUNCTION_ENGINE,
-    "rllm.engine.VerlEngine": _FUNCTION_ENGINE,
-    "rllm.engine.rollout.VerlEngine": _FUNCTION_ENGINE,
-    "rllm.engine.rollout.verl_engine": _FUNCTION_ENGINE,
-    "rllm.engine.rollout.TinkerEngine": _BACKENDS,
-    "rllm.engine.rollout.tinker_engine": _BACKENDS,
-    "rllm.engine.TinkerEngine": _BACKENDS,
-    "rllm.engine.rollout.Completer": _COMPLETER,
-    "rllm.engine.rollout.TITOCompleter": _COMPLETER,
-    "rllm.engine.rollout.completer": _COMPLETER,
-    "rllm.engine.UnifiedWorkflowEngine": _WORKFLOW_ENGINE,
-    "rllm.engine.unified_workflow_engine": _WORKFLOW_ENGINE,
-    "rllm.patches": "vLLM 0.10.2 and later return token ids without a patch",
-    "rllm.agents.MCPToolAgent": _MCP,
-    "rllm.agents.tool_agent.MCPToolAgent": _MCP,
-    "rllm.agents.CompetitionCodingAgent": _CODING,
-    "rllm.agents.code_agent": _CODING,
-    "rllm.agents.SWEAgent": _PROGRAM,
-    "rllm.agents.swe_agent": _PROGRAM,
-    "rllm.agents.MiniWobAgent": _PROGRAM,
-    "rllm.agents.miniwob_agent": _PROGRAM,
-    "rllm.agents.WebArenaAgent": _PROGRAM,
-    "rllm.agents.webarena_agent": _PROGRAM,
-    "rllm.agents.appworld_react_agents": _PROGRAM,
-    "rllm.agents.system_prompts": "pass system_prompt= to the agent",
-    "rllm.agents.utils": "not needed: tokens come from the inference server, never from messages",
-    "rllm.environments.tools.mcp_env": _MCP,
-    "rllm.environments.CompetitionCodingEnv": _CODING,
-    "rllm.environments.code": _CODING,
-    "rllm.environments.SWEEnv": _PROGRAM,
-    "rllm.environments.swe": _PROGRAM,
-    "rllm.environments.BrowserGymEnv": _PROGRAM,
-    "rllm.environments.browsergym": _PROGRAM,
-    "rllm.environments.appworld": _PROGRAM,
-    "rllm.environments.env_utils": "use trajectory.final_reward() and step.mc_return",
-    "rllm.tools.PythonInterpreter": _PYTHON,
-    "rllm.tools.code_tools": _PYTHON,
-    "rllm.tools.web_tools": _SEARCH,
-    "rllm.tools.GoogleSearchTool": _SEARCH,
-    "rllm.tools.FirecrawlTool": _SEARCH,
-    "rllm.tools.TavilySearchTool": _SEARCH,
-    "rllm.tools.TavilyExtractTool": _SEARCH,
-    "rllm.tools.utils": "use Tool(function=...).json, the schema of a function",
-    "rllm.parser.QwenChatTemplateParser": _CHAT_PARSER,
-    "rllm.parser.DeepseekQwenChatTemplateParser": _CHAT_PARSER,
-    "rllm.parser.LlamaChatTemplateParser": _CHAT_PARSER,
-    "rllm.parser.chat_template_parser.QwenChatTemplateParser": _CHAT_PARSER,
-    "rllm.parser.chat_template_parser.DeepseekQwenChatTemplateParser": _CHAT_PARSER,
-    "rllm.parser.chat_template_parser.LlamaChatTemplateParser": _CHAT_PARSER,
-    "rllm.rewards.code_utils": "use code_reward_fn, which runs a task's tests in the sandbox",
-    "rllm.rewards.math_utils": "use math_reward_fn(...): .is_correct and .metadata['extracted']",
-    "rllm.workflows.TimingTrackingMixin": _TIMING,
-    "rllm.workflows.timing_mixin": _TIMING,
-    "rllm.workflows.EvalProtocolWorkflow": "write a Workflow of your own",
-    "rllm.workflows.eval_protocol_workflow": "write a Workflow of your own",
-    "rllm.workflows.DistillationWorkflow": "use algorithm.name=distill with teacher.path",
-    "rllm.workflows.distillation_workflow": "use algorithm.name=distill with teacher.path",
-    "rllm.workflows.store": "share an object of your own through workflow_args",
-    "rllm.trainer.verl": "use AgentTrainer(backend='verl')",
-    "rllm.trainer.tinker": _BACKENDS,
-    "rllm.trainer.fireworks": _BACKENDS,
-    "rllm.trainer.distill": "use algorithm.name=distill with teacher.path",
-    "rllm.trainer.algorithms": "name an algorithm of your own: algorithm.name=package.module:Name",
-    "rllm.trainer.unified_trainer": _TRAINER,
-    "rllm.data.prepare_hendrycks_math": "run python -m rllm.data.prepare math500",
-    "rllm.data.utils": _DATASET,
-    "rllm.data.dataset_types": _DATASET,
-    "rllm.data.TrainDataset": _DATASET,
-    "rllm.data.TestDataset": _DATASET,
-    "rllm.data.Problem": _DATASET,
-    "rllm.data.DatasetConfig": _DATASET,
-    "rllm.data.dataloader": "not needed: AgentTrainer shuffles the tasks and resumes with resume=True",
-    "rllm.data.StatefulTaskDataLoader": "not needed: AgentTrainer shuffles the tasks and resumes with resume=True",
-    "rllm.eval": "use `rllm eval`, with reward functions of rllm.rewards",
-    "rllm.experimental": _TRAINER,
-    "rllm.misc": "use logging",
-    "rllm.utils.tracking": "name the trackers: trackers=[console,wandb]",
-    "rllm.utils.episode_logger": _EPISODE_LOG,
-    "rllm.rollout": _FUNCTION,
-    "rllm.evaluator": "pass --reward to `rllm train` and `rllm eval`",
-    "rllm.Task": "a task is a dict",
+_INSTEAD = {
+    "import the names from rllm.sdk, such as session and get_current_session": "sdk.session",
+    "use rllm.sdk.get_chat_client or get_chat_client_async": "sdk.chat",
+    "read calls from the store (rllm.store.open_store) or from session(...).llm_calls": (
+        "sdk.tracers sdk.store sdk.SessionBuffer sdk.SessionBufferProtocol sdk.InMemorySessionTracer "
+        "sdk.SqliteTracer sdk.TracerProtocol"
+    ),
+    "read Trace.messages and Trace.prompt_ids": "sdk.protocol.LLMInput",
+    "read Trace.response, response_ids, logprobs and finish_reason": "sdk.protocol.LLMOutput",
+    "use session(...).steps or Step.from_trace, which carry the tokens": "sdk.data_process",
+    "use `rllm gateway`, or rllm.integrations.litellm with a LiteLLM proxy of your own": (
+        "sdk.proxy.metadata_slug sdk.proxy.middleware sdk.proxy.MetadataRoutingMiddleware "
+        "sdk.proxy.SamplingParametersCallback sdk.proxy.TracingCallback sdk.proxy.litellm_callbacks "
+        "sdk.proxy.litellm_server sdk.proxy.VerlProxyManager sdk.proxy.proxy_manager.VerlProxyManager"
+    ),
+    "use AgentTrainer(agent_run_func=...), with backend='verl' for verl": (
+        "engine.AgentSdkEngine engine.agent_sdk_engine engine.VerlEngine engine.rollout.VerlEngine "
+        "engine.rollout.verl_engine"
+    ),
+    "use AgentTrainer(backend=...) with local or verl": (
+        "engine.rollout.TinkerEngine engine.rollout.tinker_engine engine.TinkerEngine trainer.tinker trainer.fireworks"
+    ),
+    "use OpenAIEngine, or a RolloutEngine of your own": (
+        "engine.rollout.Completer engine.rollout.TITOCompleter engine.rollout.completer"
+    ),
+    "use AgentWorkflowEngine; results come in the order of the tasks": (
+        "engine.UnifiedWorkflowEngine engine.unified_workflow_engine"
+    ),
+    "vLLM 0.10.2 and later return token ids without a patch": "patches",
+    "pass the tools of rllm.tools.mcp_tool.mcp_tools to ToolAgent and ToolEnvironment": (
+        "agents.MCPToolAgent agents.tool_agent.MCPToolAgent environments.tools.mcp_env"
+    ),
+    "use SingleTurnEnvironment with code_reward_fn, and an agent of your own": (
+        "agents.CompetitionCodingAgent agents.code_agent environments.CompetitionCodingEnv environments.code"
+    ),
+    "run the program itself with rllm.sdk.run_program, or write a BaseEnv": (
+        "agents.SWEAgent agents.swe_agent agents.MiniWobAgent agents.miniwob_agent agents.WebArenaAgent "
+        "agents.webarena_agent agents.appworld_react_agents environments.SWEEnv environments.swe "
+        "environments.BrowserGymEnv environments.browsergym environments.appworld"
+    ),
+    "pass system_prompt= to the agent": "agents.system_prompts",
+    "not needed: tokens come from the inference server, never from messages": "agents.utils",
+    "use trajectory.final_reward() and step.mc_return": "environments.env_utils",
+    "use rllm.tools.python_tool.PythonInterpreter": "tools.PythonInterpreter tools.code_tools",
+    "use rllm.tools.local_search.LocalSearch, an MCP server, or a function of your own": (
+        "tools.web_tools tools.GoogleSearchTool tools.FirecrawlTool tools.TavilySearchTool tools.TavilyExtractTool"
+    ),
+    "use Tool(function=...).json, the schema of a function": "tools.utils",
+    "use ChatTemplateParser.get_parser(tokenizer), which reads the tokenizer's template": (
+        "parser.QwenChatTemplateParser parser.DeepseekQwenChatTemplateParser parser.LlamaChatTemplateParser "
+        "parser.chat_template_parser.QwenChatTemplateParser "
+        "parser.chat_template_parser.DeepseekQwenChatTemplateParser "
+        "parser.chat_template_parser.LlamaChatTemplateParser"
+    ),
+    "use code_reward_fn, which runs a task's tests in the sandbox": "rewards.code_utils",
+    "use math_reward_fn(...): .is_correct and .metadata['extracted']": "rewards.math_utils",
+    "see the viewer's page Time, or export spans with gateway.otel=true": (
+        "workflows.TimingTrackingMixin workflows.timing_mixin"
+    ),
+    "write a Workflow of your own": "workflows.EvalProtocolWorkflow workflows.eval_protocol_workflow",
+    "use algorithm.name=distill with teacher.path": (
+        "workflows.DistillationWorkflow workflows.distillation_workflow trainer.distill"
+    ),
+    "share an object of your own through workflow_args": "workflows.store",
+    "use AgentTrainer(backend='verl')": "trainer.verl",
+    "name an algorithm of your own: algorithm.name=package.module:Name": "trainer.algorithms",
+    "use rllm.trainer.AgentTrainer": "trainer.unified_trainer experimental",
+    "run python -m rllm.data.prepare math500": "data.prepare_hendrycks_math",
+    "use rllm.data.Dataset and DatasetRegistry": (
+        "data.utils data.dataset_types data.TrainDataset data.TestDataset data.Problem data.DatasetConfig"
+    ),
+    "not needed: AgentTrainer shuffles the tasks and resumes with resume=True": (
+        "data.dataloader data.StatefulTaskDataLoader"
+    ),
+    "use `rllm eval`, with reward functions of rllm.rewards": "eval",
+    "use logging": "misc",
+    "name the trackers: trackers=[console,wandb]": "utils.tracking",
+    "use rllm.engine.episode_log.EpisodeLog": "utils.episode_logger",
+    "pass AgentTrainer a function that returns its reward, agent_run_func=...": "rollout",
+    "pass --reward to `rllm train` and `rllm eval`": "evaluator",
+    "a task is a dict": "Task",
 }
+"""What to use instead of modules and names of the rLLM framework, each below `rllm`."""
+
+REMOVED = {f"rllm.{name}": instead for instead, names in _INSTEAD.items() for name in names.split()}
 """Module or name of the rLLM framework, and what to use instead."""
 
 

@@ -7,9 +7,6 @@ client = get_chat_client(base_url=manager.get_proxy_url(), api_key="unused")
 
 from __future__ import annotations
 
-import http.client
-import json
-import logging
 import os
 import re
 import signal
@@ -30,8 +27,6 @@ from rllm._runtime.process import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.variables import operators_keys
 from rllm.types import JSONMapping
-
-logger = logging.getLogger(__name__)
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _PROVIDERS = ("openai/", "hosted_vllm/")
@@ -229,27 +224,8 @@ class _Gateway:
             )
 
     def wait_until_ready(self) -> str:
-        """Return the gateway's URL once it answers; log a warning if its upstream does not."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        url = self._wait_for_url(deadline)
-        parts = urlsplit(url)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=max(1.0, deadline - time.monotonic()))
-        try:
-            connection.request("GET", "/readyz")
-            answer = connection.getresponse()
-            body = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise RLLMError(
-                f"the proxy at {url} does not answer ({error}); its last output:\n{self._tail()}"
-            ) from error
-        finally:
-            connection.close()
-        if answer.status == 503:
-            logger.warning("the proxy at %s has started, and calls will fail: %s", url, json.loads(body)["problems"])
-        return url
-
-    def _wait_for_url(self, deadline: float) -> str:
         """Return the URL that the gateway logged: another server may already answer at the requested address."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             exit_code = self.process.poll()
             if found := _LISTENS.search(self._tail()):

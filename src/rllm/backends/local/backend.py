@@ -22,7 +22,7 @@ from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint,
 from rllm.backends.local.critic import Critic, check_critic
 from rllm.backends.local.logprobs import body_of
 from rllm.backends.local.optimizer import MasterAdamW, accumulate
-from rllm.backends.local.policy import FrozenCopy, Policy, Reference, Trunk, WithoutAdapter
+from rllm.backends.local.policy import FrozenCopy, Policy, Trunk
 from rllm.backends.lora import Adapter, LoraSettings
 from rllm.backends.sampler import EmbeddedSampler, Sampler
 from rllm.backends.server_launch import check_serving, open_server
@@ -109,7 +109,9 @@ class LocalBackend:
                 self._sampler = serve(loaded, self.adapter)
         self.policy = Policy.of(self.model, trunk)
         self.optimizer = MasterAdamW(self.model, settings, schedule)
-        self.reference = self._choose_reference(load_original, offload=reference_offload)
+        self.reference = None
+        if self.adapter is None and load_original is not None:
+            self.reference = FrozenCopy(load_original, self.policy, offload=reference_offload)
         self._critic: Critic | None = None
         self._unpublished = ExitStack()
         """Keeps the sampler paused between an update and its publish."""
@@ -128,7 +130,12 @@ class LocalBackend:
         TemplateChoice.of(config.model).read()
         LoraSettings.from_config(config)
         check_critic(config)
-        _check_reference(config)
+        if config.model.lora_rank:
+            why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
+            refuse_changes(config.model, "model", ("reference_offload",), why)
+        elif config.model.reference_offload and not algorithm_of(config).needs_reference:
+            why = "without a reference; set algorithm.kl_coef, too"
+            refuse_changes(config.model, "model", ("reference_offload",), why)
         check_serving(config)
         refuse_changes(
             config.verl, "verl", type(config.verl).model_fields, "without its workers; set backend=verl, too"
@@ -164,11 +171,6 @@ class LocalBackend:
             on_failure.pop_all()
         return backend
 
-    def _choose_reference(self, load: Callable[[], LoadedModel] | None, *, offload: bool) -> Reference | None:
-        if self.adapter is not None:
-            return WithoutAdapter(self.adapter, self.policy)
-        return None if load is None else FrozenCopy(load, self.policy, offload=offload)
-
     @property
     def inference(self) -> InferenceEngine:
         return self._sampler.inference
@@ -187,11 +189,14 @@ class LocalBackend:
             return self.policy.score(batch, self.settings.micro_batch_tokens)
 
     def score_reference(self, batch: Batch) -> Tensor:
-        """Return [N] log-probabilities under the weights that the run began with.
+        """Return [N] log-probabilities under the weights that the run began with: a copy, or those without the adapter.
 
         Raises:
             ConfigError: if the backend was made without a way to load these.
         """
+        if self.adapter is not None:
+            with self._sampler.paused(), self.adapter.off():
+                return self.policy.score(batch, self.settings.micro_batch_tokens)
         if self.reference is None:
             raise ConfigError(
                 "algorithm.kl_coef: this backend has no reference; make it with load_original= or lora=, or use "
@@ -322,15 +327,6 @@ def _freeze_beside_text(model: PreTrainedModel) -> None:
         trained = {id(weight) for part in parts for weight in part.parameters()}
         for weight in model.parameters():
             weight.requires_grad_(id(weight) in trained)
-
-
-def _check_reference(config: TrainConfig) -> None:
-    model = config.model
-    if model.lora_rank:
-        why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
-        refuse_changes(model, "model", ("reference_offload",), why)
-    elif model.reference_offload and not algorithm_of(config).needs_reference:
-        refuse_changes(model, "model", ("reference_offload",), "without a reference; set algorithm.kl_coef, too")
 
 
 def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward
 from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
-from rllm.backends.lora import Adapter
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel
 from rllm.inference.local.model_forward import check_causal, use_grouped_attention
@@ -139,16 +138,12 @@ def score_in_parts(batch: Batch, max_tokens: int, score: Callable[[Batch], Tenso
     return torch.cat(pieces)
 
 
-Reference: TypeAlias = Callable[[], AbstractContextManager[Policy]]
-"""Opens the model that a run began with, against which divergence is measured.
-
-It comes from where the run's model came from and never from the weights in training, so it is the same one after any
-number of updates and in every resumed run.
-"""
-
-
 class FrozenCopy:
-    """Reference that is a second model, loaded when it is first used."""
+    """Reference: the model that a run began with, against which divergence is measured; loaded when it is first used.
+
+    It comes from where the run's model came from and never from the weights in training, so it is the same one after
+    any number of updates and in every resumed run.
+    """
 
     def __init__(self, load: Callable[[], LoadedModel], policy: Policy, *, offload: bool = False) -> None:
         """Prepare the reference.
@@ -166,7 +161,13 @@ class FrozenCopy:
     @contextmanager
     def __call__(self) -> Iterator[Policy]:
         if self._policy is None:
-            self._policy = self._loaded()
+            model = self._load().model.requires_grad_(False)
+            # Not the buffers: the frequencies of positions are in float32, whatever the format of the weights.
+            for weight in model.parameters():
+                weight.data = weight.data.to(self._like.model.dtype)
+            # With other kernels the untrained policy would differ from it, if only in the last bit.
+            model.set_attn_implementation(self._like.model.config._attn_implementation)
+            self._policy = Policy.of(model, self._like.trunk.like(body_of(model)))
         model = self._policy.model
         model.to(self._like.trunk.device)
         try:
@@ -174,28 +175,6 @@ class FrozenCopy:
         finally:
             if self.offload:
                 model.to("cpu")
-
-    def _loaded(self) -> Policy:
-        model = self._load().model.requires_grad_(False)
-        # Not the buffers: the frequencies of positions are in float32, whatever the format of the weights.
-        for weight in model.parameters():
-            weight.data = weight.data.to(self._like.model.dtype)
-        # With other kernels the untrained policy would differ from it, if only in the last bit.
-        model.set_attn_implementation(self._like.model.config._attn_implementation)
-        return Policy.of(model, self._like.trunk.like(body_of(model)))
-
-
-class WithoutAdapter:
-    """Reference that is the policy itself with its adapter off."""
-
-    def __init__(self, adapter: Adapter, policy: Policy) -> None:
-        self._adapter = adapter
-        self._policy = policy
-
-    @contextmanager
-    def __call__(self) -> Iterator[Policy]:
-        with self._adapter.off():
-            yield self._policy
 
 
 class LocalTeacher:
@@ -252,8 +231,7 @@ def check_recomputing(model: Module) -> None:
 
     Raises:
         ConfigError: if the model has no such layers, or one whose first run changes the second, as in DeepSeek V4,
-        whose
-            layers always have a cache.
+            whose layers always have a cache.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     weights = [weight for weight in trained if weight.dim() < 2] or trained  # the small ones are in all layers

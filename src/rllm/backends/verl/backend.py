@@ -108,7 +108,6 @@ class VerlBackend:
         with ExitStack() as stack:
             cluster = Cluster(config.ray.address, demand, environment)
             stack.callback(cluster.close)
-            cluster.check_nodes(config.model.path, config.run_dir)
             published = PublishedPolicy(config, dtype=weights_dtype(config), device="cpu" if on_cpu(config) else "auto")
             stack.callback(published.close)
             group = WorkerGroup(
