@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rllm.algorithms import ALGORITHMS
 from rllm.algorithms.base import Algorithm
-from rllm.config.schema import TrainConfig
+from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean, resolve
 from rllm.types import JSONMapping, JSONObject
@@ -36,6 +36,13 @@ def kind_of(section: JSONMapping) -> type[Algorithm]:
             f"algorithm.name={name!r} is not an algorithm: name a subclass of rllm.algorithms.base.Algorithm"
         )
     return kind
+
+
+def check_critic(config: TrainConfig) -> None:
+    """Raise `ConfigError` if the section `critic` is set and the algorithm has no critic."""
+    if not kind_of(config.algorithm).needs_values:
+        why = f"because {name_of(config.algorithm)} has no critic; leave it out"
+        refuse_changes(config.critic, "critic", type(config.critic).model_fields, why)
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:

@@ -6,8 +6,7 @@ import copy
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,7 +84,11 @@ class EmbeddedSampler:
     def sync_weights(self, version: int) -> None:
         with self.inference.paused():
             if self._sampled is not self._trained:
-                copy_trained(self._trained, self._sampled)
+                pairs = zip(self._trained.parameters(), self._sampled.parameters(), strict=True)
+                with torch.no_grad():
+                    for weight, copied in pairs:
+                        if weight.requires_grad:
+                            copied.copy_(weight)
             self.inference.publish(version)
 
     def close(self) -> None:
@@ -96,14 +99,6 @@ def sampling_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model with its own copy of the trained weights, which shares the frozen ones."""
     frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, memo=frozen).requires_grad_(False)
-
-
-def copy_trained(model: PreTrainedModel, to: PreTrainedModel) -> None:
-    """Copy the trained weights into a `sampling_copy`."""
-    with torch.no_grad():
-        for weight, copied in zip(model.parameters(), to.parameters(), strict=True):
-            if weight.requires_grad:
-                copied.copy_(weight)
 
 
 logger = logging.getLogger(__name__)
@@ -274,12 +269,13 @@ class ServerSampler:
             control.wake_up()
             self._asleep = False
         marker = f"{self._run_id}:{version}"
-        with _paused(self.server):
-            self._handover.send(control, folder, self._served_name)
-            control.reset_prefix_cache()
-            control.set_weight_version(marker)
-            self.server.expect(marker)
-            self.inference.publish(version)
+        control.pause()  # after an error it stays so, since its weights may be mixed
+        self._handover.send(control, folder, self._served_name)
+        control.reset_prefix_cache()
+        control.set_weight_version(marker)
+        self.server.expect(marker)
+        self.inference.publish(version)
+        control.resume()
 
     def _write(self, version: int) -> Path:
         try:
@@ -295,11 +291,3 @@ class ServerSampler:
                 f"them ({error}): make room for two sets of them there, or choose another folder with vllm.sync_dir"
             ) from error
         return folder
-
-
-@contextmanager
-def _paused(server: VLLMServer) -> Iterator[None]:
-    """Pause the server inside the block; after an error it stays so, since its weights may be mixed."""
-    server.control.pause()
-    yield
-    server.control.resume()

@@ -41,7 +41,11 @@ def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm)
         if batch.returns is not None:
             critic.add(backend.step("critic", part, algorithm, scale=scale))
         if not plan.policy_waits:
-            policy.add(_checked(backend.step("policy", part, algorithm, scale=scale), part))
+            result = backend.step("policy", part, algorithm, scale=scale)
+            given = 0 if result.logprobs is None else len(result.logprobs)
+            if given != part.num_tokens:
+                raise TokenMismatchError(f"the backend gave {given} log-probabilities for {part.num_tokens} tokens")
+            policy.add(result)
     # Only a batch with a single step is not scored before it: then the step saw the policy as it was.
     before = policy.logprobs[0] if batch.old_logprobs is None else batch.old_logprobs
     num_tokens = batch.num_tokens * plan.num_epochs
@@ -52,20 +56,13 @@ def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm)
         "optim/lr": backend.learning_rate,
         "optim/num_updates": float(len(policy.grad_norms)),
     }
-    result = UpdateResult(metrics=metrics, logprobs=before)
+    update = UpdateResult(metrics=metrics, logprobs=before)
     # Each epoch passes over all tokens in their order: the first has the entropies, the last the final ratios.
     if policy.logprobs:
-        result.ratios = probability_ratio(torch.cat(policy.logprobs)[-len(before) :], before)
+        update.ratios = probability_ratio(torch.cat(policy.logprobs)[-len(before) :], before)
     if policy.entropies:
-        result.entropies = torch.cat(policy.entropies)[: len(before)]
-    return result
-
-
-def _checked(result: StepResult, part: Batch) -> StepResult:
-    if result.logprobs is None or len(result.logprobs) != part.num_tokens:
-        given = 0 if result.logprobs is None else len(result.logprobs)
-        raise TokenMismatchError(f"the backend gave {given} log-probabilities for {part.num_tokens} sampled tokens")
-    return result
+        update.entropies = torch.cat(policy.entropies)[: len(before)]
+    return update
 
 
 def check_batch(batch: Batch, algorithm: Algorithm) -> None:

@@ -1,4 +1,4 @@
-"""Meaning of every key of the rLLM framework's `agent_ppo_trainer.yaml`: one line a key."""
+"""Meaning of every key of the rLLM framework's `agent_ppo_trainer.yaml`: by our settings."""
 
 from __future__ import annotations
 
@@ -278,14 +278,53 @@ _MASKS = {**dict.fromkeys(_LIMITS, True), "env_done": False, "unknown": False}
 """Reasons of ending, and whether the framework masks them by default."""
 _RESAMPLE_ROUNDS = 10
 
+_IGNORED_KEYS = {
+    "data": "val_batch_size filter_overlong_prompts filter_overlong_prompts_workers",
+    "actor_rollout_ref": "hybrid_engine",
+    "actor_rollout_ref.model": "use_fused_kernels",
+    "actor_rollout_ref.actor": (
+        "ppo_micro_batch_size_per_gpu use_dynamic_bsz checkpoint.save_contents checkpoint.load_contents"
+    ),
+    "actor_rollout_ref.rollout": (
+        "name mode tensor_model_parallel_size gpu_memory_utilization enforce_eager enable_prefix_caching "
+        "free_cache_engine max_num_batched_tokens max_num_seqs enable_chunked_prefill disable_log_stats "
+        "layered_summon load_format dtype calculate_log_probs log_prob_micro_batch_size_per_gpu "
+        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu agent.num_workers engine_kwargs.vllm "
+        "engine_kwargs.sglang"
+    ),
+    "actor_rollout_ref.ref": (
+        "fsdp_config.dtype fsdp_config.model_dtype fsdp_config.optimizer_offload "
+        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu"
+    ),
+    "ray_init": "num_cpus",
+    "trainer": (
+        "use_legacy_worker_impl default_hdfs_dir log_episodes episode_log_dir log_val_generations "
+        "rollout_data_dir validation_data_dir balance_batch n_training_gpus_per_node"
+    ),
+    "rllm": (
+        "filter_token_mismatch agent.name agent.engine_args env.name workflow.use_workflow workflow.name "
+        "workflow.raise_on_error sdk.proxy.mode sdk.proxy.admin_token"
+    ),
+}
+"""Keys for the machinery of other backends, by section."""
+
+_DETAILS = {
+    _FILTERING: (
+        "mask_max_prompt_length_exceeded mask_max_response_length_exceeded mask_env_done "
+        "mask_max_turns_exceeded mask_timeout mask_unknown mask_error"
+    ),
+    _REJECTION: "multiplier min_trajs_per_group min_partial_solve_tasks",
+    _DISTILL: (
+        "shared_tokenizer teacher_rollout_args.model teacher_rollout_args.base_url teacher_rollout_args.api_key"
+    ),
+}
+"""Keys that configure what a switch turns on, in its section."""
+
 TABLE: dict[str, Rule] = {
     "data.train_batch_size": Sets("tasks_per_step"),
     "data.gen_batch_size": Sets("tasks_per_step", generated),
-    "data.val_batch_size": _IGNORED,
     "data.max_prompt_length": Sets("model.max_length", context_length),
     "data.max_response_length": Sets("rollout.max_tokens"),
-    "data.filter_overlong_prompts": _IGNORED,
-    "data.filter_overlong_prompts_workers": _IGNORED,
     "data.return_multi_modal_inputs": Refused((False,), "only text is read: leave it off"),
     "data.seed": Sets("seed"),
     "data.train_files": Refused((), _ARGUMENTS.format("train_dataset")),
@@ -296,10 +335,8 @@ TABLE: dict[str, Rule] = {
     "algorithm.norm_adv_by_std_in_grpo": Sets("algorithm.normalize_std"),
     "algorithm.use_kl_in_reward": Sets("algorithm.kl_in", kl_in_reward),
     "algorithm.kl_ctrl.kl_coef": Sets("algorithm.kl_coef", only_with(_KL_REWARD)),
-    "actor_rollout_ref.hybrid_engine": _IGNORED,
     "actor_rollout_ref.model.path": Sets("model.path", text),
     "actor_rollout_ref.model.use_remove_padding": ForVerl(f"{_OVERRIDES}actor_rollout_ref.model.use_remove_padding"),
-    "actor_rollout_ref.model.use_fused_kernels": _IGNORED,
     "actor_rollout_ref.model.enable_gradient_checkpointing": Sets("model.gradient_checkpointing"),
     "actor_rollout_ref.model.lora_rank": Sets("model.lora_rank"),
     "actor_rollout_ref.model.lora_alpha": Sets("model.lora_alpha", only_with(_LORA)),
@@ -313,8 +350,6 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": Sets("optim.num_minibatches", minibatches),
     "actor_rollout_ref.actor.ppo_epochs": Sets("optim.num_epochs"),
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": Sets("optim.micro_batch_tokens"),
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": _IGNORED,
-    "actor_rollout_ref.actor.use_dynamic_bsz": _IGNORED,
     "actor_rollout_ref.actor.use_kl_loss": Sets("algorithm.kl_in", kl_in_loss),
     "actor_rollout_ref.actor.kl_loss_coef": Sets("algorithm.kl_coef", only_with(_KL_LOSS)),
     "actor_rollout_ref.actor.kl_loss_type": Sets("algorithm.kl_estimator", kl_estimator),
@@ -333,35 +368,12 @@ TABLE: dict[str, Rule] = {
         f"{_FSDP}.{name}": ForVerl(f"{_OVERRIDES}{_FSDP}.{name}")
         for name in ("param_offload", "fsdp_size", "forward_prefetch", "offload_policy", "reshard_after_forward")
     },
-    "actor_rollout_ref.actor.checkpoint.save_contents": _IGNORED,
-    "actor_rollout_ref.actor.checkpoint.load_contents": _IGNORED,
-    "actor_rollout_ref.rollout.name": _IGNORED,
-    "actor_rollout_ref.rollout.mode": _IGNORED,
     "actor_rollout_ref.rollout.n": Sets("rollout.group_size"),
     "actor_rollout_ref.rollout.temperature": Sets("rollout.temperature"),
     "actor_rollout_ref.rollout.top_p": Refused((1,), "training samples from the whole distribution: use 1"),
     "actor_rollout_ref.rollout.top_k": Refused((-1, 0), "training samples from the whole distribution: use -1"),
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": _IGNORED,
-    "actor_rollout_ref.rollout.gpu_memory_utilization": _IGNORED,
-    "actor_rollout_ref.rollout.enforce_eager": _IGNORED,
-    "actor_rollout_ref.rollout.enable_prefix_caching": _IGNORED,
-    "actor_rollout_ref.rollout.free_cache_engine": _IGNORED,
-    "actor_rollout_ref.rollout.max_num_batched_tokens": _IGNORED,
-    "actor_rollout_ref.rollout.max_num_seqs": _IGNORED,
     "actor_rollout_ref.rollout.max_model_len": Sets("model.max_length", model_length),
-    "actor_rollout_ref.rollout.enable_chunked_prefill": _IGNORED,
-    "actor_rollout_ref.rollout.disable_log_stats": _IGNORED,
-    "actor_rollout_ref.rollout.layered_summon": _IGNORED,
-    "actor_rollout_ref.rollout.load_format": _IGNORED,
-    "actor_rollout_ref.rollout.dtype": _IGNORED,
-    "actor_rollout_ref.rollout.calculate_log_probs": _IGNORED,
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": _IGNORED,
-    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": _IGNORED,
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": _IGNORED,
-    "actor_rollout_ref.rollout.agent.num_workers": _IGNORED,
     "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser": Sets("model.tool_parser"),
-    "actor_rollout_ref.rollout.engine_kwargs.vllm": _IGNORED,
-    "actor_rollout_ref.rollout.engine_kwargs.sglang": _IGNORED,
     "actor_rollout_ref.rollout.val_kwargs.n": Sets("eval.num_rollouts"),
     "actor_rollout_ref.rollout.val_kwargs.temperature": Sets("eval.temperature"),
     "actor_rollout_ref.rollout.val_kwargs.top_p": Sets("eval.top_p"),
@@ -369,89 +381,56 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.rollout.val_kwargs.do_sample": Refused(
         (True,), "use actor_rollout_ref.rollout.val_kwargs.temperature=0"
     ),
-    "actor_rollout_ref.ref.fsdp_config.dtype": _IGNORED,
-    "actor_rollout_ref.ref.fsdp_config.model_dtype": _IGNORED,
-    "actor_rollout_ref.ref.fsdp_config.optimizer_offload": _IGNORED,
     "actor_rollout_ref.ref.fsdp_config.param_offload": ForVerl("model.reference_offload"),
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _IGNORED,
-    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": _IGNORED,
-    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _IGNORED,
     "critic.optim.lr": Sets("critic.lr"),
     "critic.model.path": Sets("model.path", same_model),
-    "ray_init.num_cpus": _IGNORED,
     "trainer.total_epochs": Sets("num_epochs", epochs),
     "trainer.total_training_steps": Sets("num_steps"),
-    "trainer.use_legacy_worker_impl": _IGNORED,
     "trainer.critic_warmup": Sets("critic.warmup_steps", at_least_zero),
     "trainer.logger": Sets("trackers", trackers, unknown_trackers),
     "trainer.project_name": Sets("project", text),
     "trainer.experiment_name": Sets("run_dir", run_dir),
     "trainer.default_local_dir": Sets("run_dir", run_dir),
-    "trainer.default_hdfs_dir": _IGNORED,
-    "trainer.log_episodes": _IGNORED,
-    "trainer.episode_log_dir": _IGNORED,
-    "trainer.log_val_generations": _IGNORED,
-    "trainer.rollout_data_dir": _IGNORED,
-    "trainer.validation_data_dir": _IGNORED,
-    "trainer.balance_batch": _IGNORED,
     "trainer.resume_mode": Refused(("disable",), _ARGUMENTS.format("resume") + "True"),
     "trainer.val_before_train": Sets("eval.at_start"),
     "trainer.test_freq": Sets("eval.every", at_least_zero),
     "trainer.save_freq": Sets("save_every", at_least_zero),
     "trainer.max_actor_ckpt_to_keep": Sets("keep_checkpoints"),
     "trainer.n_gpus_per_node": ForVerl("verl.workers_per_node"),
-    "trainer.n_training_gpus_per_node": _IGNORED,
     "trainer.nnodes": ForVerl("verl.num_nodes"),
     "rllm.mask_truncated_samples": Sets("filters.truncated"),
-    "rllm.filter_token_mismatch": _IGNORED,
     "rllm.accumulate_reasoning": Refused((False,), _LATER),
     "rllm.disable_thinking": Refused((False,), _LATER),
-    "rllm.agent.name": _IGNORED,
     "rllm.agent.max_steps": Sets("rollout.max_steps"),
     "rllm.agent.trajectory_timeout": Sets("rollout.timeout_s"),
     "rllm.agent.overlong_filter": Sets("filters.ended_by", overlong),
     "rllm.agent.agent_args": Refused(({},), _ARGUMENTS.format("agent_args")),
-    "rllm.agent.engine_args": _IGNORED,
-    "rllm.env.name": _IGNORED,
     "rllm.env.env_args": Refused(({},), _ARGUMENTS.format("env_args")),
-    "rllm.workflow.use_workflow": _IGNORED,
-    "rllm.workflow.name": _IGNORED,
     "rllm.workflow.workflow_args": Refused(({},), _ARGUMENTS.format("workflow_args")),
     "rllm.workflow.n_parallel_tasks": Sets("rollout.max_concurrent"),
     "rllm.workflow.retry_limit": Sets("rollout.num_retries", retries),
-    "rllm.workflow.raise_on_error": _IGNORED,
     "rllm.stepwise_advantage.enable": PartOf("rllm.stepwise_advantage.mode"),
     "rllm.stepwise_advantage.mode": Sets("algorithm.level", step_level),
     "rllm.stepwise_advantage.normalize_by_steps": Refused((False,), _LATER),
     "rllm.compact_filtering.enable": Sets("filters.ended_by", compact),
-    "rllm.compact_filtering.mask_max_prompt_length_exceeded": PartOf(_FILTERING),
-    "rllm.compact_filtering.mask_max_response_length_exceeded": PartOf(_FILTERING),
-    "rllm.compact_filtering.mask_env_done": PartOf(_FILTERING),
-    "rllm.compact_filtering.mask_max_turns_exceeded": PartOf(_FILTERING),
-    "rllm.compact_filtering.mask_timeout": PartOf(_FILTERING),
-    "rllm.compact_filtering.mask_unknown": PartOf(_FILTERING),
-    "rllm.compact_filtering.mask_error": PartOf(_FILTERING),
     "rllm.rejection_sample.enable": Sets("rollout.resample_rounds", resampling),
-    "rllm.rejection_sample.multiplier": PartOf(_REJECTION),
-    "rllm.rejection_sample.min_trajs_per_group": PartOf(_REJECTION),
-    "rllm.rejection_sample.min_partial_solve_tasks": PartOf(_REJECTION),
     "rllm.rejection_sample.mode": Refused(("none",), f"use {_REJECTION}=true"),
     "rllm.rejection_sample.filter_uniform_groups": Refused((False,), f"use {_REJECTION}=true"),
     _DISTILL: Refused((False,), "use algorithm.name=distill with teacher.path or teacher.url"),
-    "rllm.distill.shared_tokenizer": PartOf(_DISTILL),
-    "rllm.distill.teacher_rollout_args.model": PartOf(_DISTILL),
-    "rllm.distill.teacher_rollout_args.base_url": PartOf(_DISTILL),
-    "rllm.distill.teacher_rollout_args.api_key": PartOf(_DISTILL),
     "rllm.async_training": Refused((False,), "set how many updates a rollout may be behind, rollout.max_staleness"),
     "rllm.sdk.proxy.host": Sets("gateway.host"),
     "rllm.sdk.proxy.port": Sets("gateway.port"),
-    "rllm.sdk.proxy.mode": _IGNORED,
-    "rllm.sdk.proxy.admin_token": _IGNORED,
     "rllm.sdk.store.path": Sets("store", store_path),
     "rllm.sdk.processing.groupby_key": Refused((), "return trajectories from the agent; their names are the groups"),
     "rllm.sdk.processing.traj_name_key": Refused((), "name trajectories with @trajectory(name=...)"),
     "fireworks.deployment_id": _NO_FIREWORKS,
     "fireworks.model_id_prefix": _NO_FIREWORKS,
     "fireworks.concurrency": _NO_FIREWORKS,
+    **{f"{section}.{key}": _IGNORED for section, keys in _IGNORED_KEYS.items() for key in keys.split()},
+    **{
+        f"{switch.removesuffix('enable')}{key}": PartOf(switch)
+        for switch, keys in _DETAILS.items()
+        for key in keys.split()
+    },
 }
 """A key whose default is `{}` stands for everything that the user puts below it."""

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.from_config import algorithm_of
+from rllm.algorithms.from_config import algorithm_of, check_critic
 from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint, non_finite_weight
-from rllm.backends.local.critic import Critic, check_critic
+from rllm.backends.local.critic import Critic
 from rllm.backends.local.logprobs import body_of
 from rllm.backends.local.optimizer import MasterAdamW, accumulate
 from rllm.backends.local.policy import FrozenCopy, Policy, Trunk

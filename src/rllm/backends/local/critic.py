@@ -11,20 +11,12 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.from_config import kind_of, name_of
 from rllm.backends.local.optimizer import MasterAdamW, accumulate
 from rllm.backends.local.policy import Policy, score_in_parts
 from rllm.backends.update import aligned
-from rllm.config.schema import CriticConfig, OptimConfig, TrainConfig, refuse_changes
+from rllm.config.schema import CriticConfig, OptimConfig
 
 FILE = "critic.pt"
-
-
-def check_critic(config: TrainConfig) -> None:
-    """Raise `ConfigError` if a setting of the critic is set and the algorithm has none."""
-    if not kind_of(config.algorithm).needs_values:
-        why = f"because {name_of(config.algorithm)} has no critic; leave it out"
-        refuse_changes(config.critic, "critic", type(config.critic).model_fields, why)
 
 
 class Critic:

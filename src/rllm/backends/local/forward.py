@@ -3,11 +3,9 @@
 There are three ways, and `choose_forward` tries out which of them gives what the model itself gives:
 
 - `hidden_states`: the tree is cut into rows (`tree_rows.py`), and each pass of the model runs many of them. A row's
-  tokens
-  attend to the keys and values of the tokens above it, which earlier passes have computed: copied in front of its
-  own, or read in place as a shared prefix (`shared_prefix.py`). So each token is computed once, any Hugging Face
-  model with ordinary attention can be used as it is, and gradients flow through the shared prefixes to all that share
-  them.
+  tokens attend to the keys and values of the tokens above it, which earlier passes have computed: copied in front of
+  its own, or read in place as a shared prefix (`shared_prefix.py`). So each token is computed once, any Hugging Face
+  model with ordinary attention can be used, and gradients flow through shared prefixes to all that share them.
 - `whole_tree_states`: where FlexAttention is fast, on CUDA, the whole tree is one sequence in one pass.
 - `separate_hidden_states`: one sequence at a time, for other models.
 
@@ -20,7 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,17 +41,8 @@ _KERNELS = 128
 """Bound on compiled kernels, larger than the number of powers of two that a tree's length may be."""
 
 
-class HiddenStates(Protocol):
-    """Way to run a model over a token tree."""
-
-    def __call__(self, model: torch.nn.Module, tree: TokenTree) -> Tensor:
-        """Return [T, hidden size] the model's last hidden states.
-
-        Args:
-            model: without its head.
-            tree: the tokens.
-        """
-        ...
+HiddenStates: TypeAlias = Callable[[torch.nn.Module, TokenTree], Tensor]
+"""Way to run a model without its head over a token tree: return [T, hidden size] its last hidden states."""
 
 
 def choose_forward(model: PreTrainedModel) -> HiddenStates:

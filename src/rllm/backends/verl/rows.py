@@ -6,7 +6,7 @@ of each row, row after row; what is known of sampled tokens lies at their places
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -62,7 +62,8 @@ class Rows:
         """[N] index in the batch of each sampled token of the rows."""
         counts = torch.bincount(self.batch.sequence_of, minlength=len(self.batch))
         starts = (counts.cumsum(0) - counts).tolist()
-        runs = [torch.arange(starts[index], starts[index] + int(counts[index])) for index in self._real()]
+        pairs = zip(self.order, self.is_real, strict=True)
+        runs = [torch.arange(starts[index], starts[index] + int(counts[index])) for index, real in pairs if real]
         return torch.cat(runs) if runs else torch.zeros(0, dtype=torch.long)
 
     @cached_property
@@ -95,9 +96,6 @@ class Rows:
         result = torch.empty(self.batch.num_tokens, dtype=values.dtype)
         result[self.tokens] = values
         return result
-
-    def _real(self) -> Iterator[int]:
-        return (index for index, real in zip(self.order, self.is_real, strict=True) if real)
 
 
 def numbers(batch: Batch) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
+from rllm.algorithms.from_config import algorithm_of, check_critic, kind_of, name_of
 from rllm.backends.server_launch import check_serving
 from rllm.backends.verl.cluster import Demand, check_versions, is_before
 from rllm.backends.verl.losses import MEAN_OF_SEQUENCES
@@ -92,8 +92,7 @@ def check_settings(config: TrainConfig) -> None:
         raise ConfigError(
             f"model.lora_rank={config.model.lora_rank}: here {name} trains all weights: use 0, or backend=local"
         )
-    if not needs_critic(config):
-        refuse_changes(config.critic, "critic", type(config.critic).model_fields, f"because {name} has no critic")
+    check_critic(config)
     if config.verl.policy_loss is not None and kind_of(config.algorithm).demonstrated:
         raise ConfigError(
             f"verl.policy_loss={config.verl.policy_loss!r}: {name} has no probability ratio for it; leave it out"
