@@ -79,7 +79,7 @@ def test_what_an_algorithm_needs(algorithm: Algorithm, reference: bool, scores: 
 
 
 @pytest.mark.parametrize("method", ["credit", "token_advantages", "value_loss"])
-def test_an_algorithm_without_a_part_that_it_needs_says_what_to_define(method: str) -> None:
+def test_an_incomplete_algorithm_names_the_missing_method(method: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "credit": (group_of(1.0),),
         "token_advantages": (batch_of([1.0]),),
@@ -93,7 +93,7 @@ POLICY_GRADIENT = [name for name in ALGORITHMS if name != "dr_grpo"]
 
 
 @pytest.mark.parametrize("name", POLICY_GRADIENT)
-def test_on_the_first_update_every_gradient_is_the_policy_gradient(name: str) -> None:
+def test_the_first_update_is_the_policy_gradient(name: str) -> None:
     """At ratio 1 the gradient of the loss by a token's log-probability is minus its weight times its advantage."""
     algorithm = resolve(name, ALGORITHMS)()
     batch = batch_of([2.0, -1.0], [0.5]).with_weights(algorithm.aggregation)
@@ -111,7 +111,7 @@ def test_divergence_in_the_loss_by_hand() -> None:
     assert got == pytest.approx([0.5 * 0.5 / 2, 0.5 * -1.0 / 2]), "the log-ratio itself, at half weight"
 
 
-def test_divergence_in_the_reward_is_measured_but_not_subtracted_again() -> None:
+def test_divergence_in_the_reward_is_not_subtracted_twice() -> None:
     batch = batch_of([0.0], ref_logprobs=[-1.0])
     loss, sums = Reinforce(kl_coef=0.5, kl_in="reward", kl_estimator="k1").loss(torch.tensor([-0.5]), batch)
     assert (loss.item(), sums["policy/kl"].item()) == (0.0, 0.5)
@@ -120,15 +120,13 @@ def test_divergence_in_the_reward_is_measured_but_not_subtracted_again() -> None
 @pytest.mark.parametrize(
     ("algorithm", "in_loss"), [(Reinforce, "k3"), (ReinforcePlusPlus, "k1"), (ReinforcePlusPlusBaseline, "k2")]
 )
-def test_where_the_estimator_is_left_open_it_is_the_one_with_the_right_gradient(
-    algorithm: type[Algorithm], in_loss: str
-) -> None:
+def test_the_default_estimator_has_the_right_gradient(algorithm: type[Algorithm], in_loss: str) -> None:
     assert algorithm(kl_coef=0.1).settings()["kl_estimator"] == in_loss
     assert algorithm(kl_coef=0.1, kl_in="reward").settings()["kl_estimator"] == "k1"
     assert algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k3").settings()["kl_estimator"] == "k3"
 
 
-def test_divergence_in_the_reward_has_the_gradient_of_the_divergence() -> None:
+def test_divergence_in_the_reward_has_its_gradient() -> None:
     """Over all tokens of a distribution: the mean of what a token loses, times the gradient of its log-probability."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.5, 0.2, 0.0, -0.6], dtype=torch.float64).log_softmax(0)

@@ -33,7 +33,7 @@ def test_a_lower_bound_can_be_set() -> None:
 
 
 @given(TOKENS)
-def test_the_gradient_is_the_policy_gradient_weighed_by_the_bounded_ratio(tokens: list[tuple[float, float]]) -> None:
+def test_the_gradient_is_weighed_by_the_bounded_ratio(tokens: list[tuple[float, float]]) -> None:
     moved = [change for _, change in tokens]
     batch = batch_of([advantage for advantage, _ in tokens], old_logprobs=[0.0] * len(tokens))
     expected = [-advantage * min(math.exp(change), 5.0) / len(tokens) for advantage, change in tokens]

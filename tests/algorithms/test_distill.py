@@ -62,8 +62,8 @@ def test_no_teacher_no_gradient() -> None:
     [
         ({"teacher_coef": 0.0}, r"algorithm\.teacher_coef=0\.0: use a number above 0"),
         ({"teacher_coef": -1.0}, r"algorithm\.teacher_coef=-1\.0"),
-        ({"level": "step"}, r"algorithm\.level='step': rewards count for nothing here"),
-        ({"kl_coef": 0.1, "kl_in": "reward"}, r"algorithm\.kl_in='reward': rewards count for nothing"),
+        ({"level": "step"}, r"algorithm\.level='step': distill ignores rewards"),
+        ({"kl_coef": 0.1, "kl_in": "reward"}, r"algorithm\.kl_in='reward': distill ignores rewards"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, object], told: str) -> None:

@@ -15,7 +15,7 @@ from .values import batch_of, group_of
 REWARDS = st.floats(-1e3, 1e3)
 
 
-def test_without_normalisation_the_credit_is_the_distance_from_the_mean() -> None:
+def test_credit_without_normalisation_is_distance_from_the_mean() -> None:
     assert GRPO(normalize_std=False).credit(group_of(1.0, 0.0)) == [0.5, -0.5]
     assert GRPO(normalize_std=False).credit(group_of(1.0, 0.0, 0.0, 0.0)) == [0.75, -0.25, -0.25, -0.25]
 

@@ -14,7 +14,7 @@ from .values import batch_of, group_of
 REWARDS = st.integers(-16, 16).map(lambda number: number / 8)
 
 
-def test_a_token_is_credited_with_what_follows_it_measured_by_the_batch() -> None:
+def test_a_token_is_credited_with_its_return_whitened() -> None:
     batch = batch_of([0.0, 0.0], [0.0], rewards=[-0.5, 1.0, -1.0])
     advantages, returns = ReinforcePlusPlus(gamma=0.5).token_advantages(batch)
     # Returns 0, 1 and -1 have mean 0 and deviation sqrt(2/3).
@@ -41,7 +41,7 @@ def test_rewards_that_are_all_alike_teach_exactly_nothing() -> None:
     assert ReinforcePlusPlus().token_advantages(batch)[0].tolist() == [0.0] * 10
 
 
-def test_with_a_baseline_groups_are_compared_with_themselves_and_measured_by_the_batch() -> None:
+def test_the_baseline_variant_is_scaled_by_the_batch() -> None:
     groups = [group_of(1.0, 0.0, lengths=[1, 1]), group_of(5.0, 2.0, lengths=[1, 1])]
     # Distances 0.5, -0.5, 1.5, -1.5 have mean 0 and deviation sqrt(5 / 4).
     expected = [[value / 1.25**0.5 for value in row] for row in ([0.5, -0.5], [1.5, -1.5])]
@@ -69,7 +69,7 @@ def test_groups_that_are_all_alike_teach_exactly_nothing() -> None:
     assert ReinforcePlusPlusBaseline().credits(groups) == [[0.0, 0.0], [0.0, 0.0]]
 
 
-def test_a_trajectory_without_tokens_counts_as_one_of_a_single_token() -> None:
+def test_a_trajectory_without_tokens_counts_as_one_token() -> None:
     algorithm = ReinforcePlusPlusBaseline()
     without, single = group_of(1.0, 0.0, 2.0, lengths=[2, 1, 0]), group_of(1.0, 0.0, 2.0, lengths=[2, 1, 1])
     assert algorithm.credits([without]) == algorithm.credits([single])

@@ -43,7 +43,7 @@ def test_gradients_are_those_of_cross_entropy() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-8, rtol=0)
 
 
-def test_every_demonstration_is_worth_the_same_also_one_that_nobody_scored() -> None:
+def test_unscored_demonstrations_count_the_same() -> None:
     group = TrajectoryGroup(trajectories=[Trajectory(reward=0.2), Trajectory()])
     assert SFT().credit(group) == [1.0, 1.0]
 

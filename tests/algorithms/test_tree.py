@@ -28,7 +28,7 @@ def test_a_tree_spells_its_sequences(sequences: list[list[int]], min_saved: int)
 
 
 @given(SEQUENCES)
-def test_a_tree_that_merges_all_it_can_holds_every_shared_token_once(sequences: list[list[int]]) -> None:
+def test_a_fully_merged_tree_holds_shared_tokens_once(sequences: list[list[int]]) -> None:
     assert len(build_tree(sequences, min_saved=1).ids) == num_prefixes(sequences)
 
 
@@ -60,9 +60,7 @@ def test_a_subtree_is_one_run_of_tokens(sequences: list[list[int]], min_saved: i
 
 
 @given(SEQUENCES, st.integers(1, 20))
-def test_a_node_belongs_to_several_sequences_only_if_that_saves_enough(
-    sequences: list[list[int]], min_saved: int
-) -> None:
+def test_a_node_is_shared_only_if_that_saves_enough(sequences: list[list[int]], min_saved: int) -> None:
     tree = build_tree(sequences, min_saved=min_saved, row_tokens=0)
     for index, node in enumerate(tree.nodes):
         users = sum(index in path for path in tree.paths)
@@ -76,13 +74,13 @@ def test_the_samples_of_two_prompts() -> None:
     assert tree.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_first_token_that_many_share_does_not_hide_the_longer_prefixes_of_few() -> None:
+def test_a_shared_first_token_does_not_hide_longer_prefixes() -> None:
     one, other = [1] + [2] * 30, [1] + [3] * 30
     tree = build_tree([[*one, 4], [*one, 5], [*other, 4], [*other, 5]], row_tokens=0)
     assert len(tree.ids) == 2 * 31 + 4, "each prompt once, the shared first token twice: one token is not worth a node"
 
 
-def test_what_counts_is_in_how_many_ways_a_prefix_goes_on_and_not_how_many_samples_there_are() -> None:
+def test_saved_tokens_count_branches_not_samples() -> None:
     groups = [[[1, *[prompt] * 30, sample] for sample in range(20)] for prompt in (2, 3)]
     tree = build_tree([path for group in groups for path in group], row_tokens=0)
     assert len(tree.ids) == 2 * (31 + 20), "forty samples share the first token, and the two prompts need it twice"

@@ -63,7 +63,7 @@ def test_a_value_does_not_depend_on_the_token_that_is_chosen_then(make_backend: 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
 @pytest.mark.parametrize("value_clip", [None, 0.2])
-def test_the_gradient_does_not_depend_on_the_number_of_micro_batches(
+def test_micro_batches_do_not_change_the_gradient(
     make_backend: MakeBackend,
     make_model: Make,
     groups: Make,
@@ -185,19 +185,6 @@ def test_beside_an_adapter_the_critic_has_one_of_its_own(
     one.save(tmp_path)
     other.load(tmp_path)
     assert torch.equal(one.values(groups()), other.values(groups()))
-
-
-@pytest.mark.parametrize("missing", ["values", "returns"])
-def test_a_batch_without_judgement_is_refused_before_anything_is_changed(
-    make_backend: MakeBackend, groups: Make, missing: str
-) -> None:
-    backend = make_backend(lr=1.0)
-    batch: Batch = judged(backend, groups())
-    setattr(batch, missing, None)
-    before = weights_of(backend.model)
-    with pytest.raises(ConfigError, match="PPO"):
-        update_weights(backend, batch, PPO())
-    assert same_weights(before, weights_of(backend.model))
 
 
 def test_explained_variance_by_hand() -> None:

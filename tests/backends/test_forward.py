@@ -91,7 +91,7 @@ def test_gradients_flow_through_shared_prefixes(make_model: Make, family: str) -
 
 
 @FAMILIES
-def test_logprobs_over_the_tree_equal_plain_ones_with_their_gradients(
+def test_logprobs_over_the_tree_equal_plain_ones(
     make_backend: Make, make_model: Make, groups: Callable[..., Batch], family: str
 ) -> None:
     backend, batch = make_backend(make_model(family)), groups()
@@ -105,7 +105,7 @@ def test_logprobs_over_the_tree_equal_plain_ones_with_their_gradients(
 
 
 @FAMILIES
-def test_tree_and_separate_sequences_agree_to_the_last_digits_of_float64(
+def test_tree_and_separate_sequences_agree_in_float64(
     make_model: Make, groups: Callable[..., Batch], family: str
 ) -> None:
     model = in_float64(make_model(family))
@@ -166,7 +166,7 @@ def test_neither_rows_nor_passes_change_the_result(make_model: Make, monkeypatch
             torch.testing.assert_close(hidden_states(model, tree, row_tokens), whole, atol=1e-5, rtol=0)
 
 
-def test_a_model_with_plain_attention_shares_prefixes_and_reads_their_keys_as_stems(make_model: Make) -> None:
+def test_plain_attention_reads_shared_prefixes_in_place(make_model: Make) -> None:
     model = make_model("Llama")
     assert choose_forward(model.model) is hidden_states, "transformers' own attention knows nothing of stems"
     use_grouped_attention(model)
@@ -194,7 +194,7 @@ def test_keys_are_copied_for_weights_in_bfloat16(make_model: Make) -> None:
     assert choose_forward(model.model) is hidden_states
 
 
-def test_a_long_prompt_is_read_as_a_stem_and_its_keys_are_not_copied(make_model: Make) -> None:
+def test_the_keys_of_a_long_prompt_are_not_copied(make_model: Make) -> None:
     model = in_float64(make_model("Qwen3")).model
     use_grouped_attention(model)
     prompt, answers = [token % 50 for token in range(600)], [[10 + number] * 130 for number in range(4)]
@@ -212,7 +212,7 @@ def test_a_long_prompt_is_read_as_a_stem_and_its_keys_are_not_copied(make_model:
     assert_same(gradients(model, (stems * pull).sum()), gradients(model, (copies * pull).sum()), 1e-10)
 
 
-def test_a_model_with_a_sliding_window_is_trained_sequence_by_sequence(
+def test_models_with_sliding_windows_run_one_by_one(
     make_backend: Make, make_model: Make, groups: Callable[..., Batch], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -222,7 +222,7 @@ def test_a_model_with_a_sliding_window_is_trained_sequence_by_sequence(
     torch.testing.assert_close(backend.score(batch), naive_logprobs(backend.model, batch).detach(), atol=1e-5, rtol=0)
 
 
-def test_where_a_cache_tells_positions_sequences_are_trained_one_by_one() -> None:
+def test_models_with_positions_from_the_cache_run_one_by_one() -> None:
     """Llama 4's queries grow with these, from a length on that no trial reaches."""
     config = Llama4TextConfig(
         vocab_size=60,

@@ -68,7 +68,7 @@ class Squared(LlamaForCausalLM):  # type: ignore[misc]
         return output.__class__(**{**output, "logits": output.logits.square()})
 
 
-def test_a_model_that_does_something_else_to_its_logits_is_refused() -> None:
+def test_a_model_with_unknown_logits_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Squared .*backend=verl"):
         Head.of(Squared(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval())
 

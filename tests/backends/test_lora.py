@@ -183,7 +183,7 @@ def test_gradients_do_not_depend_on_the_number_of_micro_batches(
         assert (found[pieces] - found[1]).norm() <= 1e-10 * found[1].norm()
 
 
-def test_shared_prefixes_and_recomputed_layers_work_beside_an_adapter(
+def test_shared_prefixes_and_recomputing_work_with_an_adapter(
     make_backend: MakeBackend, make_model: Make, groups: Make
 ) -> None:
     found = []
@@ -256,9 +256,7 @@ def test_a_saved_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys")
-def test_an_adapter_is_taken_up_under_the_names_that_it_was_saved_with(
-    make_backend: MakeBackend, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_an_adapter_is_loaded_by_its_saved_names(make_backend: MakeBackend, tokenizer: Any, tmp_path: Path) -> None:
     """peft renames Laguna's `shared_experts` when it loads them, and then misses them."""
     config = AutoConfig.for_model(
         "laguna", vocab_size=len(tokenizer), mlp_layer_types=["sparse"], num_attention_heads_per_layer=[4], **LAGUNA

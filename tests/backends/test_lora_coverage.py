@@ -87,7 +87,7 @@ def merged(model: Any, adapter: Adapter) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_told_to_have_an_adapter_is_what_a_merge_changes(family: str) -> None:
+def test_the_coverage_is_what_a_merge_changes(family: str) -> None:
     plain, model = made(family), made(family)
     adapter = Adapter(model, LoraSettings(rank=2, alpha=4))
     found, before = adapter.coverage, dict(plain.named_parameters())

@@ -113,7 +113,7 @@ def test_adapters_are_put_beside_what_text_passes(
     assert all(name.startswith("model.language_model.") for name in trained)
 
 
-def test_what_text_does_not_pass_has_no_float32_copies_and_is_the_critics_too(
+def test_layers_beside_text_are_frozen_and_shared_with_the_critic(
     folder_of: MakeFolder, make_backend: Callable[..., LocalBackend]
 ) -> None:
     loaded = load_model(folder_of(LLAVA), dtype="bfloat16", device="cpu")

@@ -85,7 +85,7 @@ def test_the_learning_rate_rises_and_falls(settings: dict[str, Any], expected: l
     assert seen == pytest.approx(expected)
 
 
-def test_bfloat16_weights_take_in_updates_smaller_than_their_spacing() -> None:
+def test_bfloat16_weights_accumulate_small_updates() -> None:
     model = one_weight(dtype=torch.bfloat16)  # its neighbours are 1/256 below and 1/128 above
     optimizer = MasterAdamW(model, OptimConfig(lr=1e-4))
     steps(optimizer, model, 10)

@@ -40,7 +40,7 @@ def gradients(model: Any, states: Tensor) -> dict[str, Tensor]:
     ids=["in one row", "node by node", "with stems", "apart"],
 )
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
-def test_layers_that_are_run_again_give_the_same_gradients_bit_for_bit(
+def test_recomputed_layers_give_the_same_gradients_bit_for_bit(
     make_model: Make, family: str, forward_pass: HiddenStates
 ) -> None:
     model = make_model(family).model

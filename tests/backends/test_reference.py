@@ -64,7 +64,7 @@ def test_updates_move_the_policy_and_not_the_reference(
 
 
 @KINDS
-def test_a_resumed_run_measures_against_the_model_that_it_began_with(
+def test_a_resumed_run_keeps_its_reference(
     open_run: Callable[..., LocalBackend], groups: Make, overrides: list[str], tmp_path: Path
 ) -> None:
     first, batch, checkpoint = open_run(*overrides), groups(), tmp_path / "checkpoint"
@@ -87,7 +87,7 @@ def learn(backend: LocalBackend, batch: Batch, reference: Tensor) -> None:
         backend.publish()
 
 
-def test_the_reference_has_the_number_format_of_the_model_and_no_gradients(
+def test_the_reference_has_the_models_format_and_no_gradients(
     open_run: Callable[..., LocalBackend], groups: Make
 ) -> None:
     backend = open_run("model.dtype=bfloat16")
@@ -126,6 +126,6 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(
     assert any(weight.requires_grad for weight in backend.model.parameters()), "the adapter is trained on"
 
 
-def test_with_an_adapter_there_is_no_second_model_to_keep_elsewhere(open_run: Callable[..., LocalBackend]) -> None:
+def test_an_adapter_needs_no_second_model(open_run: Callable[..., LocalBackend]) -> None:
     with pytest.raises(ConfigError, match=r"model\.reference_offload=True"):
         open_run("model.lora_rank=2", "model.reference_offload=true")

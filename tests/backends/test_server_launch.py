@@ -88,7 +88,7 @@ def test_all_that_a_user_writes_is_the_engine(tmp_path: Path, model: Path) -> No
         ("none", [], "hermes"),
     ],
 )
-def test_a_server_reads_tool_calls_as_the_template_prints_them_unless_told_otherwise(
+def test_tool_calls_are_parsed_as_the_template_prints_them(
     tmp_path: Path, model: Path, printed: str, settings: list[str], told: str
 ) -> None:
     (model / "chat_template.jinja").write_text(printed + "{{ messages[0].content }}")
@@ -234,9 +234,7 @@ def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any)
     assert len(Probe(model, tokenizer).ids) == 62
 
 
-def test_weights_are_compared_also_where_the_server_nests_the_text_part_of_a_model_otherwise(
-    make_model: Any, tokenizer: Any
-) -> None:
+def test_weights_are_compared_under_nested_names(make_model: Any, tokenizer: Any) -> None:
     from rllm.backends.weight_sync_check import Probe, bits_of
 
     model = make_model()

@@ -65,7 +65,7 @@ def trained_with(make_backend: Callable[..., LocalBackend], tmp_path: Path) -> C
     ("settings", "names"),
     [(["model.tool_parser=mistral"], ["f"]), (["model.tool_parser=hermes"], []), ([], ["f"])],
 )
-def test_tool_calls_are_read_as_the_settings_say_or_else_the_template(
+def test_the_tool_format_is_the_settings_or_the_templates(
     server: ModelServer,
     tokenizer: Any,
     make_model: Callable[..., Any],
@@ -90,7 +90,7 @@ def improve(backend: LocalBackend, groups: Callable[..., Any]) -> None:
     update_weights(backend, groups(), GRPO())
 
 
-def test_the_weights_are_handed_over_at_the_start_and_after_every_update(
+def test_weights_are_sent_at_the_start_and_after_updates(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any], tmp_path: Path
 ) -> None:
     backend = trained_with(server)
@@ -108,7 +108,7 @@ def test_the_weights_are_handed_over_at_the_start_and_after_every_update(
     assert not (tmp_path / "weights").exists()
 
 
-def test_an_update_that_changes_nothing_on_the_server_is_tried_once_more(
+def test_an_update_without_effect_is_sent_again(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server)
@@ -127,7 +127,7 @@ def test_and_stops_the_run_where_that_does_not_help(
         backend.publish()
 
 
-def test_weights_that_have_no_room_on_their_way_are_told_with_the_folder_and_the_remedy(
+def test_no_room_for_weights_names_the_folder_and_the_remedy(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any], tmp_path: Path
 ) -> None:
     backend = trained_with(server)
@@ -143,7 +143,7 @@ def test_weights_that_have_no_room_on_their_way_are_told_with_the_folder_and_the
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_an_update_that_rounding_would_hide_is_found_out_by_its_bits(
+def test_an_update_hidden_by_rounding_is_detected_by_bits(
     make_model: Callable[..., Any], trained_with: Callable[..., LocalBackend]
 ) -> None:
     model = make_model().bfloat16()
@@ -177,7 +177,7 @@ def test_cached_states_of_the_old_weights_are_found_out(
         backend.publish()
 
 
-def test_a_server_that_was_started_anew_is_given_its_weights_before_it_is_asked_again(
+def test_a_restarted_server_gets_its_weights_before_calls(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server)
@@ -199,7 +199,7 @@ def test_a_server_that_was_started_anew_is_given_its_weights_before_it_is_asked_
     assert sampler.server.num_restarts == 1
 
 
-def test_a_server_that_shares_the_gpu_sleeps_while_the_trainer_works(
+def test_a_server_on_the_trainers_gpu_sleeps_during_updates(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server, sleeps=True)

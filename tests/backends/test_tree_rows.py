@@ -18,7 +18,7 @@ def row_of(start: int, stop: int, *, parent: int = -1, num_above: int = 0, level
     return Row(start, stop, parent, num_above, level)
 
 
-def test_a_small_tree_is_one_row_in_which_siblings_do_not_see_each_other() -> None:
+def test_siblings_in_a_row_do_not_see_each_other() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree) == [row_of(0, 6)]
     (only,) = passes(tree)
@@ -71,7 +71,7 @@ def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part.ids.shape for part in passes(tree, 9)] == [(2, 9)] * 3
 
 
-def test_rows_below_the_same_node_share_it_where_that_saves_enough() -> None:
+def test_rows_share_their_prefix_if_that_saves_enough() -> None:
     tree = build_tree([[*PROMPT, 4, 4], [*PROMPT, 5], [*PROMPT, 6], [7, 8, 8], [7, 9]], min_saved=1)
     *_, below = passes(tree, 1, shared_saved=3, repeated_tokens=0)
     assert [(prefix.num_rows, prefix.tokens.tolist()) for prefix in below.shared] == [(3, [0, 1, 2]), (2, [7])]
@@ -144,7 +144,7 @@ def seen_by_token(
     st.sampled_from([None, 1]),
     st.sampled_from([0, 2, 5, 64]),
 )
-def test_every_token_sees_what_stands_before_it_in_its_sequences_and_nothing_else(
+def test_every_token_sees_its_own_prefix_only(
     sequences: list[list[int]], min_saved: int, row_tokens: int, shared_saved: int | None, repeated_tokens: int
 ) -> None:
     tree = build_tree(sequences, min_saved=min_saved)

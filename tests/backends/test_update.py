@@ -26,7 +26,7 @@ def test_each_minibatch_is_the_named_mean_of_its_own(
     assert [(part.weights * scale).tolist() for part, scale in parts] == [pytest.approx(row) for row in weights * 2]
 
 
-def test_what_was_cut_off_a_batch_counts_in_the_mean_of_every_minibatch() -> None:
+def test_weights_of_minibatches_count_tokens_cut_off() -> None:
     """Two of four sequences teach nothing, so each minibatch is half of what it would be without them."""
     answers = [[2, 3, 4], [5], [6, 7], [8, 9]]
     whole = Batch.of([sequence_of([1], answer) for answer in answers]).with_weights("seq-mean-token-sum")

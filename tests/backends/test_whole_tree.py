@@ -103,7 +103,7 @@ def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_tried_with_gradients_that_its_rounding_does_not_hide(
+def test_the_trial_uses_gradients_above_rounding(
     make_model: Make, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)

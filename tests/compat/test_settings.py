@@ -247,11 +247,14 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
     [
         ("actor_rollout_ref.rollout.top_p=0.9", "=0.9: training samples from the whole distribution: use 1"),
         ("algorithm.adv_estimator=magic", "='magic': use one of ["),
-        ("algorithm.use_kl_in_reward=true", "=True: how strongly? set algorithm.kl_ctrl.kl_coef, too"),
-        ("actor_rollout_ref.actor.use_kl_loss=true", "=True: how strongly? set actor_rollout_ref.actor.kl_loss_coef"),
+        ("algorithm.use_kl_in_reward=true", "=True: the coefficient is missing: set algorithm.kl_ctrl.kl_coef, too"),
+        (
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            "=True: the coefficient is missing: set actor_rollout_ref.actor.kl_loss_coef",
+        ),
         ("actor_rollout_ref.actor.kl_loss_type=abs", "='abs': use kl, mse or low_var_kl"),
         ("rllm.stepwise_advantage.mode=both", "='both': use broadcast or per_step"),
-        ("rllm.disable_thinking=true", "=True: this version cannot do that: leave it off"),
+        ("rllm.disable_thinking=true", "=True: not supported"),
         ("rllm.rejection_sample.mode=episode", "='episode': use rllm.rejection_sample.enable=true"),
         (
             "rllm.async_training.enable=true",

@@ -26,7 +26,7 @@ class Distill(Algorithm):
         self._require("teacher_coef", self.teacher_coef > 0, "use a number above 0, such as 1")
         for name in ("level", "gamma", "kl_in"):
             is_default = getattr(self, name) == getattr(Algorithm, name)
-            self._require(name, is_default, "rewards count for nothing here; leave it out")
+            self._require(name, is_default, "distill ignores rewards; leave it out")
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
         return [0.0] * len(group.trajectories)

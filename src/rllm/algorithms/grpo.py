@@ -85,7 +85,6 @@ class DAPO(GRPO):
         return super().baseline(self._shaped(group))
 
     def _shaped(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """Return the group with lengths penalised."""
         penalties = group.penalties or [0.0] * len(group.trajectories)
         overlong = [self.overlong_penalty(length) for length in group.lengths]
         return replace(group, penalties=[one + other for one, other in zip(penalties, overlong, strict=True)])

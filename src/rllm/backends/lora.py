@@ -266,7 +266,6 @@ def _check_known(model: PreTrainedModel, settings: LoraSettings, config: LoraCon
 
 
 def _linear_layers(model: PreTrainedModel, targets: _Targets) -> list[str]:
-    """Return the names of the linear layers that are targets."""
     beside, head = _beside_text(model), model.get_output_embeddings()
     linear = [
         name
@@ -279,7 +278,6 @@ def _linear_layers(model: PreTrainedModel, targets: _Targets) -> list[str]:
 
 
 def _wrap(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) -> PeftModel:
-    """Put an adapter into a model; return peft's model around it."""
     peft = _peft()
     refused = rf"(.*\.)?({'|'.join(targets.refused)})" if targets.refused else None
     config = peft.LoraConfig(
@@ -310,7 +308,6 @@ def _coverage(model: PreTrainedModel, settings: LoraSettings, targets: _Targets)
 
 
 def _ends_of(name: str) -> set[str]:
-    """Return a dotted name and all of its suffixes."""
     parts = name.split(".")
     return {".".join(parts[place:]) for place in range(len(parts))}
 

@@ -224,7 +224,7 @@ class ServerSampler:
                         f"weights of version {version} did not reach the sampler at {self.server.url} in two tries: "
                         f"{error}"
                     ) from error
-                logger.warning("weights of version %d are sent again: %s", version, error)
+                logger.warning("sending the weights of version %d again: %s", version, error)
         if before is None:
             self.server.watch(self.restore)
         else:

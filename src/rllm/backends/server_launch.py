@@ -195,7 +195,6 @@ def started_format(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> s
 
 
 def _sleeps(config: TrainConfig) -> bool:
-    """Return whether the server sleeps while the trainer works."""
     if config.vllm.sleep != "auto":
         return bool(config.vllm.sleep == "always")
     shares_gpu = config.vllm.devices is None and config.vllm.url is None
@@ -203,7 +202,6 @@ def _sleeps(config: TrainConfig) -> bool:
 
 
 def _scratch(config: TrainConfig, run_dir: Path) -> Path:
-    """Make a folder through which weights are sent."""
     if config.vllm.sync_dir is not None:
         parent = config.vllm.sync_dir.expanduser().absolute()
     else:

@@ -18,17 +18,15 @@ from rllm.algorithms.losses import kl_divergence, probability_ratio
 from rllm.backends.base import Role, StepResult, TrainingBackend, UpdateResult
 from rllm.config.schema import TrainConfig
 from rllm.config.sizes import num_updates
-from rllm.errors import ConfigError, TokenMismatchError
+from rllm.errors import TokenMismatchError
 
 
 def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm) -> UpdateResult:
     """Take one optimizer step for each minibatch of each epoch; with `batch.returns` on the critic, too.
 
     Raises:
-        ConfigError: if the batch lacks what the algorithm needs; before anything is changed.
         TokenMismatchError: if the backend's log-probabilities do not align with the batch.
     """
-    check_batch(batch, algorithm)
     if len(batch) == 0:
         return UpdateResult()
     plan = backend.begin_update(batch)
@@ -63,26 +61,6 @@ def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm)
     if policy.entropies:
         update.entropies = torch.cat(policy.entropies)[: len(before)]
     return update
-
-
-def check_batch(batch: Batch, algorithm: Algorithm) -> None:
-    """Check that the batch has what the algorithm needs.
-
-    Raises:
-        ConfigError: naming what is missing.
-    """
-    name = type(algorithm).__name__
-    if algorithm.needs_reference and batch.ref_logprobs is None and len(batch):
-        raise ConfigError(
-            f"algorithm.kl_coef={algorithm.kl_coef}: the batch has no reference log-probabilities; set its "
-            "ref_logprobs to score_reference(batch), or use kl_coef=0"
-        )
-    if algorithm.needs_values and (batch.values is None or batch.returns is None) and len(batch):
-        raise ConfigError(
-            f"algorithm.name: {name} has a critic, and the batch has no values or no returns; set its values to "
-            "values(batch) and let token_advantages compute the returns, or use an algorithm without a critic, such "
-            "as grpo"
-        )
 
 
 def minibatches(
@@ -178,11 +156,10 @@ class Schedule:
     @classmethod
     def of_policy(cls, config: TrainConfig) -> Schedule:
         """Return the policy's schedule over all steps of a run."""
-        optim = config.optim
-        if optim.schedule == "constant":
-            return cls(lr=optim.rate, warmup_steps=optim.warmup_steps)
-        return cls(
-            lr=optim.rate, warmup_steps=optim.warmup_steps, decay_steps=num_updates(config), decay=optim.schedule
+        optim, schedule = config.optim, config.optim.schedule
+        constant = cls(lr=optim.rate, warmup_steps=optim.warmup_steps)
+        return (
+            constant if schedule == "constant" else replace(constant, decay_steps=num_updates(config), decay=schedule)
         )
 
     def learning_rate(self, num_steps: int) -> float:

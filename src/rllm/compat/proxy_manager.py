@@ -55,8 +55,7 @@ class ProxyManager:
         Args:
             proxy_host: where to listen; any but a loopback address needs a key in RLLM_GATEWAY_API_KEY.
             proxy_port: 0 takes a free one.
-            admin_token: accepted for compatibility only: the gateway has nothing to administer.
-            proxy_access_log: accepted for compatibility only: every call is in the store.
+            admin_token: has no effect, and nor has `proxy_access_log`.
         """
         self.proxy_host = proxy_host
         self.proxy_port = proxy_port
@@ -80,10 +79,8 @@ class ProxyManager:
             config: as for LiteLLM's proxy, with models of one OpenAI-compatible server. Without `api_base` that is
                 OpenAI's own, with the key in OPENAI_API_KEY unless one is given.
             db_path: the SQLite file for the traces; `None` is `$RLLM_HOME/traces.db`, or `~/.rllm/traces.db`.
-            project: accepted for compatibility only: traces are filed by session.
-            snapshot_directory: accepted for compatibility only: no copy of `config` is written.
-            sync_tracer: accepted for compatibility only: a response is sent once its trace is durable.
-            add_logprobs: accepted for compatibility only: they are always asked for.
+            project: has no effect, and nor have `snapshot_directory`, `sync_tracer` (a response is sent after its trace
+                is durable) and `add_logprobs` (they are always asked for).
             add_return_token_ids: whether to ask the server for token ids; `None` does so of any but OpenAI's own, which
                 refuses the question.
 
@@ -171,7 +168,6 @@ class _Upstream:
 
 
 def _server_of(params: JSONMapping) -> tuple[str, str | None]:
-    """Return the address and the key of one entry's server."""
     url, api_key = _resolved(params.get("api_base")), _resolved(params.get("api_key"))
     if url is not None:
         return url.rstrip("/"), api_key

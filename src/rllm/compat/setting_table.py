@@ -140,7 +140,7 @@ def estimator(value: object, given: Given) -> Any:
 def kl_in_reward(value: object, given: Given) -> str | None:
     """Return where the divergence is subtracted, if it is."""
     if value and "algorithm.kl_ctrl.kl_coef" not in given:
-        raise ValueError("how strongly? set algorithm.kl_ctrl.kl_coef, too")
+        raise ValueError("the coefficient is missing: set algorithm.kl_ctrl.kl_coef, too")
     return "reward" if value else None
 
 
@@ -149,7 +149,7 @@ def kl_in_loss(value: object, given: Given) -> str | None:
     if value and given.get("algorithm.use_kl_in_reward"):
         raise ValueError("algorithm.use_kl_in_reward is on, too: keep one of the two")
     if value and "actor_rollout_ref.actor.kl_loss_coef" not in given:
-        raise ValueError("how strongly? set actor_rollout_ref.actor.kl_loss_coef, too")
+        raise ValueError("the coefficient is missing: set actor_rollout_ref.actor.kl_loss_coef, too")
     return "loss" if value else None
 
 
@@ -259,7 +259,7 @@ def _names(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-_LATER = "this version cannot do that: leave it off"
+_LATER = "not supported: leave it off"
 _ARGUMENTS = "pass it to AgentTrainer: {}="
 _IGNORED = Ignored()
 _OVERRIDES = "verl.overrides."

@@ -182,5 +182,4 @@ def register_resolvers() -> None:
 
 
 def _mul(left: Any, right: Any) -> Any:
-    """Return the product; null if a factor is not set."""
     return None if left is None or right is None else left * right

@@ -60,7 +60,7 @@ def test_what_verls_own_losses_read() -> None:
     assert [keys[f"{ACTOR}.{name}"].value for name in names] == [0.1, 0.28, 1e9, "seq-mean-token-mean"]
 
 
-def test_what_yaml_reads_as_text_is_a_number_of_the_algorithm_all_the_same(tmp_path: Path) -> None:
+def test_numbers_that_yaml_reads_as_text_are_converted(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
         "{backend: verl, verl: {policy_loss: gspo}, algorithm: {name: gspo, clip_low: 3e-4, kl_coef: 1e-2}}"
@@ -177,7 +177,7 @@ def test_what_a_run_asks_of_a_cluster() -> None:
     assert environment_of(config_of("model.device=cpu"))["VERL_PLATFORM"] == "cpu"
 
 
-def test_a_second_model_is_loaded_only_where_a_divergence_is_asked_for() -> None:
+def test_a_reference_is_loaded_for_a_divergence_only() -> None:
     assert not needs_reference(config_of())
     assert needs_reference(config_of("algorithm.kl_coef=0.1"))
     assert not needs_reference(config_of("algorithm.kl_coef=0.1", "model.lora_rank=2")), (

@@ -27,11 +27,8 @@ def test_a_version_of_the_range_is_taken(package: str, installed: str) -> None:
     [("verl", "0.8.0", ">=0.9.0,<0.10"), ("verl", "0.10.0", ">=0.9.0,<0.10"), ("ray", "2.9.3", ">=2.50,<3")],
 )
 def test_another_is_refused_with_the_range_and_what_was_tested(package: str, installed: str, range_: str) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=f"{package} {installed}.*10.0.0.7.*{range_}",
-    ):
-        check_version(package, installed, "on node 10.0.0.7")
+    with pytest.raises(ConfigError, match=f"{package} {installed}.*{range_}"):
+        check_version(package, installed)
 
 
 def test_the_extra_asks_for_the_same_ranges() -> None:

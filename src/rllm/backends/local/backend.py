@@ -119,11 +119,6 @@ class LocalBackend:
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        """Check the settings before the model is loaded.
-
-        Raises:
-            ConfigError: if a setting cannot be used, or would have no effect.
-        """
         check_source(config.model.path)
         choose_device(config.model.device)
         tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
@@ -143,13 +138,6 @@ class LocalBackend:
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Self:
-        """Load the model and start or join what samples from it.
-
-        Raises:
-            ConfigError: if a setting cannot be used, or would have no effect.
-            InferenceError: if the server of `model.engine=vllm` does not start.
-            WeightSyncError: if it does not take the weights.
-        """
         cls.check(config)
         model = config.model
         template = TemplateChoice.of(model)
@@ -184,16 +172,11 @@ class LocalBackend:
         return self.optimizer.lr
 
     def score(self, batch: Batch) -> Tensor:
-        """Return [N] log-probabilities under the current weights, without gradient."""
         with self._sampler.paused():
             return self.policy.score(batch, self.settings.micro_batch_tokens)
 
     def score_reference(self, batch: Batch) -> Tensor:
-        """Return [N] log-probabilities under the weights that the run began with: a copy, or those without the adapter.
-
-        Raises:
-            ConfigError: if the backend was made without a way to load these.
-        """
+        """Score with a copy of the weights that the run began with, or without the adapter."""
         if self.adapter is not None:
             with self._sampler.paused(), self.adapter.off():
                 return self.policy.score(batch, self.settings.micro_batch_tokens)
@@ -232,7 +215,6 @@ class LocalBackend:
         )
 
     def step(self, role: Role, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
-        """Take one AdamW step on part of a batch."""
         if role == "critic":
             _, sums = self.critic.accumulate(part, algorithm, scale=scale)
             return StepResult(sums=sums, grad_norm=self.critic.step())
@@ -259,11 +241,6 @@ class LocalBackend:
         return accumulate(batch, loss_of, self.optimizer, max_tokens=self.settings.micro_batch_tokens, scale=scale)
 
     def publish(self) -> int:
-        """Give the sampler the new weights and let it resume.
-
-        Raises:
-            WeightSyncError: if an update made weights infinite or NaN, or if they did not arrive.
-        """
         with self._unpublished:
             for name, weight in self.model.named_parameters():
                 if weight.requires_grad and not is_finite(weight):
@@ -288,11 +265,6 @@ class LocalBackend:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Load weights, optimizer state and critic from a folder that `save` wrote.
-
-        Raises:
-            ConfigError: if the folder is incomplete or holds another model.
-        """
         with loading_checkpoint(folder, *_UNREADABLE):
             state = torch.load(folder / RECOVERY_FILE, weights_only=True, map_location="cpu")
             version: int = state["weight_version"]

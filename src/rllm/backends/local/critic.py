@@ -55,7 +55,6 @@ class Critic:
         self._num_batches += 1
 
     def values(self, batch: Batch) -> Tensor:
-        """Return [N] the estimates, without gradient."""
         return score_in_parts(batch, self._max_tokens, self._estimates)
 
     def accumulate(self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0) -> tuple[Tensor, Counter[str]]:
@@ -68,11 +67,9 @@ class Critic:
         return accumulate(batch, loss_of, self._optimizer, max_tokens=self._max_tokens, scale=scale)
 
     def step(self) -> float:
-        """Update the weights and return the gradient's norm."""
         return self._optimizer.step()
 
     def save(self, folder: Path) -> None:
-        """Write the state that `load` needs to resume exactly."""
         state = {
             "weights": self._trained(),
             "optimizer": self._optimizer.state_dict(),

@@ -85,7 +85,6 @@ class Trunk:
 
 
 def _predecessors(batch: Batch) -> list[int]:
-    """Return the index in the tree of the token before each of the N sampled tokens."""
     sources: list[int] = []
     for index, sequence in enumerate(batch.sequences):
         positions = batch.tree.positions(index)
@@ -126,7 +125,6 @@ class Policy:
             )
 
     def score(self, batch: Batch, max_tokens: int) -> Tensor:
-        """Return [N] log-probabilities without gradient, computed for at most about `max_tokens` at a time."""
         return score_in_parts(batch, max_tokens, lambda part: self.logprobs(part, entropy=False)[0])
 
 
@@ -192,7 +190,6 @@ class LocalTeacher:
         self._max_tokens = micro_batch_tokens
 
     def score(self, batch: Batch) -> Tensor:
-        """Return [N] log-probabilities of the batch's tokens."""
         return self._policy.score(batch, self._max_tokens)
 
 

@@ -84,22 +84,10 @@ class VerlBackend:
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        """Check the settings before a cluster is joined.
-
-        Raises:
-            ConfigError: if a setting cannot be used, or would have no effect.
-            MissingDependencyError: if verl or Ray is not installed.
-        """
         check(config)
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Self:
-        """Join or start a cluster, start the workers with their models, and a sampler.
-
-        Raises:
-            ConfigError: if a setting cannot be used, or if the cluster has too few resources.
-            WorkerError: if a worker does not start.
-        """
         check(config)
         if (found := planned_coverage(config)) is not None:
             logger.warning("%s", found)
@@ -137,15 +125,9 @@ class VerlBackend:
         return self._counts.weight_version
 
     def score(self, batch: Batch) -> Tensor:
-        """Return [N] log-probabilities under the current weights, without gradient."""
         return self._output("policy", batch, "log_probs")
 
     def score_reference(self, batch: Batch) -> Tensor:
-        """Return [N] log-probabilities under the weights that the run began with.
-
-        Raises:
-            ConfigError: if the workers were started without a reference.
-        """
         if self._config.model.lora_rank:
             return self._output("policy", batch, "log_probs", no_lora_adapter=True)
         if not needs_reference(self._config):
@@ -155,11 +137,6 @@ class VerlBackend:
         return self._output("reference", batch, "log_probs")
 
     def values(self, batch: Batch) -> Tensor:
-        """Return [N] the critic's estimates.
-
-        Raises:
-            ConfigError: if the algorithm that the workers were started for has no critic.
-        """
         if not needs_critic(self._config):
             raise ConfigError("algorithm.name: the workers have no critic; use ppo")
         return self._output("critic", batch, "values")
@@ -211,11 +188,6 @@ class VerlBackend:
         )
 
     def step(self, role: Role, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
-        """Take one optimizer step in the workers.
-
-        Raises:
-            WorkerError: if a worker fails.
-        """
         if algorithm != self._algorithm:
             self._group.ask("learn_with", algorithm, self._config.verl.policy_loss is not None)
             self._algorithm = algorithm
@@ -245,12 +217,6 @@ class VerlBackend:
         return StepResult(sums=Counter({**sums, "loss": sum(found[LOSS])}), grad_norm=norm, logprobs=logprobs)
 
     def publish(self) -> int:
-        """Send all weights to the sampler.
-
-        Raises:
-            WeightSyncError: if they are not finite, or did not arrive.
-            WorkerError: if a worker fails.
-        """
         self._published.publish(self._weights(), self.weight_version + 1)
         self._counts.weight_version += 1
         return self.weight_version
@@ -278,11 +244,6 @@ class VerlBackend:
         (folder / RECOVERY_FILE).write_text(json.dumps(asdict(self._counts)))
 
     def load(self, folder: Path) -> None:
-        """Load weights, optimizers and counters from a folder that `save` wrote.
-
-        Raises:
-            ConfigError: if the folder is incomplete or holds another model.
-        """
         with loading_checkpoint(folder, OSError, ValueError, TypeError, WorkerError):
             counts = Counts(**json.loads((folder / RECOVERY_FILE).read_text()))
             check_tokenizer_in(folder, self._tokenizer)
@@ -393,7 +354,6 @@ class PublishedPolicy:
         save_model(self._model, folder, state_dict=state)
 
     def close(self) -> None:
-        """Stop sampling. Repeatable."""
         self._sampler.close()
 
 

@@ -101,8 +101,8 @@ class WorkerGroup:
             return outcome.result(self._timeout_s)
         except TimeoutError as error:
             raise WorkerError(
-                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if that is what "
-                "it takes; `ray stack` on their nodes shows what they wait for"
+                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if they need "
+                "longer; `ray stack` on their nodes shows what they wait for"
             ) from error
         except RLLMError:
             raise
@@ -142,23 +142,19 @@ def _explained(what: str, error: Exception) -> str:
     """Return the worker's failure in words, with the node and the remedy."""
     import ray.exceptions
 
-    text, where = str(error), _node_of(error)
+    text = str(error)
+    node = _NODE.search(text)
+    where = f" on node {node.group(1)}" if node else ""
     is_dead = isinstance(error, ray.exceptions.RayActorError)
     if any(sign in text for sign in (_KILLED_FOR_MEMORY if is_dead else _OUT_OF_MEMORY)):
-        return f"a worker of verl{where} ran out of memory when it was to {what}: {_SMALLER} ({_last_line(text)})"
+        return f"a verl worker{where} ran out of memory and could not {what}: {_SMALLER} ({_last_line(text)})"
     if is_dead:
         return (
-            f"a worker of verl{where} died when it was to {what}: see its log in Ray's folder (worker-*.err), and "
+            f"a verl worker{where} died and could not {what}: see its log in Ray's folder (worker-*.err), and "
             "resume from the last checkpoint; if the log gives no reason, the system may have killed it for its "
             f"memory: {_SMALLER} ({_last_line(text)})"
         )
-    return f"a worker of verl{where} failed to {what}: {_last_line(text)}"
-
-
-def _node_of(error: Exception) -> str:
-    """Return the node that the error names, if any."""
-    found = _NODE.search(str(error))
-    return f" on node {found.group(1)}" if found else ""
+    return f"a verl worker{where} could not {what}: {_last_line(text)}"
 
 
 def _last_line(text: str) -> str:

@@ -40,7 +40,6 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _memory_used(*_: object) -> int:
-    """Return the peak memory of the process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -60,7 +59,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return True
 
     def current_device(self) -> Any:
-        """Return a device, since verl passes it to `Tensor.to`."""
         return torch.device(NAME)
 
     def device_count(self) -> int:

@@ -68,7 +68,6 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     @on_all
     def build(self) -> None:
-        """Load the models."""
         if self._device == "cpu" and not torch.distributed.is_initialized():
             # verl would request two backends for one device, which torch refuses.
             torch.distributed.init_process_group("gloo")
@@ -84,17 +83,14 @@ class TrainingProcess(Worker):  # type: ignore[misc]
 
     @in_shares("policy")
     def policy_outputs(self, data: TensorDict) -> TensorDict:
-        """Return log-probabilities of all tokens under the policy, or without its adapter."""
         return self._outputs("policy", data)
 
     @in_shares("reference")
     def reference_outputs(self, data: TensorDict) -> TensorDict:
-        """Return log-probabilities of all tokens under the reference."""
         return self._outputs("reference", data)
 
     @in_shares("critic")
     def critic_outputs(self, data: TensorDict) -> TensorDict:
-        """Return the critic's estimates at all tokens."""
         return self._outputs("critic", data)
 
     def _outputs(self, role: Role, data: TensorDict) -> TensorDict:
@@ -246,7 +242,6 @@ def _drop_nothing(module: torch.nn.Module) -> None:
 
 
 def _zero_head(module: torch.nn.Module) -> None:
-    """Set a new critic's head to zero, so that it estimates 0 for everything."""
     with torch.no_grad():
         for weight in module.score.parameters():
             weight.zero_()
@@ -257,7 +252,6 @@ def _has_adapter(module: torch.nn.Module) -> bool:
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """Return a weight gathered from the shards of all processes."""
     whole: Tensor = weight.full_tensor() if isinstance(weight, DTensor) else weight
     return whole
 
