@@ -133,6 +133,6 @@ def test_no_choice_earns_0_and_says_so() -> None:
         {"ground_truth": "27", "choices": list(range(30))},  # there is no letter for it
     ],
 )
-def test_a_task_without_a_usable_ground_truth_is_an_error_and_not_0(task: dict[str, Any]) -> None:
+def test_a_task_without_a_ground_truth_is_an_error(task: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="the multiple-choice reward needs"):
         multiple_choice_reward_fn(task, "Answer: B")

@@ -85,7 +85,7 @@ def test_pairs_without_a_function_are_for_a_program() -> None:
     assert judged(tests, "print(int(input()) + int(input()))").reward == 1.0
 
 
-def test_a_method_of_solution_is_called_and_the_usual_imports_are_there() -> None:
+def test_a_method_of_solution_has_the_usual_imports() -> None:
     code = "class Solution:\n    def add(self, numbers: List[int]) -> int:\n        return Counter(numbers).total()"
     assert judged({"fn_name": "add", "inputs": [[[1, 1]]], "outputs": [2]}, code).reward == 1.0
     task = {"test": "def check(candidate):\n    assert candidate(numbers=[1]) == 1\n", "entry_point": "Solution().add"}
@@ -93,11 +93,11 @@ def test_a_method_of_solution_is_called_and_the_usual_imports_are_there() -> Non
 
 
 @pytest.mark.parametrize("tests", [{**ADD, "fn_name": "gcd"}, {**CHECK, "entry_point": "gcd"}])
-def test_a_function_that_is_only_imported_for_convenience_is_no_solution(tests: Any) -> None:
+def test_an_imported_function_is_not_a_solution(tests: Any) -> None:
     assert judged(tests, "").reward == 0.0
 
 
-def test_a_method_may_have_the_name_of_a_function_that_is_there_for_convenience() -> None:
+def test_a_method_may_have_the_name_of_an_imported_function() -> None:
     code = "class Solution:\n    def gcd(self, a, b):\n        return a + b"
     assert judged({**ADD, "fn_name": "gcd"}, code).reward == 1.0
 
@@ -369,7 +369,7 @@ def test_what_a_method_returns_is_compared_honestly_too() -> None:
     assert judged(tests[1:], code.format("Same()")).reward == 0.0
 
 
-def test_what_is_in_a_list_is_compared_honestly_where_the_tests_name_lists() -> None:
+def test_items_of_a_list_are_compared_honestly() -> None:
     code = "class Same:\n    __eq__ = lambda self, other: True\ndef both(a, b):\n    return {}"
     tests = ["assert list(both(1, 2)) == [1, 2]", "assert isinstance(both(1, 2), list) and 2 in both(1, 2)"]
     assert judged(tests, code.format("[a, b]")).reward == 1.0
@@ -424,7 +424,7 @@ def test_memory_and_output_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("task", [{"ground_truth": ADD}, CHECK])
-def test_the_last_block_that_defines_the_function_is_the_solution(task: dict[str, Any]) -> None:
+def test_the_last_block_that_defines_the_function_counts(task: dict[str, Any]) -> None:
     def reward_of(*blocks: str) -> float | None:
         return code_reward_fn(task, "\n".join(f"```python\n{block}\n```" for block in blocks)).reward
 
@@ -439,7 +439,7 @@ def test_the_last_block_that_defines_the_function_is_the_solution(task: dict[str
 
 
 @pytest.mark.parametrize("text", ["", "def add(a, b): ...", "```cpp\nint x;\n```", "```python\nnot closed"])
-def test_without_a_block_of_python_the_answer_is_wrong_and_says_why(text: str) -> None:
+def test_without_a_block_of_python_the_answer_is_wrong(text: str) -> None:
     verdict = code_reward_fn({"ground_truth": ADD}, Action(text))
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
     assert "block of Python" in verdict.metadata["reason"]

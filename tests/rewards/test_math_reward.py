@@ -275,7 +275,7 @@ def test_what_only_looks_like_a_number_is_a_ground_truth_as_text() -> None:
     assert math_reward_fn({"ground_truth": "1..2e5"}, r"\boxed{1..2e5}").reward == 1.0
 
 
-def test_what_it_needs_is_told_at_the_first_answer_and_not_in_the_midst_of_a_run() -> None:
+def test_a_missing_dependency_is_named_at_the_first_answer() -> None:
     hidden = "import sys; sys.modules['math_verify'] = None\n"
     program = r"from rllm.rewards.reward_fn import math_reward_fn; math_reward_fn({'ground_truth': '4'}, r'\boxed{4}')"
     done = subprocess.run([sys.executable, "-c", hidden + program], capture_output=True, text=True, check=False)
@@ -333,7 +333,7 @@ def _exit_with_verdict() -> None:
     os._exit(7 if are_equivalent("x+1", "1+x") else 8)
 
 
-def test_a_worker_that_was_killed_is_replaced() -> None:
+def test_a_killed_worker_is_replaced() -> None:
     from rllm.rewards.math_reward import NUM_WORKERS, _workers
 
     assert are_equivalent("x+1", "1+x") is True
@@ -346,7 +346,7 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
     assert are_equivalent("x+1", "1+x") is True
 
 
-def test_a_worker_is_kept_however_large_the_process_that_started_it() -> None:
+def test_a_large_parent_process_does_not_end_its_workers() -> None:
     large = b"x" * (LARGE_BYTES + 1)
     worker = _Worker()
     del large

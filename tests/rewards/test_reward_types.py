@@ -87,7 +87,7 @@ def test_the_last_closed_block_of_python(text: str, code: str | None) -> None:
     assert python_blocks(text)[-1:] == ([] if code is None else [code])
 
 
-def test_a_field_that_is_missing_is_named_with_those_that_are_there() -> None:
+def test_a_missing_field_is_named_beside_the_existing_ones() -> None:
     with pytest.raises(
         RewardError, match=r"the math reward needs the task's field 'ground_truth'.*\['answer', 'question'\]"
     ):

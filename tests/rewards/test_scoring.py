@@ -54,7 +54,7 @@ def test_metrics_travel_as_metadata() -> None:
     assert judged((np.float64(0.5), {"turns": 3})) == RewardOutput(0.5, {"turns": 3})
 
 
-def test_a_reward_output_keeps_what_it_says_and_gets_a_plain_float() -> None:
+def test_a_reward_output_is_kept_with_a_plain_float() -> None:
     verdict = judged(RewardOutput(np.float32(1), {"why": "exact"}, is_correct=True))
     assert verdict == RewardOutput(1.0, {"why": "exact"}, is_correct=True)
     assert type(verdict.reward) is float

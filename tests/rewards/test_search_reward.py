@@ -74,7 +74,7 @@ def test_partial_overlap_earns_its_f1_from_0_3_up() -> None:
 @pytest.mark.parametrize(
     ("gold", "answer"), [("3.5", "35"), ("-5", "5"), ("1998-99", "199899"), ("2:1", "21"), ("C++", "C"), ("3.5", "3.6")]
 )
-def test_numbers_and_names_that_punctuation_tells_apart_earn_nothing(gold: str, answer: str) -> None:
+def test_numbers_and_names_may_differ_by_punctuation_only(gold: str, answer: str) -> None:
     assert search_reward_fn({"ground_truth": gold}, answer).reward == 0.0
     assert search_reward_fn({"ground_truth": gold}, f"{gold}.").reward == 1.0
 
@@ -112,7 +112,7 @@ def test_the_best_of_several_ground_truths_counts() -> None:
     assert search_reward_fn({"answer": ["New York City", "NYC"]}, "New York").reward == pytest.approx(4 / 5)
 
 
-def test_an_answer_of_articles_or_punctuation_alone_is_compared_as_it_is() -> None:
+def test_articles_or_punctuation_alone_are_compared_unchanged() -> None:
     assert search_reward_fn({"ground_truth": "The The"}, "The The").reward == 1.0
     assert search_reward_fn({"ground_truth": "The The"}, "!!!").reward == 0.0
     assert search_reward_fn({"ground_truth": "A"}, "An").reward == 0.0

@@ -267,7 +267,7 @@ EXPECTING_3 = [
 
 @pytest.mark.parametrize("difference", ["0", "self", "Add()"])
 @pytest.mark.parametrize("made", ["Add(1, 2)", "Solution().add(1, 2)"])
-def test_an_object_of_a_class_that_the_tests_name_agrees_to_nothing_expected(made: str, difference: str) -> None:
+def test_an_object_of_a_named_class_equals_nothing_expected(made: str, difference: str) -> None:
     bodies = [textwrap.indent(test.format(*[made] * 3), "    ") for test in EXPECTING_3]
     tests = "".join(f"def test_{number}():\n{body}\n" for number, body in enumerate(bodies))
     verdict = judged(tests, AGREEING_CLASS.replace("{difference}", difference))

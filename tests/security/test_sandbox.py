@@ -161,7 +161,7 @@ def test_a_socket_in_the_file_system_is_out_of_reach() -> None:
 
 
 @needs_namespaces
-def test_no_socket_reaches_the_host_of_a_virtual_machine_or_the_kernels_own_services() -> None:
+def test_no_socket_reaches_a_virtual_machines_host_or_the_kernel() -> None:
     families = {"vsock": 40, "crypto": 38, "packet": 17, "bluetooth": 31, "tipc": 30, "xdp": 44, "can": 29}
     assert_all_refused(*(f"libc.socket, {family}, {kind}, 0" for family in families.values() for kind in (1, 2, 5)))
     assert run_python("import socket; socket.socket(); socket.socket(socket.AF_INET6); socket.if_nameindex()").ok
@@ -208,7 +208,7 @@ def test_only_its_folder_can_be_written(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_nothing_outside_waits_for_a_lock_or_a_lease_on_a_file_that_the_code_reads(tmp_path: Path) -> None:
+def test_nothing_outside_waits_for_a_lock_or_lease_of_the_code(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     code = f"""
 import fcntl, os, struct
@@ -347,9 +347,7 @@ def test_every_ending_of_a_wrong_answer_is_scored_0(ending: str) -> None:
     assert verdict.metadata["first_failure"].keys() & {"error", "got"}
 
 
-def test_a_sandbox_that_cannot_be_set_up_is_an_error_and_no_result(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("raise OSError('no room for another process')")
     for name, value in {"_CHILD": str(broken), "tempfile.tempdir": str(tmp_path / "missing")}.items():
@@ -361,9 +359,7 @@ def test_a_sandbox_that_cannot_be_set_up_is_an_error_and_no_result(
                 RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
 
 
-def test_a_solutions_sandbox_that_cannot_be_set_up_is_an_error_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_solutions_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     broken = "if b'solution' in os.pread(0, 20, 0):\n        raise OSError('no room')\n    missing: list[str] = []\n"
     child.write_text(Path(sandbox_child.__file__).read_text().replace("missing: list[str] = []\n", broken))

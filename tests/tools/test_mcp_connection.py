@@ -72,7 +72,7 @@ async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
         assert (await tools["pid"].call({})).error is None
 
 
-async def test_calls_wait_together_for_a_server_that_does_not_come_back(tmp_path: Path) -> None:
+async def test_calls_share_an_attempt_to_reconnect(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     async with tools_by_name(replace(STDIO, env={"ONCE": str(starts)})) as tools:
         tools["pid"]._connection.start_timeout_s = 1.0
@@ -124,7 +124,7 @@ async def test_calls_over_http_do_not_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("status", ["404", "400"])
-async def test_a_server_that_forgets_its_sessions_is_connected_to_afresh(status: str) -> None:
+async def test_a_server_that_forgets_its_sessions_is_reconnected(status: str) -> None:
     async with http_tools(STATUS=status) as tools:
         await tools["forget"].call({})
 
@@ -140,7 +140,7 @@ async def test_a_wrong_key_is_told() -> None:
             pass
 
 
-async def test_tools_whose_names_differ_only_in_what_is_not_allowed_are_told_apart() -> None:
+async def test_tools_with_equal_names_are_numbered() -> None:
     async with mcp_tools(STDIO, start_timeout_s=120.0) as tools:
         names = list(MultiTool(tools=tools).tools)
 

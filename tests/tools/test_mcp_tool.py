@@ -69,7 +69,7 @@ async def test_many_rollouts_share_a_connection_from_loops_and_threads(tools: di
     assert both("add", a=1, b=1).output == "2"  # blocking the caller's own loop
 
 
-async def test_a_call_that_hangs_is_cut_and_cancelled_calls_harm_nobody(tools: dict[str, MCPTool]) -> None:
+async def test_a_hanging_call_is_cut_and_harms_no_other(tools: dict[str, MCPTool]) -> None:
     await tools["add"].call({"a": 1, "b": 1})
     cancelled = asyncio.create_task(tools["hang"].call({}))
     tools["hang"]._connection.timeout_s = 0.3

@@ -204,7 +204,7 @@ class Doubler(Tool):
         return 2 * x
 
 
-async def test_an_async_tool_is_awaited_and_can_be_called_from_anywhere() -> None:
+async def test_an_async_tool_can_be_called_from_anywhere() -> None:
     async def triple(x: int) -> int:
         await asyncio.sleep(0)
         return 3 * x
@@ -310,7 +310,7 @@ def decorated(text: str) -> Any:
 
 
 @pytest.mark.parametrize("function", [Shout(), AsyncShout(), functools.partial(shout), decorated])
-async def test_whatever_can_be_called_is_a_tool_and_what_it_returns_is_awaited(function: Any) -> None:
+async def test_any_callable_is_a_tool_and_its_result_is_awaited(function: Any) -> None:
     tool = Tool(function=function)
     assert (await tool.call({"text": "hi"})).output == "HI"
     assert tool(text="hi").output == "HI"
