@@ -464,8 +464,6 @@ class Table:
             return [[self.encoded(key), self.encoded(value)] for key, value in item.items()]
         if isinstance(item, bytearray):
             return base64.b64encode(item).decode()
-        if isinstance(item, list) and _is_plain(item):
-            return list(item)
         return [self.encoded(value) for value in item]
 
     def _fill(self, item: Container, content: Any) -> None:
@@ -588,11 +586,6 @@ _IMMUTABLE: dict[type, Callable[[Any], object]] = {
     tuple: lambda value: tuple(tuple.__iter__(value)),
 }
 """Plain values of the subclasses of these types."""
-
-
-def _is_plain(items: list[Any]) -> bool:
-    kinds = set(map(type, items))
-    return kinds <= {str, float, bool, type(None)} or (kinds == {int} and -_LARGE < min(items) <= max(items) < _LARGE)
 
 
 def _array(data_type: str, shape: list[int], content: str) -> object:

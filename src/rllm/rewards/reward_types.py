@@ -20,7 +20,6 @@ from rllm.types import Action, JSONObject, Task
 END_OF_THOUGHT = "</think>"
 
 _LATEX_TOKEN = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
-_BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _FENCE = re.compile(r"^(?P<indent>[ \t]*)```[ \t]*(?P<language>\w*)[^\n]*$", re.MULTILINE)
 _PYTHON = ("python", "python3", "py", "py3")
 
@@ -143,16 +142,6 @@ def last_tagged(text: str, tag: str) -> str | None:
     before, closing, _ = text.rpartition(f"</{tag}>")
     _, opening, content = before.rpartition(f"<{tag}>")
     return content.strip() if opening and closing else None
-
-
-def bolds(text: str) -> list[str]:
-    """Return the contents of all `**...**` that stay within one line."""
-    return [found.strip() for found in _BOLD.findall(text)]
-
-
-def last_line(text: str) -> str:
-    """Return the last line that is not blank."""
-    return text.strip().rpartition("\n")[2].strip()
 
 
 def python_blocks(text: str) -> list[str]:

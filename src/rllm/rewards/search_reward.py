@@ -19,10 +19,8 @@ from rllm.rewards.reward_types import (
     RewardInput,
     RewardOutput,
     after_thinking,
-    bolds,
     field_of,
     last_boxed,
-    last_line,
     last_tagged,
     text_of_action,
     texts_of,
@@ -54,6 +52,7 @@ _ANSWER = r"(?:\b(?:(?:the|my|final|correct)\s+){0,3}answer\b|答案)"
 _LABEL = rf"{_ANSWER}[*_]*\s{{0,8}}(?:is\b|是|为)?[\s*_]{{0,8}}"
 _LABELLED = re.compile(rf"^[^\w\n]*{_LABEL}[:：][\s*_]*(\S.*)$", re.IGNORECASE | re.MULTILINE)
 _STATED = re.compile(rf"{_ANSWER}(?:[*_]*\s+is\b|[*_]*\s*[:：]|[是为])[\s:：]*(.+)", re.IGNORECASE)
+_BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _TITLE = re.compile(rf"{_LABEL}[:：]?|.*[:：]", re.IGNORECASE)
 _CLOSED = {"yes", "no", "noanswer"}
 
@@ -94,16 +93,13 @@ def stated_answer(text: str) -> str:
         marked = _LATEX_TEXT.sub(r"\1", marked)
         stated = _STATED.match(marked)
         return stated[1].strip() if stated else marked
-    line = last_line(text)
+    line = text.strip().rpartition("\n")[2].strip()
     labelled = _LABELLED.findall(text)
     stated = _STATED.search(line)
     answer = labelled[-1] if labelled else stated[1] if stated else None
-    return (_emphasised(text if answer is None else answer) or answer or line).strip().strip("*_")
-
-
-def _emphasised(text: str) -> str | None:
-    """Return the last text in bold that is not a title such as **Answer:**."""
-    return next((bold for bold in reversed(bolds(text)) if not _TITLE.fullmatch(bold)), None)
+    bolds = [bold.strip() for bold in _BOLD.findall(text if answer is None else answer)]
+    emphasised = next((bold for bold in reversed(bolds) if not _TITLE.fullmatch(bold)), None)  # no **Answer:**
+    return (emphasised or answer or line).strip().strip("*_")
 
 
 def normalize(text: str) -> str:

@@ -30,11 +30,10 @@ class WordIndex:
 
     Args:
         texts: the corpus; hits are positions in it.
-        k1: saturation of repeated words.
-        b: how much the words of long texts count less, from 0 to 1.
     """
 
-    def __init__(self, texts: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
+    def __init__(self, texts: Sequence[str]) -> None:
+        k1, b = 1.2, 0.75  # saturation of repeated words, and penalty of long texts
         counts = [Counter(_words(text)) for text in texts]
         lengths = [sum(count.values()) for count in counts]
         mean_length = sum(lengths) / len(lengths) if any(lengths) else 1.0
