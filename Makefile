@@ -7,7 +7,7 @@ VERSIONS := -c constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs test-newest release-check test-slow test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds
 .autogen: examples/autogen_team/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
+
+test-sandbox: $(VENV)/.dev  ## Untrusted code in sandboxes, and attacks on them: a minute.
+	$(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools
 
 test-examples: $(VENV)/.dev .autogen  ## Train every example to its stated improvement: a quarter of an hour.
 	$(PYTEST) -m examples

@@ -44,6 +44,7 @@ def test_a_command_takes_what_the_system_grants(given, allowed):
     assert max(allowed) <= MAX_OPEN_FILES
 
 
+@pytest.mark.slow
 def test_running_out_of_files_names_the_remedy(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("num_steps: 1\n")

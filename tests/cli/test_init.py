@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from rllm.cli.project import TEMPLATE
@@ -15,6 +16,7 @@ from rllm.trainer.config import load_config
 from .conftest import here
 
 
+@pytest.mark.slow
 def test_the_project_passes_its_own_tests_and_its_agent_trains(tmp_path, policy):
     done = here("init", "shop", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

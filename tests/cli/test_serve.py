@@ -42,6 +42,7 @@ def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
     assert len(trace.response_ids) == len(trace.logprobs) == 4
 
 
+@pytest.mark.slow
 def test_turns_behind_a_gateway_with_tokenizer_are_one_sequence(work, policy):
     with ExitStack() as stack:
 

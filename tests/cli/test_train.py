@@ -349,6 +349,7 @@ def test_other_tasks_than_those_of_the_run_are_refused(work, fails, policy):
     assert "_dataset" not in errors
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
     many = ["num_steps=500", *FAST[1:]]
     arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *many]

@@ -922,6 +922,7 @@ async def test_a_task_must_be_a_mapping() -> None:
 # Many at once
 
 
+@pytest.mark.slow
 async def test_thousands_at_once_lose_nothing() -> None:
     class Gated(Countdown):
         async def reset(self) -> Any:  # type: ignore[override]

@@ -503,6 +503,7 @@ def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, de
     assert (trace.id in again.text, trace.error, served.engine.num_calls) == (True, None, 1)
 
 
+@pytest.mark.slow
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
 def test_line_8_calls_are_held_while_the_server_is_restarted(serve, route, stream):

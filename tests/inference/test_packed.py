@@ -82,6 +82,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU is such a one")
 def test_a_cpu_without_products_in_bfloat16_does_them_in_float32() -> None:
     subprocess.run([sys.executable, "-c", OLD], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True)

@@ -11,6 +11,8 @@ from rllm.rewards.reward_fn import code_reward_fn
 from rllm.rewards.reward_types import RewardOutput
 from rllm.types import Action
 
+pytestmark = pytest.mark.sandbox
+
 DOUBLE = {"inputs": ["1\n", "21\n"], "outputs": ["2\n", "42\n"]}
 ADD = {"fn_name": "add", "inputs": [[1, 2], [20, 22]], "outputs": [3, 42]}
 CHECK = {

@@ -48,6 +48,7 @@ print("started")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

@@ -84,6 +84,7 @@ QUICK = {
 """Of a kind one, since each new interpreter takes a second where others are busy."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(
     "way",

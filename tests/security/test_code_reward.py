@@ -11,6 +11,8 @@ from rllm.errors import RewardError
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.rewards.reward_types import RewardOutput
 
+pytestmark = pytest.mark.sandbox
+
 CHECK = {
     "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4\n",
     "entry_point": "add",

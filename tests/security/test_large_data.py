@@ -174,6 +174,7 @@ def test_arguments_of_any_size_are_read(argument: str) -> None:
         assert not tool_parser(name).parse(f'{{"name": "f", "arguments": {{"x": {argument}').tool_calls
 
 
+@pytest.mark.slow
 def test_a_table_that_repeats_a_long_text_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -18,6 +18,8 @@ from rllm.rewards.code_reward import RewardCodeFn
 from rllm.tools import sandbox, sandbox_child
 from rllm.tools.sandbox import SandboxError, SandboxResult, arun_python, run_python
 
+pytestmark = pytest.mark.sandbox
+
 HAS_NAMESPACES = run_python("").network == "namespace"
 needs_namespaces = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine permits no namespaces")
 TRY = """

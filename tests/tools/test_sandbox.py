@@ -15,6 +15,8 @@ from rllm.errors import ConfigError
 from rllm.tools import sandbox_child
 from rllm.tools.sandbox import arun_python, run_python
 
+pytestmark = pytest.mark.sandbox
+
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 

@@ -121,6 +121,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_sums_are_those_of_the_batches(run_trainer: RunTrainer, case: str) -> None:
     agent, changes = CASES[case]

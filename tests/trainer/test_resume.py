@@ -119,6 +119,7 @@ def assert_the_same(run_dir: Path, uninterrupted: Path) -> None:
     assert (run_dir / weights).read_bytes() == (uninterrupted / weights).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     with Lives(run_dir, model) as run:

@@ -317,6 +317,7 @@ def speak(word: str, base_url: str) -> None:
     ask(base_url, word, max_tokens=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True], ids=["in this process", "behind a server"])
 def test_the_policy_comes_closer_to_its_teacher(
     student: Path, teacher: Path, model: Any, tokenizer: Any, tmp_path: Path, served: bool

@@ -247,6 +247,7 @@ async def test_multi_turn_plays_to_the_end_and_can_be_used_again() -> None:
         assert (path.name, path.reward, len(path.steps)) == ("talker", reward, min(start, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [1, 2])
 def test_environments_that_are_not_thread_safe_share_one_thread_among_all_workflows(loop: int) -> None:
     class Unsafe(Countdown):
