@@ -44,7 +44,13 @@ def redacted(traces: Sequence[Trace], hook: Redact) -> tuple[list[Trace], Gatewa
     problem: GatewayError | None = None
     for trace in traces:
         try:
-            kept.append(_redacted(trace, hook))
+            changed = hook(copy.deepcopy(trace))
+            if not isinstance(changed, Trace):
+                raise TypeError(f"it returned {type(changed).__name__}, which is not a Trace")
+            for item in fields(Trace):
+                if item.name not in TEXTS and getattr(changed, item.name) != getattr(trace, item.name):
+                    raise ValueError(f"it changed {item.name}, and may change only {', '.join(sorted(TEXTS))}")
+            kept.append(changed)
         except Exception as error:
             problem = GatewayError(
                 500, f"the redaction hook failed: {type(error).__name__}: {error}", code="redaction_failed"
@@ -52,16 +58,6 @@ def redacted(traces: Sequence[Trace], hook: Redact) -> tuple[list[Trace], Gatewa
             problem.__cause__ = error
             kept.append(_without_texts(trace))
     return kept, problem
-
-
-def _redacted(trace: Trace, hook: Redact) -> Trace:
-    changed = hook(copy.deepcopy(trace))
-    if not isinstance(changed, Trace):
-        raise TypeError(f"it returned {type(changed).__name__}, which is not a Trace")
-    for item in fields(Trace):
-        if item.name not in TEXTS and getattr(changed, item.name) != getattr(trace, item.name):
-            raise ValueError(f"it changed {item.name}, and may change only {', '.join(sorted(TEXTS))}")
-    return changed
 
 
 def _without_texts(trace: Trace) -> Trace:

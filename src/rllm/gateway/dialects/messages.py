@@ -163,7 +163,11 @@ def _messages_of(message: JSONMapping, where: str) -> list[Message]:
     placed = ((block, f"{where}.content[{position}]") for position, block in enumerate(blocks))
     for is_result, run in groupby(placed, key=lambda item: item[0].get("type") == "tool_result"):
         if is_result:
-            found += [_tool_result(block, place) for block, place in run]
+            for block, place in run:
+                result = content_of(block.get("content") or "", f"{place}.content", _part)
+                result = result or ("The tool failed." if block.get("is_error") else "")
+                call_id = field(block, "tool_use_id", str, place)
+                found.append({"role": "tool", "tool_call_id": call_id, "content": result})
         else:
             found.append({"role": role, "content": joined_parts([_part(block, place) for block, place in run])})
     return found
@@ -188,13 +192,6 @@ def _assistant(blocks: list[JSONObject], where: str) -> Message:
             case other:
                 raise invalid(f"{place}.type={other!r}: an assistant's message has text, thinking or tool_use", place)
     return assistant_message(texts, thoughts, calls)
-
-
-def _tool_result(block: JSONMapping, where: str) -> Message:
-    content = content_of(block.get("content") or "", f"{where}.content", _part)
-    if not content and block.get("is_error"):
-        content = "The tool failed."
-    return {"role": "tool", "tool_call_id": field(block, "tool_use_id", str, where), "content": content}
 
 
 def _part(block: JSONMapping, where: str) -> JSONObject:

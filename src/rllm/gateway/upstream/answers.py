@@ -67,18 +67,16 @@ def refusal_of(status: int, body: bytes, headers: Mapping[str, str]) -> Upstream
     except ValueError:
         answer = None
     shown = status if 400 <= status < 600 else 502
-    if isinstance(answer, dict) and (error := _error_in(answer)):
+    error = None
+    if isinstance(answer, dict):  # Under OpenAI's name or FastAPI's; SGLang's error is the whole answer.
+        error = answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
+    if error:
         refusal = _reported(error, shown)
     else:
         refusal = UpstreamError(f"the upstream answered with status {status} and {start_of(body)}", status_code=shown)
     if status in _BUSY and refusal.details.get("code") not in _PERMANENT:
         refusal.fault, refusal.retry_after_s = "refused", _retry_after_s(headers.get("retry-after"))
     return refusal
-
-
-def _error_in(answer: JSONObject) -> Any:
-    """Return the error in an answer, under OpenAI's name or FastAPI's; SGLang's is the whole answer."""
-    return answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
 
 
 def _retry_after_s(header: str | None) -> float | None:
@@ -113,11 +111,6 @@ def check_answer(answer: JSONObject) -> None:
         UpstreamError: naming the field whose type is wrong.
     """
     _check(answer, _AnswerWithIds)
-
-
-def check_plain_answer(answer: JSONObject) -> None:
-    """`check_answer` for one whose token ids were checked while it was parsed."""
-    _check(answer, _Answer)
 
 
 def check_models(answer: JSONObject) -> None:
@@ -232,26 +225,17 @@ def parse_plain_answer(body: bytes) -> JSONObject | None:
     Raises:
         UpstreamError: if one of its fields has another type than it should.
     """
-    if not _has_few_values(body):
-        return None
     try:
+        check_values(body, limit=MAX_ANSWER_VALUE_BYTES)
         answer = _decode_plain(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    except (TooLargeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # `json_object` names the problem
     if any(_has_labels(choice.logprobs.content) for choice in answer.choices):
         return None  # an ordinary parser compares these with the ids
     fields = _given(answer)
     fields["choices"] = [_plain_choice(choice) for choice in answer.choices]
-    check_plain_answer(fields)
+    _check(fields, _Answer)  # The token ids were checked while it was parsed.
     return fields
-
-
-def _has_few_values(body: bytes) -> bool:
-    try:
-        check_values(body, limit=MAX_ANSWER_VALUE_BYTES)
-    except TooLargeError:
-        return False  # `json_object` names it
-    return True
 
 
 def _has_labels(entries: list[_PlainEntry]) -> bool:

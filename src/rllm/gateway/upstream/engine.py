@@ -272,7 +272,9 @@ def _facts(outputs: Sequence[ModelOutput]) -> JSONObject:
     versions = [output.weight_version for output in outputs if output.weight_version is not None]
     # An update may fall between the choices of one call: its version is that of the first, the oldest weights.
     oldest = min(versions, default=None)
-    updates = [[*_begun_after(oldest, output), *output.weight_updates] for output in outputs]
+    # A choice that newer weights sampled entirely has an update before its first token.
+    begun = [[] if output.weight_version in (None, oldest) else [[0, output.weight_version]] for output in outputs]
+    updates = [[*first, *output.weight_updates] for first, output in zip(begun, outputs, strict=True)]
     return {
         "weight_version": oldest,
         "weight_updates": updates if any(updates) else [],
@@ -280,9 +282,3 @@ def _facts(outputs: Sequence[ModelOutput]) -> JSONObject:
         "logprobs_kind": outputs[0].logprobs_kind,
         "sampling": _present(outputs[0].sampling),
     }
-
-
-def _begun_after(version: int | None, output: ModelOutput) -> list[list[int]]:
-    """Return the update before the first token of a choice that newer weights sampled entirely."""
-    begun = output.weight_version
-    return [] if begun in (None, version) else [[0, begun]]
