@@ -57,13 +57,13 @@ def test_demonstrations_have_no_samplers_logprobs() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"clip_low": 0.1}, r"algorithm\.clip_low=0\.1: there is no probability ratio to clip; leave it out"),
+        ({"clip_low": 0.1}, r"algorithm\.clip_low=0\.1: demonstrations are not sampled"),
         ({"dual_clip": 3.0}, r"algorithm\.dual_clip=3\.0"),
-        ({"level": "step"}, r"algorithm\.level='step': demonstrations are not compared"),
-        ({"kl_coef": 0.1}, r"algorithm\.kl_coef=0\.1: a divergence is estimated from tokens that the policy sampled"),
+        ({"level": "step"}, r"algorithm\.level='step'"),
+        ({"kl_coef": 0.1}, r"algorithm\.kl_coef=0\.1"),
         ({"kl_in": "reward"}, r"algorithm\.kl_in='reward'"),
-        ({"correction": "truncate"}, r"algorithm\.correction='truncate': there is no sampler"),
-        ({"teacher_coef": 1.0}, r"algorithm\.teacher_coef=1\.0: a teacher judges tokens that the policy sampled"),
+        ({"correction": "truncate"}, r"algorithm\.correction='truncate'"),
+        ({"teacher_coef": 1.0}, r"algorithm\.teacher_coef=1\.0"),
     ],
 )
 def test_what_means_nothing_for_demonstrations_is_refused(fields: dict[str, Any], told: str) -> None:

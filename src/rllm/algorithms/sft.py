@@ -11,21 +11,10 @@ from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
 from rllm.types import TrajectoryGroup
 
-_OF_SAMPLES = {
-    "clip_low": "there is no probability ratio to clip",
-    "clip_high": "there is no probability ratio to clip",
-    "dual_clip": "there is no probability ratio to clip",
-    "level": "demonstrations are not compared with each other",
-    "gamma": "demonstrations are not compared with each other",
-    "kl_coef": "a divergence is estimated from tokens that the policy sampled",
-    "kl_in": "a divergence is estimated from tokens that the policy sampled",
-    "kl_estimator": "a divergence is estimated from tokens that the policy sampled",
-    "teacher_coef": "a teacher judges tokens that the policy sampled",
-    "correction": "there is no sampler to correct for",
-    "correction_level": "there is no sampler to correct for",
-    "correction_cap": "there is no sampler to correct for",
-}
-"""Shared options that mean nothing for demonstrations, and why."""
+_CLIP_AND_LEVEL = ("clip_low", "clip_high", "dual_clip", "level", "gamma")
+_OTHER_MODELS = ("kl_coef", "kl_in", "kl_estimator", "teacher_coef", "correction", "correction_level", "correction_cap")
+_OF_SAMPLES = (*_CLIP_AND_LEVEL, *_OTHER_MODELS)
+"""Shared options that only make sense for tokens that the policy sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +29,9 @@ class SFT(Algorithm):
 
     def __post_init__(self) -> None:
         defaults = {item.name: item.default for item in fields(self)}
-        for name, why in _OF_SAMPLES.items():
-            self._require(name, getattr(self, name) == defaults[name], f"{why}; leave it out")
+        for name in _OF_SAMPLES:
+            is_default = getattr(self, name) == defaults[name]
+            self._require(name, is_default, "demonstrations are not sampled by the policy; leave it out")
         super().__post_init__()
 
     def credit(self, group: TrajectoryGroup) -> list[float]:

@@ -14,7 +14,7 @@ from rllm.backends.lora import Adapter
 from rllm.backends.sampler import ServerSampler
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
-from rllm.inference.local.loading import ADAPTER_FILE, LoadedModel, choose_device, choose_dtype, load_tokenizer
+from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype, is_adapter, load_tokenizer
 from rllm.inference.servers.capabilities import check_trainable
 from rllm.inference.servers.command import ServeOptions, vllm_command
 from rllm.inference.servers.control import choose_handover
@@ -73,7 +73,7 @@ def refuse_adapter(path: str) -> None:
     Raises:
         ConfigError: if it does.
     """
-    if (Path(path).expanduser() / ADAPTER_FILE).is_file():
+    if is_adapter(path):
         raise ConfigError(
             f"model={path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
         )

@@ -79,7 +79,6 @@ class VerlBackend:
         self._dtype = weights_dtype(config)
         self._counts = Counts()
         self._algorithm: Algorithm | None = None
-        self._num_shards: dict[str, int] = {}
         self._schedules = {"policy": Schedule.of_policy(config), "critic": Schedule(lr=config.critic.lr)}
 
     @classmethod
@@ -146,15 +145,10 @@ class VerlBackend:
         if not len(batch):
             return torch.zeros(0)
         self._published.rest()
-        rows = Rows.dealt(_tokens_only(batch), self._shards(role))
+        rows = Rows.dealt(_tokens_only(batch), self._group.num_shards(role))
         output = self._group.ask(f"{role}_outputs", self._data(rows, compute_loss=False, **settings))
         columns = rows.columns()
         return rows.back(at_tokens(output[name], columns[MASK]).float())
-
-    def _shards(self, role: str) -> int:
-        if role not in self._num_shards:
-            self._num_shards[role] = self._group.num_shards(role)
-        return self._num_shards[role]
 
     def _data(self, rows: Rows, **settings: object) -> TensorDict:
         """Return the rows as verl takes them, with its settings."""
@@ -193,7 +187,7 @@ class VerlBackend:
             self._algorithm = algorithm
         part = replace(part, weights=part.weights * scale)
         self._counts.updates[role] += 1
-        rows = Rows.dealt(part, self._shards(role))
+        rows = Rows.dealt(part, self._group.num_shards(role))
         data = self._data(
             rows,
             calculate_entropy=role == "policy",

@@ -5,16 +5,15 @@ The only place where the two vocabularies correspond. Imports neither verl nor R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rllm.algorithms.from_config import algorithm_of, kind_of
 from rllm.backends.verl.losses import AGGREGATIONS
 from rllm.config.schema import TrainConfig
+from rllm.config.yaml_file import leaves
 from rllm.errors import ConfigError
-from rllm.types import JSONMapping
 
 ACTOR, REFERENCE, MODEL, CRITIC = (
     "actor_rollout_ref.actor",
@@ -210,15 +209,7 @@ def needs_reference(config: TrainConfig) -> bool:
 
 
 def _given(config: TrainConfig) -> dict[str, object]:
-    return dict(_leaves(config.verl.overrides))
-
-
-def _leaves(mapping: JSONMapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return dict(leaves(config.verl.overrides))
 
 
 def _model(config: TrainConfig) -> dict[str, Ours]:
