@@ -120,7 +120,9 @@ class BoundedHTTP(HttpToolsProtocol):
     def _expire(self) -> None:
         self._deadline = None
         if self._in_head:
-            self._refuse(GatewayError(408, f"the request's headers did not arrive within {self._limits.header_timeout_s:g} s"))
+            self._refuse(
+                GatewayError(408, f"the request's headers did not arrive within {self._limits.header_timeout_s:g} s")
+            )
         else:  # A client that sent nothing.
             self.transport.abort()
 
