@@ -113,7 +113,6 @@ class ModelOutput:
     """The decoded answer without special tokens. A server that separates reasoning has it put back in its tags;
     tool calls that a server has parsed are not included."""
     content: str = ""
-    """The text without reasoning and tool calls."""
     reasoning: str = ""
     tool_calls: list[JSONObject] = field(default_factory=list)
     """In the OpenAI format: `{"id", "type": "function", "function": {"name", "arguments"}}`."""
@@ -127,20 +126,20 @@ class ModelOutput:
     finish_reason: str | None = None
     """`stop`, `length`, `tool_calls` or `abort`."""
     stop_string: str | None = None
-    """Stop string that ended the answer, if one did."""
     weight_version: int | None = None
     weight_updates: list[list[int]] = field(default_factory=list)
     """Positions of weight updates within the answer; see `rllm.types.Trace`."""
     template_hash: str | None = None
     sampling: JSONObject = field(default_factory=dict)
-    """Sampling parameters actually used."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Replace `None`, which users' engines give for what they lack, by defaults."""
         for item in fields(self):
-            if getattr(self, item.name) is None:
-                setattr(self, item.name, item.default if item.default is not MISSING else item.default_factory())  # type: ignore[operator]
+            if getattr(self, item.name) is None and item.default_factory is not MISSING:
+                setattr(self, item.name, item.default_factory())
+            elif getattr(self, item.name) is None:
+                setattr(self, item.name, item.default)
 
     @property
     def prompt_length(self) -> int:

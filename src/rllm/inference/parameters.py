@@ -36,8 +36,7 @@ class Row:
     """One documented field."""
 
     key: str
-    fates: tuple[str, ...]
-    """A fate for each column of the table."""
+    fates: tuple[str, ...]  # one for each column of the table
     remark: str
     """Printed in the documentation; of a refused field, the remedy in the error message."""
 

@@ -25,7 +25,6 @@ class Answer:
     reasoning: str
     tool_calls: list[JSONObject] = field(default_factory=list)
     stop_string: str | None = None
-    """Stop string that ended the answer, if one did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,6 @@ class ToolFormat:
     example: str
     """Example of a call, for a prompt that teaches the format."""
     legend: str = "the tool's name for NAME and a JSON object of its arguments for {ARGUMENTS}"
-    """Explanation of the example's placeholders."""
     schemas: Schemas = field(default_factory=dict)
     """Parameters of the tools, for formats whose values have no types."""
 
@@ -440,4 +439,3 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, too
         legend="the tool's name for NAME, and for each argument a line with its key for KEY and its value for VALUE",
     ),
 }
-"""Formats by name."""

@@ -80,7 +80,6 @@ class ToolParser:
     """
 
     format: ClassVar[str]
-    """A name for `tool_parser`."""
 
     @staticmethod
     def get_parser(tokenizer: Tokenizer) -> ToolParser:

@@ -77,7 +77,6 @@ class LoadedTokenizer:
     num_ids: int
     """Number of ids with an embedding; often a few more than the tokenizer has."""
     context_length: int | None
-    """See `context_length`."""
 
 
 def context_length(config: PretrainedConfig) -> int | None:

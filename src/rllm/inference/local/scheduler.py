@@ -27,7 +27,6 @@ class Added:
     """A sequence that a decoder has taken in."""
 
     index: int
-    """Index of the prompt."""
     num_cached: int
     """Number of its tokens that were not computed again."""
 
@@ -71,7 +70,6 @@ class Request:
     sampling: SamplingParams
     max_tokens: int
     end_ids: frozenset[int]
-    """Ids that end the answer."""
     seed: int
     wake: Callable[[Request], None]
     """Called at the end of the answer, and for `streaming` requests at each token."""

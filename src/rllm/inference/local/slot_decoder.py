@@ -60,7 +60,6 @@ class PrefillItem:
 
     @property
     def num_missing(self) -> int:
-        """Tokens to compute."""
         return len(self.tokens) - self.num_cached
 
 

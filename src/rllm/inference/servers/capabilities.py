@@ -28,7 +28,6 @@ class Finding:
     name: str
     ok: bool
     detail: str
-    """Observation."""
     needed: bool = True
     """Whether training is impossible without it."""
     fix: str = ""

@@ -62,7 +62,6 @@ class ServeOptions:
     max_length: int | None = None
     tool_parser: str = "hermes"
     chat_template: str | None = None
-    """File with a template that replaces the model's own."""
     reasoning_parser: str | None = None
     lora_rank: int = 0
     """Rank of the adapters that it will receive; 0 serves the model itself."""

@@ -257,7 +257,6 @@ class Handover:
     """Transfers weights from a folder to a paused server."""
 
     name: ClassVar[str]
-    """Name for the log."""
     shows_bits: ClassVar[bool] = False
     """True if the server can report the bits of its weights."""
 

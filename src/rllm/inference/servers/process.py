@@ -40,7 +40,6 @@ REMEDIES = {
     r"is greater than the derived max_model_len": "the model has no room for so many tokens: lower model.max_length",
     r"PackageNotFoundError|No package metadata": "vLLM's environment has no metadata of a package `vllm`: reinstall it",
 }
-"""Remedies, keyed by a pattern of the log."""
 
 
 class ServerProcess:
