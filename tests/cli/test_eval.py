@@ -258,7 +258,7 @@ def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, ser
     write_tasks(eval_work, [*ROWS, {"id": "bug", "question": "bug", "answer": ""}])
     assert "Details of each: " in runs(*arguments(server, "--out", "out")).out
     listed = json.loads(here("explain", "out", "--json", cwd=eval_work).stdout)["episodes"]
-    ends = {item["episode_id"]: item["error"] or item["rewards"]["agent"] for item in listed}
+    ends = {item["episode_id"]: item["error"]["type"] if item["error"] else item["rewards"]["agent"] for item in listed}
     assert ends == {"right:0": 1.0, "wrong:0": 0.0, "bug:0": "AgentError"}
     assert "ValueError: no idea" in here("explain", "out", "bug:0", cwd=eval_work).stdout
 

@@ -114,7 +114,7 @@ def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):
     [
         (["--upstream", "localhost:8000"], "localhost:8000"),
         (["--upstream", "http://a b/v1"], "http://a b/v1"),
-        (["--upstream", "http://127.0.0.1:9", "--upstream", "http://127.0.0.1:9/v1"], "there already"),
+        (["--upstream", "http://127.0.0.1:9", "--upstream", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1"),
         (["--upstream", "http://127.0.0.1:9", "--hold-s", "0"], "--hold-s=0.0"),
         (["--upstream", "http://127.0.0.1:9", "--host", "0.0.0.0"], "--api-key"),
         (["--upstream", "http://127.0.0.1:9", "--chat-template", "own.jinja"], "without --tokenizer"),
