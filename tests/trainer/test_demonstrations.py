@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def only(of: LoadedTokenizer, row: dict[str, Any], **config: Any) -> Demonstrati
 
 def learned(of: LoadedTokenizer, shown: Demonstration) -> list[str]:
     return [of.tokenizer.decode(part.ids[start:stop]) for part in shown.shown for start, stop in part.spans]
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(of: LoadedTokenizer) -> None:
+    largest = max(only(of, {"messages": [SHOP[1], SHOP[6]]}).shown[0].ids)
+    with pytest.raises(ConfigError, match=rf"row 0: messages have .*, token {largest} of the tokenizer"):
+        read(replace(of, num_ids=largest), {"messages": [SHOP[1], SHOP[6]]})
 
 
 def test_rows_of_a_table_are_learned_as_those_of_json_are(of: LoadedTokenizer, tmp_path: Path) -> None:
@@ -177,6 +184,10 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"messages": [SHOP[6]]}, r"messages\[0\]\.role='assistant'"),
         ({"messages": [SHOP[1], {"content": "no role"}, SHOP[6]]}, r"messages\[1\].*string 'role'"),
         ({"messages": [{"role": "user", "content": 7}, SHOP[6]]}, r"messages\[0\]\.content=7"),
+        (
+            {"messages": [SHOP[1], {"role": "assistant", "content": None, "function_call": CALL["function"]}]},
+            r"row 0: messages\[1\]\.function_call",
+        ),
         ({"messages": [LOOK, SHOP[6]]}, "row 0: messages have parts of type image_url, .*: leave the row out"),
         ({"messages": [LOOK], "steps": [{"prompt_ids": [1], "response_ids": [1]}]}, "parts of type image_url"),
         ({"steps": [{"response_ids": [1]}]}, r"steps\[0\] has response_ids but no prompt_ids"),

@@ -172,14 +172,19 @@ class _Reader:
             raise ConfigError(f"tools={tools!r:.80}: use a list of tools, each an object, or the JSON text of one")
         answers = [place for place, message in enumerate(messages) if _is_answer(message)]
         learned = _learned(messages, answers, only_last=self._config.train_on == "last")
+        if former := [place for place in learned if messages[place].get("function_call")]:
+            raise ConfigError(
+                f"messages[{former[0]}].function_call: chat templates do not print this former format, so the answer "
+                "would be learned without its call: use tool_calls"
+            )
         parser = self._parser = self._parser or ChatTemplateParser(self._of.tokenizer)
         lost = parser.template.shape.lost_of(messages[: learned[-1] + 1], tools)
         if serious := next((kind for kind in lost if kind in SERIOUS), None):
             raise ConfigError(lost_warning(serious))
         self.num_lost.update(lost)
         if self._config.tokenize_method == "stepwise":
-            # Each answer behind the prompt that an engine would send.
-            return [_shown(*parser.tokenize_and_mask(messages[: place + 1], tools)) for place in learned]
+            # Each answer after the prompt that an engine would send.
+            return [self._shown(*parser.tokenize_and_mask(messages[: place + 1], tools)) for place in learned]
         if len(answers) > 1 and not self._compared:
             self._compared = True
             if not parser.verify_equivalence(messages, tools):
@@ -188,7 +193,7 @@ class _Reader:
                     "as without their reasoning), so the policy learns with another history than an engine will send; "
                     "use sft.tokenize_method=stepwise"
                 )
-        whole = _shown(*parser.tokenize_and_mask_cumulative(messages[: learned[-1] + 1], tools))
+        whole = self._shown(*parser.tokenize_and_mask_cumulative(messages[: learned[-1] + 1], tools))
         wanted = [place in learned for place in answers if place <= learned[-1]]
         if all(wanted):
             return [whole]
@@ -198,6 +203,18 @@ class _Reader:
                 "distinguished: merge consecutive answers, or learn from all of them"
             )
         return [Shown(whole.ids, tuple(compress(whole.spans, wanted)))]
+
+    def _shown(self, prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
+        if not prompt:
+            raise ConfigError("the chat template prints nothing before the first answer: begin with a user message")
+        spans = tuple(_runs(mask, len(prompt)))
+        shown = [*prompt, *ids][: spans[-1][1]]
+        if (most := max(shown)) >= self._of.num_ids:
+            raise ConfigError(
+                f"messages have {self._of.tokenizer.decode([most])!r}, token {most} of the tokenizer, but the model's "
+                f"ids are 0 to {self._of.num_ids - 1}: leave it out"
+            )
+        return Shown(array("i", shown), spans)
 
 
 def _check_text(messages: object) -> None:
@@ -235,13 +252,6 @@ def _counts(answer: JSONMapping, place: int) -> bool:
             f"messages[{place}].weight={weight!r}: use 1 for an answer to learn from, or 0 for one that is only read"
         )
     return weight != 0
-
-
-def _shown(prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
-    if not prompt:
-        raise ConfigError("the chat template prints nothing before the first answer: begin with a user message")
-    spans = tuple(_runs(mask, len(prompt)))
-    return Shown(array("i", [*prompt, *ids][: spans[-1][1]]), spans)
 
 
 def _runs(mask: Sequence[int], place: int) -> Iterator[tuple[int, int]]:
