@@ -20,6 +20,7 @@ from rllm.backends.server_launch import RunningServer
 from rllm.backends.update import update_weights
 from rllm.backends.weight_sync_check import ProbeLogprobs, check_moved
 from rllm.errors import WeightSyncError
+from rllm.gateway.upstream.token_prompts import chat_answer
 from rllm.inference.local.loading import LoadedModel
 from rllm.inference.servers.control import FileTransfer
 from rllm.inference.servers.vllm_server import VLLMServer
@@ -81,7 +82,7 @@ def test_the_tool_format_is_the_settings_or_the_templates(
     sampler = served.sampler(LoadedModel(model=make_model(), tokenizer=tokenizer, device=torch.device("cpu")), None)
     ids = tokenizer.encode("[TOOL_CALLS]f[ARGS]{}", add_special_tokens=False)
     completion = {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]}
-    (choice,) = sampler.inference._tokens.chat_answer(completion, {"tools": [{}]}, [1])["choices"]
+    (choice,) = chat_answer(completion, sampler.inference._tokens.chunks({"tools": [{}]}, [1]))["choices"]
     assert [call["function"]["name"] for call in choice["message"].get("tool_calls", ())] == names
     sampler.close()
 
