@@ -101,9 +101,8 @@ def measure() -> list[dict[str, Any]]:
     rows = [asyncio.run(measured(RolloutRunner(Instant(), max_concurrent=CONCURRENT), "here"))]
     if find_spec("ray") is None:
         return rows
-    from rllm.engine.ray_actors import Spread
+    from rllm.engine.ray_actors import RayRolloutRunner, Spread
     from rllm.engine.ray_cluster import joined
-    from rllm.engine.ray_runner import RayRolloutRunner
 
     sys.path.insert(0, str(Path(__file__).parent))  # where the processes find this module
     import scaling

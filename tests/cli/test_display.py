@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rllm.cli.display import LiveDisplay
 from rllm.cli.training import display
-from rllm.engine.under_way import UnderWay
+from rllm.engine.event_loop import UnderWay
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.types import Episode, Step, Trajectory
 

@@ -3,7 +3,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rllm.engine.under_way import UnderWay
+from rllm.engine.event_loop import UnderWay
 
 
 class Clock:

@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 from rllm.config.schema import RayConfig
-from rllm.engine.ray_actors import MAX_LOSSES
+from rllm.engine.ray_actors import MAX_LOSSES, RayRolloutRunner
 from rllm.engine.ray_cluster import OF_CODE, alive_nodes, joined, packed
-from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError, TokenMismatchError
 from rllm.trainer.config import load_config
@@ -99,7 +98,7 @@ async def test_failures_retries_and_deadlines_are_those_of_a_single_machine(two_
     slow, returned, sent = (episode.info["error"] for episode in episodes[1:4])
     assert slow["type"] == "RolloutTimeout"
     assert "in rollout" in slow["traceback"]
-    assert "what the rollout gave cannot be sent to another machine" in returned["message"]
+    assert "the episode cannot be sent to another machine" in returned["message"]
     assert "the task cannot be sent to another machine" in sent["message"]
     told = Counter(task_id for task_id, _, _ in lines(tmp_path / "log"))
     assert told == {"task-0": 2, "task-1": 1, "task-2": 1, "task-4": 1}
@@ -129,7 +128,7 @@ async def test_an_attempt_that_kills_its_process_is_given_up_and_harms_no_other(
 
 
 async def test_a_process_that_hangs_is_ended(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm.engine.ray_runner.STUCK_MARGIN_S", 5.0)
+    monkeypatch.setattr("rllm.engine.ray_actors.STUCK_MARGIN_S", 5.0)
     with runner(timeout_s=5.0, num_retries=0, spread=RayConfig(num_actors=1)) as running:
         stuck, fine = await running.run(attempts({"do": "block"}, {"sleep": 0.5}))
     assert stuck.info["error"]["type"] == "RolloutTimeout"
@@ -172,7 +171,7 @@ async def test_what_cannot_be_started_is_told_with_the_node_and_the_remedy(two_n
 
         return no_such_module_anywhere
 
-    with pytest.raises(ConfigError, match=r"node \S+ cannot make rollouts: ModuleNotFoundError: .*ray.working_dir"):
+    with pytest.raises(ConfigError, match=r"node \S+ cannot run rollouts: ModuleNotFoundError: .*ray.working_dir"):
         RayRolloutRunner(broken).__enter__()
 
 

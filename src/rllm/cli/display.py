@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from rllm.engine.under_way import UnderWay
+from rllm.engine.event_loop import UnderWay
 from rllm.errors import counted, number
 from rllm.tracking.console import (
     PhaseProgress,

@@ -77,11 +77,11 @@ def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]
     known = {trace.id for trace in seen}
     trainable = [trajectory for trajectory in episode.trajectories if trajectory.trainable and attempt.trainable]
     steps = [step for trajectory in trainable for step in trajectory.steps]
-    return {step.id for step in steps if not _has_tokens(step) and (step.id in known or not _has_content(step))}
-
-
-def _has_content(step: Step) -> bool:
-    return bool(step.model_response or step.chat_completions)
+    return {
+        step.id
+        for step in steps
+        if not _has_tokens(step) and (step.id in known or not (step.model_response or step.chat_completions))
+    }
 
 
 def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:

@@ -1,4 +1,4 @@
-"""Processes that run rollouts on the nodes of a cluster, and their replacement when one dies.
+"""`RayRolloutRunner`: a `RolloutRunner` whose rollouts run in processes on the nodes of a Ray cluster.
 
 Each attempt is one call of one process. A process that dies, alone or with its node, loses the attempts that it was
 running; each is run again elsewhere, in a new session, so that it has exactly one episode and no tokens of the lost
@@ -20,16 +20,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from rllm.config.schema import RayConfig
 from rllm.engine.capture import RemoteGateway
-from rllm.engine.event_loop import watched_loop
+from rllm.engine.event_loop import CANCEL_GRACE_S, watched_loop
 from rllm.engine.failures import failed_episode
-from rllm.engine.ray_cluster import OF_DATA, ClusterNode, ImportPaths, alive_nodes, load_ray, on_node, packed, unpacked
+from rllm.engine.ray_cluster import (
+    OF_CODE,
+    OF_DATA,
+    ClusterNode,
+    ImportPaths,
+    alive_nodes,
+    load_ray,
+    on_node,
+    packed,
+    unpacked,
+)
 from rllm.engine.request import RolloutRequest, new_session_id
 from rllm.engine.runner import RolloutRunner
-from rllm.errors import AgentError, ConfigError, RLLMError, RolloutTimeout, WorkerError, first_line
+from rllm.errors import AgentError, ConfigError, RLLMError, RolloutError, RolloutTimeout, WorkerError, first_line
 from rllm.sdk.variables import beside_own_keys
 from rllm.types import Episode, JSONMapping
 
@@ -93,7 +103,7 @@ class RolloutActor:
         attempt: RolloutRequest = unpacked(packed_attempt)
         episode: Episode = await self._runner.episode(attempt)
         try:
-            return packed(episode, "what the rollout gave", OF_DATA)
+            return packed(episode, "the episode", OF_DATA)
         except ConfigError as error:
             return packed(failed_episode(replace(attempt, trajectories=[]), AgentError(str(error))), "", OF_DATA)
 
@@ -175,14 +185,14 @@ class RayActors:
             ray.get(prepared, timeout=self._spread.start_timeout_s)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnschedulableError) as error:
             raise ConfigError(
-                f"{where} has no room for a process that makes rollouts, or has not started it in "
+                f"{where} has no room for a process that runs rollouts, or did not start it within "
                 f"{self._spread.start_timeout_s:g} s: it has {place.node.num_cpus:g} CPUs; lower ray.cpus_per_actor or "
                 "ray.num_actors, and see `ray status`"
             ) from error
         except ray.exceptions.RayTaskError as error:
             cause = _cause_of(error)
             raise ConfigError(
-                f"{where} cannot make rollouts: {type(cause).__name__}: {cause}: see that what the agent imports is "
+                f"{where} cannot run rollouts: {type(cause).__name__}: {cause}: see that what the agent imports is "
                 "installed there or lies in ray.working_dir, and that the node reaches the machine of the trainer"
             ) from error
         except ray.exceptions.RayError as error:
@@ -207,7 +217,7 @@ class RayActors:
             except _LostError as lost:
                 nodes.append(place.node.address)
                 logger.warning(
-                    "rollout %s:%d: its process on node %s is gone (%s); it is run elsewhere",
+                    "rollout %s:%d: its process on node %s died (%s); running it elsewhere",
                     *(attempt.task_id, attempt.index, place.node.address, lost),
                 )
                 self._replace(place)
@@ -369,3 +379,80 @@ def _with_cpus(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
 def _cause_of(error: Any) -> BaseException:
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
+
+
+STUCK_MARGIN_S = 60.0
+"""Seconds that a process may take for a rollout beyond the rollout's own limits."""
+
+
+class RayRolloutRunner(RolloutRunner):
+    """Runs attempts on the nodes of the cluster that Ray is connected to; see `RolloutRunner`.
+
+    with joined("auto"), RayRolloutRunner(opening, max_concurrent=512) as runner:
+        episodes = await runner.run(attempts)
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        *,
+        spread: RayConfig | None = None,
+        gateway: RemoteGateway | None = None,
+        environment: Mapping[str, str] | None = None,
+        paths: ImportPaths | None = None,
+        max_concurrent: int = 64,
+        timeout_s: float = 600.0,
+        num_retries: int = 1,
+        retry_delay_s: float = 1.0,
+        retry_if: Callable[[RolloutError], bool] | None = None,
+    ) -> None:
+        """Check the settings; nothing is started before `with`.
+
+        Args:
+            opening: called once in each process to create its rollout; sent by import path, or by its code if it is
+                from a script.
+            spread: number and placement of processes.
+            gateway: gateway that each process must reach.
+            environment: variables set in each process before it imports users' modules.
+            paths: import paths; by default those of this process.
+            max_concurrent: rollouts running at a time, on all nodes together.
+            timeout_s: see `RolloutRunner`; retries happen in the same process.
+            num_retries: see `RolloutRunner`.
+            retry_delay_s: see `RolloutRunner`.
+            retry_if: see `RolloutRunner`.
+
+        Raises:
+            ConfigError: if a number is out of range, or `opening` cannot be pickled.
+        """
+        tries = {
+            "timeout_s": timeout_s,
+            "num_retries": num_retries,
+            "retry_delay_s": retry_delay_s,
+            "retry_if": retry_if,
+        }
+        orders = Orders(
+            opening=packed(opening, "the agent", OF_CODE),
+            runner=tries,
+            paths=paths or ImportPaths.of(),
+            environment=dict(environment or {}),
+            gateway=gateway,
+        )
+        delays = retry_delay_s * (2**num_retries - 1)
+        silence_s = (num_retries + 1) * (timeout_s + CANCEL_GRACE_S) + delays + STUCK_MARGIN_S
+        self._actors = RayActors(orders, spread or RayConfig(), silence_s=silence_s)
+        # Each process applies deadlines and retries; here only lost processes are handled.
+        settings = {**tries, "timeout_s": (MAX_LOSSES + 1) * silence_s + GONE_S, "num_retries": 0}
+        super().__init__(self._actors, max_concurrent=max_concurrent, **settings)
+
+    def __enter__(self) -> Self:
+        """Start the processes.
+
+        Raises:
+            ConfigError: if one cannot be started, cannot import the agent, or cannot reach the gateway; with its node.
+        """
+        self._actors.start(self.max_concurrent)
+        self.max_concurrent = min(self.max_concurrent, self._actors.capacity)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._actors.close()

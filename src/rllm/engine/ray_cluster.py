@@ -245,18 +245,16 @@ def packed(value: object, what: str, remedy: str) -> bytes:
 
 def unpacked(data: bytes) -> Any:
     """Return the value of `packed` bytes."""
-    return _cloudpickle().loads(data)
+    from ray import cloudpickle
+
+    return cloudpickle.loads(data)
 
 
 def _dumps(value: object) -> bytes:
-    data: bytes = _cloudpickle().dumps(value)
-    return data
-
-
-def _cloudpickle() -> Any:
     from ray import cloudpickle
 
-    return cloudpickle
+    data: bytes = cloudpickle.dumps(value)
+    return data
 
 
 def _unsendable(value: object) -> Iterator[str]:

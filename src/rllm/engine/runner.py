@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rllm.config.sampling import derived_seed
-from rllm.engine.event_loop import CANCEL_GRACE_S, rarely_collected, watched_loop
+from rllm.engine.event_loop import CANCEL_GRACE_S, UnderWay, rarely_collected, watched_loop
 from rllm.engine.failures import failed_episode, is_transient
 from rllm.engine.request import RolloutRequest, new_session_id
-from rllm.engine.under_way import UnderWay
 from rllm.errors import (
     AgentError,
     ConfigError,
@@ -35,7 +34,7 @@ from rllm.errors import (
     shown,
 )
 from rllm.telemetry import rollout_span
-from rllm.types import Episode, JSONMapping, JSONObject
+from rllm.types import Episode, JSONMapping
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +174,15 @@ class RolloutRunner:
                 )
             try:
                 with (
-                    rollout_span(_span_attributes(attempt)) as span,
+                    rollout_span(
+                        {
+                            "gen_ai.conversation.id": attempt.session_id,
+                            "rllm.task_id": attempt.task_id,
+                            "rllm.index": attempt.index,
+                            "rllm.split": attempt.split,
+                            "rllm.training_step": attempt.training_step,
+                        }
+                    ) as span,
                     self.under_way.one(f"{attempt.task_id}:{attempt.index}"),
                 ):
                     episode = await self._within_deadline(attempt)
@@ -208,16 +215,6 @@ class RolloutRunner:
         where = _cancellation_error(task, label)
         logger.warning("%s", "\n".join([str(timeout), *_describe_position(where)]))
         raise timeout from where
-
-
-def _span_attributes(attempt: RolloutRequest) -> JSONObject:
-    return {
-        "gen_ai.conversation.id": attempt.session_id,
-        "rllm.task_id": attempt.task_id,
-        "rllm.index": attempt.index,
-        "rllm.split": attempt.split,
-        "rllm.training_step": attempt.training_step,
-    }
 
 
 def _reseeded(sampling: JSONMapping) -> JSONMapping:

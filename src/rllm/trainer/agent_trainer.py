@@ -25,9 +25,8 @@ from rllm.config.sizes import check_sizes, fitted_to_tasks, with_learning_rate
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import TaskFile, check_ids, to_json
-from rllm.engine.event_loop import ignore_interrupted_tasks, rarely_collected, run_anywhere
+from rllm.engine.event_loop import UnderWay, ignore_interrupted_tasks, rarely_collected, run_anywhere
 from rllm.engine.runner import RolloutRunner
-from rllm.engine.under_way import UnderWay
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, concerning, counted
 from rllm.gateway.server import GatewayServer

@@ -18,6 +18,7 @@ from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset, more_tasks_of_step, tasks_of_step
 from rllm.engine.capture import GatewayEngine, RemoteGateway
+from rllm.engine.ray_actors import RayRolloutRunner
 from rllm.engine.ray_cluster import (
     OF_CODE,
     ImportPaths,
@@ -29,7 +30,6 @@ from rllm.engine.ray_cluster import (
     packed,
     url_elsewhere,
 )
-from rllm.engine.ray_runner import RayRolloutRunner
 from rllm.engine.recording_engine import RecordingEngine
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
