@@ -372,6 +372,13 @@ def test_two_evaluations_are_compared_task_by_task(eval_work, server, runs, fail
     assert "agent" in found["changes"]
     code, errors = fails("eval", "--compare", "first", "nowhere")
     assert (code, "--compare nowhere" in errors) == (2, True)
+    for given, name in (
+        (["--data", "tasks.jsonl"], "--data"),
+        (["--n", "3"], "--n"),
+        (["agent.py:f"], "FILE.py:function"),
+    ):
+        code, errors = fails("eval", *given, "--compare", "first", "second")
+        assert (code, f"leave out {name}" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
+    context: typer.Context,
     agent: Annotated[
         str | None, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function", show_default=False)
     ] = None,
@@ -87,6 +88,11 @@ def evaluate(
         from rllm.cli.display import show_comparison
         from rllm.evaluation.folder import compare as compared
 
+        for parameter in context.command.params:
+            source = context.get_parameter_source(parameter.name or "")
+            if getattr(source, "name", "") == "COMMANDLINE" and parameter.name not in ("compare", "as_json"):
+                name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+                raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave out {name}")
         comparison = compared(*compare)
         show_comparison(terminal.console(stderr=as_json), *compare, comparison)
         if as_json:

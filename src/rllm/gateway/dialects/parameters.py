@@ -35,7 +35,7 @@ model | =model | =model |
 input[message], input[reasoning], input[function_call], input[function_call_output] | honoured | translated |
 input[custom_tool_call], input[custom_tool_call_output], input[item_reference] | honoured | translated |
 input[additional_tools] | honoured | translated |
-input[mcp_list_tools] | no effect | no effect |
+input[mcp_list_tools], input[configuration_update] | no effect | no effect |
 input[*] | refused | refused | of tools that a provider runs, or that are no functions
 content[input_text], content[output_text], content[refusal], content[summary_text] | honoured | translated |
 content[input_image] | =content[image_url] | passed on as image_url |

@@ -192,7 +192,7 @@ class _InputReader:
                 self._add({"role": "tool", "tool_call_id": call_id, "content": content})
             case "item_reference":
                 self._read(self._referenced(field(item, "id", str, where), where), where)
-            case "additional_tools" | "mcp_list_tools":
+            case "additional_tools" | "configuration_update" | "mcp_list_tools":
                 pass  # `Tools` reads the former.
             case other:
                 raise invalid(f"{where}.type={other!r}: this item has no counterpart in a chat completion", where)
