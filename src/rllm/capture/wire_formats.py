@@ -17,6 +17,8 @@ class WireFormat:
 
     name: str
     """Its name in logs, metrics and tables of parameters."""
+    dialect: str
+    """Class that translates it, as `package.module:Class`; only the gateway loads it."""
     calls: tuple[str, ...]
     """Paths, after the version, of requests that sample from a model; `{model}` is a model's name in the path."""
     counts: tuple[str, ...] = ()
@@ -40,6 +42,7 @@ class WireFormat:
 WIRE_FORMATS = (
     WireFormat(
         name="chat",
+        dialect="rllm.gateway.dialects.chat:ChatDialect",
         calls=("/chat/completions",),
         base_url_variables={
             "OPENAI_BASE_URL": "{root}/v1",
@@ -48,10 +51,20 @@ WIRE_FORMATS = (
         },
         key_variables=("OPENAI_API_KEY", "HOSTED_VLLM_API_KEY"),
     ),
-    WireFormat(name="completions", calls=("/completions",)),
-    WireFormat(name="responses", calls=("/responses",), counts=("/responses/input_tokens",)),
+    WireFormat(
+        name="completions",
+        dialect="rllm.gateway.dialects.chat:CompletionsDialect",
+        calls=("/completions",),
+    ),
+    WireFormat(
+        name="responses",
+        dialect="rllm.gateway.dialects.responses:ResponsesDialect",
+        calls=("/responses",),
+        counts=("/responses/input_tokens",),
+    ),
     WireFormat(
         name="messages",
+        dialect="rllm.gateway.dialects.messages:MessagesDialect",
         calls=("/messages",),
         counts=("/messages/count_tokens",),
         key_header="x-api-key",
@@ -62,6 +75,7 @@ WIRE_FORMATS = (
     ),
     WireFormat(
         name="google",
+        dialect="rllm.gateway.dialects.google:GoogleDialect",
         calls=("/models/{model}:generateContent", "/models/{model}:streamGenerateContent"),
         counts=("/models/{model}:countTokens",),
         version="v1beta",

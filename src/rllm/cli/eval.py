@@ -89,8 +89,8 @@ def evaluate(
         from rllm.evaluation.folder import compare as compared
 
         for parameter in context.command.params:
-            source = context.get_parameter_source(parameter.name or "")
-            if getattr(source, "name", "") == "COMMANDLINE" and parameter.name not in ("compare", "as_json"):
+            origin = context.get_parameter_source(parameter.name or "")
+            if getattr(origin, "name", "") == "COMMANDLINE" and parameter.name not in ("compare", "as_json"):
                 name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
                 raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave out {name}")
         comparison = compared(*compare)

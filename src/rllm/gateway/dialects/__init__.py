@@ -1,8 +1,8 @@
 """Dialects: translations of the wire formats that agents speak to and from one chat request and answer.
 
-`base.py` has the protocol, the checks of requests and shared helpers, `parameters.py` lists documented fields and their
-effect, and each other module is a dialect. Read `base.py` and `chat.py` first. A new dialect is a module here, a row in
-`rllm.capture.wire_formats`, an entry in `DIALECTS`, and a table of its parameters.
+`base.py` has the base class, the checks of requests and shared helpers; each other module is a dialect with a table of
+its documented fields, which `parameters.py` reads. Read `base.py` and `chat.py` first. A new dialect is a module here
+and a row in `rllm.capture.wire_formats`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,14 @@ from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 
-from rllm.capture.wire_formats import path_pattern
+from rllm.capture.wire_formats import WIRE_FORMATS, path_pattern
 from rllm.gateway.dialects.base import Dialect, StreamEncoder
-from rllm.gateway.dialects.chat import ChatDialect, CompletionsDialect
-from rllm.gateway.dialects.google import GoogleDialect
-from rllm.gateway.dialects.messages import MessagesDialect
-from rllm.gateway.dialects.responses import ResponsesDialect
+from rllm.registry import load_object
 
 __all__ = ["DIALECTS", "CallPath", "Dialect", "StreamEncoder", "dialect_of", "find_call"]
 
-_CHAT = ChatDialect()
-DIALECTS: tuple[Dialect, ...] = (
-    _CHAT,
-    CompletionsDialect(),
-    ResponsesDialect(),
-    MessagesDialect(),
-    GoogleDialect(),
-)
+DIALECTS: tuple[Dialect, ...] = tuple(load_object(row.dialect, kind="dialect")() for row in WIRE_FORMATS)
+_CHAT = DIALECTS[0]
 
 
 @dataclass(frozen=True, slots=True)

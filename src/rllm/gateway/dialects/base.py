@@ -21,6 +21,7 @@ from starlette.requests import Request
 from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.errors import GatewayError
+from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace
 
 
@@ -48,6 +49,8 @@ class Dialect(ABC):
 
     wire: WireFormat
     """Its row in the registry: paths, key header, variables."""
+    parameters: Table
+    """Its documented fields, and their effect; see `rllm.gateway.dialects.parameters`."""
     id_prefix: str
     """Beginning of the ids of its answers."""
     needs: str

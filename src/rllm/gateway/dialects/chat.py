@@ -30,6 +30,7 @@ from rllm.gateway.dialects.base import (
 )
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.upstream.base import FACTS_KEY
+from rllm.inference.parameters import CHAT, Table
 from rllm.types import JSONMapping, JSONObject, Trace, text_of
 
 
@@ -37,6 +38,7 @@ class ChatDialect(Dialect):
     """OpenAI's `/v1/chat/completions`. Requests are checked only for fields that the gateway itself relies on."""
 
     wire = wire_format("chat")
+    parameters = CHAT
     id_prefix = "chatcmpl-"
     needs = "'model' and 'messages'"
 
@@ -140,10 +142,28 @@ def _fill_head(answer: JSONObject, object: str) -> None:
 _OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
 
 
+COMPLETIONS = Table("""
+prompt | honoured | translated | one text, which is a user's message, or its token ids
+model | =model | =model |
+max_tokens, n, seed, stop, stream, temperature, top_p | honoured | = |
+logprobs | =top_logprobs | passed on as top_logprobs | up to 20
+frequency_penalty | =frequency_penalty | = |
+presence_penalty | =presence_penalty | = |
+logit_bias | =logit_bias | = |
+stream_options, stream_options.include_usage | honoured | = |
+stream_options.include_obfuscation | no effect | no effect |
+user | no effect | = |
+echo | refused | refused | put the prompt before the answer yourself
+best_of | refused | refused | ask for `n` answers and choose among them
+suffix | refused | refused | put both texts into the prompt
+""")
+
+
 class CompletionsDialect(Dialect):
     """OpenAI's `/v1/completions`."""
 
     wire = wire_format("completions")
+    parameters = COMPLETIONS
     id_prefix = "cmpl-"
     needs = "'model' and 'prompt'"
     prompt_name = "prompt"

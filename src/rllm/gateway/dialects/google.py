@@ -36,6 +36,7 @@ from rllm.gateway.dialects.base import (
     wire_format,
 )
 from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
+from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 _OURS = frozenset(
@@ -77,10 +78,51 @@ _STATUSES = {
 }
 
 
+GOOGLE = Table("""
+contents, systemInstruction | honoured | translated |
+model, stream | honoured | translated | by the path; a stream needs `?alt=sse`
+content[text], content[thought], content[functionCall], content[functionResponse] | honoured | translated |
+content[inlineData], content[fileData] | =content[image_url] | passed on as image_url | other media as file
+content[*] | refused | refused | of tools that a provider runs
+tools, tools[].functionDeclarations | honoured | translated |
+tools[].computerUse | refused | refused | declare functions
+tools[].googleSearch, tools[].googleSearchRetrieval, tools[].googleMaps | named | named | a provider would run it
+tools[].codeExecution, tools[].urlContext, tools[].fileSearch | named | named | a provider would run it
+tools[].mcpServers | named | named | a provider would run it
+toolConfig, toolConfig.functionCallingConfig | honoured | translated |
+toolConfig.functionCallingConfig.mode[ANY] | =tool_choice[required] | translated |
+toolConfig.retrievalConfig, toolConfig.includeServerSideToolInvocations | named | named |
+generationConfig | honoured | translated |
+generationConfig.temperature | honoured | passed on as temperature |
+generationConfig.topP | honoured | passed on as top_p |
+generationConfig.topK | honoured | passed on as top_k |
+generationConfig.maxOutputTokens | honoured | passed on as max_tokens |
+generationConfig.stopSequences | honoured | passed on as stop |
+generationConfig.seed | honoured | passed on as seed |
+generationConfig.candidateCount | honoured | passed on as n |
+generationConfig.responseLogprobs | honoured | passed on as logprobs | of all sampled tokens
+generationConfig.logprobs | honoured | passed on as top_logprobs | up to 20, with `responseLogprobs`
+generationConfig.presencePenalty | =presence_penalty | passed on as presence_penalty |
+generationConfig.frequencyPenalty | =frequency_penalty | passed on as frequency_penalty |
+generationConfig.responseMimeType | =response_format[json_object] | passed on as response_format | unless text/plain
+generationConfig.responseSchema | =response_format[json_schema] | passed on as response_format |
+generationConfig.responseJsonSchema | =response_format[json_schema] | passed on as response_format |
+generationConfig.responseModalities | =modalities[audio] | passed on as modalities | unless text
+generationConfig.thinkingConfig | named | named | thoughts are given as they were sampled
+generationConfig.mediaResolution, generationConfig.speechConfig, generationConfig.imageConfig | named | named |
+generationConfig.audioTranscriptionConfig, generationConfig.enableEnhancedCivicAnswers | named | named |
+generationConfig.continuationToken | refused | refused | send the whole conversation
+cachedContent | refused | refused | send the whole conversation
+safetySettings | named | named | answers are not filtered
+labels, serviceTier, store | no effect | no effect |
+""")
+
+
 class GoogleDialect(Dialect):
     """Google's `/v1beta/models/MODEL:generateContent` and its relatives."""
 
     wire = wire_format("google")
+    parameters = GOOGLE
     id_prefix = "gen_"
     needs = "'contents'"
     chat_names: Mapping[str, str] = MappingProxyType(

@@ -33,6 +33,7 @@ from rllm.gateway.dialects.base import (
     wire_format,
 )
 from rllm.gateway.errors import CONTEXT_OVERFLOW, DeclinedError, GatewayError
+from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 _OURS = frozenset(
@@ -61,10 +62,51 @@ _ERROR_TYPES = {
 }
 
 
+MESSAGES = Table("""
+messages, system, stream | honoured | translated |
+model | =model | =model |
+max_tokens, temperature, top_p, top_k | honoured | = |
+stop_sequences | honoured | passed on as stop |
+content[text], content[thinking], content[tool_use], content[tool_result] | honoured | translated |
+content[search_result] | honoured | translated | as text
+content[redacted_thinking] | no effect | no effect | only its maker can read it
+content[image] | =content[image_url] | passed on as image_url |
+content[document] | =content[file] | passed on as file | as text, where it is one
+content[*] | refused | refused | of tools that a provider runs
+tools, tools[custom] | honoured | translated |
+tools[bash], tools[browser_toolset], tools[computer] | refused | refused | give it with an input_schema
+tools[computer_toolset], tools[memory], tools[text_editor] | refused | refused | give it with an input_schema
+tools[*] | named | named | a provider would run it; the model does not see it
+tools[].strict | =tools[].strict | passed on |
+tools[].input_examples, tools[].allowed_callers | named | named |
+tools[].defer_loading | named | named | the model sees the tool at once
+tools[].eager_input_streaming | no effect | no effect |
+tools[].cache_control | no effect | no effect | equal beginnings are cached anyway
+tool_choice, tool_choice[auto], tool_choice[none] | honoured | translated |
+tool_choice[any], tool_choice[tool] | =tool_choice[required] | translated |
+tool_choice.name | honoured | translated |
+tool_choice.disable_parallel_tool_use | =parallel_tool_calls | passed on as parallel_tool_calls |
+thinking, thinking[adaptive] | honoured | honoured | the model thinks as it does
+thinking[enabled], thinking[disabled], thinking[between_tools] | named | named | see `chat_template_kwargs`
+thinking.budget_tokens | no effect | no effect | `thinking[enabled]` is named
+thinking.display | named | named | thinking is given as it was sampled
+output_config | honoured | translated |
+output_config.effort | =reasoning_effort | passed on as reasoning_effort |
+output_config.format, output_format | =response_format[json_schema] | passed on as response_format |
+output_config.task_budget | named | named |
+context_management, container, mcp_servers | named | named |
+compaction, thread | refused | refused | send the whole conversation
+metadata, service_tier, speed, inference_geo, diagnostics, betas | no effect | no effect |
+cache_control | no effect | no effect | equal beginnings are cached anyway
+user_profile_id, workspace_id, billing_policy, fallbacks, fallback_credit_token | no effect | no effect |
+""")
+
+
 class MessagesDialect(Dialect):
     """Anthropic's `/v1/messages`."""
 
     wire = wire_format("messages")
+    parameters = MESSAGES
     id_prefix = "msg_"
     needs = "'model' and 'messages'"
     chat_names: Mapping[str, str] = MappingProxyType(
