@@ -41,9 +41,10 @@ _TEMPLATES = [
     (dialect, template) for dialect in DIALECTS for template in chain(dialect.wire.calls, dialect.wire.counts)
 ]
 _CALLS = "|".join(path_pattern(template) for _, template in _TEMPLATES).replace("?P<model>", "?:")
+_VERSIONS = "|".join({"v1alpha", *(row.version for row in WIRE_FORMATS)})
 _PATH = re.compile(
     # Some clients add a version of their own to the base URL that they were given, and some a trailing slash.
-    rf"(?:/+v1(?:alpha|beta)?)*/*(?P<call>{_CALLS})/?"
+    rf"(?:/+(?:{_VERSIONS}))*/*(?P<call>{_CALLS})/?"
 )
 _SESSIONS = "/sessions/"
 
