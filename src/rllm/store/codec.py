@@ -95,10 +95,16 @@ def unpack_ids(blob: bytes) -> list[int]:
     return _little_endian(array("I", _from_planes(content, 4))).tolist()
 
 
-def pack_floats(values: Sequence[float]) -> bytes:
-    """Return a blob of floats, in four bytes each if that loses nothing, otherwise in eight."""
-    narrow = array("f", values)
-    floats = narrow if list(narrow) == list(values) else array("d", values)
+def floats_to_bytes(values: Sequence[float]) -> bytes:
+    """Return floats as eight bytes each, in this machine's order."""
+    return array("d", values).tobytes()
+
+
+def pack_floats(values: bytes) -> bytes:
+    """Return a blob of floats from `floats_to_bytes`, in four bytes each if that loses nothing, otherwise in eight."""
+    wide = array("d", values)
+    narrow = array("f", wide)
+    floats = narrow if narrow.tolist() == wide.tolist() else wide
     width = floats.itemsize
     return _pack(width, _to_planes(_little_endian(floats).tobytes(), width), _MAX_ARRAY_BYTES)
 

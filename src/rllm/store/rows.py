@@ -30,6 +30,7 @@ from rllm.store.codec import (
     UNREADABLE,
     UNWRITABLE,
     any_to_json,
+    floats_to_bytes,
     ids_to_bytes,
     pack_floats,
     pack_ids,
@@ -134,7 +135,7 @@ class EncodedTrace:
     scalars: tuple[object, ...]
     """Values of `SCALARS`."""
     arrays: Mapping[str, bytes]
-    """Token ids as four bytes each, and floats as blobs."""
+    """Token ids as four bytes each, and floats as eight."""
     messages: Sequence[bytes]
     fields: Mapping[str, bytes]
     """The document as JSON: each message, and each other field that differs from its default."""
@@ -149,7 +150,8 @@ class EncodedTrace:
         Raises:
             StoreError: if its token ids are not whole numbers of 32 bits.
         """
-        encode = {"ids": ids_to_bytes, "floats": pack_floats}
+        # Compressed by the writer's thread: that releases the interpreter's lock, which this thread would wait for.
+        encode = {"ids": ids_to_bytes, "floats": floats_to_bytes}
         arrays = {name: encode[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
         values = {name: getattr(trace, name) for name in _DOCUMENT_FIELDS}
         values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
@@ -383,7 +385,8 @@ def trace_to_row(trace: EncodedTrace, session: int, base: int | None = None, del
     arrays = dict(trace.arrays)
     if delta is not None:
         arrays["prompt_ids"] = arrays["prompt_ids"][4 * delta.num_ids :]
-    blobs = (pack_ids(arrays[name]) if kind == "ids" else arrays[name] for name, kind in ARRAYS.items())
+    pack = {"ids": pack_ids, "floats": pack_floats}
+    blobs = (pack[kind](arrays[name]) for name, kind in ARRAYS.items())
     return (session, base, *trace.scalars, *blobs, trace.document_without(delta), trace.fingerprint.digest)
 
 
@@ -433,7 +436,9 @@ def credit_to_row(credit: StepCredit) -> Row:
     for name, kind in CREDIT_COLUMNS.items():
         value = getattr(credit, name)
         if value is not None and kind in ("floats", "real"):
-            value = pack_floats(value) if kind == "floats" else float(value)  # SQLite takes no scalars of numpy
+            value = (
+                pack_floats(floats_to_bytes(value)) if kind == "floats" else float(value)
+            )  # SQLite takes no scalars of numpy
         values.append(value)
     return (credit.session_id, *values)
 
