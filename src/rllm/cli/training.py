@@ -157,14 +157,12 @@ def _chat_template(trainer: AgentTrainer) -> list[str]:
 
 def _preflight(trainer: AgentTrainer) -> list[str]:
     """Return the plan of a run: a remark on its learning rate, and the check of a cluster's nodes."""
-    from rllm.trainer.preflight import preflight
-    from rllm.trainer.rollouts import uses_a_cluster
-
     config = trainer.config
     lines = rate_in_words(config, trainer.rate_origin, demonstrates=trainer.source.demonstrates)
-    if uses_a_cluster(config):
+    if trainer.cluster_plan:
         needs_greedy = trainer.algorithm.needs_greedy
-        lines += [*preflight(config), *sizes_in_words(config, len(trainer.train_data), needs_greedy=needs_greedy)]
+        sizes = sizes_in_words(config, len(trainer.train_data), needs_greedy=needs_greedy)
+        lines += [*trainer.cluster_plan, *sizes]
     return lines
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -43,7 +44,7 @@ from rllm.trainer.config import ConfigSource
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source
-from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running
+from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.settings import (
     check_evaluations,
@@ -203,15 +204,31 @@ class AgentTrainer:
         """Training steps of earlier processes, from which a resumed run continues."""
         return self._start.steps_done
 
+    @cached_property
+    def cluster_plan(self) -> list[str]:
+        """Plan of a run on an existing Ray cluster, line by line, after a check of every node; empty without one.
+
+        Raises:
+            ConfigError: if the cluster has too little, or a node cannot do its part.
+        """
+        if not uses_a_cluster(self.config):
+            return []
+        from rllm.trainer.preflight import preflight
+
+        return preflight(self.config)
+
     def train(self) -> TrainResult:
         """Run the training to its end. May be called while an event loop is running.
 
         Raises:
-            ConfigError: if the run is complete, or was started before and is not to be resumed.
+            ConfigError: if the run is complete, or was started before and is not to be resumed; or if a node of the Ray
+                cluster cannot do its part.
             RolloutError: if every rollout of a step failed, or of the evaluation before the first, or one stopped the
                 event loop.
             KeyboardInterrupt: on Ctrl-C; the last whole step is saved, and `resume=True` continues from it.
         """
+        for line in self.cluster_plan:
+            logger.debug("%s", line)
         try:
             return run_anywhere(self._train)
         except KeyboardInterrupt as stopped:
