@@ -101,7 +101,8 @@ def measure() -> list[dict[str, Any]]:
     rows = [asyncio.run(measured(RolloutRunner(Instant(), max_concurrent=CONCURRENT), "here"))]
     if find_spec("ray") is None:
         return rows
-    from rllm.engine.ray_actors import RayRolloutRunner, Spread
+    from rllm.config.schema import RayConfig
+    from rllm.engine.ray_actors import RayRolloutRunner
     from rllm.engine.ray_cluster import joined
 
     sys.path.insert(0, str(Path(__file__).parent))  # where the processes find this module
@@ -109,7 +110,7 @@ def measure() -> list[dict[str, Any]]:
 
     with joined("local", num_cpus=max(NUM_ACTORS)):
         for number in NUM_ACTORS:
-            spread = Spread(num_actors=number, start_timeout_s=600)
+            spread = RayConfig(num_actors=number, start_timeout_s=600)
             with RayRolloutRunner(scaling.opening, spread=spread, max_concurrent=CONCURRENT) as runner:
                 rows.append(asyncio.run(measured(runner, f"{number} on Ray")))
     return rows

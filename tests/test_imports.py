@@ -29,6 +29,17 @@ def test_every_module_imports(name: str) -> None:
     assert importlib.import_module(name).__name__ == name
 
 
+BENCHMARKS = sorted(Path(__file__).parents[1].glob("benchmarks/**/*.py"))
+
+
+@pytest.mark.parametrize("program", BENCHMARKS, ids=lambda program: program.stem)
+def test_every_name_that_a_benchmark_imports_exists(program: Path) -> None:
+    for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").partition(".")[0] == "rllm":
+            module = importlib.import_module(str(node.module))
+            assert [item.name for item in node.names if not hasattr(module, item.name)] == []
+
+
 def loaded_by(statement: str) -> set[str]:
     """The top-level packages that a statement loads in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"

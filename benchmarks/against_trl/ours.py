@@ -7,8 +7,8 @@ from itertools import islice
 
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
-from rllm.backends.local.optimizer import OptimizerSettings
 from rllm.backends.update import update_weights
+from rllm.config.schema import OptimConfig
 from rllm.engine.event_loop import rarely_collected
 from rllm.inference.local.loading import load_model
 from rllm.trainer.credit import assemble
@@ -25,7 +25,7 @@ def train(job: Job, watch: Watch) -> None:
     workload, algorithm = WORKLOADS[job.workload], GRPO()
     backend = LocalBackend(
         load_model(job.model, dtype="float32", device="cpu"),
-        OptimizerSettings(lr=job.lr, autocast=job.autocast),
+        OptimConfig(lr=job.lr, autocast=job.autocast),
         max_concurrent=workload.num_rollouts,
         seed=job.seed,
     )
