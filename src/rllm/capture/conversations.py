@@ -151,7 +151,7 @@ class NewAnswer:
     """Messages that were answered."""
     response: Message
     is_stopped: bool
-    """Whether it was asked for with stop strings: text may be appended to it."""
+    """True if it was asked for with stop strings: text may be appended to it."""
     call: _Call
 
 

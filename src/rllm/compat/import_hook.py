@@ -139,7 +139,7 @@ _INSTEAD = {
     "pass --reward to `rllm train` and `rllm eval`": "evaluator",
     "a task is a dict": "Task",
 }
-"""What to use instead of modules and names of the rLLM framework, each below `rllm`."""
+"""Replacements of modules and names of the rLLM framework, each below `rllm`."""
 
 REMOVED = {f"rllm.{name}": instead for instead, names in _INSTEAD.items() for name in names.split()}
 """Module or name of the rLLM framework, and what to use instead."""

@@ -42,7 +42,7 @@ class Table:
     json_paths: Set[FieldPath] = frozenset()
     """Columns, and fields in them, whose values are JSON."""
     is_json_text: bool = False
-    """Whether these values are text that is not parsed yet."""
+    """True if these values are text that is not parsed yet."""
 
     @classmethod
     def of(cls, data: Any) -> Table | None:

@@ -120,7 +120,7 @@ class _Place:
     actor: Any
     under_way: int = 0
     is_kept_free: bool = False
-    """Whether it accepts no more, so that an attempt can be alone in it."""
+    """True if it accepts no more, so that an attempt can be alone in it."""
 
 
 class _LostError(Exception):

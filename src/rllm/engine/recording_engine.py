@@ -87,11 +87,11 @@ class RecordingEngine:
         shared: JSONObject = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
         # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
         known = self._conversations.setdefault(frame.session, Conversations(match_reasoning=True))
-        said = MessageDigests.of(messages, tools, known)
+        digests = MessageDigests.of(messages, tools, known)
         try:
             if lost := lost_in_prompt(self.inference, messages, tools):
                 shared["metadata"][LOST_KEY] = list(lost)
-            asked |= self._continuing(said, known, frame.session, request)
+            asked |= self._continuing(digests, known, frame.session, request)
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:
             failed = failed_trace(request, error=f"{type(error).__name__}: {error}", call_id=call_id, **shared)
@@ -109,21 +109,21 @@ class RecordingEngine:
             parent_id=parent_of(output.prompt_ids, frame.session.llm_calls),
             **shared,
         )
-        if drift := known.drift_of(said, output.prompt_ids):
+        if drift := known.drift_of(digests, output.prompt_ids):
             trace.metadata[DRIFT_KEY] = drift
         await self._keep(trace, frame, call)
         record_call([trace])
-        known.add(known.prepare(said, trace))
+        known.add(known.prepare(digests, trace))
         return replace(output, id=call_id)
 
     def _continuing(
-        self, said: MessageDigests, known: Conversations, session: Session, request: JSONMapping
+        self, digests: MessageDigests, known: Conversations, session: Session, request: JSONMapping
     ) -> JSONObject:
         """Return the `prompt_token_ids` of a call that continues an earlier answer; empty for others."""
-        if missing := known.missing_trace(said):
+        if missing := known.missing_trace(digests):
             earlier = {trace.id: trace for trace in session.llm_calls}
-            known.provide_tokens(said, earlier.get(missing))
-        prior = None if request.get("prompt_token_ids") is not None else known.prior_answer(said)
+            known.provide_tokens(digests, earlier.get(missing))
+        prior = None if request.get("prompt_token_ids") is not None else known.prior_answer(digests)
         if prior is None:
             return {}
         messages, num_known = request["messages"], prior.num_messages

@@ -38,9 +38,9 @@ class RolloutRequest:
     session_id: str = field(default_factory=new_session_id)
     """Session of the model calls; each retry gets a new one, so that no tokens of a failed try are kept."""
     tokens_required: bool = True
-    """Whether a trainable step without tokens is an error."""
+    """True if a trainable step without tokens is an error."""
     side_calls: bool = False
-    """Whether a trajectory that names no calls includes those that its program made beside the task."""
+    """True if a trajectory that names no calls includes those that its program made beside the task."""
     trajectories: list[Trajectory] = field(default_factory=list, compare=False, repr=False)
     """Trajectories so far, extended by the rollout as it runs; the record of a failed rollout keeps them."""
 

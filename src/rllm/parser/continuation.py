@@ -81,8 +81,8 @@ class Continuation:
     def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
         """Return the part of `written_on` that was not sampled: it follows a stop string, mostly."""
         tail = known_ids[-len(content.encode()) - _MOST_STOP_TOKENS :]
-        said: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        _, found, sampled = said.rpartition(content)
+        text: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        _, found, sampled = text.rpartition(content)
         if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
             raise ConfigError(
                 f"the agent appended {written_on[:80]!r} to an answer, but only one that ended at a stop string can be "

@@ -165,7 +165,7 @@ class ProgramResult:
     """Beginning and end; a line between them has the number of omitted bytes, if any."""
     stderr: str
     timed_out: bool = False
-    """Whether it exceeded its time limit."""
+    """True if it exceeded its time limit."""
     num_dropped_bytes: int = 0
     """Bytes of output that were omitted."""
     num_killed: int = 0

@@ -103,7 +103,7 @@ class LocalEngine:
             and "tool_calls" in self.template.text
             and tool_format_of_template(self.template.text) is None
         )
-        """Whether the template prints calls in an unknown format, and that has not been logged yet."""
+        """True if the template prints calls in an unknown format, and that has not been logged yet."""
         self._seeds = random.Random(seed)
         self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)

@@ -156,7 +156,7 @@ class Block:
     parent: Block | None = None
     children: dict[tuple[int, ...], Block] = field(default_factory=dict)
     ready: bool = False
-    """Whether its states are stored; a block is made before the forward pass that computes them."""
+    """True if its states are stored; a block is made before the forward pass that computes them."""
     used: int = 0
     """Last round in which it was matched or made."""
 

@@ -29,7 +29,7 @@ class Finding:
     ok: bool
     detail: str
     needed: bool = True
-    """Whether training is impossible without it."""
+    """True if training is impossible without it."""
     fix: str = ""
     """Remedy in one line; empty where nothing is wrong."""
 

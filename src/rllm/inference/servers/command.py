@@ -68,7 +68,7 @@ class ServeOptions:
     gpu_memory: float | None = None
     """Share of each GPU's memory to use; `None` leaves it to vLLM."""
     sleeps: bool = False
-    """Whether the server can release GPU memory while it is idle."""
+    """True if the server can release GPU memory while it is idle."""
     devices: str | None = None
     """Value of CUDA_VISIBLE_DEVICES."""
     on_cpu: bool = False
