@@ -182,5 +182,5 @@ def test_the_teacher_does_what_the_questions_need(example: Example, tools: list[
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("mcp_tools", f"seed={seed}")
-    assert first["eval/accuracy"] <= 0.45
-    assert last["eval/accuracy"] >= 0.75
+    assert first["eval/accuracy"] <= 0.6, "the model, which each machine builds for itself, leaves room to learn"
+    assert last["eval/accuracy"] >= 0.9
