@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 VERSIONS := -c constraints.txt
+# VERL=0.9.0: with that version of verl, in a folder of its own.
+VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +29,9 @@ $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,dev]'
 	@touch $@
 
+# MODEL=HuggingFaceTB/SmolLM2-135M-Instruct: a pretrained model learns to add, in six minutes.
 demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
-	$(BIN)/rllm demo
+	$(BIN)/rllm demo $(MODEL:%=--model %)
 
 # More processes than two cores can run: for a third of its time a test waits, for a disk, a clock or another program.
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
@@ -39,7 +42,7 @@ test-newest:  ## The fast test suite with the newest version of each dependency,
 	$(MAKE) test VENV=$(VENV)-newest VERSIONS="$$(grep '^torch==' constraints.txt)"
 
 test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds: some minutes more.
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not pretrained"
 
 # AutoGen asks for an older protobuf than the other packages, so it has a folder of its own.
 .autogen: examples/autogen_team/requirements.txt | $(VENV)/.dev
@@ -61,6 +64,15 @@ test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: so
 
 test-models: $(VENV)/.dev .references  ## Every chat template of TRL's wheel: prompts, turns and masks; no weights needed.
 	PYTHONPATH=.references $(PYTEST) -m models tests/models
+
+.pretrained/.installed: tests/pretrained/install.py | $(VENV)/.dev
+	$(BIN)/python tests/pretrained/install.py .pretrained
+	@touch $@
+
+# One process, and all cores for its tensors. SHORT=1: what needs no server or cluster, and one training run.
+test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
+test-pretrained: $(VENV)/.dev .pretrained/.installed $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model: exact numbers, and training: half an hour; SHORT=1 some minutes.
+	PYTHONPATH=$(if $(SHORT),,$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
 
 test-references: $(VENV)/.dev .references  ## Compare estimators and losses with those of verl and TRL.
 	PYTHONPATH=.references $(PYTEST) -m references tests/references
@@ -131,8 +143,6 @@ test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact captu
 test-sglang: $(VENV)/.dev .sglang/.installed  ## A real SGLang on the CPU: exact capture, new weights, training: a minute or two.
 	$(BIN)/pytest -m sglang tests/sglang
 
-# VERL=0.9.0: with that version, in a folder of its own.
-VERL_FOLDER := .verl$(VERL:%=-%)
 $(VERL_FOLDER): tests/verl/requirements.txt | $(VENV)/.dev
 	sed '$(VERL:%=s/^verl==.*/verl==%/)' $< | $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps --upgrade --target $@ -r /dev/stdin
@@ -157,7 +167,7 @@ test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those o
 # The long suites in three parts: TURN=0, 1 or 2 runs one of them, as .ci/run does by day; without TURN all run.
 NIGHTLY_0 := test-vllm test-litellm test-trackers test-examples
 NIGHTLY_1 := test-slow test-learning test-accelerator test-kills
-NIGHTLY_2 := test-verl test-fuzz test-frameworks
+NIGHTLY_2 := test-verl test-pretrained test-fuzz test-frameworks
 
 nightly: $(VENV)/.dev  ## The long suites; TURN=0, 1 or 2 for a third of them.
 	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(NIGHTLY_0) $(NIGHTLY_1) $(NIGHTLY_2)); do \
@@ -215,4 +225,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
