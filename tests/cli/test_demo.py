@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 
 import pytest
 
@@ -33,6 +34,40 @@ def test_a_run_keeps_its_seed(work, fails):
     assert (code, "--seed 4" in errors) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("model", "wrong"),
+    [("./nowhere", "there is no such folder"), ("nobody/has-this", "the hub did not provide it")],
+    ids=["path", "hub"],
+)
+def test_a_model_that_cannot_be_had_is_refused(work, fails, monkeypatch, model, wrong):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, errors = fails("demo", "--model", model)
+    assert (code, model in errors, wrong in errors) == (2, True, True)
+
+
+def test_a_run_keeps_its_model(work, fails):
+    (work / "run").mkdir()
+    (work / "run" / "config.yaml").write_text("seed: 0\n")
+    (work / "run" / "begun_as.yaml").write_text("command: demo\nmodel: one\n")
+    seal(work / "run")
+    code, errors = fails("demo", "--resume", "run", "--model", "other")
+    assert (code, "--model other" in errors) == (2, True)
+
+
+def test_sums_have_the_answers_that_they_ask_for():
+    rows = tasks.sum_tasks(400, seed=0)
+    assert rows == tasks.sum_tasks(400, seed=0)
+    shapes = set()
+    for row in rows:
+        problem = re.fullmatch(
+            r"State the final answer to the following arithmetic problem: ([0-9 +-]+) =", row["question"]
+        )
+        first, *others = re.findall(r"[+-]? ?\d+", problem[1])
+        assert sum(int(term.replace(" ", "")) for term in (first, *others)) == row["answer"]
+        shapes |= {(len(others) + 1, len(re.search(r"\d+", term)[0])) for term in (first, *others)}
+    assert shapes == {(2, 1), (2, 2), (3, 1), (3, 2)}, "two or three terms of one or two digits"
+
+
 def test_tasks_follow_from_the_seed_and_can_only_be_looked_up():
     [task] = tasks.shop_tasks(1, seed=3)
     assert [task] == tasks.shop_tasks(1, seed=3)
@@ -54,7 +89,7 @@ def test_a_clerk_is_right_as_often_as_it_says(clerk, expected):
 
 def test_the_agent_is_paid_for_the_right_number_only(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "any")
-    from rllm.demo.agent import look_up
+    from rllm.demo.agent import ends_with, look_up
 
     shelves = {"price": {"fig": 12}, "stock": {"fig": 34}}
     assert look_up(shelves, "price", '{"item": "fig"}') == "12"
@@ -62,6 +97,8 @@ def test_the_agent_is_paid_for_the_right_number_only(monkeypatch):
     assert look_up(shelves, "weight", '{"item": "fig"}') == "error: KeyError"
     assert look_up(shelves, "price", '{"item"') == "error: JSONDecodeError"
     assert look_up(shelves, "price", "[]") == "error: TypeError"
+    answers = ["4 - 7 = -3.", "-3 it is", "3", "first -3, then 4", "", None]
+    assert [ends_with(answer, -3) for answer in answers] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_a_trend_is_a_line_of_bars():

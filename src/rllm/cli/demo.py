@@ -1,10 +1,10 @@
-"""`rllm demo`: train an unmodified agent on this machine, in minutes and without network."""
+"""`rllm demo`: train an unmodified agent on this machine, in minutes; a tiny model without network, or any other."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,20 +18,24 @@ if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
     from rllm.types import Episode
 
-SETTINGS = [
+SHARED = ["tasks_per_step=8", "rollout.group_size=8"]
+TINY = [
     "num_steps=24",
-    "tasks_per_step=8",
-    "rollout.group_size=8",
     "rollout.timeout_s=60",
     "optim.lr=5e-4",
     "optim.schedule=linear",
     "eval.every=8",
     "save_every=8",
 ]
+PRETRAINED = ["num_steps=15", "eval.every=5", "save_every=5"]
 NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
 
 
 def demo(
+    model: Annotated[
+        str | None,
+        optional("Pretrained model to train on sums: a folder or hub id, such as HuggingFaceTB/SmolLM2-135M-Instruct."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Another seed gives other tasks and another run.", show_default="0")
     ] = None,
@@ -40,24 +44,25 @@ def demo(
 ) -> None:
     """Train a tiny model to use its tools instead of guessing: a plain `openai` agent, its exact tokens, and GRPO.
 
-    Builds the model on first use. Nothing leaves this machine.
+    Builds the model on first use. Nothing leaves this machine. With --model, train a pretrained one to add and
+    subtract: some minutes on two CPU cores for one of 135 million weights.
     """
     started = time.perf_counter()
     from rllm.cli import terminal
 
     console = terminal.console(stderr=as_json)
-    console.print(
-        "loading a tiny model; the first time it is built here, which takes a minute or two ...", soft_wrap=True
-    )
+    config, begun = _config(model, seed, resume)
+    model = begun.get("model")
+    loading = "loading a tiny model; the first time it is built here, which takes a minute or two"
+    console.print(f"{terminal.loading(model) if model else loading} ...", soft_wrap=True, markup=False)
     from rllm.cli.terminal import CTRL_C, print_stopped
     from rllm.cli.training import evaluated, quiet_libraries
 
     quiet_libraries()  # which imports transformers
-    config = _config(seed, resume)
     assert config.run_dir is not None
     samples = _FirstAndLast()
     try:
-        _train(console, config, samples, resume=resume is not None)
+        _train(console, config, samples, begun, resume=resume is not None)
     except KeyboardInterrupt:
         print_stopped(console, config.run_dir, ["demo", "--resume", str(config.run_dir)], num_steps=config.num_steps)
         sys.exit(CTRL_C)
@@ -93,45 +98,61 @@ class _FirstAndLast:
         """Do nothing: nothing is pending."""
 
 
-def _config(seed: int | None, resume: Path | None) -> TrainConfig:
+def _config(model: str | None, seed: int | None, resume: Path | None) -> tuple[TrainConfig, dict[str, str]]:
+    """Return the settings of a run, and the arguments that it is started with; `model` is a pretrained one's only."""
     from rllm.cli.training import begun_as
     from rllm.errors import ConfigError
     from rllm.trainer.config import load_config
 
+    begun = begun_as("demo", RunOptions(resume=resume))
     if resume is not None:
-        begun_as("demo", RunOptions(resume=resume))
         config = load_config(resume / "config.yaml")
-        if seed not in (None, config.seed):
-            raise ConfigError(f"--seed {seed}: the run in {resume} has seed {config.seed}; leave --seed out")
+        before = {"model": begun.get("model"), "seed": config.seed}
+        for name, value in {"model": model, "seed": seed}.items():
+            if value not in (None, before[name]):
+                raise ConfigError(f"--{name} {value}: {resume} was begun with {before[name]}; leave --{name} out")
         config.run_dir = resume
-        return config
+        return config, begun
     seed = seed or 0
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
-    return load_config([*SETTINGS, f"seed={seed}", f"run_dir={run_dir}"])
+    own = TINY if model is None else [*PRETRAINED, f"model.path={model}"]
+    given = {} if model is None else {"model": model}
+    return load_config([*SHARED, *own, f"seed={seed}", f"run_dir={run_dir}"]), begun | given
 
 
-def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, *, resume: bool) -> None:
+def _train(
+    console: Console, config: TrainConfig, samples: _FirstAndLast, begun: Mapping[str, str], *, resume: bool
+) -> None:
     from rllm.cli.training import display, lead_to_gateway
-    from rllm.demo.tasks import demo_policy, shop_tasks
+    from rllm.demo.tasks import demo_policy, shop_tasks, sum_tasks
     from rllm.trainer.agent_trainer import AgentTrainer
 
     port = lead_to_gateway(config)
     from rllm.demo import agent  # makes its client as it is imported, so it comes after the line above
 
-    config.model.path = str(demo_policy(agent.SYSTEM, agent.TOOLS))
+    if "model" in begun:
+        about = "A pretrained model adds and subtracts up to three numbers, asked by an agent"
+        function: Callable[..., float] = agent.add_up
+        make_tasks = sum_tasks
+    else:
+        about = "A shop assistant, whose model has tools but mostly guesses, answers questions on prices: an agent"
+        function = agent.shop_assistant
+        make_tasks = shop_tasks
+        config.model.path = str(demo_policy(agent.SYSTEM, agent.TOOLS))
+    held_out = make_tasks(NUM_HELD_OUT_TASKS, seed=-1 - config.seed)
     trainer = AgentTrainer(
-        agent_run_func=agent.shop_assistant,
-        train_dataset=shop_tasks(NUM_TRAIN_TASKS, seed=config.seed),
-        val_dataset=shop_tasks(NUM_HELD_OUT_TASKS, seed=-1 - config.seed),
+        agent_run_func=function,
+        train_dataset=[task for task in make_tasks(NUM_TRAIN_TASKS, seed=config.seed) if task not in held_out],
+        val_dataset=held_out,
         config=config,
         resume=resume,
     )
     trainer.config.gateway.port = port
-    trainer.begun_as = {"command": "demo"}
+    trainer.begun_as = dict(begun)
     console.print(
-        f"A shop assistant in plain [bold]openai[/] ({Path(agent.__file__).name}) answers questions on prices. "
-        "It has tools, but its model mostly guesses. Its calls go through the gateway, which stores exact tokens; "
-        f"{config.rollout.group_size} answers to each question are compared (GRPO), and good ones become more likely.\n"
+        f"{about} in plain [bold]openai[/] ({Path(agent.__file__).name}). Its calls go through the gateway, which "
+        f"stores exact tokens; {config.rollout.group_size} answers to each question are compared (GRPO), and good ones "
+        "become more likely.\n"
     )
     trainer.trackers = [*display(console, trainer), samples]
     trainer.train()

@@ -1,4 +1,4 @@
-"""Demo: a shop assistant that learns to look things up instead of guessing.
+"""Demo: a shop assistant that learns to look things up instead of guessing; or a pretrained model that learns to add.
 
-`agent` is the agent as its author would write it, `tasks` its tasks, example conversations and tiny model.
+`agent` has both agents as their authors would write them, `tasks` their tasks, example conversations and a tiny model.
 """

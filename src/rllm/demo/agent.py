@@ -1,4 +1,4 @@
-"""A shop assistant in plain `openai`, without any rllm code; OPENAI_BASE_URL is the address of its model."""
+"""Agents in plain `openai`, without any rllm code; OPENAI_BASE_URL is the address of their model."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def shop_assistant(question: str, answer: int, prices: dict[str, int], stock: di
         response = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, max_tokens=48)
         message = response.choices[0].message
         if not message.tool_calls:
-            return float(re.findall(r"\d+", message.content or "")[-1:] == [str(answer)])
+            return ends_with(message.content, answer)
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls:
             result = look_up(shelves, call.function.name, call.function.arguments)
@@ -43,3 +43,15 @@ def look_up(shelves: dict[str, dict[str, int]], tool: str, arguments: str) -> st
         return str(shelves[tool][json.loads(arguments)["item"]])
     except (KeyError, TypeError, ValueError) as error:
         return f"error: {type(error).__name__}"
+
+
+def add_up(question: str, answer: int) -> float:
+    """Answer a sum; the reward is 1.0 for the right number and 0.0 otherwise."""
+    messages = [{"role": "user", "content": question}]
+    response = client.chat.completions.create(model="policy", messages=messages, max_tokens=48)
+    return ends_with(response.choices[0].message.content, answer)
+
+
+def ends_with(text: str | None, answer: int) -> float:
+    """Return 1.0 if the last number of a text is the answer, else 0.0."""
+    return float(re.findall(r"-?\d+", text or "")[-1:] == [str(answer)])

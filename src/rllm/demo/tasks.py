@@ -1,4 +1,4 @@
-"""The demo's tasks, and its model: a tiny policy that can do them, but mostly guesses, as a sloppy clerk taught it."""
+"""Tasks of the demo, and its tiny model, which can do them, but mostly guesses, as a sloppy clerk taught it."""
 
 from __future__ import annotations
 
@@ -57,6 +57,23 @@ def _shop_task(rng: random.Random) -> Task:
     question = rng.choice(ASIDES).format(items[1]) + rng.choice(QUESTIONS[tool]).format(items[0])
     answer = (prices if tool == "price" else stock)[items[0]]
     return {"question": question, "answer": answer, "prices": prices, "stock": stock}
+
+
+def sum_tasks(count: int, *, seed: int) -> list[Task]:
+    """Return sums and differences of two or three numbers of one or two digits, as reasoning-gym's `chain_sum` asks."""
+    rng = random.Random(seed)
+    return [_sum_task(rng) for _ in range(count)]
+
+
+def _sum_task(rng: random.Random) -> Task:
+    low, high = rng.choice([(0, 9), (10, 99)])
+    answer = rng.randint(low, high)
+    problem = str(answer)
+    for _ in range(rng.randint(1, 2)):
+        sign, term = rng.choice([1, -1]), rng.randint(low, high)
+        answer += sign * term
+        problem += f" {'+' if sign > 0 else '-'} {term}"
+    return {"question": f"State the final answer to the following arithmetic problem: {problem} =", "answer": answer}
 
 
 def conversations(clerk: Clerk, *, system: str, seed: int) -> Iterator[list[Message]]:
