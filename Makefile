@@ -62,8 +62,13 @@ test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: so
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-test-models: $(VENV)/.dev .references  ## Every chat template of TRL's wheel: prompts, turns and masks; no weights needed.
-	PYTHONPATH=.references $(PYTEST) -m models tests/models
+.templates: tests/models/requirements.txt tests/models/unpack.py | $(VENV)/.dev
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python --dest $@ -r $<
+	$(BIN)/python tests/models/unpack.py $@
+	@touch $@
+
+test-models: $(VENV)/.dev .templates  ## Some hundred real chat templates: prompts, turns, tool calls and masks; no weights needed.
+	RLLM_TEMPLATES=.templates $(PYTEST) -m models tests/models
 
 .pretrained/.installed: tests/pretrained/install.py | $(VENV)/.dev
 	$(BIN)/python tests/pretrained/install.py .pretrained

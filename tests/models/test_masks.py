@@ -152,7 +152,7 @@ def reference(name: str, conversation: str) -> list[str] | None:
     """
     folder = template_folder()
     assert folder is not None
-    path = folder / f"{name}_training.jinja"
+    path = folder / "trl" / f"{name}_training.jinja"
     if not path.exists():
         return None
     tokenizer = deepcopy(tokenizer_for(name))

@@ -287,7 +287,7 @@ def test_a_template_that_prints_no_user_s_text_is_refused() -> None:
 
 def test_templates_are_probed_once() -> None:
     rendered = []
-    tokenizer = template(PLAIN)._tokenizer
+    tokenizer = template(PLAIN).tokenizer
     tokenizer.chat_template = PLAIN + "{# another #}"
     original = tokenizer.apply_chat_template
     tokenizer.apply_chat_template = lambda *args, **options: rendered.append(args) or original(*args, **options)

@@ -186,7 +186,7 @@ def test_the_assistant_s_tokens_and_no_others_are_learned(template: ChatTemplate
         {"role": "assistant", "content": "37"},
         {"role": "user", "content": "Thanks"},
     ]  # fmt: skip
-    tokenizer = template._tokenizer
+    tokenizer = template.tokenizer
     ids, said = encode(template, conversation, TOOLS, end_id=tokenizer.eos_token_id)
     assert len(ids) == len(said)
     runs: list[list[int]] = []
@@ -216,7 +216,7 @@ def test_what_a_warm_up_learns_it_can_say(folder: Path, template: ChatTemplate) 
     assert not model.training
     prompt = torch.tensor([template.render(conversation[:1])])
     answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)[0]
-    assert answer[prompt.shape[1] :].tolist() == [*template._tokenizer.encode("42"), end_id]
+    assert answer[prompt.shape[1] :].tolist() == [*template.tokenizer.encode("42"), end_id]
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (40, 10), (10, 40)])

@@ -236,9 +236,10 @@ class AppendOnlyRenderer:
             raise
         for message in (block[-1], {"role": "user"}):
             try:
-                text = _common_start(text, self._added(past, [*block, {**message, "content": PROBE}]))
+                longer = self._added(past, [*block, {**message, "content": PROBE}])
             except ConfigError:  # then no such message can follow
                 continue
+            text = text[: common_length(text, longer)]
         return text
 
     def _request(self, past: Sequence[Message]) -> str:
@@ -331,8 +332,10 @@ def stand_in_past(message: Message) -> list[Message]:
     return [*past, answer]
 
 
-def _common_start(one: str, other: str) -> str:
-    return one[: next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))]
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the length of the beginning that both sequences have."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _tool_answer(answer: Message) -> Message:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import orjson
 
 from rllm.errors import ConfigError
+from rllm.parser.append_only import common_length
 from rllm.parser.control_tokens import ControlTokens
 from rllm.parser.decoding import Tokenizer
 from rllm.parser.template_shape import (
@@ -53,7 +54,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.text: str = _template_text(tokenizer)
         self.hash = hashlib.sha256(self.text.encode()).hexdigest()
         """SHA-256 of the template's text, in hex."""
@@ -68,12 +69,12 @@ class ChatTemplate:
         Raises:
             ConfigError: if no text of a user's message is printed in any form.
         """
-        key = (repr(self._tokenizer.chat_template), repr(getattr(self._tokenizer, "special_tokens_map", "")))
+        key = (repr(self.tokenizer.chat_template), repr(getattr(self.tokenizer, "special_tokens_map", "")))
         shape = _SHAPES.get(key)
         if shape is None:
             shape = _SHAPES[key] = probed(partial(self._apply, add_generation_prompt=False))
         if shape.lost.get(USER) == "":
-            name = getattr(self._tokenizer, "name_or_path", "") or "<in memory>"
+            name = getattr(self.tokenizer, "name_or_path", "") or "<in memory>"
             raise ConfigError(
                 f"tokenizer={name!r}: its chat template prints no text of user messages, neither as a string nor as "
                 f"a list of parts: {_NAME_OF_CHOICE}"
@@ -130,6 +131,16 @@ class ChatTemplate:
         marked = self.render_marked(messages, tools, add_generation_prompt, template_kwargs)
         return self.control_tokens.shown(marked)
 
+    def printed_answer(self, asked: Message, answer: Message, tools: _Tools) -> tuple[list[int], list[int]]:
+        """Return the ids of an answer as the template prints it, and those of the prompt before it.
+
+        Tokens of the prompt that the template prints otherwise before an answer are left out of the prompt.
+        """
+        prompt = self.render([asked], tools)
+        whole = self.render([asked, answer], tools, add_generation_prompt=False)
+        start = common_length(prompt, whole)
+        return whole[start:], prompt[:start]
+
     def render_marked(
         self,
         messages: Sequence[Message],
@@ -164,7 +175,7 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message], tools: _Tools, **options: object) -> str:
         from rllm.parser.bounded_template import render_bounded  # needs jinja2, which a gateway may lack
 
-        return render_bounded(self._tokenizer, messages, tools, options)
+        return render_bounded(self.tokenizer, messages, tools, options)
 
     def _error_of(self, messages: Sequence[Message], tools: _Tools, options: JSONMapping) -> str | None:
         """Return the error with which the template refuses messages, or None."""

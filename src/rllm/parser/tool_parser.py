@@ -9,19 +9,55 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rllm.errors import ConfigError
-from rllm.parser.decoding import Tokenizer
+from rllm.parser.decoding import TextDecoder, Tokenizer
 from rllm.parser.reasoning import split_without_prompt
+from rllm.parser.template_shape import CALLS
 from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
 from rllm.registry import resolve
-from rllm.types import JSONMapping, JSONObject
+from rllm.types import JSONMapping, JSONObject, Message
+
+if TYPE_CHECKING:
+    from rllm.parser.chat_template import ChatTemplate
 
 _TOOL_PROMPT = re.compile(r"\{#- rllm tool prompt: (\w+) -#\}")
 
 DEFAULT_FORMAT = "hermes"
 """For a chat template that prints no calls that are known."""
+
+_VALUES = {
+    "text": 'a "quoted" word,\nand café',
+    "digits": "7",
+    "whole": 2,
+    "part": 0.5,
+    "flag": True,
+    "items": [1, "x"],
+    "nested": {"key": {"inner": "value"}},
+}
+_TYPES = ("string", "string", "integer", "number", "boolean", "array", "object")
+_ASK: Message = {"role": "user", "content": "Call it."}
+_CALL: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": json.dumps(_VALUES)}}
+    ],
+}
+_TOOL: JSONObject = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look it up.",
+        "parameters": {
+            "type": "object",
+            "properties": {key: {"type": kind, "description": "."} for key, kind in zip(_VALUES, _TYPES, strict=True)},
+            "required": list(_VALUES),
+        },
+    },
+}
+"""A call with values of every kind, by which a format is tried."""
 
 
 def tool_parser(name: str) -> ToolFormat:
@@ -59,6 +95,30 @@ def tool_format_of_template(template: str) -> str | None:
 def chosen_format(setting: str | None, template: str) -> str:
     """Return the configured format, else the one that the chat template prints, else the default."""
     return setting or tool_format_of_template(template) or DEFAULT_FORMAT
+
+
+def unread_calls(template: ChatTemplate, chosen: ToolFormat) -> str:
+    """Return why calls cannot be read as the template prints them; empty if a call with values of every kind can be."""
+    from rllm.parser.answer import AnswerReader
+
+    if CALLS in template.shape.lost:
+        return "the chat template prints no tool calls"
+    ids, prompt_ids = template.printed_answer(_ASK, _CALL, [_TOOL])
+    reader = AnswerReader(
+        TextDecoder(template.tokenizer, markup=chosen.markup),
+        prompt_ids=prompt_ids,
+        stop=(),
+        tool_parser=chosen.for_tools([_TOOL]),
+    )
+    read = [call["function"] for call in reader.read(ids).tool_calls]
+    written = _CALL["tool_calls"][0]["function"]
+    if not read:
+        return "the chat template prints tool calls that are not found"
+    if len(read) != 1 or read[0]["name"] != written["name"]:
+        return "the chat template prints tool calls that are found under other names"
+    arguments = json.loads(read[0]["arguments"])
+    changed = [key for key, value in _VALUES.items() if arguments.get(key) != value]
+    return f"the chat template prints arguments that are read otherwise ({', '.join(changed)})" if changed else ""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -199,6 +200,8 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"fruit": {"type": "string"}}, "required": ["fruit"]},
     },
 }
+_FEW_PIECES = 3
+"""Tags, lines and texts of a rewritten turn that are shown."""
 CONVERSATIONS: dict[str, list[Message]] = {
     "answers": [_QUESTION, {"role": "assistant", "content": "Seven."}, _MORE],
     "reasoning": [_QUESTION, {"role": "assistant", "content": "Seven.", "reasoning_content": "I count seven."}, _MORE],
@@ -343,12 +346,9 @@ def lost_finding(lost: Mapping[str, str]) -> Finding | None:
 
 def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Return whether earlier turns are printed as they were at first."""
-    from rllm.parser.continuation import Continuation
-
-    continuation = Continuation(tokenizer, template)
-    judged = {kind: _judged(template, continuation, tokenizer, chat) for kind, chat in CONVERSATIONS.items()}
-    refused = [f"{kind} ({why})" for kind, why in judged.items() if why not in ("", _REWRITTEN)]
-    rewritten = [kind for kind, why in judged.items() if why == _REWRITTEN]
+    judged = judged_turns(template, tokenizer)
+    refused = [f"{kind} ({turns.why})" for kind, turns in judged.items() if not turns.continued]
+    rewritten = {kind: turns.why for kind, turns in judged.items() if turns.continued and turns.why}
     if refused:
         fix = "use a template that prints each message once; else every later turn is trained as a sequence of its own"
         detail = f"later turns cannot continue from sampled tokens: {'; '.join(refused)}"
@@ -360,13 +360,27 @@ def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -
     return Finding(name="chat template", ok=True, detail="append-only: it prints earlier turns as it did at first")
 
 
-_REWRITTEN = "rewritten"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """Behaviour of a chat template when a conversation goes on."""
+
+    continued: bool
+    """The next prompt can begin with the tokens of the turn before it, as they were sampled."""
+    why: str = ""
+    """Reason why not; or the way in which the template by itself changes earlier turns."""
+
+
+def judged_turns(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> dict[str, Turns]:
+    """Return how earlier turns are printed, by the kind of conversation."""
+    from rllm.parser.continuation import Continuation
+
+    continuation = Continuation(tokenizer, template)
+    return {kind: _judged(template, continuation, tokenizer, chat) for kind, chat in CONVERSATIONS.items()}
 
 
 def _judged(
     template: ChatTemplate, continuation: Continuation, tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message]
-) -> str:
-    """Return an empty text for an append-only template, `_REWRITTEN` if our rendering makes it so, else the reason."""
+) -> Turns:
     tools = [_TOOL] if any(message["role"] == "tool" for message in chat) else None
     try:
         asked = template.render_text(chat[:1], tools, True)
@@ -375,8 +389,24 @@ def _judged(
         ids = tokenizer.encode(rendered.rstrip(), add_special_tokens=False)
         continuation.prompt_ids(ids, list(chat), 2, tools)
     except ConfigError as error:
-        return str(error).partition(":")[0]
-    return "" if rendered.startswith(asked) and later.startswith(rendered.rstrip()) else _REWRITTEN
+        return Turns(continued=False, why=str(error).partition(":")[0])
+    reasoning = chat[1].get("reasoning_content", "")
+    if reasoning and reasoning in rendered and reasoning not in later:
+        return Turns(continued=True, why="leaves out the reasoning of earlier answers")
+    if not rendered.startswith(asked):
+        return Turns(continued=True, why=f"prints answers without {_after_common(asked, rendered)!r} of its prompt")
+    if not later.startswith(rendered.rstrip()):
+        return Turns(continued=True, why=f"leaves {_after_common(rendered, later)!r} out of earlier answers")
+    return Turns(continued=True)
+
+
+def _after_common(text: str, other: str) -> str:
+    """Return the beginning of what follows the part that both texts begin with, from a tag or line on."""
+    from rllm.parser.append_only import common_length
+
+    pieces, others = (re.findall(r"<[^<>]*>|\n|[^<\n]+|<", each) for each in (text, other))
+    number = common_length(pieces, others)
+    return "".join(pieces[number : number + _FEW_PIECES])
 
 
 def generation_finding(folder: Path) -> Finding:

@@ -1,0 +1,19 @@
+"""The table of families: each row is computed, and gives a reason for what is not exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import template_folder
+from .survey import FAMILIES, row
+
+pytestmark = pytest.mark.models
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_not_exact_has_a_reason(family: str) -> None:
+    if template_folder() is None:
+        pytest.skip("run `make test-models`")
+    for name in FAMILIES[family]:
+        found = row(family, name)
+        assert found.reason or (found.reads_calls and found.exact_turns)
