@@ -1,6 +1,6 @@
 """The share of a training step that is neither generation nor update, at 1,024 rollouts a step, and what it consists of.
 
-    python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--larger] [--json]
+    python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--model FOLDER] [--device cpu] [--json]
 
 A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each task, one answer
 of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is what the engine's own
@@ -9,8 +9,8 @@ prompts to tokens and answers to text; assembling the batch; publishing, explain
 environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; what is spent inside that
 function, in the package `openai`, is a row of its own.
 
-So small a policy makes generation and update artificially cheap. With `--larger` one of 77 million parameters is trained in its
-place; `--tokens 16 --steps 1` is advisable then, which takes some ten minutes of CPU.
+So small a policy makes generation and update artificially cheap. With `--model` a pretrained one is trained in its place;
+`--tokens 16 --steps 1` is advisable then, which takes some ten minutes of CPU for one of 135 million parameters.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from against_trl.model import RECIPE, build_model
+from against_trl.model import build_model
 
 from rllm.agents.chat_agent import ChatAgent
 from rllm.backends.local.backend import LocalBackend
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
-from rllm.testing.tiny_policy import TinyPolicyRecipe
 from rllm.trainer.agent_trainer import AgentTrainer
 
 KINDS = ("in process", "over HTTP")
@@ -41,10 +40,6 @@ GROUP_SIZE = 16
 SKIPPED = 1
 """First steps, which pay for set-up, are left out."""
 TARGET = 0.05
-LARGER = TinyPolicyRecipe(hidden_size=768, num_layers=12, num_heads=12, num_key_value_heads=4, intermediate_size=2048)
-
-MICRO_BATCH_TOKENS = {False: 16384, True: 2048}
-"""By whether the policy is the larger one, which needs 15 GB with as many as the smaller one."""
 
 
 class Marks:
@@ -133,13 +128,12 @@ def train(folder: Path, model: str, kind: str, options: argparse.Namespace) -> d
         train_dataset=[{"question": question} for question in questions(num_tasks)],
         config={
             "backend": f"{__name__}:Marked",
-            "model": {"path": model},
+            "model": {"path": model, "device": options.device},
             "run_dir": str(folder),
             "num_steps": SKIPPED + options.steps,
             "tasks_per_step": num_tasks,
             "save_every": 0,
             "trackers": ["jsonl"],
-            "optim": {"micro_batch_tokens": MICRO_BATCH_TOKENS[options.larger]},
             "rollout": {
                 "group_size": GROUP_SIZE,
                 "max_tokens": options.tokens,
@@ -178,8 +172,12 @@ def shares(steps: list[dict[str, float]]) -> dict[str, float]:
 
 def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
     """The same in a process of its own."""
-    words = [f"--rollouts={options.rollouts}", f"--tokens={options.tokens}", f"--steps={options.steps}"]
-    words += ["--larger"] if options.larger else []
+    words = [
+        f"--rollouts={options.rollouts}",
+        f"--tokens={options.tokens}",
+        f"--steps={options.steps}",
+        f"--device={options.device}",
+    ]
     done = subprocess.run(
         [sys.executable, __file__, "--only", kind, "--model", model, *words],
         capture_output=True,
@@ -208,17 +206,18 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=1024, help="of a step")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--steps", type=int, default=3, help="that count")
-    parser.add_argument("--larger", action="store_true", help="train a policy of 77 million parameters")
+    parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", choices=KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.only:
-            print(json.dumps(train(Path(folder), options.model, options.only, options)))
+            print(json.dumps(train(Path(folder), str(options.model), options.only, options)))
             return
-        model = Path(folder, "model")
-        build_model(model, LARGER if options.larger else RECIPE)
+        model = options.model or Path(folder, "model")
+        if not options.model:
+            build_model(model)
         rows = {kind: measured(str(model), kind, options) for kind in KINDS}
     if options.json:
         print(json.dumps(rows))

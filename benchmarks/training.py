@@ -1,11 +1,13 @@
 """A GRPO training step of a small model, ours against TRL's: CPU-seconds, tokens per second, wall-clock, peak memory.
 
-    python benchmarks/training.py [WORKLOAD ...] [--rounds 2] [--steps 3] [--autocast] [--peer-python PATH] [--json]
+    python benchmarks/training.py [WORKLOAD ...] [--model FOLDER] [--device cpu] [--rounds 2] [--steps 3] [--autocast]
+        [--peer-python PATH] [--json]
 
 One step is sampling, scoring and update; `against_trl/workloads.py` has the workloads. Both sides train the same Qwen3 of
 3.7 M parameters (random, but for `task`) from the same folder, in float32, with the same number of threads and the same
 settings of GRPO and AdamW. They take turns, because other programs may share the machine; what counts is the median step.
-Gateway and store are measured elsewhere.
+Gateway and store are measured elsewhere. With `--model` both train a pretrained model whose turns end with `<|im_end|>`, as
+SmolLM2's do; `update_share` is that of our update in the rate at which the machine multiplies matrices of its shapes.
 
 `turns` are conversations of five turns. Ours are sampled turn by turn, and each is trained as one sequence. TRL trains a
 prompt and its answer, so it gets the five prompts of each conversation apart, and samples and trains as many answers of the
@@ -27,7 +29,7 @@ from typing import Any
 
 from against_trl.jobs import Job, Side, has_peer, run_job
 from against_trl.model import build_model
-from against_trl.workloads import WORKLOADS
+from against_trl.workloads import RANDOM_POLICY, WORKLOADS
 
 SKIPPED = 1
 """First steps of a process, which pay for set-up, are left out."""
@@ -42,6 +44,8 @@ def measure(workload: str, model: str, options: argparse.Namespace) -> dict[str,
             job = Job(
                 side=side,
                 model=model,
+                device=options.device,
+                peer_rows=options.peer_rows,
                 workload=workload,
                 num_steps=SKIPPED + options.steps,
                 threads=options.threads,
@@ -55,26 +59,33 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
     def typical(name: str) -> float:
         return median(value for run in runs for value in run[name][SKIPPED:])
 
+    shares = [share for run in runs for share in run["update_share"][SKIPPED:]]
     tokens = median(run["tokens_per_step"] for run in runs)
     return {
         "cpu_s": typical("cpu_s"),
         "wall_s": typical("wall_s"),
         "tokens_per_cpu_s": tokens / typical("cpu_s"),
         "peak_memory_mb": median(run["peak_memory_mb"] for run in runs),
+        **({"update_share": median(shares)} if shares else {}),
     }
 
 
 def show(workload: str, sides: dict[str, dict[str, float]]) -> None:
     print(f"{workload}: {WORKLOADS[workload].title}")
     for name in sides["rllm"]:
-        line = "".join(f"   {side} {values[name]:9.2f}" for side, values in sides.items())
-        ratio = f"   rllm/TRL {sides['rllm'][name] / sides['TRL'][name]:.3f}" if "TRL" in sides else ""
+        line = "".join(f"   {side} {values[name]:9.2f}" for side, values in sides.items() if name in values)
+        ratio = f"   rllm/TRL {sides['rllm'][name] / sides['TRL'][name]:.3f}" if name in sides.get("TRL", {}) else ""
         print(f"  {name:18}{line}{ratio}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A GRPO training step, ours against TRL's.")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; default: all")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; default: all that suit"
+    )
+    parser.add_argument("--model", type=Path, help="folder of a pretrained model; default: a tiny one, made here")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--peer-rows", type=int, help="answers in a micro-batch of TRL; default: all of a turn")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side")
     parser.add_argument("--steps", type=int, default=3, help="steps that count, of each process")
     parser.add_argument("--threads", type=int, default=1)
@@ -84,14 +95,19 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}: use {', '.join(WORKLOADS)}")
+    if options.model and not options.model.is_dir():
+        parser.error(f"--model {options.model}: no such folder")
+    suitable = [name for name in WORKLOADS if name in RANDOM_POLICY or options.model]
+    if unsuitable := set(options.workloads) - set(suitable):
+        parser.error(f"{', '.join(sorted(unsuitable))} needs a pretrained policy: set --model")
     options.with_peer = has_peer(options.peer_python)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for workload in options.workloads or WORKLOADS:
-            model = Path(folder, "warm" if WORKLOADS[workload].warm else "random")
+        for workload in options.workloads or suitable:
+            model = options.model or Path(folder, "warm" if WORKLOADS[workload].warm else "random")
             if not model.exists():
                 build_model(model, warm=WORKLOADS[workload].warm)
-            results[workload] = measure(workload, str(model), options)
+            results[workload] = measure(workload, str(model.absolute()), options)
             if not options.json:
                 show(workload, results[workload])
     if options.json:

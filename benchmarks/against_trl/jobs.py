@@ -20,6 +20,7 @@ class Job:
     side: Side
     model: str
     """The folder of the policy that training starts from."""
+    device: str = "cpu"
     workload: str
     num_steps: int
     target: float | None = None
@@ -29,6 +30,8 @@ class Job:
     lr: float = 1e-5
     seed: int = 0
     threads: int = 1
+    peer_rows: int | None = None
+    """Answers in one micro-batch of TRL; `None` for those of a whole turn."""
     autocast: bool = False
     """True if matrix products of the update are computed in bfloat16."""
 

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
-from .workloads import WORKLOADS, correctness, questions
+from .workloads import END_OF_TURN, WORKLOADS, correctness, questions
 
-NUM_QUESTIONS = 256
+NUM_QUESTIONS = {"short": 256, "sums": 100}
 HELD_OUT_SEED = -2
 
 
 @torch.no_grad()
-def sampled_accuracy(model: Any, tokenizer: Any) -> float:
+def sampled_accuracy(model: Any, tokenizer: Any, workload_name: str) -> float:
     """The share of right answers, one sampled for each question at temperature 1; leaves random numbers as they were."""
-    workload = WORKLOADS["short"]
-    asked = [question for (question,) in islice(questions(workload, HELD_OUT_SEED), NUM_QUESTIONS)]
+    workload, number = WORKLOADS[workload_name], NUM_QUESTIONS[workload_name]
+    asked = [question for (question,) in islice(questions(workload, HELD_OUT_SEED), number)]
+    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    tokenizer.pad_token = tokenizer.pad_token or END_OF_TURN
     prompts = tokenizer.apply_chat_template(
         [[{"role": "user", "content": question}] for question in asked],
         add_generation_prompt=True,
@@ -31,8 +33,15 @@ def sampled_accuracy(model: Any, tokenizer: Any) -> float:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         sampled = model.generate(
-            **prompts, max_new_tokens=workload.answer_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+            **prompts.to(model.device),
+            max_new_tokens=workload.answer_tokens,
+            eos_token_id=end,
+            pad_token_id=end,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
         )
     model.train(was_training)
     answers = tokenizer.batch_decode(sampled[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-    return sum(map(correctness, asked, answers)) / NUM_QUESTIONS
+    return sum(map(correctness, asked, answers)) / number

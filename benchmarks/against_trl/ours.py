@@ -16,7 +16,7 @@ from rllm.types import Episode, Step, Trajectory
 
 from .jobs import Job
 from .watch import Watch
-from .workloads import WORKLOADS, Workload, correctness, questions, vowels
+from .workloads import END_OF_TURN, WORKLOADS, Workload, correctness, questions, vowels
 
 
 @rarely_collected()
@@ -24,7 +24,7 @@ def train(job: Job, watch: Watch) -> None:
     """Train until the watch ends it."""
     workload, algorithm = WORKLOADS[job.workload], GRPO()
     backend = LocalBackend(
-        load_model(job.model, dtype="float32", device="cpu"),
+        load_model(job.model, dtype="float32", device=job.device),
         OptimConfig(lr=job.lr, autocast=job.autocast),
         max_concurrent=workload.num_rollouts,
         seed=job.seed,
@@ -40,15 +40,17 @@ def train(job: Job, watch: Watch) -> None:
             (path,) = episode.trajectories
             path.reward = reward(episode.task[-1], path.steps[-1].model_response)
             watch.num_tokens += sum(len(item.response_ids) for item in path.steps)
-        update_weights(backend, assemble(episodes, algorithm, step=step, temperature=1.0).batch, algorithm)
-        backend.publish()
+        batch = assemble(episodes, algorithm, step=step, temperature=1.0).batch
+        with watch.updating(len(batch.tree.ids), batch.num_tokens):
+            update_weights(backend, batch, algorithm)
+            backend.publish()
         step, go_on = step + 1, watch.step_done(backend.model, backend.tokenizer)
     backend.close()
 
 
 async def roll_out(backend: LocalBackend, workload: Workload, tasks: list[list[str]]) -> list[Episode]:
     """Every conversation `group_size` times."""
-    end_of_turn = backend.tokenizer.encode("<|im_end|>\n")
+    end_of_turn = backend.tokenizer.encode(f"{END_OF_TURN}\n")
 
     async def converse(task_id: str, index: int, task: list[str]) -> Episode:
         steps = await speak(backend, workload, task, end_of_turn)
@@ -70,7 +72,9 @@ async def speak(backend: LocalBackend, workload: Workload, task: list[str], end_
     steps: list[Step] = []
     for question in task:
         prompt = [*prompt, *engine.template.render([{"role": "user", "content": question}])]
-        output = await engine.complete(prompt, max_tokens=workload.answer_tokens, temperature=1.0)
+        output = await engine.complete(
+            prompt, max_tokens=workload.answer_tokens, temperature=1.0, ignore_eos=not workload.warm
+        )
         steps.append(Step(model_output=output))
         prompt = [*prompt, *output.completion_ids, *end_of_turn]
     return steps

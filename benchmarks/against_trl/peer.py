@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from .jobs import Job
 from .watch import Watch
-from .workloads import WORKLOADS, Workload, correctness, turns_apart, vowels
+from .workloads import END_OF_TURN, WORKLOADS, Workload, correctness, turns_apart, vowels
 
 
 def train(job: Job, watch: Watch) -> None:
@@ -30,22 +30,28 @@ def train(job: Job, watch: Watch) -> None:
 
     num_rows = workload.num_prompts * workload.num_turns * job.num_steps
     rows = [{"prompt": prompt} for prompt in islice(turns_apart(workload, job.seed), num_rows)]
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    tokenizer.eos_token = END_OF_TURN  # TRL ends answers there, and SmolLM2's converted tokenizer has another
     with tempfile.TemporaryDirectory() as scratch:
         GRPOTrainer(
             model=job.model,
             reward_funcs=rewards,
             args=_config(job, workload, scratch),
             train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
             callbacks=[_Told(watch)],
         ).train()
 
 
 def _config(job: Job, workload: Workload, scratch: str) -> GRPOConfig:
+    rows = min(job.peer_rows or workload.num_rollouts, workload.num_rollouts)
+    parts = workload.num_rollouts // rows
     return GRPOConfig(
         output_dir=scratch,
-        per_device_train_batch_size=workload.num_rollouts,
-        gradient_accumulation_steps=workload.num_turns,
-        steps_per_generation=1,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=workload.num_turns * parts,
+        steps_per_generation=parts,
+        generation_kwargs={} if workload.warm else {"min_new_tokens": workload.answer_tokens},
         num_generations=workload.group_size,
         max_completion_length=workload.answer_tokens,
         max_steps=job.num_steps,
@@ -55,7 +61,7 @@ def _config(job: Job, workload: Workload, scratch: str) -> GRPOConfig:
         beta=0.0,
         temperature=1.0,
         seed=job.seed,
-        use_cpu=True,
+        use_cpu=job.device == "cpu",
         bf16=job.autocast,
         gradient_checkpointing=False,
         report_to=[],

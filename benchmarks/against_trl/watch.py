@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from .jobs import Job
 from .judge import sampled_accuracy
+from .matrix_rate import Flops, matrix_rate
 
 STEPS_BETWEEN_TESTS = 5
 
@@ -23,11 +27,22 @@ class Watch:
         self._accuracies: dict[int, float] = {}
         self.num_tokens = 0
         """Sampled tokens so far; the trainer adds to it."""
+        self._updates: list[tuple[float, float]] = []
+        """CPU-seconds and floating-point operations of each update, if the trainer reports them."""
 
     def start(self, model: Any, tokenizer: Any) -> None:
         """Training begins with the next statement."""
+        self._model = model
         self._test(model, tokenizer)
         self._resume()
+
+    @contextmanager
+    def updating(self, num_forward: int, num_trained: int) -> Iterator[None]:
+        """Measure an update of so many tokens in the forward pass, of which so many have a log-probability."""
+        cpu = time.process_time()
+        yield
+        flops = Flops.of(self._model)
+        self._updates.append((time.process_time() - cpu, 3 * (flops.body * num_forward + flops.head * num_trained)))
 
     def step_done(self, model: Any, tokenizer: Any) -> bool:
         """Return True if training should continue."""
@@ -59,15 +74,23 @@ class Watch:
     def _test(self, model: Any, tokenizer: Any) -> None:
         if self._job.target is not None:
             step = len(self._seconds)
-            self._accuracies[step] = sampled_accuracy(model, tokenizer)
+            self._accuracies[step] = sampled_accuracy(model, tokenizer, self._job.workload)
             self._on_news(f"step {step}: accuracy {self._accuracies[step]:.2f}, {sum(self._cpu_s):.0f} CPU-s")
 
+    def _peak_memory_mb(self) -> float:
+        if self._job.device == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
     def summary(self) -> dict[str, Any]:
+        peak = self._peak_memory_mb()
+        rate = matrix_rate(self._model, num_rows=512) if self._updates and self._job.device == "cpu" else None
         return {
             "cpu_s": self._cpu_s,
             "wall_s": [wall for _, wall in self._seconds],
             "tokens_per_step": self.num_tokens / len(self._seconds),
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "update_share": [flops / cpu / rate for cpu, flops in self._updates] if rate else [],
+            "peak_memory_mb": peak,
             "accuracies": self._accuracies,
             "reached": self.reached,
         }

@@ -1,10 +1,14 @@
-"""Training tasks: conversations about strings of digits, every digit one token, and their rewards."""
+"""Training tasks, conversations about strings of digits (every digit one token) or sums, and their rewards."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+END_OF_TURN = "<|im_end|>"
+"""Text of the token that ends a turn in the chat templates of both models."""
 
 Message = dict[str, str]
 
@@ -19,10 +23,12 @@ class Workload:
     num_digits: int
     """Digits in a user's turn; the chat template adds about 12 tokens."""
     answer_tokens: int
-    """At most; a random policy nearly always uses them all."""
+    """Tokens of every answer, or with `warm` at most."""
     num_turns: int = 1
     warm: bool = False
-    """True if the policy has begun to learn the task, and is rewarded for right answers."""
+    """True if the policy knows something of the task: it ends its answers itself, and is rewarded for right ones."""
+    sums: bool = False
+    """True if the task is to add two or three numbers, instead of reversing digits."""
 
     @property
     def num_rollouts(self) -> int:
@@ -63,7 +69,18 @@ WORKLOADS = {
         answer_tokens=16,
         num_turns=5,
     ),
+    "sums": Workload(
+        title="8 prompts x 8, sums of two or three numbers, answers of up to 48 tokens, by a pretrained policy",
+        num_prompts=8,
+        group_size=8,
+        num_digits=2,
+        answer_tokens=48,
+        warm=True,
+        sums=True,
+    ),
 }
+RANDOM_POLICY = [name for name, workload in WORKLOADS.items() if not workload.sums]
+"""Workloads that need no pretrained policy."""
 
 
 def digits(rng: random.Random, number: int) -> str:
@@ -71,10 +88,20 @@ def digits(rng: random.Random, number: int) -> str:
 
 
 def questions(workload: Workload, seed: int) -> Iterator[list[str]]:
-    """Yield conversations without end, each as the user's messages: reverse these digits."""
+    """Yield conversations without end, each as the user's messages."""
     rng = random.Random(seed)
     while True:
-        yield [f"reverse {digits(rng, workload.num_digits)}" for _ in range(workload.num_turns)]
+        yield [
+            _sum(rng) if workload.sums else f"reverse {digits(rng, workload.num_digits)}"
+            for _ in range(workload.num_turns)
+        ]
+
+
+def _sum(rng: random.Random) -> str:
+    """Return a question like those of reasoning-gym's `chain_sum`: two or three terms of one or two digits."""
+    terms = [str(rng.randint(1, 99)) for _ in range(rng.randint(2, 3))]
+    signed = [terms[0], *(f"{rng.choice('+-')} {term}" for term in terms[1:])]
+    return f"State the final answer to the following arithmetic problem: {' '.join(signed)} ="
 
 
 def turns_apart(workload: Workload, seed: int) -> Iterator[list[Message]]:
@@ -94,8 +121,12 @@ def turns_apart(workload: Workload, seed: int) -> Iterator[list[Message]]:
 
 
 def correctness(question: str, answer: str) -> float:
-    """1 for the digits of the question, turned round."""
-    return float(answer.strip() == question.removeprefix("reverse ")[::-1])
+    """Return 1 for the digits of the question, turned round, or if the last number of the answer is the sum."""
+    if question.startswith("reverse "):
+        return float(answer.strip() == question.removeprefix("reverse ")[::-1])
+    terms = question.partition(": ")[2].removesuffix(" =").replace("+ ", "").replace("- ", "-").split()
+    numbers = re.findall(r"-?\d+", answer)
+    return float(bool(numbers) and int(numbers[-1]) == sum(map(int, terms)))
 
 
 def vowels(question: str, answer: str) -> float:
