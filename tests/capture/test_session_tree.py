@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.capture import CallNode, ParentIndex, SessionTree, continues, parent_of
+from rllm.capture import CallNode, ParentIndex, SessionTree, continues, packed_ids, parent_of
 from rllm.types import Trace
 
 tokens = st.lists(st.integers(0, 1), max_size=4)
@@ -53,19 +53,18 @@ def index_of(traces: list[Trace]) -> ParentIndex:
 )
 def test_the_parent_is_the_longest_and_latest_call(prompt_ids, parent):
     assert parent_of(prompt_ids, CALLS) == parent
-    assert index_of(CALLS).parent_of(prompt_ids) == parent
+    assert index_of(CALLS).parent_of(packed_ids(prompt_ids)) == parent
 
 
 @given(st.lists(st.tuples(tokens, tokens), max_size=6), tokens)
 def test_hashes_find_the_same_parent_as_tokens(calls, prompt_ids):
     traces = [call(str(number), *ids) for number, ids in enumerate(calls)]
-    assert index_of(traces).parent_of(prompt_ids) == parent_of(prompt_ids, traces)
+    assert index_of(traces).parent_of(packed_ids(prompt_ids)) == parent_of(prompt_ids, traces)
 
 
-def test_values_that_are_not_token_ids_continue_nothing():
-    index = index_of([call("a", [1, 2, 3], [7, 8])])
-    assert index.parent_of([1, -1, 3, 7, 8, 9]) is None
-    assert index.parent_of([1, 2, 3, 7, 8, 9]) == "a"
+def test_values_that_are_not_token_ids_are_not_packed():
+    assert packed_ids([1, 258]) == b"\1\0\0\0\2\1\0\0"
+    assert [packed_ids(ids) for ids in ([1, -1], [1, "2"], [2**32], None, "12")] == [None] * 5
 
 
 def test_the_tree_follows_parent_ids():

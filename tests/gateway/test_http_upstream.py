@@ -244,14 +244,13 @@ async def test_events_are_handed_over_as_they_arrive():
 async def test_a_reader_that_is_slow_makes_the_server_wait():
     body = b"x" * 8_000_000
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    async with (
-        Server([answer]).upstream() as upstream,
-        upstream._chat(UpstreamCall(id="c", request=REQUEST)) as exchange,
-    ):
-        first = await exchange.read_some()
+    async with Server([answer]).upstream() as upstream:
+        connection = await upstream._chat(UpstreamCall(id="c", request=REQUEST))
+        first = await connection.read_some()
         await asyncio.sleep(0.1)
-        assert len(first) + exchange._num_buffered < len(body)
-        assert len(first) + len(await exchange.read()) == len(body)
+        assert len(first) + connection._num_buffered < len(body)
+        assert len(first) + len(await connection.read()) == len(body)
+        connection.close()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from rllm.capture.chat import (
     traces_from_chat,
 )
 from rllm.capture.conversations import Conversations, MessageDigests, PriorAnswer
-from rllm.capture.session_tree import CallNode, ParentIndex, SessionTree, continues, parent_of
+from rllm.capture.session_tree import CallNode, ParentIndex, SessionTree, continues, packed_ids, parent_of
 from rllm.capture.side_calls import side_call, side_calls
 from rllm.capture.stream import ChatStream, SSEDecoder
 from rllm.capture.tokens import has_labels
@@ -36,6 +36,7 @@ __all__ = [
     "continues",
     "failed_trace",
     "has_labels",
+    "packed_ids",
     "parent_of",
     "sampling_of",
     "side_call",

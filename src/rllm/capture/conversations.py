@@ -25,7 +25,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from rllm.capture.session_tree import begins_with
 from rllm.types import JSONMapping, Message, Trace, text_of
@@ -47,8 +47,7 @@ _BYTES_PER_TOOL_KEY = 160
 """Memory of finding an answer with tool calls by its tool key."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PriorAnswer:
+class PriorAnswer(NamedTuple):
     """An earlier call whose prompt and answer a request's messages begin with."""
 
     trace_id: str
@@ -60,8 +59,7 @@ class PriorAnswer:
     """Text that the agent appended to the answer's message; it may begin with the stop string that ended the answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MessageDigests:
+class MessageDigests(NamedTuple):
     """The messages of a request, with a digest of each of their prefixes. Digests are valid in this process only."""
 
     messages: Sequence[Message]
@@ -143,8 +141,7 @@ class _Call:
         return ids
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewAnswer:
+class NewAnswer(NamedTuple):
     """An answer for `Conversations.add`."""
 
     asked: MessageDigests
@@ -155,8 +152,7 @@ class NewAnswer:
     call: _Call
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """The latest known answer among some messages."""
 
     call: _Call

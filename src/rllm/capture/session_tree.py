@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rllm.types import Trace
 
@@ -31,8 +31,7 @@ class HasTokens(Protocol):
     def response_ids(self) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CallNode:
+class CallNode(NamedTuple):
     """A call as a possible parent: enough to recognise its tokens at the beginning of a later prompt."""
 
     trace_id: str
@@ -49,13 +48,17 @@ class CallNode:
         return cls(trace_id, len(ids) // _ID_BYTES, ids[-_ID_BYTES:], hash(ids))
 
     @classmethod
-    def of_trace(cls, trace: Trace) -> CallNode | None:
-        """Return the node of a trace; `None` if it has no sampled tokens, since no call can continue it."""
+    def of_trace(cls, trace: Trace, prompt: bytes | None = None) -> CallNode | None:
+        """Return the node of a trace; `None` if it has no sampled tokens, since no call can continue it.
+
+        Args:
+            trace: the trace.
+            prompt: its prompt as `packed_ids`, if that is at hand.
+        """
         if not trace.response_ids:
             return None
-        ids = array("I", trace.prompt_ids)
-        ids.fromlist(trace.response_ids)
-        return cls.of(trace.id, ids.tobytes())
+        prompt = array("I", trace.prompt_ids).tobytes() if prompt is None else prompt
+        return cls.of(trace.id, prompt + array("I", trace.response_ids).tobytes())
 
     def precedes(self, prompt_ids: bytes) -> bool:
         """Return whether a prompt, four bytes for each id, begins with all tokens of this call."""
@@ -82,17 +85,8 @@ class ParentIndex:
             self._by_end.setdefault((node.num_ids, node.last_id), {})[node.ids_hash] = node.trace_id
             self.num_bytes += _BYTES_PER_CALL
 
-    def parent_of(self, prompt_ids: Sequence[int]) -> str | None:
-        """Return the id of the call that a prompt continues.
-
-        Values that are not token ids continue nothing; capture reports them later.
-        """
-        if not self._by_end:
-            return None
-        try:
-            prompt = array("I", prompt_ids).tobytes()
-        except (OverflowError, TypeError):
-            return None
+    def parent_of(self, prompt: bytes) -> str | None:
+        """Return the id of the call that a prompt, four bytes for each id, continues."""
         ends = [
             (num_ids, by_hash)
             for (num_ids, last_id), by_hash in self._by_end.items()
@@ -102,6 +96,14 @@ class ParentIndex:
             parent = by_hash.get(hash(prompt[: _ID_BYTES * num_ids]))
             if parent is not None:
                 return parent
+        return None
+
+
+def packed_ids(ids: object) -> bytes | None:
+    """Return token ids as four bytes each; `None` if this is not a list of token ids, which capture reports."""
+    try:
+        return array("I", ids).tobytes() if isinstance(ids, list) else None
+    except (OverflowError, TypeError):
         return None
 
 

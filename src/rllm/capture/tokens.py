@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rllm.errors import TokenMismatchError
 from rllm.types import JSONMapping
@@ -22,8 +21,7 @@ LOGPROB_TOLERANCE = 1e-4
 """Largest accepted log-probability: rounding in a server's log-softmax can put it above 0 for certain tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerTokens:
+class AnswerTokens(NamedTuple):
     """Exact ids of one prompt and one answer, with a log-probability for each id of the answer."""
 
     prompt_ids: list[int]
@@ -33,12 +31,15 @@ class AnswerTokens:
     """Reason why these cannot be trained on; `None` if they can."""
 
 
-def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> AnswerTokens:
+def tokens_of_choice(
+    response: JSONMapping, choice: JSONMapping, index: int, *, is_prompt_checked: bool = False
+) -> AnswerTokens:
     """Return the tokens of one choice of a chat completion, in the form of vLLM or SGLang.
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in
     SGLang's answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries
-    of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`.
+    of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`. With `is_prompt_checked`, the prompt ids of
+    the response are known to be token ids.
 
     Raises:
         TokenMismatchError: if the fields contradict each other. Missing fields are a `problem` instead.
@@ -47,7 +48,7 @@ def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> 
     logprobs = choice.get("logprobs") or {}
     content = logprobs.get("content")
     numbers = logprobs.get("token_logprobs")
-    prompt_ids = response.get("prompt_token_ids")
+    prompt_ids: Any = response.get("prompt_token_ids")
     if prompt_ids is None:
         prompt_ids = choice.get("prompt_token_ids")
     response_ids = choice.get("token_ids")
@@ -73,7 +74,7 @@ def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> 
             f"{_start_of(labelled_ids)} differ: the server contradicts itself, so neither can be trained on"
         )
     tokens = AnswerTokens(
-        prompt_ids=_checked_ids(prompt_ids, "prompt_token_ids"),
+        prompt_ids=prompt_ids if is_prompt_checked else _checked_ids(prompt_ids, "prompt_token_ids"),
         response_ids=_checked_ids(response_ids, f"{where}.token_ids"),
         logprobs=_checked_logprobs(numbers, f"{where}.logprobs.content"),
         problem=_problem(prompt_ids, response_ids, numbers, where),

@@ -343,6 +343,8 @@ class _Answer:
     def _named(self) -> str:
         """Return the fields that have no effect here or upstream, for a header."""
         assert self.call is not None
+        if not (self.ignored or self.call.route.ignored or self.call.lost):
+            return ""
         upstream = (self._names.get(key, key) for key in self.call.route.ignored.split(", ") if key)
         lost = (f"prompt.{kind.replace(' ', '_')}" for kind in self.call.lost)
         return ", ".join([*dict.fromkeys(map(printable, [*self.ignored, *upstream, *lost]))][:_MAX_NAMED])

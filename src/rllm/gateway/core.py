@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_PENDING = 1024
 """Pending writes at which no further call begins. The store's own bound is far higher, and blocks the event loop."""
 
-_Steps: TypeAlias = Sequence[Callable[[], None]]
-
+_After: TypeAlias = Callable[[], None]
 
 ABORTED = "the client disconnected before the answer was complete"
 
@@ -191,9 +190,13 @@ class Gateway:
 
     async def _continued(self, call: ModelCall, sent: JSONMapping) -> list[int] | None:
         """Return the prompt that continues exactly the tokens of an earlier answer, if there is one."""
-        while missing := call.missing_trace():
-            call.provide_trace(await asyncio.to_thread(self.store.trace, call.session.id, missing))
-        prior = call.prior() if self._exact_turns else None
+        conversations, digests = call.session.conversations, call.digests
+        if conversations is None or digests is None or not digests.has_answer:
+            return None
+        while missing := conversations.missing_trace(digests):
+            trace = await asyncio.to_thread(self.store.trace, call.session.id, missing)
+            conversations.provide_tokens(digests, trace)
+        prior = conversations.prior_answer(digests) if self._exact_turns else None
         if prior is None:
             return None
         make = partial(self.upstream.continued_prompt, sent, prior)
@@ -209,6 +212,8 @@ class Gateway:
         complete: bool = True,
     ) -> list[Trace]:
         facts = response.get(FACTS_KEY) or {}
+        prompt_ids = response.get("prompt_token_ids")
+        parent_id = call.find_parent(prompt_ids)
         version = facts.get("weight_version")
         if complete and not response.get("choices"):
             raise UpstreamError(f"the upstream's answer has choices={response.get('choices')!r}: it holds no answer")
@@ -221,7 +226,7 @@ class Gateway:
             metadata={
                 **call.metadata,
                 **call.route.notes(),
-                **call.drift_metadata(response.get("prompt_token_ids")),
+                **call.drift_metadata(prompt_ids),
                 **({LOST_KEY: list(call.lost)} if call.lost else {}),
             },
             weight_version=call.route.weight_version if version is None else version,
@@ -230,7 +235,8 @@ class Gateway:
             requested_sampling=call.asked,
             logprobs_kind=facts.get("logprobs_kind", "unknown"),
             require_tokens=complete and self._require_tokens,
-            parent_id=call.parent_of(response.get("prompt_token_ids")),
+            parent_id=parent_id,
+            is_prompt_checked=call.packed_prompt is not None,
         )
 
     def _failed(
@@ -346,17 +352,17 @@ class TraceWriter:
             GatewayError: 410, if the session was deleted. When awaited, also if the redaction hook failed.
         """
         check_not_deleted(call.session)
-        write, steps, problem = self._begin(call, traces)
-        return self._finish(call, write, steps, problem)
+        write, after, problem = self._begin(call, traces)
+        return self._finish(call, write, after, problem)
 
     def write_in_background(self, call: ModelCall, traces: Sequence[Trace]) -> None:
         """Write the traces of a call whose client has gone."""
         if not call.session.deleted:
-            write, steps, _ = self._begin(call, traces)
-            self._follow(call, write, steps)
+            write, after, _ = self._begin(call, traces)
+            self._follow(call, write, after)
 
-    def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _Steps, RLLMError | None]:
-        """Return the write of a call's traces, the steps to take after it, and the error of the redaction hook."""
+    def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _After, RLLMError | None]:
+        """Return the write of a call's traces, a function to call after it, and the error of the redaction hook."""
         stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
         write = self._store.add(stored, session=call.session.ref)
         count = partial(
@@ -367,35 +373,37 @@ class TraceWriter:
             num_response_tokens=sum(len(trace.response_ids) for trace in stored),
             first_token_s=stored[0].timings.get("first_token_s"),
         )
-        steps: list[Callable[[], None]] = [count]
-        if self._has_hooks:
-            steps.append(partial(call.traces.extend, stored))
-        if problem is None:
-            steps += [step for trace in traces for step in call.registrations(trace)]
-        return write, steps, problem
+        for_hooks = stored if self._has_hooks else ()
+        to_remember = [] if problem is not None else [call.to_remember(trace) for trace in traces]
 
-    async def _finish(self, call: ModelCall, write: Future[None], steps: _Steps, problem: RLLMError | None) -> None:
+        def after() -> None:
+            count()
+            call.traces.extend(for_hooks)
+            for node, answer in to_remember:
+                call.remember(node, answer)
+
+        return write, after, problem
+
+    async def _finish(self, call: ModelCall, write: Future[None], after: _After, problem: RLLMError | None) -> None:
         try:
             await self._writes.wait(write)
         except asyncio.CancelledError:  # The client has gone; its traces are stored all the same.
-            self._follow(call, write, steps)
+            self._follow(call, write, after)
             raise
-        for step in steps:
-            step()
+        after()
         if problem is not None:
             raise problem
 
-    def _follow(self, call: ModelCall, write: Future[None], steps: _Steps) -> None:
-        """Take the steps after a write that no client waits for."""
+    def _follow(self, call: ModelCall, write: Future[None], after: _After) -> None:
+        """Call `after` once a write is done that no client waits for."""
         write.add_done_callback(_log_failure)
-        call.background_write = asyncio.create_task(self._wait_and_take(call.session, write, steps))
+        call.background_write = asyncio.create_task(self._wait_and_call(call.session, write, after))
 
-    async def _wait_and_take(self, session: Session, write: Future[None], steps: _Steps) -> None:
+    async def _wait_and_call(self, session: Session, write: Future[None], after: _After) -> None:
         """Hold the session meanwhile, so that nothing reads it from the store without this call."""
         with suppress(RLLMError):  # Already logged.
             await self._writes.wait(write)
-            for step in steps:
-                step()
+            after()
 
 
 def _log_failure(write: Future[None]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from rllm._runtime.ids import new_id
-from rllm.capture import CallNode, MessageDigests, PriorAnswer, side_call
+from rllm.capture import CallNode, MessageDigests, packed_ids, side_call
+from rllm.capture.conversations import NewAnswer
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.base import Route
 from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, JSONMapping, JSONObject, Trace
@@ -37,6 +37,8 @@ class ModelCall:
     route: Route = field(init=False)
     digests: MessageDigests | None = field(init=False, default=None)
     """Digests of the messages, to compare with the session's earlier calls, if it may have any."""
+    packed_prompt: bytes | None = field(init=False, default=None)
+    """Prompt ids of its answer, four bytes each, once they are known to be token ids."""
     lost: tuple[str, ...] = field(init=False, default=())
     """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
     traces: list[Trace] = field(init=False, default_factory=list)
@@ -52,28 +54,12 @@ class ModelCall:
                 self.asked["messages"], self.asked.get("tools"), self.session.conversations
             )
 
-    def prior(self) -> PriorAnswer | None:
-        """Return the earlier call of the session that the messages continue."""
-        if self.digests is None or self.session.conversations is None:
+    def find_parent(self, prompt_ids: object) -> str | None:
+        """Return the earlier call of the session whose tokens the prompt of this call's answer continues."""
+        self.packed_prompt = packed_ids(prompt_ids)
+        if self.session.parents is None or self.packed_prompt is None:
             return None
-        return self.session.conversations.prior_answer(self.digests)
-
-    def missing_trace(self) -> str | None:
-        """Return the id of an earlier trace whose tokens `prior` needs, if one was dropped from memory."""
-        if self.digests is None or self.session.conversations is None or not self.digests.has_answer:
-            return None
-        return self.session.conversations.missing_trace(self.digests)
-
-    def provide_trace(self, trace: Trace | None) -> None:
-        """Provide the missing trace."""
-        if self.digests is not None and self.session.conversations is not None:
-            self.session.conversations.provide_tokens(self.digests, trace)
-
-    def parent_of(self, prompt_ids: object) -> str | None:
-        """Return the earlier call of the session whose tokens the prompt continues."""
-        if self.session.parents is None or not isinstance(prompt_ids, list):
-            return None
-        return self.session.parents.parent_of(prompt_ids)
+        return self.session.parents.parent_of(self.packed_prompt)
 
     def drift_metadata(self, prompt_ids: object) -> JSONObject:
         """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
@@ -84,13 +70,21 @@ class ModelCall:
         drift = self.session.conversations.drift_of(self.digests, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}
 
-    def registrations(self, trace: Trace) -> Iterator[Callable[[], None]]:
-        """Yield functions that let later calls of the session continue this one, without references to the trace."""
+    def to_remember(self, trace: Trace) -> tuple[CallNode | None, NewAnswer | None]:
+        """Return the entries by which later calls of the session continue this one, without references to the trace."""
+        node = answer = None
         if self.session.parents is not None:
-            yield partial(self.session.parents.add, CallNode.of_trace(trace))
+            node = CallNode.of_trace(trace, self.packed_prompt)
         if self.digests is not None and self.session.conversations is not None and trace.error is None:
-            conversations = self.session.conversations
-            yield partial(conversations.add, conversations.prepare(self.digests, trace))
+            answer = self.session.conversations.prepare(self.digests, trace)
+        return node, answer
+
+    def remember(self, node: CallNode | None, answer: NewAnswer | None) -> None:
+        """Let later calls of the session continue this one, whose trace is durable."""
+        if self.session.parents is not None:
+            self.session.parents.add(node)
+        if self.session.conversations is not None:
+            self.session.conversations.add(answer)
 
 
 def new_call_id(prefix: str) -> str:

@@ -11,7 +11,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -123,8 +122,6 @@ class Sessions:
             if num_deletions == self._num_deletions:  # Else it may have been read before it was deleted.
                 session = self._know(found)
         check_not_deleted(session)
-        with suppress(KeyError):  # Another thread may just have dropped it.
-            self._kept.move_to_end(session_id)
         return session
 
     def open(self, session_id: str, *, metadata: JSONMapping | None, sampling: JSONMapping | None) -> Future[None]:

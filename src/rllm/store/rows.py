@@ -20,7 +20,7 @@ from functools import cache
 from itertools import takewhile
 from operator import attrgetter, eq, itemgetter
 from types import NoneType
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 from rllm._runtime.untrusted import TooLargeError
 from rllm.capture.session_tree import CallNode
@@ -93,11 +93,13 @@ _DOCUMENT_FIELDS = tuple(name for name in (*_stored_as("document"), *_SHARED_FIE
 _DEFAULTS: JSONObject = {
     item.name: item.default if item.default_factory is MISSING else item.default_factory() for item in fields(Trace)
 }
+_DOCUMENT_DEFAULTS = tuple((name, _DEFAULTS[name]) for name in _DOCUMENT_FIELDS)
+_ENCODE: Mapping[str, Callable[[Sequence[Any]], bytes]] = {"ids": ids_to_bytes, "floats": floats_to_bytes}
+_PACK: Mapping[str, Callable[[bytes], bytes]] = {"ids": pack_ids, "floats": pack_floats}
 _scalars_of = attrgetter(*SCALARS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TraceFingerprint:
+class TraceFingerprint(NamedTuple):
     """Hashes of a written trace: enough to recognise what a later one repeats."""
 
     session_id: str
@@ -115,8 +117,7 @@ class TraceFingerprint:
         return self.node.trace_id
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """The part of a trace that is read from its base."""
 
     base: TraceFingerprint
@@ -125,8 +126,7 @@ class Delta:
     fields: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodedTrace:
+class EncodedTrace(NamedTuple):
     """A whole trace as bytes: later changes to its messages cannot reach it, and it holds none of their objects."""
 
     session_id: str
@@ -151,10 +151,8 @@ class EncodedTrace:
             StoreError: if its token ids are not whole numbers of 32 bits.
         """
         # Compressed by the writer's thread: that releases the interpreter's lock, which this thread would wait for.
-        encode = {"ids": ids_to_bytes, "floats": floats_to_bytes}
-        arrays = {name: encode[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
-        values = {name: getattr(trace, name) for name in _DOCUMENT_FIELDS}
-        values = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+        arrays = {name: _ENCODE[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
+        values = {name: value for name, default in _DOCUMENT_DEFAULTS if (value := getattr(trace, name)) != default}
         is_plain = True
         try:
             messages, encoded = _json_of(to_json, trace.messages, values)
@@ -385,8 +383,7 @@ def trace_to_row(trace: EncodedTrace, session: int, base: int | None = None, del
     arrays = dict(trace.arrays)
     if delta is not None:
         arrays["prompt_ids"] = arrays["prompt_ids"][4 * delta.num_ids :]
-    pack = {"ids": pack_ids, "floats": pack_floats}
-    blobs = (pack[kind](arrays[name]) for name, kind in ARRAYS.items())
+    blobs = (_PACK[kind](arrays[name]) for name, kind in ARRAYS.items())
     return (session, base, *trace.scalars, *blobs, trace.document_without(delta), trace.fingerprint.digest)
 
 

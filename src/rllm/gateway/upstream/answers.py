@@ -27,6 +27,7 @@ _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_n
 _BUSY = (429, 502, 503, 504)
 """Statuses of servers, and of proxies before them, that cannot answer now."""
 _DAY_S = 86_400.0
+_TOKEN_LABEL = TOKEN_ID_PREFIX.encode()
 MAX_ANSWER_VALUE_BYTES = 512 * 1024 * 1024
 """See `check_values`: more than the longest answer takes with an entry for every token."""
 _PERMANENT = ("insufficient_quota", "billing_hard_limit_reached")
@@ -225,21 +226,17 @@ def parse_plain_answer(body: bytes) -> JSONObject | None:
     Raises:
         UpstreamError: if one of its fields has another type than it should.
     """
+    if _TOKEN_LABEL in body:
+        return None  # an ordinary parser compares labels with the ids
     try:
         check_values(body, limit=MAX_ANSWER_VALUE_BYTES)
         answer = _decode_plain(body)
     except (TooLargeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # `json_object` names the problem
-    if any(_has_labels(choice.logprobs.content) for choice in answer.choices):
-        return None  # an ordinary parser compares these with the ids
     fields = _given(answer)
     fields["choices"] = [_plain_choice(choice) for choice in answer.choices]
     _check(fields, _Answer)  # The token ids were checked while it was parsed.
     return fields
-
-
-def _has_labels(entries: list[_PlainEntry]) -> bool:
-    return bool(entries) and (entries[0].token or "").startswith(TOKEN_ID_PREFIX)
 
 
 def _plain_choice(choice: _PlainChoice) -> JSONObject:
@@ -254,19 +251,18 @@ def _given(struct: msgspec.Struct) -> JSONObject:
     return {name: value for name, value in pairs if value is not msgspec.UNSET}
 
 
-class _PlainEntry(msgspec.Struct, gc=False):
+class _Entry(msgspec.Struct, gc=False):
     logprob: float
-    token: str | None = None
 
 
-class _PlainLogprobs(msgspec.Struct, gc=False):
-    content: list[_PlainEntry]
+class _Entries(msgspec.Struct, gc=False):
+    content: list[_Entry]
 
 
 class _PlainChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     index: int
     message: JSONObject
-    logprobs: _PlainLogprobs
+    logprobs: _Entries
     token_ids: list[int]
     finish_reason: Any = msgspec.UNSET
     stop_reason: Any = msgspec.UNSET
@@ -397,14 +393,6 @@ class _Run:
 # What a text chunk may hold. Anything else, and anything but null where null is expected, makes it an ordinary chunk.
 
 
-class _TextEntry(msgspec.Struct, gc=False):
-    logprob: float
-
-
-class _TextLogprobs(msgspec.Struct, gc=False):
-    content: list[_TextEntry]
-
-
 class _TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     content: str
     role: None = None
@@ -419,7 +407,7 @@ class _TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     delta: _TextDelta
     token_ids: list[int]
     """Without them the ids may stand in the texts of the log-probabilities, which are not kept here."""
-    logprobs: _TextLogprobs | None = None
+    logprobs: _Entries | None = None
     finish_reason: None = None
     stop_reason: None = None
     matched_stop: None = None

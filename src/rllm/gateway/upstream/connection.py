@@ -49,12 +49,14 @@ class HTTPConnections:
         self._total_timeout_s = total_timeout_s
         self._idle: list[Connection] = []
 
-    def exchange(
+    async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, deadline: float | None = None
-    ) -> Exchange:
-        """`async with` it to send a request: the block begins once the head of the answer is there, and reads its body.
+    ) -> Connection:
+        """Send a request on an idle or a new connection, and return it with the head of the answer.
 
-        Leaving the block before the body has been read closes the connection, so that the server stops.
+        `release` it after reading the body; before its end, this closes the connection, so that the server stops. A
+        kept connection that breaks off before any byte of the answer is replaced by a new one: the server may have
+        closed it meanwhile.
 
         Args:
             method: `GET` or `POST`.
@@ -63,19 +65,15 @@ class HTTPConnections:
             body: whole body of the request.
             deadline: end of the exchange, on `time.monotonic`'s clock, in the place of the total time.
 
-        Raises (on entering, and on reading):
-            TimeoutError: if the server is silent for too long, or not done in the total time. UnreachableError: if
-            there is no connection to it. OSError: if it breaks off, does not speak HTTP, or answers with more than the
-            limit. If that happens on a kept
-                connection before any byte of the answer, it is sent once more: the server may have closed it meanwhile.
+        Raises (here, and on reading):
+            TimeoutError: if the server is silent for too long, or not done in the total time.
+            UnreachableError: if there is no connection to it.
+            OSError: if it breaks off, does not speak HTTP, or answers with more than the limit.
         """
         lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         request = "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-        return Exchange(self, request, time.monotonic() + self._total_timeout_s if deadline is None else deadline)
-
-    async def send(self, request: bytes, deadline: float) -> Connection:
-        """Send a request on an idle or a new connection; returns it with the head of the answer."""
+        deadline = time.monotonic() + self._total_timeout_s if deadline is None else deadline
         is_fresh = not self._idle
         connection = await self._connect() if is_fresh else self._idle.pop()
         try:
@@ -127,24 +125,6 @@ class UnreachableError(ConnectionError):
 
 class TooLongError(OSError):
     """An answer above the size limit."""
-
-
-class Exchange:
-    """A request on its way; a context manager of its own because a generator-based one costs more than the parsing."""
-
-    __slots__ = ("_connection", "_connections", "_deadline", "_request")
-
-    def __init__(self, connections: HTTPConnections, request: bytes, deadline: float) -> None:
-        self._connections = connections
-        self._request = request
-        self._deadline = deadline
-
-    async def __aenter__(self) -> Connection:
-        self._connection = await self._connections.send(self._request, self._deadline)
-        return self._connection
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._connections.release(self._connection)
 
 
 class Connection(asyncio.Protocol):

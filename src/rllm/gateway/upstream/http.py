@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
@@ -33,7 +33,6 @@ from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
     MAX_STREAM_BYTES,
     Connection,
-    Exchange,
     HTTPConnections,
     TooLongError,
     UnreachableError,
@@ -171,15 +170,17 @@ class HTTPUpstream:
         return () if self._tokens is None else self._tokens.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
-        with self._agent_errors():
-            return await self._complete(call)
-
-    async def _complete(self, call: UpstreamCall) -> JSONObject:
-        async with self._chat(call) as answer:
-            body = await self._body_of(answer)
-            call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
+        try:
+            answer = await self._chat(call)
+            try:
+                body = await self._body_of(answer)
+            finally:
+                self._connections.release(answer)
+        except OSError as error:
+            raise self._named(error) from error
+        call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
-            return await self._complete(shorter)
+            return await self.complete(shorter)
         read = partial(_read_answer, call, answer.status, body, answer.headers)
         # All other calls would wait meanwhile.
         parsed = read() if len(body) < LARGE else await asyncio.to_thread(read)
@@ -192,11 +193,12 @@ class HTTPUpstream:
         is_done = False
         without_key = self._filter.stream()
         completion = self._completion_chunks(call)
-        with self._agent_errors():
-            async with self._chat(call) as answer:
+        try:
+            answer = await self._chat(call)
+            try:
                 shorter = await self._refused(call, answer)
                 call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
-                while not is_done and (received := await answer.read_some()):
+                while shorter is None and not is_done and (received := await answer.read_some()):
                     events = decoder.feed(without_key(received))
                     if is_done := _DONE in events:
                         del events[events.index(_DONE) :]  # some proxies send more, and clients read no further either
@@ -214,6 +216,10 @@ class HTTPUpstream:
                         yield chunks if completion is None else [completion.feed(chunk) for chunk in chunks]
                 if is_done:
                     await answer.pass_over_rest()
+            finally:
+                self._connections.release(answer)
+        except OSError as error:
+            raise self._named(error) from error
         if shorter is not None:
             async with aclosing(self.stream(shorter)) as batches:
                 async for batch in batches:
@@ -233,11 +239,16 @@ class HTTPUpstream:
         raise _not_a_stream(answer.status, body, answer.headers)
 
     async def models(self) -> list[JSONObject]:
-        with self._agent_errors():
-            async with self._connections.exchange("GET", "/models", self._headers) as answer:
+        try:
+            answer = await self._connections.send("GET", "/models", self._headers)
+            try:
                 body = await self._body_of(answer, _MAX_MODELS_BYTES)
-                listed = json_object(answer.status, body, answer.headers)
-            check_models(listed)
+            finally:
+                self._connections.release(answer)
+        except OSError as error:
+            raise self._named(error) from error
+        listed = json_object(answer.status, body, answer.headers)
+        check_models(listed)
         return listed.get("data") or []
 
     async def check(self) -> None:
@@ -250,7 +261,8 @@ class HTTPUpstream:
         """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
 
-    def _chat(self, call: UpstreamCall) -> Exchange:
+    async def _chat(self, call: UpstreamCall) -> Connection:
+        """Send a call, and return the connection with the head of its answer."""
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
         headers = {**call.headers, **self._headers, "x-request-id": _ID_PREFIX.sub("", call.id)}
         path, request = "/chat/completions", call.request
@@ -260,7 +272,7 @@ class HTTPUpstream:
             if self._tokens is not None:
                 self._tokens.note_quoted(request["messages"])
             request = {**request, "messages": for_template(request["messages"])}
-        return self._connections.exchange("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
+        return await self._connections.send("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
     def _completion_chunks(self, call: UpstreamCall) -> CompletionChunks | None:
         """Return a converter of the text completion that answers a prompt of ids; `None` for messages."""
@@ -269,14 +281,6 @@ class HTTPUpstream:
         if self._tokens is None or not call.request["messages"]:  # All of the text is the answer.
             return CompletionChunks(call.prompt_ids, None)
         return self._tokens.chunks(call.request, call.prompt_ids)
-
-    @contextmanager
-    def _agent_errors(self) -> Iterator[None]:
-        """Raise failures of the connection as errors for the agent."""
-        try:
-            yield
-        except OSError as error:
-            raise self._named(error) from error
 
     async def _body_of(self, answer: Connection, *limit: int) -> bytes:
         """Return the whole body without the key."""
