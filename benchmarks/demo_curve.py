@@ -1,39 +1,57 @@
 """The curve of `rllm demo` as a picture, `docs/demo.svg`.
 
-    rllm demo --seed 0; rllm demo --seed 1; rllm demo --seed 2
-    python benchmarks/demo_curve.py runs/demo-*
+    rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed 0
+    python benchmarks/demo_curve.py --model HuggingFaceTB/SmolLM2-135M-Instruct runs/demo-*
 
-On the left the share of right answers among each training step's rollouts, on the right that on held-out tasks, before and after.
+On the left the share of right answers among each training step's rollouts, on the right that on held-out tasks.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from learning import DOCS, Curve, draw
 
 PICTURE = DOCS / "demo.svg"
+STEP = 0.25
+"""The axes end at a multiple of it."""
 
 
 def curve(run: Path, metric: str) -> Curve:
     """A metric by step, of the lines that have it."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = {str(line["step"]): line[metric] for line in lines if metric in line}
+    found = {str(line["step"]): line[metric] for line in lines_of(run) if metric in line}
     if not found:
         raise SystemExit(f"{run} is no run of `rllm demo`: its metrics.jsonl has no {metric}")
     return found
 
 
+def lines_of(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def minutes(runs: Sequence[Path]) -> float:
+    """Mean time of the runs in training steps and evaluations."""
+    parts = ("timing/step_s", "timing/eval_s")
+    return fmean(sum(line.get(part, 0.0) for line in lines_of(run) for part in parts) for run in runs) / 60
+
+
 def main() -> None:
-    runs = [Path(name) for name in sys.argv[1:]]
-    if not runs:
-        raise SystemExit("name the folders of runs: python benchmarks/demo_curve.py runs/demo-*")
+    parser = argparse.ArgumentParser(description="Draw the curve of `rllm demo`.")
+    parser.add_argument("--model", help="name of the pretrained model of the runs")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, such as runs/demo-*")
+    options = parser.parse_args()
     panels = {"training tasks": "rollout/accuracy", "held-out tasks": "eval/accuracy"}
-    curves = {name: {run.name: curve(run, metric) for run in runs} for name, metric in panels.items()}
-    note = f"rllm demo, {len(runs)} seeds. Thick: their mean, with its first and last value."
-    PICTURE.write_text(draw(curves, "Share of right answers, by training steps", note))
+    curves = {name: {run.name: curve(run, metric) for run in options.runs} for name, metric in panels.items()}
+    most = max(value for runs in curves.values() for values in runs.values() for value in values.values())
+    of_model = f" --model {options.model}" if options.model else ""
+    seeds = "one seed" if len(options.runs) == 1 else f"{len(options.runs)} seeds; thick: their mean"
+    note = f"rllm demo{of_model}: {seeds}, {minutes(options.runs):.0f} minutes."
+    title = "Share of right answers, by training steps"
+    PICTURE.write_text(draw(curves, title, note, highest=-(-most // STEP) * STEP))
 
 
 if __name__ == "__main__":

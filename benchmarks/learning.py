@@ -44,13 +44,19 @@ def draw(
     curves: Curves,
     title: str = "Mean reward on held-out tasks, by training steps",
     note: str = "Thin: three seeds. Thick: their mean, with its first and last value.",
+    *,
+    highest: float = 1.0,
 ) -> str:
-    """The picture as SVG: a panel for each algorithm, a thin line for each seed, and a thick one for their mean."""
+    """The picture as SVG: a panel for each algorithm, a thin line for each seed, and a thick one for their mean.
+
+    The axes end at `highest`.
+    """
     rows = -(-len(curves) // COLUMNS)
     width = LEFT + max(2, min(len(curves), COLUMNS)) * (PANEL_WIDTH + GAP_X)
     height = TOP + rows * (PANEL_HEIGHT + GAP_Y) - GAP_Y + BOTTOM
     steps = max(int(step) for seeds in curves.values() for curve in seeds.values() for step in curve)
-    panels = [line for place, (name, seeds) in enumerate(curves.items()) for line in _panel(place, name, seeds, steps)]
+    places = enumerate(curves.items())
+    panels = [line for place, (name, seeds) in places for line in _panel(place, name, seeds, steps, highest)]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -64,7 +70,7 @@ def draw(
     )
 
 
-def _panel(place: int, name: str, seeds: Mapping[str, Curve], steps: int) -> Iterator[str]:
+def _panel(place: int, name: str, seeds: Mapping[str, Curve], steps: int, highest: float) -> Iterator[str]:
     left = LEFT + place % COLUMNS * (PANEL_WIDTH + GAP_X)
     top = TOP + place // COLUMNS * (PANEL_HEIGHT + GAP_Y)
 
@@ -72,14 +78,14 @@ def _panel(place: int, name: str, seeds: Mapping[str, Curve], steps: int) -> Ite
         return left + PANEL_WIDTH * step / steps
 
     def y_of(reward: float) -> float:
-        return top + PANEL_HEIGHT * (1 - reward)
+        return top + PANEL_HEIGHT * (1 - reward / highest)
 
     def line(curve: Curve, style: str) -> str:
         points = " ".join(f"{x_of(int(step)):.1f},{y_of(reward):.1f}" for step, reward in curve.items())
         return f'<polyline points="{points}" fill="none" stroke="{ACCENT}" {style}/>'
 
     yield _text(left, top - 10, name, "start", weight="bold")
-    for reward in (0.0, 0.5, 1.0):
+    for reward in (0.0, highest / 2, highest):
         yield f'<path d="M{left} {y_of(reward):.1f}h{PANEL_WIDTH}" stroke="{INK}" stroke-opacity="0.35"/>'
         yield _text(left - 6, y_of(reward) + 4, f"{reward:g}", "end")
     for step in (0, steps // 2, steps):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+DEADLINE_S = 7200.0
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +28,34 @@ def reference(smollm: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(smollm, dtype="float32").eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRun:
+    """A finished `rllm demo --model`."""
+
+    folder: Path
+    before: float
+    """Share of right answers to held-out tasks."""
+    after: float
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / "step-000015"
+
+
+def run_demo(folder: Path, *arguments: str) -> DemoRun:
+    """Run the demo in a folder of its own."""
+    command = [sys.executable, "-m", "rllm", "demo", *arguments, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    return DemoRun(
+        folder=folder / outcome["run_dir"], before=outcome["accuracy_before"], after=outcome["accuracy_after"]
+    )
+
+
+@pytest.fixture(scope="session")
+def trained(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """The model, trained on sums: what other tests begin with."""
+    return run_demo(tmp_path_factory.mktemp("demo"), "--model", str(smollm))

@@ -1,0 +1,51 @@
+"""Training on the sums of `rllm demo --model`, in this process."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rllm.demo.tasks import sum_tasks
+from rllm.trainer import AgentTrainer
+from rllm.types import Task
+from rllm.workflows.simple_workflow import SimpleWorkflow
+
+NUM_HELD_OUT = 100
+GAIN = 0.12
+"""What training adds to the share of right answers to held-out tasks, at least."""
+SETTINGS = [
+    "num_steps=15",
+    "tasks_per_step=8",
+    "rollout.group_size=8",
+    "eval.every=0",
+    "save_every=0",
+    "trackers=[jsonl]",
+    "optim.micro_batch_tokens=1024",
+]
+
+
+def right(task: Task, answer: str) -> float:
+    """1 if the last number of the answer is right."""
+    return float(re.findall(r"-?\d+", answer)[-1:] == [str(task["answer"])])
+
+
+def train(model: Path, run_dir: Path, *settings: str, evaluate: bool = False, **agent: Any) -> list[dict[str, Any]]:
+    """Train, and return every line of the run's metrics. With `evaluate`, the last is of held-out tasks."""
+    held_out = sum_tasks(NUM_HELD_OUT, seed=-1)
+    by_default = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": right}}
+    AgentTrainer(
+        **(agent or by_default),
+        train_dataset=[task for task in sum_tasks(1000, seed=0) if task not in held_out],
+        val_dataset=held_out if evaluate else None,
+        config=[
+            *(f"model.path={model}", f"run_dir={run_dir}", "model.device=cpu", "rollout.max_tokens=48"),
+            *("eval.at_start=false", *SETTINGS, *settings),
+        ],
+    ).train()
+    return lines_of(run_dir)
+
+
+def lines_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
