@@ -15,15 +15,18 @@ from rllm.workflows.simple_workflow import SimpleWorkflow
 NUM_HELD_OUT = 100
 GAIN = 0.12
 """What training adds to the share of right answers to held-out tasks, at least."""
-SETTINGS = [
-    "num_steps=15",
-    "tasks_per_step=8",
-    "rollout.group_size=8",
-    "eval.every=0",
-    "save_every=0",
-    "trackers=[jsonl]",
-    "optim.micro_batch_tokens=1024",
-]
+SETTINGS = {
+    "model.device": "cpu",
+    "num_steps": "15",
+    "tasks_per_step": "8",
+    "rollout.group_size": "8",
+    "rollout.max_tokens": "48",
+    "optim.micro_batch_tokens": "1024",
+    "eval.every": "0",
+    "eval.at_start": "false",
+    "save_every": "0",
+    "trackers": "[jsonl]",
+}
 
 
 def right(task: Task, answer: str) -> float:
@@ -33,16 +36,14 @@ def right(task: Task, answer: str) -> float:
 
 def train(model: Path, run_dir: Path, *settings: str, evaluate: bool = False, **agent: Any) -> list[dict[str, Any]]:
     """Train, and return every line of the run's metrics. With `evaluate`, the last is of held-out tasks."""
+    own = dict(setting.split("=", 1) for setting in [f"model.path={model}", *settings])
     held_out = sum_tasks(NUM_HELD_OUT, seed=-1)
     by_default = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": right}}
     AgentTrainer(
         **(agent or by_default),
         train_dataset=[task for task in sum_tasks(1000, seed=0) if task not in held_out],
         val_dataset=held_out if evaluate else None,
-        config=[
-            *(f"model.path={model}", f"run_dir={run_dir}", "model.device=cpu", "rollout.max_tokens=48"),
-            *("eval.at_start=false", *SETTINGS, *settings),
-        ],
+        config=[f"{key}={value}" for key, value in {**SETTINGS, **own, "run_dir": run_dir}.items()],
     ).train()
     return lines_of(run_dir)
 

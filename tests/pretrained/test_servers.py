@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +33,7 @@ def test_vllm_samples_with_the_weights_of_each_update(
         smollm,
         tmp_path / "run",
         *(*SMALL, "save_every=1", "model.engine=vllm", f"vllm.command={command}", "vllm.start_timeout_s=900"),
-        f"vllm.args={json.dumps(['--enforce-eager', '--max-model-len=512'])}",
+        *("vllm.args=[--enforce-eager]", "model.max_length=512"),
     )
     steps = [line for line in lines if "policy/loss" in line]
     assert [line["policy/weight_version"] for line in steps] == [1, 2]

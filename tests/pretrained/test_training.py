@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rllm.demo.tasks import sum_tasks
+from rllm.tracking.about import seal
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 
 from ..trainer.reproducible import reproducible
@@ -38,6 +39,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(trained: DemoRun, tmp_path: 
     killed = tmp_path / "killed"
     shutil.copytree(trained.folder, killed)
     shutil.rmtree(killed / "checkpoints" / trained.checkpoint.name)
+    seal(killed)  # as a run that was begun here
     resumed = run_demo(tmp_path, "--resume", "killed")
     assert list(map(reproducible, lines_of(resumed.folder))) == list(map(reproducible, lines_of(trained.folder)))
     assert (resumed.checkpoint / "model.safetensors").read_bytes() == (
