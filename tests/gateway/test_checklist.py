@@ -207,6 +207,9 @@ class SloppyUpstream:
     def ignored(self, request):
         return ()
 
+    def lost(self, messages, tools=None):
+        return ()
+
     def continued_prompt(self, request, prior):
         return None
 

@@ -29,8 +29,7 @@ async def test_a_thousand_writes_finished_in_another_thread_wake_everyone():
 async def test_failed_and_cancelled_waits_affect_only_themselves():
     writes = DurableWrites()
     failing, fine, left = Future(), Future(), Future()
-    leaver = asyncio.create_task(writes.wait(left))
-    others = [asyncio.create_task(writes.wait(future)) for future in (failing, fine)]
+    leaver, *others = [writes.wait(future) for future in (left, failing, fine)]
     await asyncio.sleep(0)
     leaver.cancel()
     left.set_result(None)
@@ -45,7 +44,7 @@ def test_a_write_after_the_end_of_its_loop_blocks_none():
     writes, left = DurableWrites(), Future()
 
     async def leave():
-        leaver = asyncio.create_task(writes.wait(left))
+        leaver = writes.wait(left)
         await asyncio.sleep(0)
         assert not leaver.done()
 
@@ -54,7 +53,7 @@ def test_a_write_after_the_end_of_its_loop_blocks_none():
 
     async def wait():
         later = Future()
-        waiting = asyncio.create_task(writes.wait(later))
+        waiting = writes.wait(later)
         await asyncio.sleep(0)
         later.set_result(None)
         await asyncio.wait_for(waiting, 10)

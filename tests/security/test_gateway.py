@@ -99,7 +99,7 @@ def test_large_bodies_wait_for_each_other(declared: bool) -> None:
 
 
 def test_a_large_body_without_room_is_asked_to_come_back_and_small_ones_pass() -> None:
-    limits = GatewayConfig(max_body_bytes=4 * LARGE, body_timeout_s=0.01)
+    limits = GatewayConfig(max_body_bytes=4 * LARGE, body_timeout_s=0.2)
 
     async def ask() -> GatewayError:
         budget = BodyBudget(limits, most=4 * LARGE)

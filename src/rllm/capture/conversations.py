@@ -35,6 +35,8 @@ Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
 history; `reasoning`: the template or the agent left out the reasoning; `tool_json`: the arguments of a tool call were
 written differently; `template`: the template prints earlier turns, or their white space, differently."""
 
+MessageKey: TypeAlias = tuple[str, ...]
+"""Parts of a message that must be equal for it to be the same message."""
 TurnKey: TypeAlias = int
 """Hash of the tools, of an answer in any form, and of one of two contexts: the one message before it, or the beginning
 of the conversation with the answers before it."""
@@ -63,6 +65,8 @@ class MessageDigests(NamedTuple):
     """The messages of a request, with a digest of each of their prefixes. Digests are valid in this process only."""
 
     messages: Sequence[Message]
+    keys: list[MessageKey]
+    """`canonical` of each message."""
     digests: list[int]
     """`digests[k]` is that of the tools and the first k messages, with known answers in the form they were written
     in."""
@@ -81,8 +85,8 @@ class MessageDigests(NamedTuple):
         """Digest messages; `known` has the answers that they may contain in another form."""
         digest = hash(stable_text(list(tools))) if tools else 0
         digests, turns, num_before_answers = [digest], [digest], len(messages)
-        for place, message in enumerate(messages):
-            key = canonical(message)
+        keys = [canonical(message) for message in messages]
+        for place, (message, key) in enumerate(zip(messages, keys, strict=True)):
             before, digest = digest, hash((digest, key))
             turn = turns[-1] if place > num_before_answers else digest
             if is_answer(message):
@@ -92,20 +96,19 @@ class MessageDigests(NamedTuple):
                     digest = known.as_written(before, digest, message)
             digests.append(digest)
             turns.append(turn)
-        return cls(messages=messages, digests=digests, turns=turns, num_before_answers=num_before_answers)
+        return cls(messages=messages, keys=keys, digests=digests, turns=turns, num_before_answers=num_before_answers)
 
     @property
     def has_answer(self) -> bool:
         return self.num_before_answers < len(self.messages)
 
-    def turn_keys(self, place: int, answer: Message) -> list[TurnKey]:
+    def turn_keys(self, place: int, answer: MessageKey) -> list[TurnKey]:
         """Return the keys of an answer to the first `place` messages."""
-        before = hash((self.digests[0], canonical(self.messages[place - 1])))
-        key = canonical(answer)
-        return [_turn_key(before, key), _turn_key(self.turns[place], key)]
+        before = hash((self.digests[0], self.keys[place - 1]))
+        return [_turn_key(before, answer), _turn_key(self.turns[place], answer)]
 
 
-def _turn_key(before: int, answer: tuple[str, ...]) -> TurnKey:
+def _turn_key(before: int, answer: MessageKey) -> TurnKey:
     return hash((before, content_key(answer)))
 
 
@@ -147,6 +150,8 @@ class NewAnswer(NamedTuple):
     asked: MessageDigests
     """Messages that were answered."""
     response: Message
+    key: MessageKey
+    """`canonical` of the response."""
     is_stopped: bool
     """True if it was asked for with stop strings: text may be appended to it."""
     call: _Call
@@ -270,6 +275,7 @@ class Conversations:
         """
         if not trace.response_ids or not asked.messages:
             return None
+        key = canonical(trace.response)
         call = _Call(
             trace_id=trace.id,
             before=None,
@@ -285,7 +291,7 @@ class Conversations:
                 call.added_ids = array("I", trace.prompt_ids[len(known) :])
                 call.added_ids.extend(trace.response_ids)
         is_stopped = bool(trace.sampling.get("stop")) and not call.arguments
-        return NewAnswer(asked=asked, response=trace.response, is_stopped=is_stopped, call=call)
+        return NewAnswer(asked=asked, response=trace.response, key=key, is_stopped=is_stopped, call=call)
 
     def add(self, answer: NewAnswer | None) -> None:
         """Remember an answer; `None` is ignored."""
@@ -294,21 +300,22 @@ class Conversations:
         call, response, before = answer.call, answer.response, answer.asked.digests[-1]
         content = text_of(response) if answer.is_stopped else ""
         self._answered.add(before)
-        self._turns.update(answer.asked.turn_keys(len(answer.asked.messages), response))
+        self._turns.update(answer.asked.turn_keys(len(answer.asked.messages), answer.key))
         self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, (call.added_ids, content, *call.arguments)))
         # The forms in which it may come back: with its content, or without.
-        bare = without_content(response) if call.has_content else None
-        for variant in (response, bare):
-            if variant is None:
-                continue
-            digest, reasoning = hash((before, canonical(variant))), reasoning_of(variant)
+        forms = [(answer.key, True)]
+        if call.has_content and (bare := without_content(response)):
+            forms.append((canonical(bare), False))
+        reasoning = reasoning_of(response) if call.has_reasoning else ""
+        for form, is_whole in forms:
+            digest = hash((before, form))
             for key in (digest, hash((digest, reasoning))) if reasoning else (digest,):
                 known = self._calls.get(key)
                 # An answer without content means one that never had any, rather than one that lost its own.
-                if has_content(variant) == call.has_content or known is None or known.has_content:
+                if is_whole or known is None or known.has_content:
                     self._calls[key] = call
             if call.arguments:
-                digests = self._by_tool_key.setdefault(hash((before, tool_key(variant))), [])
+                digests = self._by_tool_key.setdefault(hash((before, form[: len(form) - len(call.arguments)])), [])
                 if digest in digests:
                     digests.remove(digest)
                 digests.append(digest)
@@ -343,7 +350,7 @@ class Conversations:
         answers = [place for place in range(max(start, 1), len(asked.messages)) if is_answer(asked.messages[place])]
         return any(
             asked.digests[place] in self._answered
-            or not self._turns.isdisjoint(asked.turn_keys(place, asked.messages[place]))
+            or not self._turns.isdisjoint(asked.turn_keys(place, asked.keys[place]))
             for place in answers
         )
 
@@ -353,7 +360,7 @@ def is_answer(message: Message) -> bool:
     return isinstance(message, dict) and message.get("role") == "assistant"
 
 
-def canonical(message: Message) -> tuple[str, ...]:
+def canonical(message: Message) -> MessageKey:
     """Return the parts of a message that must be equal for it to be the same message."""
     if not isinstance(message, dict):
         return (stable_text(message),)
@@ -364,11 +371,11 @@ def canonical(message: Message) -> tuple[str, ...]:
 
 def tool_key(answer: Message) -> tuple[str, ...]:
     """Return the parts of an answer that do not depend on how its arguments are written."""
-    calls = (f"{item['function'].get('name')} {item.get('id') or ''}" for item in tool_calls_of(answer))
+    calls = [f"{item['function'].get('name')} {item.get('id') or ''}" for item in tool_calls_of(answer)]
     return ("assistant", _own_content(answer), *calls)
 
 
-def content_key(answer: tuple[str, ...]) -> tuple[str, ...]:
+def content_key(answer: MessageKey) -> MessageKey:
     """Return the parts of a canonical answer that no client rewrites: tool calls without arguments, or else text."""
     num_calls = len(answer) // 2 - 1
     return answer[2 : 2 + num_calls] or answer

@@ -29,7 +29,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rllm.types import SIDE_CALL_KEY, JSONMapping, Message, Trace, text_of
@@ -128,10 +128,10 @@ def _begins(messages: Sequence[Message]) -> bool:
 
 def asks_for_title(response_format: object) -> bool:
     """Return True if the answer is to be an object with a title and nothing else."""
-    described = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
-    schema = described.get("schema") if isinstance(described, Mapping) else None
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return isinstance(properties, Mapping) and set(properties) == {"title"}
+    described = response_format.get("json_schema") if isinstance(response_format, dict) else None
+    schema = described.get("schema") if isinstance(described, dict) else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return isinstance(properties, dict) and set(properties) == {"title"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 def create_app(
     store: TraceStore, upstream: Upstream, config: GatewayConfig | None = None, *, sessions: Sessions | None = None
 ) -> ASGIApp:
-    """Return the application with all routes of a gateway. It closes the upstream at shutdown, and not the store."""
+    """Return the application with all routes of a gateway. It closes the upstream at shutdown, and not the store.
+
+    `GatewayServer` and `serve` cancel calls whose clients have left; under another server, these run to their end.
+    """
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store, memory_gb=config.session_memory_gb)
     hooks = hooks_of(config)

@@ -61,9 +61,9 @@ def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: byt
         body: of the request; a retry has the same.
     """
     count = headers.get(_RETRY_COUNT, b"")
-    timeout = next((headers[name] for name in _READ_TIMEOUTS if name in headers), b"")
     if session is None or not count.isdigit():
         return None
+    timeout = next((headers[name] for name in _READ_TIMEOUTS if name in headers), b"")
     try:
         read_timeout_s = float(timeout)
     except ValueError:

@@ -70,14 +70,14 @@ class CallEndpoint:
             answer.ignored = self._ignored(call, asked)
             if self.counts:
                 mode = "count"
-                async with until_disconnect(receive):
+                async with until_disconnect(scope):
                     num_tokens = await self.gateway.count_tokens(call)
                 await answer.whole(200, self.dialect.render_count(num_tokens))
             elif call.asked.get("stream"):
                 mode = "stream"
-                await self._stream(call, self.dialect.encoder(asked=asked), receive, answer, retry)
+                await self._stream(call, self.dialect.encoder(asked=asked), scope, answer, retry)
             else:
-                await self._complete(call, asked, receive, answer, retry)
+                await self._complete(call, asked, scope, answer, retry)
         except ClientDisconnected:
             answer.status = _CLIENT_LEFT
         except Exception as error:
@@ -228,26 +228,26 @@ class CallEndpoint:
         return {trace.id: trace for trace in found if trace is not None}
 
     async def _complete(
-        self, call: ModelCall, asked: JSONObject, receive: Receive, answer: _Answer, retry: RetryKey | None
+        self, call: ModelCall, asked: JSONObject, scope: Scope, answer: _Answer, retry: RetryKey | None
     ) -> None:
         if earlier := self.in_flight.find(retry):
-            await answer.whole(200, await self._join(earlier, retry, receive))
+            await answer.whole(200, await self._join(earlier, retry, scope))
             return
         with self.in_flight.begin(retry) as own:
-            async with until_disconnect(receive, partial(own.client_gone, retry)):
+            async with until_disconnect(scope, partial(own.client_gone, retry)):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
             own.complete(body)
         await answer.whole(200, body)
 
     async def _stream(
-        self, call: ModelCall, encoder: StreamEncoder, receive: Receive, answer: _Answer, retry: RetryKey | None
+        self, call: ModelCall, encoder: StreamEncoder, scope: Scope, answer: _Answer, retry: RetryKey | None
     ) -> None:
         with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
             try:
                 if earlier := self.in_flight.find(retry):
-                    await answer.piece(await self._join(earlier, retry, receive))
+                    await answer.piece(await self._join(earlier, retry, scope))
                 else:
-                    await self._stream_first(call, encoder, receive, answer, retry, spoken)
+                    await self._stream_first(call, encoder, scope, answer, retry, spoken)
             except ClientDisconnected:
                 raise
             except Exception as error:
@@ -260,7 +260,7 @@ class CallEndpoint:
         self,
         call: ModelCall,
         encoder: StreamEncoder,
-        receive: Receive,
+        scope: Scope,
         answer: _Answer,
         retry: RetryKey | None,
         spoken: Callable[[], None],
@@ -272,7 +272,7 @@ class CallEndpoint:
             def continues(cancel: Callable[[], None]) -> bool:
                 return not answer.began and own.client_gone(retry, cancel)
 
-            leaves = until_disconnect(receive, continues)
+            leaves = until_disconnect(scope, continues)
             async with leaves, aclosing(self.gateway.stream(call, encoder)) as pieces:
                 async for piece in pieces:
                     spoken()
@@ -283,10 +283,10 @@ class CallEndpoint:
             if collected:
                 own.complete(b"".join(collected))
 
-    async def _join(self, earlier: InFlightCall, retry: RetryKey | None, receive: Receive) -> bytes:
+    async def _join(self, earlier: InFlightCall, retry: RetryKey | None, scope: Scope) -> bytes:
         """Return the answer of the earlier call that a request repeats."""
         body = earlier.join()
-        async with until_disconnect(receive):
+        async with until_disconnect(scope):
             try:
                 return await asyncio.shield(body)
             except asyncio.CancelledError:

@@ -25,7 +25,6 @@ from rllm.gateway.observability import Metrics
 from rllm.gateway.redaction import Redact, redacted
 from rllm.gateway.sessions import Session, check_not_deleted
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
-from rllm.inference.engine import lost_in_prompt
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
 from rllm.types import LOST_KEY, JSONMapping, JSONObject, Trace
@@ -169,7 +168,7 @@ class Gateway:
         try:
             messages, tools = call.asked["messages"], call.asked.get("tools")
             sent = self.upstream.prepare(call.session.sampling.impose(call.asked, messages, tools, call.prompt_ids))
-            call.lost = lost_in_prompt(self.upstream, sent["messages"], sent.get("tools"))
+            call.lost = self.upstream.lost(sent["messages"], sent.get("tools"))
         except Exception as error:
             await self.refuse(call, error)
             raise
@@ -283,7 +282,7 @@ class DurableWrites:
         self._done: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
         self._waking = False
         self.pending = 0
-        """Number of writes that calls wait for."""
+        """Number of writes that are not durable yet."""
         self._some_ended = asyncio.Event()
 
     async def room(self) -> None:
@@ -292,18 +291,12 @@ class DurableWrites:
             self._some_ended.clear()
             await self._some_ended.wait()
 
-    async def wait(self, write: Future[None]) -> None:
-        """Wait until a write is durable, or raise its error."""
-        if write.done():
-            return write.result()
+    def wait(self, write: Future[None]) -> asyncio.Future[None]:
+        """Return a future of this event loop that ends as the write does."""
         waiter = asyncio.get_running_loop().create_future()
         self.pending += 1
-        write.add_done_callback(lambda done: self._on_done(waiter, done))
-        try:
-            await waiter
-        finally:
-            self.pending -= 1
-            self._some_ended.set()
+        write.add_done_callback(partial(self._on_done, waiter))
+        return waiter
 
     def _on_done(self, waiter: asyncio.Future[None], write: Future[None]) -> None:
         """Settle the waiter; called in the writer's thread."""
@@ -320,6 +313,7 @@ class DurableWrites:
         self._waking = False
         while self._done:
             waiter, write = self._done.popleft()
+            self.pending -= 1
             if waiter.done():  # Cancelled: the client left.
                 continue
             error = write.exception()
@@ -327,6 +321,7 @@ class DurableWrites:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
+        self._some_ended.set()
 
 
 class TraceWriter:

@@ -23,10 +23,9 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.dialects import dialect_of
 from rllm.gateway.errors import STOPPED, GatewayError, was_stopped
 
-WATCH_AFTER_S = 0.1
-"""Seconds before a call's connection is watched: most calls of a fast server end sooner and never pay for the task."""
-
 _BUDGET_KEY = "rllm.body_budget"
+_CONNECTION_KEY = "rllm.connection"
+"""Key of an ASGI scope for the connection of its request."""
 _MAX_LENGTH_DIGITS = 15
 _H2C_OFFER = re.compile(rb"(?i)\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)")
 
@@ -49,6 +48,9 @@ class BoundedHTTP(HttpToolsProtocol):
         """Runs while the head of a request is awaited."""
         self._unread: asyncio.TimerHandle | None = None
         """Runs while the client leaves its answer unread."""
+        self.is_lost = False
+        self.on_lost: Callable[[], None] | None = None
+        """Called when the client leaves."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,6 +61,9 @@ class BoundedHTTP(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -97,6 +102,7 @@ class BoundedHTTP(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = True
         super().on_message_begin()
+        self.scope[_CONNECTION_KEY] = self  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         self._num_read -= len(body)
@@ -267,33 +273,30 @@ def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyB
 
 
 class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
-    """`async with until_disconnect(receive):` cancels its block when the client leaves and raises `ClientDisconnected`.
+    """`async with until_disconnect(scope):` cancels its block when the client leaves and raises `ClientDisconnected`.
 
     A block that is cancelled because the gateway stops raises a `GatewayError`, 503. The request's body must have been
-    read: from there on an ASGI server only reports the disconnect.
+    read. `BoundedHTTP` reports the departure; under another server, the block runs to its end.
     """
 
-    def __init__(self, receive: Receive, outlives: Callable[[Callable[[], None]], bool] | None = None) -> None:
+    def __init__(self, scope: Scope, outlives: Callable[[Callable[[], None]], bool] | None = None) -> None:
         """`outlives(cut)` is called when the client has left; if it returns true, the block continues until `cut()`."""
-        self._receive = receive
+        self._connection: BoundedHTTP | None = scope.get(_CONNECTION_KEY)
         self._outlives = outlives
         self._active = True
-        self._watcher: asyncio.Task[None] | None = None
         self._gone = False
 
     async def __aenter__(self) -> None:
         worker = asyncio.current_task()
         assert worker is not None
         self._worker = worker
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch_connection)
+        if self._connection is not None:
+            self._connection.on_lost = self._leave
+            if self._connection.is_lost:
+                asyncio.get_running_loop().call_soon(self._leave)
 
-    def _watch_connection(self) -> None:
-        self._watcher = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if self._outlives is None or not self._outlives(self._cut):
+    def _leave(self) -> None:
+        if self._active and (self._outlives is None or not self._outlives(self._cut)):
             self._cut()
 
     def _cut(self) -> None:
@@ -305,10 +308,8 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._active = False
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None  # Otherwise a reference cycle keeps the call's session until garbage is collected.
+        if self._connection is not None:
+            self._connection.on_lost = None
         if self._gone:
             self._worker.uncancel()
             if kind is asyncio.CancelledError:

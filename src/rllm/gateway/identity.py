@@ -8,9 +8,8 @@ import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, unquote_to_bytes
 
 import orjson
@@ -40,8 +39,7 @@ _MAX_DIGITS = 20
 _OWN_SESSION = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,256}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Holder of a key."""
 
     session: str | None = None

@@ -69,7 +69,8 @@ class Session:
     @property
     def num_bytes(self) -> int:
         """Approximate size of its calls in memory."""
-        return sum(part.num_bytes for part in (self.parents, self.conversations) if part is not None)
+        parents, conversations = self.parents, self.conversations
+        return (parents.num_bytes if parents else 0) + (conversations.num_bytes if conversations else 0)
 
 
 class Sessions:

@@ -29,6 +29,8 @@ UNWRITABLE = (TypeError, ValueError, RecursionError)
 
 _COMPRESSED = 0x80
 """Bit of the first byte. The other bits are the width of a number, or the way in which a document is written."""
+_SHORTEST_COMPRESSED = 16
+"""Bytes of content that compression may make shorter; its own frame takes about ten."""
 _FAST, _STANDARD = 0, 1
 """Documents written by orjson, and those that only the standard library can write and read."""
 _MAX_ARRAY_BYTES = 64 * 1024 * 1024
@@ -52,7 +54,7 @@ _contexts = _Contexts()
 
 def _pack(kind: int, content: bytes, limit: int) -> bytes:
     """Return a blob, compressed if that makes it smaller and if its content is small enough to be read again."""
-    if len(content) <= limit:
+    if _SHORTEST_COMPRESSED <= len(content) <= limit:
         compressed = _contexts.compressor.compress(content)
         if len(compressed) < len(content):
             return bytes([kind | _COMPRESSED]) + compressed

@@ -10,10 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from rllm.errors import StoreError
 
@@ -47,11 +46,10 @@ class Database(Protocol[C_co]):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     work: Work[Any, Any, Any]
     payload: Any
-    done: Future[Any] = field(default_factory=Future)
+    done: Future[Any]
 
 
 class GroupCommitWriter(Generic[C]):
@@ -75,7 +73,7 @@ class GroupCommitWriter(Generic[C]):
         Raises:
             StoreError: if the writer is closed, or if the queue stayed full for too long.
         """
-        job = _Job(work, payload)
+        job = _Job(work, payload, Future())
         # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
         job.done.set_running_or_notify_cancel()
         with self._has_room:

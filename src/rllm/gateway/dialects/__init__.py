@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
+from typing import NamedTuple
 
 from rllm.capture.wire_formats import WIRE_FORMATS, path_pattern
 from rllm.gateway.dialects.base import Dialect, StreamEncoder
@@ -24,8 +24,7 @@ DIALECTS: tuple[Dialect, ...] = tuple(load_object(row.dialect, kind="dialect")()
 _CHAT = DIALECTS[0]
 
 
-@dataclass(frozen=True, slots=True)
-class CallPath:
+class CallPath(NamedTuple):
     """Meaning of the path of a model call."""
 
     dialect: Dialect

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from rllm.capture import PriorAnswer
-from rllm.types import JSONMapping, JSONObject
+from rllm.types import JSONMapping, JSONObject, Message
 
 IGNORED_HEADER = "x-rllm-ignored"
 """Header of an answer: the fields of its request that have no effect, separated by commas."""
@@ -110,6 +110,10 @@ class Upstream(Protocol):
 
         Returns `None` where the upstream takes nothing but messages, or where its template cannot continue from there.
         """
+        ...
+
+    def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
+        """Return the kinds of content that the template leaves out of a prompt, as far as it is known."""
         ...
 
     async def complete(self, call: UpstreamCall) -> JSONObject:

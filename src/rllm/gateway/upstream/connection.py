@@ -175,11 +175,14 @@ class Connection(asyncio.Protocol):
         """Return the rest of the body; raise `OSError` if it is longer than the limit."""
         pieces = []
         size = 0
-        while piece := await self.read_some():
-            size += len(piece)
+        while self._parts or not self._complete:
+            if not self._parts:
+                await self._more()
+                continue
+            pieces.append(self._take())
+            size += len(pieces[-1])
             if size > limit:
                 raise TooLongError(f"its answer is longer than {limit:,} bytes")
-            pieces.append(piece)
         return b"".join(pieces)
 
     async def pass_over_rest(self) -> None:

@@ -60,7 +60,6 @@ class EngineUpstream:
         )
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
-        """See `ChatTemplate.lost`."""
         return lost_in_prompt(self.engine, for_template(messages), tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:

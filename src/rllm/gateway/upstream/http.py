@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -166,14 +166,13 @@ class HTTPUpstream:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
-        """See `ChatTemplate.lost`."""
         return () if self._tokens is None else self._tokens.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
         try:
             answer = await self._chat(call)
             try:
-                body = await self._body_of(answer)
+                body = self._filter.body(await answer.read())
             finally:
                 self._connections.release(answer)
         except OSError as error:
@@ -233,7 +232,7 @@ class HTTPUpstream:
         """
         if answer.status == 200 and answer.headers.get("content-type", "").lower().startswith("text/event-stream"):
             return None
-        body = await self._body_of(answer)
+        body = self._filter.body(await answer.read())
         if shorter := _without_limit(call, answer.status, body):
             return shorter
         raise _not_a_stream(answer.status, body, answer.headers)
@@ -242,7 +241,7 @@ class HTTPUpstream:
         try:
             answer = await self._connections.send("GET", "/models", self._headers)
             try:
-                body = await self._body_of(answer, _MAX_MODELS_BYTES)
+                body = self._filter.body(await answer.read(_MAX_MODELS_BYTES))
             finally:
                 self._connections.release(answer)
         except OSError as error:
@@ -261,7 +260,7 @@ class HTTPUpstream:
         """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
 
-    async def _chat(self, call: UpstreamCall) -> Connection:
+    def _chat(self, call: UpstreamCall) -> Awaitable[Connection]:
         """Send a call, and return the connection with the head of its answer."""
         # vLLM names its own record of the call after this header, so its logs can be matched with our traces.
         headers = {**call.headers, **self._headers, "x-request-id": _ID_PREFIX.sub("", call.id)}
@@ -272,7 +271,7 @@ class HTTPUpstream:
             if self._tokens is not None:
                 self._tokens.note_quoted(request["messages"])
             request = {**request, "messages": for_template(request["messages"])}
-        return await self._connections.send("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
+        return self._connections.send("POST", path, headers, orjson.dumps(request), deadline=call.route.deadline)
 
     def _completion_chunks(self, call: UpstreamCall) -> CompletionChunks | None:
         """Return a converter of the text completion that answers a prompt of ids; `None` for messages."""
@@ -281,10 +280,6 @@ class HTTPUpstream:
         if self._tokens is None or not call.request["messages"]:  # All of the text is the answer.
             return CompletionChunks(call.prompt_ids, None)
         return self._tokens.chunks(call.request, call.prompt_ids)
-
-    async def _body_of(self, answer: Connection, *limit: int) -> bytes:
-        """Return the whole body without the key."""
-        return self._filter.body(await answer.read(*limit))
 
     def _named(self, error: OSError) -> UpstreamError:
         """Return a failure of the connection as an error for the agent."""

@@ -23,7 +23,6 @@ from rllm.gateway.config import PoolConfig
 from rllm.gateway.errors import GatewayError, UpstreamError
 from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.gateway.upstream.http import HTTPUpstream
-from rllm.inference.engine import lost_in_prompt
 from rllm.types import JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
@@ -175,8 +174,7 @@ class UpstreamPool:
         return self._any.continued_prompt(request, prior)
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:
-        """See `ChatTemplate.lost`."""
-        return lost_in_prompt(self._any, messages, tools)
+        return self._any.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
         route = call.route
