@@ -204,7 +204,7 @@ def _targets(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
     except ConfigError as error:
         if targets.modules != ALL_LINEAR or "incompatible with Mamba" not in str(error):
             raise
-        targets = replace(targets, refused=_REFUSED_IN_MAMBA)
+        targets = replace(targets, refused=(*targets.refused, *_REFUSED_IN_MAMBA))
         trial, config = _trial(model, settings, targets)
     _check_known(model, settings, config)
     without = coverage_of(trial).without
@@ -235,7 +235,8 @@ def _by_name(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
                 f"model.lora_targets={settings.targets!r}: {ALL_LINEAR} leaves {name} out; list all layers to adapt "
                 "it, too"
             )
-    return _Targets(modules=ALL_LINEAR, parameters=sorted(parameters))
+    other = {name.rpartition(".")[2] for name, module in model.named_modules() if _computes_otherwise(module)}
+    return _Targets(modules=ALL_LINEAR, parameters=sorted(parameters), refused=sorted(other - {*settings.names}))
 
 
 def _trial(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) -> tuple[PreTrainedModel, LoraConfig]:
@@ -415,7 +416,25 @@ def coverage_of(model: PreTrainedModel, *, targets: Sequence[str] = (), beside: 
 
 def is_linear(module: Module) -> bool:
     """Return whether peft adapts a module as a linear layer; GPT-2's `Conv1D` is one with its weight transposed."""
-    return isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+    is_torch_linear = isinstance(module, torch.nn.Linear) and not _computes_otherwise(module)
+    return is_torch_linear or type(module).__name__ == "Conv1D"
+
+
+def _computes_otherwise(module: Module) -> bool:
+    """Return whether a module is a linear layer in name only.
+
+    The routers of Llama 4 and Phi-MoE return their choice of experts, and a layer of DeepSeek V4 multiplies by group.
+    """
+    if not isinstance(module, torch.nn.Linear) or not type(module).__module__.startswith("transformers.models."):
+        return False
+    if type(module).forward is torch.nn.Linear.forward:
+        return False
+    try:
+        with torch.no_grad():
+            output = module(module.weight.new_zeros(2, module.in_features))
+    except (RuntimeError, ValueError, IndexError):  # it takes other shapes
+        return True
+    return not isinstance(output, Tensor) or output.shape != (2, module.out_features)
 
 
 def by_kind(weights: Mapping[str, int]) -> Counter[str]:

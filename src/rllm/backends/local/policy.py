@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.forward import HiddenStates, choose_forward
+from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
 from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel
@@ -106,8 +106,10 @@ class Policy:
         """Find out how the model makes its logits.
 
         Raises:
-            ConfigError: if that is not known.
+            ConfigError: if that is not known, or if the model is not causal.
         """
+        if trunk.hidden_states is separate_hidden_states:  # the other ways were compared with passes over prefixes
+            check_causal(model)
         return cls(model=model, trunk=trunk, head=Head.of(model))
 
     def logprobs(self, batch: Batch, *, entropy: bool = True, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
@@ -185,7 +187,6 @@ class LocalTeacher:
             ConfigError: if it is not a causal model, or it is not known how it makes its logits.
         """
         model = loaded.model.requires_grad_(False)
-        check_causal(model)
         self._policy = Policy.of(model, Trunk.of(body_of(model)))
         self._max_tokens = micro_batch_tokens
 
