@@ -67,7 +67,8 @@ test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: so
 	$(BIN)/python tests/models/unpack.py $@
 	@touch $@
 
-test-models: $(VENV)/.dev .templates  ## Some hundred real chat templates: prompts, turns, tool calls and masks; no weights needed.
+test-models: $(VENV)/.dev .templates  ## Real chat templates, and a tiny model of every architecture; writes docs/models.md.
+	RLLM_TEMPLATES=.templates $(BIN)/python -m tests.models.table
 	RLLM_TEMPLATES=.templates $(PYTEST) -m models tests/models
 
 .pretrained/.installed: tests/pretrained/install.py | $(VENV)/.dev

@@ -11,7 +11,6 @@ from rllm.errors import ConfigError
 from rllm.testing.tiny_policy import train_tokenizer
 
 from .architectures import ARCHITECTURES, save_tiny, tried
-from .table import PAGE, with_tables
 
 pytestmark = [pytest.mark.models, pytest.mark.filterwarnings("ignore")]
 TOLERANCE = 1e-4
@@ -38,8 +37,3 @@ def test_sampler_trainer_and_transformers_agree(name: str, lora: bool, tokenizer
     assert trial.trainer_gap < TOLERANCE
     assert trial.moved > 100 * TOLERANCE
     assert (trial.is_batched, trial.is_tree) == (architecture.is_batched, architecture.is_tree)
-
-
-def test_the_page_lists_what_these_tests_prove() -> None:
-    page = PAGE.read_text()
-    assert with_tables(page) == page, "run: make test-models"
