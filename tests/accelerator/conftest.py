@@ -1,4 +1,4 @@
-"""A device that is no CPU, for machines without one: see `device.cpp`."""
+"""A device other than the CPU: the one that `RLLM_TEST_DEVICE` names, or one made for the tests (`device.cpp`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NAME = "strict"
 
 @pytest.fixture(scope="session", autouse=True)
 def device(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its name, once PyTorch knows it."""
+    """Return the device's name, once PyTorch knows it."""
+    if named := os.environ.get("RLLM_TEST_DEVICE"):
+        return named
     if not shutil.which(os.environ.get("CXX", "c++")) or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("needs a C++ compiler and Python's headers")
     from torch.utils import cpp_extension  # half a second, which no other tests need

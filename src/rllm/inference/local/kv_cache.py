@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from transformers import Cache
 
-_READ_STEP = 32
-"""Reads are padded to a multiple of this many columns, so that views are seldom made again."""
+_READ_STEP, _READ_STEP_OF_GPU = 32, 256
+"""Reads are padded to a multiple of this many columns, so that views, and on a GPU graphs, are seldom made again."""
 _SPARE = 8
 """One in this many columns is spare, and less than a read step where there are few: unread columns separate the
 slots, and separated memory takes up to twice as long to read."""
@@ -49,7 +49,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.shape = shape
         self._max_slots = max_slots
-        self._max_columns = _whole_steps(max_columns)
+        self._read_step = _READ_STEP if shape.device.type == "cpu" else _READ_STEP_OF_GPU
+        self._max_columns = self._whole_steps(max_columns)
         self._max_tokens = max(1, max_bytes // shape.bytes_per_token)
         self._memory = torch.zeros(0, dtype=shape.dtype, device=shape.device)
         self._lay_out(0, 0)
@@ -93,25 +94,34 @@ class SlotCache(Cache):  # type: ignore[misc]
 
         The number of columns may shrink, so `columns` must include those in use.
         """
-        wanted_columns = min(_whole_steps(columns + columns // _SPARE), max(self._max_columns, _whole_steps(columns)))
+        wanted_columns = min(
+            self._whole_steps(columns + columns // _SPARE), max(self._max_columns, self._whole_steps(columns))
+        )
         is_enough = slots <= self.num_slots and columns <= self.num_columns
         if is_enough and (used_slots or self.num_columns <= wanted_columns):
             return False
         wanted_slots = max(self.num_slots, min(_power_of_two(slots, _FIRST_SLOTS), max(self._max_slots, slots)))
         if not self.fits(wanted_slots, wanted_columns):
-            wanted_slots, wanted_columns = slots, _whole_steps(columns)
+            wanted_slots, wanted_columns = slots, self._whole_steps(columns)
         memory, used = self._memory, min(self.num_columns, wanted_columns)
         held = self.states[:, :, :used_slots, :, :used]
         self._lay_out(wanted_slots, wanted_columns)
         self.states[:, :, :used_slots, :, :used] = held.clone() if self._memory is memory else held
         return True
 
+    def num_read(self, columns: int) -> int:
+        """Return how many columns a forward pass reads that needs this many."""
+        return min(self._whole_steps(columns), self.num_columns)
+
+    def _whole_steps(self, columns: int) -> int:
+        return -(-columns // self._read_step) * self._read_step
+
     def aim(self, first_slot: int, num_slots: int, columns: torch.Tensor, num_read: int) -> int:
         """Aim the next forward pass at slots from `first_slot` on, and return how many columns it reads.
 
         It writes `columns` [num_slots, T] of each slot and reads the first `num_read` columns, rounded up.
         """
-        num_read = min(_whole_steps(num_read), self.num_columns)
+        num_read = self.num_read(num_read)
         stop = first_slot + num_slots
         self._rows = (self._first_row[first_slot:stop].unsqueeze(2) + columns.unsqueeze(1)).view(-1)
         if self._viewed != (first_slot, stop, num_read):
@@ -132,10 +142,6 @@ class SlotCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of columns read. Positions and masks are explicit, so models only test whether it is 0."""
         return max(self._viewed[2], 0)
-
-
-def _whole_steps(columns: int) -> int:
-    return -(-columns // _READ_STEP) * _READ_STEP
 
 
 def _power_of_two(number: int, least: int = 1) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
+from rllm.inference.local.decode_graphs import DecodeGraphs
 from rllm.inference.local.kv_cache import BLOCK, Block, BlockLocation, CacheShape, PrefixCache, SlotCache
 from rllm.inference.local.model_forward import cache_argument, last_logits_only
 from rllm.inference.local.scheduler import Added
@@ -28,7 +29,7 @@ QUERY_STEP = 16
 """Attention of a multiple of this many queries is summed alike on a CPU, however many there are. Fewer are summed
 in another order on some CPUs: below 8 from a head size of 96 on, below 12 from 256 on."""
 _ROW_STEP = 4
-"""Rows of a decode step are padded to a multiple of this."""
+"""Rows of a decode step are padded to a multiple of this on a CPU, and of more on a GPU, for fewer graphs."""
 _SUMMED_COLUMNS = 512
 """Columns that the CPU's attention kernel sums at a time."""
 _COLUMN_STEP = 32
@@ -91,10 +92,13 @@ class SlotDecoder:
         self._rows: list[_Row] = []  # by slot
         self._sequences: list[_Row] = []
         self._row_of_sequence: Tensor | None = None  # [sequences]; None: the batch has changed
+        self._graphs = DecodeGraphs(self._device)
         self._make_buffers()
 
     def _make_buffers(self) -> None:
         slots, columns = self._cache.num_slots, self._cache.num_columns
+        self._graphs.clear()
+        self._inputs = torch.zeros((slots, 1), dtype=torch.long, device=self._device)
         self._columns = torch.zeros((slots, 1), dtype=torch.long, device=self._device)  # of the next token
         # Added to attention scores: 0 where a column holds a token.
         self._mask = torch.full((slots, 1, 1, columns), -torch.inf, dtype=self._cache.shape.dtype, device=self._device)
@@ -212,7 +216,7 @@ class SlotDecoder:
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         self._split_rows(tokens)
-        count, num_rows = len(self._rows), round_up(len(self._rows), _ROW_STEP)
+        count, num_rows = len(self._rows), self._padded(len(self._rows))
         width = self._read_width(max(row.length for row in self._rows) + 1, self._queries_per_key)
         self._reserve(num_rows, width)
         if self._row_of_sequence is None:
@@ -223,13 +227,24 @@ class SlotDecoder:
         columns = self._columns[:num_rows]
         columns[count:] = 0  # of slots that are not in use
         self._mask.view(-1).index_fill_(0, self._mask_start[:num_rows] + columns[:, 0], 0)
-        num_read = self._cache.aim(0, num_rows, columns, width)
-        mask = self._mask[:num_rows, ..., :num_read]
-        logits = self._forward(self._cache, torch.tensor(inputs, device=self._device), columns, mask)[:, -1]
+        self._inputs[:num_rows] = torch.tensor(inputs)
+        num_read = self._cache.num_read(width)
+
+        def forward() -> Tensor:
+            self._cache.aim(0, num_rows, columns, width)
+            mask = self._mask[:num_rows, ..., :num_read]
+            return self._forward(self._cache, self._inputs[:num_rows], columns, mask)
+
+        logits = self._graphs.run((num_rows, num_read), forward)[:, -1]
         columns += 1
         for row in self._rows:
             row.length += 1
         return logits.index_select(0, self._row_of_sequence)
+
+    def _padded(self, num_rows: int) -> int:
+        if self._device.type == "cpu":
+            return round_up(num_rows, _ROW_STEP)
+        return round_up(num_rows, 2 * _ROW_STEP if num_rows <= 16 * _ROW_STEP else 8 * _ROW_STEP)
 
     def _split_rows(self, tokens: Sequence[int]) -> None:
         """Give new rows to sequences that continue with another token than the first of their row."""
@@ -285,6 +300,7 @@ class SlotDecoder:
         self._sequences.clear()
         self._row_of_sequence = None
         self._prefixes.clear()
+        self._graphs.clear()
 
 
 def prefill_batches(items: Iterable[PrefillItem]) -> list[list[PrefillItem]]:
