@@ -117,6 +117,17 @@ def test_shared_prefixes_count_once() -> None:
     assert list(batch.split(100)) == [list(range(11))[:10], [10]], "90 tokens of prompt, and 10 of answers"
 
 
+def test_a_run_ends_early_where_little_is_computed_again() -> None:
+    groups = [[*range(4), *range(10 * group, 10 * group + 6)] for group in range(1, 5)]
+    batch = Batch.of([sequence(prompt, ([100 + number] * 10, [])) for prompt in groups for number in range(3)])
+    # A group has 40 tokens, of which it shares 4 with the others; within it 10 are shared.
+    assert list(batch.split(1000, 85)) == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], "36 more are 76 tokens"
+    assert list(batch.split(1000, 50)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], "4 of 40 tokens are a tenth"
+    assert list(batch.split(1000, 20)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], "10 of 20 are a half"
+    assert list(batch.split(30, 20)) == list(batch.split(30)), "the bound holds in any case"
+    assert list(lengths(5, 5, 3, 8, 2).split(100, 10)) == [[0, 1], [2], [3, 4]], "what shares nothing fills its run"
+
+
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=12), st.integers(1, 60))
 def test_split_takes_every_sequence_once_and_in_order(counts: list[int], limit: int) -> None:
     runs = list(lengths(*counts).split(limit))

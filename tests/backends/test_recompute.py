@@ -14,7 +14,7 @@ from transformers import AutoModel, DeepseekV4Config
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import HiddenStates, hidden_states, separate_hidden_states
-from rllm.backends.local.policy import Trunk, recomputable_layers, recomputing
+from rllm.backends.local.policy import Trunk, gated_layers, recomputable_layers, recomputing, recomputing_products
 from rllm.errors import ConfigError
 from rllm.inference.local.model_forward import use_grouped_attention
 
@@ -110,3 +110,25 @@ def test_layers_that_always_fill_a_cache_are_refused() -> None:
     assert Trunk.of(body).recompute is False
     with pytest.raises(ConfigError, match="DeepseekV4Model"):
         Trunk.of(body, recompute=True)
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+def test_gated_layers_that_recompute_products_give_the_same_gradients_bit_for_bit(
+    make_model: Make, family: str
+) -> None:
+    model = make_model(family).model
+    use_grouped_attention(model)
+    expected = gradients(model, hidden_states(model, TREE))
+    layers = gated_layers(model)
+    assert len(layers) == model.config.num_hidden_layers
+    with recomputing_products(layers):
+        states = hidden_states(model, TREE)
+    found = gradients(model, states)
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_an_mlp_that_computes_something_else_is_left_alone(make_model: Make) -> None:
+    model = make_model().model
+    mlp = model.layers[0].mlp
+    mlp.forward = lambda states: mlp.down_proj(mlp.act_fn(mlp.gate_proj(states)))
+    assert mlp not in gated_layers(model)

@@ -27,7 +27,6 @@ def test_products_are_those_of_the_layer(
 ) -> None:
     linear = nn.Linear(inputs, outputs, bias=bias)
     packed = PackedLinear(linear, dtype)
-    packed.pack()
     rows = torch.randn(3, 5, inputs)
     with torch.no_grad():
         found, expected = packed(rows), linear(rows)
@@ -40,7 +39,6 @@ def test_products_are_those_of_the_layer(
 def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     torch.manual_seed(0)
     packed = PackedLinear(nn.Linear(inputs, outputs), dtype)
-    packed.pack()
     rows = torch.randn(200, inputs)
     with torch.no_grad():
         expected = packed(rows)
@@ -62,7 +60,7 @@ def test_a_packed_model_shares_tensors_and_follows_updates(new_model: Any) -> No
         before = model(ids).logits
         torch.testing.assert_close(packed.module(ids).logits, before, atol=1e-4, rtol=0)
         model.lm_head.weight.mul_(2)
-        packed.update()
+        packed.drop()
         torch.testing.assert_close(packed.module(ids).logits, 2 * before, atol=1e-4, rtol=0)
 
 

@@ -10,7 +10,7 @@ from rllm.trainer.metrics import (
     episode_metrics,
     eval_metrics,
     failure_report,
-    peak_memory,
+    memory_metrics,
     rates,
     staleness,
     why_unusable,
@@ -161,7 +161,9 @@ def test_rates_of_rollouts_begun_ahead_are_omitted() -> None:
 
 
 def test_memory_is_told_in_gigabytes() -> None:
-    assert 0.05 < peak_memory()["memory/peak_gb"] < 1000, "torch alone takes a tenth of one"
+    found = memory_metrics({"weights": 500_000_000})
+    assert found["memory/weights_gb"] == 0.5
+    assert 0.05 < found["memory/peak_gb"] < 1000, "torch alone takes a tenth of one"
 
 
 def test_an_unscored_rollout_is_no_use_and_says_why() -> None:

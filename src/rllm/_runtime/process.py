@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -85,6 +87,21 @@ def free_memory(root: Path = Path("/")) -> int | None:
     if available is None:
         return None
     return max(0, min([available * 1024, *(group.limit - group.used for group in _groups(root))]))
+
+
+def resident_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of main memory that this process holds; 0 if the system does not report it."""
+    pages = _read(root / "proc/self/statm").split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def return_memory() -> None:
+    """Return freed memory to the system where the C library is glibc, which keeps it for the thread that freed it."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)

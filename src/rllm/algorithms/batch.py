@@ -13,6 +13,8 @@ from rllm.algorithms.tree import TokenTree, build_tree, end_of_shared
 from rllm.errors import TokenMismatchError
 
 Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
+_MOST_REPEATED = 1 / 6
+"""Part of a run that may be computed again in the next one where runs end early; see `Batch.split`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,23 +141,40 @@ class Batch:
         sequences = [sequence for sequence, keep in zip(self.sequences, chosen.tolist(), strict=True) if keep]
         return replace(self, sequences=sequences, _tree=None, **per_token)
 
-    def split(self, max_tokens: int) -> Iterator[list[int]]:
+    def split(self, max_tokens: int, aim: int | None = None) -> Iterator[list[int]]:
         """Yield sequence indices in runs whose token trees hold about `max_tokens`.
 
         Neighbours, which share prefixes, stay together. A single sequence may exceed the limit.
+
+        Args:
+            max_tokens: bound of a run's tokens.
+            aim: fewer tokens, at which a run should end if what it shares with the next one, which is then computed
+                again, is at most a sixth of it. It ends where that part is smallest.
         """
-        run: list[int] = []
-        size = 0
-        for index, sequence in enumerate(self.sequences):
-            shared = end_of_shared([self.sequences[index - 1].ids, sequence.ids]) if run else 0
-            new = len(sequence.ids) - shared
-            if run and size + new > max_tokens:
-                yield run
-                run, size, new = [], 0, len(sequence.ids)
-            run.append(index)
-            size += new
-        if run:
-            yield run
+        shared = [
+            end_of_shared([self.sequences[index - 1].ids, item.ids]) if index else 0
+            for index, item in enumerate(self.sequences)
+        ]
+        start = 0
+        while start < len(self):
+            stop = self._end_of_run(start, shared, max_tokens, max_tokens if aim is None else min(aim, max_tokens))
+            yield list(range(start, stop))
+            start = stop
+
+    def _end_of_run(self, start: int, shared: Sequence[int], max_tokens: int, aim: int) -> int:
+        """Return the end of the run that begins with a sequence, given what each shares with the one before it."""
+        size = len(self.sequences[start].ids)
+        best, least = 0, _MOST_REPEATED
+        for index in range(start + 1, len(self)):
+            repeated = shared[index] / size
+            if repeated <= least:
+                best, least = index, repeated
+            size += len(self.sequences[index].ids) - shared[index]
+            if aim < size and best and aim < max_tokens:
+                return best
+            if size > max_tokens:
+                return index
+        return len(self)
 
 
 def token_weights(

@@ -51,6 +51,8 @@ class StepResult:
     """[M] the policy's log-probabilities before the step; `None` for a critic."""
     entropies: Tensor | None = None
     """[M] entropy of the distribution that each token was drawn from, in nats; `None` if not known."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes in this process by part, such as `weights`; empty if not known."""
 
 
 @dataclass(kw_only=True)
@@ -62,6 +64,8 @@ class UpdateResult:
     """[N] the trainer's log-probabilities before the update, aligned with the batch."""
     entropies: Tensor | None = None
     """[N] entropies in the first epoch, in nats; `None` if not known."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """See `StepResult`."""
     ratios: Tensor | None = None
     """[N] probability of each token in the last epoch relative to `logprobs`; all 1 for a single step."""
 

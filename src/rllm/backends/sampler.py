@@ -6,7 +6,8 @@ import copy
 import logging
 import shutil
 import tempfile
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,8 +45,15 @@ class Sampler(Protocol):
         """Version of these weights."""
         ...
 
-    def paused(self) -> AbstractContextManager[object]:
-        """Let the trainer change its weights inside the block, and use all memory of a shared device."""
+    def paused(self, *, until_sync: bool = False) -> AbstractContextManager[object]:
+        """Let the trainer change its weights inside the block, and use all memory of a shared device.
+
+        With `until_sync`, weights are synced before the block ends, so what depends on the old ones may be freed.
+        """
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that it takes in this process, by part."""
         ...
 
     def sync_weights(self, version: int) -> None:
@@ -78,8 +86,22 @@ class EmbeddedSampler:
     def weight_version(self) -> int:
         return self.inference.weight_version
 
-    def paused(self) -> AbstractContextManager[object]:
-        return self.inference.paused() if self._sampled is self._trained else nullcontext()
+    @contextmanager
+    def paused(self, *, until_sync: bool = False) -> Iterator[None]:
+        if self._sampled is not self._trained:
+            yield
+            return
+        with self.inference.paused():
+            if until_sync:
+                self.inference.drop_states()
+            yield
+
+    def memory(self) -> dict[str, int]:
+        parts = self.inference.memory()
+        if self._sampled is not self._trained:
+            copied = sum(weight.nbytes for weight in self._trained.parameters() if weight.requires_grad)
+            parts["sampler_weights"] += copied
+        return parts
 
     def sync_weights(self, version: int) -> None:
         with self.inference.paused():
@@ -186,7 +208,10 @@ class ServerSampler:
     def weight_version(self) -> int:
         return self.inference.weight_version
 
-    def paused(self) -> AbstractContextManager[object]:
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def paused(self, *, until_sync: bool = False) -> AbstractContextManager[object]:
         """Put a server that shares the trainer's GPU to sleep until the next sync; others have their own weights."""
         if self._sleeps and not self._asleep:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -54,7 +54,7 @@ def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm)
         "optim/lr": backend.learning_rate,
         "optim/num_updates": float(len(policy.grad_norms)),
     }
-    update = UpdateResult(metrics=metrics, logprobs=before)
+    update = UpdateResult(metrics=metrics, logprobs=before, memory={**critic.memory, **policy.memory})
     # Each epoch passes over all tokens in their order: the first has the entropies, the last the final ratios.
     if policy.logprobs:
         update.ratios = probability_ratio(torch.cat(policy.logprobs)[-len(before) :], before)
@@ -98,10 +98,12 @@ class _Steps:
     grad_norms: list[float] = field(default_factory=list)
     logprobs: list[Tensor] = field(default_factory=list)
     entropies: list[Tensor] = field(default_factory=list)
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     def add(self, result: StepResult) -> None:
         self.sums.update(result.sums)
         self.grad_norms.append(result.grad_norm)
+        self.memory = result.memory
         if result.logprobs is not None:
             self.logprobs.append(result.logprobs)
         if result.entropies is not None:

@@ -234,7 +234,8 @@ class OptimConfig(Section):
     micro_batch_tokens: PositiveInt = 16384
     """Tokens in one forward and backward pass; bounds the memory and never changes the result.
 
-    Unless set, on a CPU no more than a quarter of main memory has room for.
+    Unless set, on a CPU no more than a quarter of main memory has room for. There passes end earlier where that
+    computes little again, since larger ones are no faster: at about the bytes of the weights.
     """
     autocast: bool = False
     """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded

@@ -23,6 +23,14 @@ _FAR = 10.0
 GB = 1e9
 FLOAT32, ADAMW = 4, 8
 """Bytes of a float32 weight or gradient, and of AdamW's two running means of it."""
+_OF_HIDDEN, _OF_INTERMEDIATE = 16, 5
+"""Numbers that each layer keeps of a token until its backward pass: multiples of the hidden and the intermediate size.
+
+Qwen3 models of 5, 20 and 79 million weights were measured to keep 157, 410 and 994 kB a token in float32; this formula
+gives 147, 426 and 1,081.
+"""
+_LEAST_ROOM = 256 << 20
+"""Bytes that the activations of a pass may always have: smaller passes take more time."""
 
 _IN_A_NAME = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -162,6 +170,20 @@ def trained_bytes(num_weights: float, *, itemsize: int, lora: bool = False, offl
         return {"weights": weights, "gradients": weights, "AdamW": num_weights * ADAMW}
     copies = num_weights * FLOAT32
     return {"weights": weights, "gradients": weights + copies, "AdamW and float32 copy": copies + num_weights * ADAMW}
+
+
+def kept_bytes(layers: int, hidden: int, intermediate: int, *, itemsize: int, recompute: bool) -> int:
+    """Return the bytes that a forward pass keeps of each token for the backward pass."""
+    of_layer = _OF_HIDDEN * hidden + _OF_INTERMEDIATE * intermediate
+    return itemsize * (layers * hidden + of_layer if recompute else layers * of_layer)
+
+
+def pass_tokens(weight_bytes: int, each: int) -> int:
+    """Return the tokens of a pass on a CPU, where larger ones are no faster and only take more memory.
+
+    Their activations, `each` bytes a token, take about as much memory as the weights.
+    """
+    return max(weight_bytes, _LEAST_ROOM) // each
 
 
 def _plain(number: float) -> str:

@@ -39,7 +39,7 @@ from rllm.trainer.metrics import (
     batch_metrics,
     error_of_all,
     failure_report,
-    peak_memory,
+    memory_metrics,
     rates,
     staleness,
 )
@@ -163,7 +163,7 @@ class TrainingLoop:
         self.steps_done += 1
         with _timed(times, "explain"):
             await self._explain(assembled, update, episodes)
-        metrics = self._metrics(episodes, assembled, update, times) | ages | peak_memory()
+        metrics = self._metrics(episodes, assembled, update, times) | ages | memory_metrics(update.memory)
         metrics |= self._health.check(self.steps_done, metrics, episodes)
         self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
         self.trackers.log_episodes(self.steps_done, "train", episodes)

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from rllm.compat.metric_names import known_eval_metrics, known_training_metrics
+from rllm.config.sizes import GB
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
 from rllm.trainer.credit import Assembled
@@ -72,13 +73,13 @@ def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight
     return {**_mean("tokens/staleness", ages), **({"tokens/staleness_max": max(ages)} if ages else {})}
 
 
-def peak_memory() -> dict[str, float]:
-    """Return `memory/...` in gigabytes: the peaks of this process and its GPU since it began."""
+def memory_metrics(parts: Mapping[str, int]) -> dict[str, float]:
+    """Return `memory/...` in gigabytes: parts in bytes, and the peaks of this process and its GPU since it began."""
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     peaks = {"memory/peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
     if torch.cuda.is_available():
         peaks["memory/gpu_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return peaks
+    return {**{f"memory/{part}_gb": size / GB for part, size in parts.items()}, **peaks}
 
 
 def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
 from rllm.backends.verl.settings import needs_critic, needs_reference
 from rllm.config.schema import TrainConfig, refuse_changes
-from rllm.config.sizes import GB, size_of, trained_bytes
+from rllm.config.sizes import GB, kept_bytes, size_of, trained_bytes
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_length, choose_device, choose_dtype, described
 
@@ -111,12 +111,6 @@ def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
         refuse_changes(getattr(config, section), section, [name], f"{why}; leave it out")
 
 
-_OF_HIDDEN, _OF_INTERMEDIATE = 16, 5
-"""Numbers that each layer keeps of a token until its backward pass: multiples of the hidden and the intermediate size.
-
-Qwen3 models of 5, 20 and 79 million weights were measured to keep 157, 410 and 994 kB a token in float32; this formula
-gives 147, 426 and 1,081.
-"""
 _PARTS = 4
 """One part in so many of main memory is for activations: weights, optimiser, sampler and rollouts need theirs."""
 _LEAST = 1024
@@ -175,7 +169,5 @@ def bytes_of_token(config: TrainConfig) -> int | None:
         layers, hidden, inner = (int(about[name]) for name in _SIZES)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    of_layer = _OF_HIDDEN * hidden + _OF_INTERMEDIATE * inner
-    kept = layers * hidden + of_layer if config.model.gradient_checkpointing else layers * of_layer
     size: int = choose_dtype(config.model.dtype, choose_device(config.model.device)).itemsize
-    return size * kept
+    return kept_bytes(layers, hidden, inner, itemsize=size, recompute=config.model.gradient_checkpointing)

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rllm._runtime.process import resident_memory, return_memory
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.from_config import algorithm_of, check_critic
@@ -108,6 +109,9 @@ class LocalBackend:
             else:
                 self._sampler = serve(loaded, self.adapter)
         self.policy = Policy.of(self.model, trunk)
+        self._pass_tokens = trunk.pass_tokens()
+        self._memory: Counter[str] = Counter()
+        """Bytes of what the sampler held before the update, and of activations."""
         self.optimizer = MasterAdamW(self.model, settings, schedule)
         self.reference = None
         if self.adapter is None and load_original is not None:
@@ -202,7 +206,9 @@ class LocalBackend:
 
     def begin_update(self, batch: Batch) -> UpdatePlan:
         """Pause sampling until `publish`, unless it has a copy of the weights."""
-        self._unpublished.enter_context(self._sampler.paused())
+        self._memory = Counter(self._sampler.memory())
+        self._unpublished.enter_context(self._sampler.paused(until_sync=True))
+        return_memory()
         policy_waits = False
         if batch.returns is not None:
             self.critic.begin()
@@ -217,11 +223,28 @@ class LocalBackend:
     def step(self, role: Role, part: Batch, algorithm: Algorithm, *, scale: float) -> StepResult:
         if role == "critic":
             _, sums = self.critic.accumulate(part, algorithm, scale=scale)
+            self._memory["critic"] = self.critic.memory()
             return StepResult(sums=sums, grad_norm=self.critic.step())
         entropies: list[Tensor] = []
         logprobs, sums = self.accumulate(part, algorithm, scale=scale, entropies=entropies)
+        memory = self.memory()
         grad_norm = self.optimizer.step()
-        return StepResult(sums=sums, grad_norm=grad_norm, logprobs=logprobs, entropies=torch.cat(entropies))
+        memory["optimizer"] = self.optimizer.memory()["optimizer"]
+        return StepResult(
+            sums=sums, grad_norm=grad_norm, logprobs=logprobs, entropies=torch.cat(entropies), memory=memory
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes in use by part; those of activations and of the sampler are of the latest update."""
+        weights = sum(weight.nbytes for weight in self.model.parameters())
+        reference = 0 if self.reference is None else self.reference.nbytes
+        return {"weights": weights, "reference": reference, **self.optimizer.memory(), **self._memory}
+
+    def _held(self) -> int:
+        """Return the bytes in use on the device, without the policy's gradients."""
+        is_cuda = self.device.type == "cuda"
+        held = torch.cuda.memory_allocated(self.device) if is_cuda else resident_memory()
+        return held - self.optimizer.memory()["gradients"]
 
     def accumulate(
         self, batch: Batch, algorithm: Algorithm, *, scale: float = 1.0, entropies: list[Tensor] | None = None
@@ -230,21 +253,25 @@ class LocalBackend:
 
         The entropies of the batch's tokens are appended to `entropies`, in pieces.
         """
+        before = self._held()
 
         def loss_of(part: Batch) -> tuple[Tensor, Sums, Tensor]:
             logprobs, entropy = self.policy.logprobs(part, entropy_gradient=algorithm.entropy_coef != 0)
             loss, sums = algorithm.loss(logprobs, aligned(part, logprobs), entropy)
             if entropies is not None:
                 entropies.append(entropy.detach().cpu())
+            self._memory["activations"] = max(self._memory["activations"], self._held() - before)
             return loss, {**sums, "policy/entropy": entropy.detach().sum()}, logprobs
 
-        return accumulate(batch, loss_of, self.optimizer, max_tokens=self.settings.micro_batch_tokens, scale=scale)
+        most = self.settings.micro_batch_tokens
+        return accumulate(batch, loss_of, self.optimizer, max_tokens=most, aim=self._pass_tokens, scale=scale)
 
     def publish(self) -> int:
         with self._unpublished:
             for name, weight in self.model.named_parameters():
                 if weight.requires_grad and not is_finite(weight):
                     raise non_finite_weight(name)
+            return_memory()
             self._sampler.sync_weights(self.weight_version + 1)
         return self.weight_version
 

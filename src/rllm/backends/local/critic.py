@@ -42,7 +42,7 @@ class Critic:
             optim.model_copy(update={"lr": settings.lr, "max_grad_norm": settings.max_grad_norm, "warmup_steps": 0}),
         )
         self._settings = settings
-        self._max_tokens = optim.micro_batch_tokens
+        self._max_tokens, self._aim = optim.micro_batch_tokens, self._trunk.pass_tokens()
         self._num_batches = 0
 
     @property
@@ -64,10 +64,15 @@ class Critic:
             estimates = self._estimates(part)
             return *algorithm.value_loss(estimates, aligned(part, estimates)), estimates
 
-        return accumulate(batch, loss_of, self._optimizer, max_tokens=self._max_tokens, scale=scale)
+        return accumulate(batch, loss_of, self._optimizer, max_tokens=self._max_tokens, aim=self._aim, scale=scale)
 
     def step(self) -> float:
         return self._optimizer.step()
+
+    def memory(self) -> int:
+        """Return the bytes of its trained weights, their gradients and AdamW's averages."""
+        weights = sum(int(weight.nbytes) for weight in self._trained().values())
+        return weights + sum(self._optimizer.memory().values())
 
     def save(self, folder: Path) -> None:
         state = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import torch
@@ -93,10 +93,21 @@ class MasterAdamW:
         self._adamw.load_state_dict(state["adamw"])
         self._num_steps = state["num_steps"]
 
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of the gradients, and of the averages and copies of weights."""
+        states = [value for state in self._adamw.state.values() for value in state.values()]
+        held = [*(master for _, master in self._copies()), *filter(torch.is_tensor, states)]
+        gradients = [each.grad for each in {*self._weights, *self._masters} if each.grad is not None]
+        return {"gradients": _bytes(gradients), "optimizer": _bytes(held)}
+
     def _copies(self) -> list[tuple[Tensor, Tensor]]:
         """Return the weights that have a copy, each with it."""
         pairs = zip(self._weights, self._masters, strict=True)
         return [(weight, master) for weight, master in pairs if weight is not master]
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _master(weight: Tensor, *, offload: bool) -> Tensor:
@@ -117,9 +128,15 @@ LossOf: TypeAlias = Callable[[Batch], tuple[Tensor, Sums, Tensor]]
 
 
 def accumulate(
-    batch: Batch, loss_of: LossOf, optimizer: MasterAdamW, *, max_tokens: int, scale: float = 1.0
+    batch: Batch,
+    loss_of: LossOf,
+    optimizer: MasterAdamW,
+    *,
+    max_tokens: int,
+    aim: int | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Counter[str]]:
-    """Add the gradient of `scale` times the loss, computed in micro-batches of at most about `max_tokens`.
+    """Add the gradient of `scale` times the loss, computed in the micro-batches of `Batch.split`.
 
     The loss is a sum over tokens whose weights were fixed for the whole batch, so the gradients of its parts add up to
     its own, however many there are.
@@ -129,7 +146,7 @@ def accumulate(
     """
     sums: Counter[str] = Counter()
     pieces = []
-    for indices in batch.split(max_tokens):
+    for indices in batch.split(max_tokens, aim):
         loss, part_sums, estimates = loss_of(batch.select(indices))
         (loss * scale).backward()
         optimizer.collect()

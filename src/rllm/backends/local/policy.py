@@ -7,7 +7,7 @@ head.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
 from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
+from rllm.config.sizes import kept_bytes, pass_tokens
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel
 from rllm.inference.local.model_forward import check_causal, use_grouped_attention
@@ -56,6 +57,22 @@ class Trunk:
         """Return a module of the same kind, run in the same way."""
         return replace(self, module=module)
 
+    def pass_tokens(self) -> int | None:
+        """Return the tokens at which a pass should end, see `Batch.split`; `None` on a GPU, which wants large ones."""
+        config = self.module.config.get_text_config(decoder=True)
+        names = ("num_hidden_layers", "hidden_size", "intermediate_size")
+        sizes = [size for name in names if isinstance(size := getattr(config, name, None), int)]
+        if self.device.type != "cpu" or len(sizes) < len(names):
+            return None
+        itemsize = next(self.module.parameters()).dtype.itemsize
+        weights = sum(weight.nbytes for weight in self.module.parameters())
+        return pass_tokens(weights, kept_bytes(*sizes, itemsize=itemsize, recompute=self.recompute))
+
+    def _saving_memory(self) -> AbstractContextManager[object]:
+        if self.recompute:
+            return recomputing(recomputable_layers(self.module))
+        return recomputing_products(gated_layers(self.module))
+
     @property
     def device(self) -> torch.device:
         device: torch.device = next(self.module.parameters()).device
@@ -76,10 +93,7 @@ class Trunk:
             before it.
         """
         sources, state_of = torch.tensor(_predecessors(batch), dtype=torch.long).unique(return_inverse=True)
-        if self.recompute and torch.is_grad_enabled():
-            with recomputing(recomputable_layers(self.module)):
-                states = self.hidden_states(self.module, batch.tree)
-        else:
+        with self._saving_memory() if torch.is_grad_enabled() else nullcontext():
             states = self.hidden_states(self.module, batch.tree)
         return states.index_select(0, sources.to(self.device)), state_of.to(self.device)
 
@@ -158,6 +172,11 @@ class FrozenCopy:
         self.offload = offload
         self._policy: Policy | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights; 0 before it is first used."""
+        return 0 if self._policy is None else sum(weight.nbytes for weight in self._policy.model.parameters())
+
     @contextmanager
     def __call__(self) -> Iterator[Policy]:
         if self._policy is None:
@@ -217,6 +236,61 @@ def recomputing(layers: Sequence[Module]) -> Iterator[None]:
     """
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def gated_layers(model: Module) -> list[Module]:
+    """Return the layers that compute `down_proj(act_fn(gate_proj(x)) * up_proj(x))`, as most models' MLPs do.
+
+    Whether a layer with these names does just that is tried out.
+    """
+    return [module for module in model.modules() if module._modules.keys() >= _GATED and _is_gated(module)]
+
+
+_GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+def _is_gated(mlp: Module) -> bool:
+    weight = next(mlp.gate_proj.parameters())
+    states = torch.linspace(-1, 1, mlp.gate_proj.in_features, device=weight.device, dtype=weight.dtype)
+    try:
+        with torch.no_grad():
+            return bool(mlp(states[None]).equal(_gated_product(mlp, states[None])))
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # it takes other arguments, or is not made of linear layers
+        return False
+
+
+def _gated_product(mlp: Module, states: Tensor) -> Tensor:
+    """Run a gated MLP, keeping for the backward pass only what its two projections return.
+
+    The activation and the product take little time to compute again, and half of the layer's memory to keep.
+    """
+
+    def down(gate: Tensor, up: Tensor) -> Tensor:
+        result: Tensor = mlp.down_proj(mlp.act_fn(gate) * up)
+        return result
+
+    projected = mlp.gate_proj(states), mlp.up_proj(states)
+    if not torch.is_grad_enabled():
+        return down(*projected)
+    result: Tensor = checkpoint(down, *projected, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+@contextmanager
+def recomputing_products(layers: Sequence[Module]) -> Iterator[None]:
+    """Let these gated MLPs compute their activations again in the backward pass of what runs inside the block."""
+    for layer in layers:
+        layer.forward = partial(_gated_product, layer)
     try:
         yield
     finally:

@@ -186,9 +186,19 @@ class LocalEngine:
     def publish(self, version: int) -> None:
         """Use the model's changed weights as this version; drop cached prefixes, continue answers in progress."""
         with self.paused():
-            if self._packed:
-                self._packed.update()
+            self.drop_states()
             self._scheduler.publish(version)
+
+    def drop_states(self) -> None:
+        """Free the memory of what depends on the weights, which are about to change; to be called while paused."""
+        self._scheduler.drop_states()
+        if self._packed:
+            self._packed.drop()
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of packed weights."""
+        packed = 0 if self._packed is None else self._packed.nbytes
+        return {"sampler_weights": packed}
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start."""

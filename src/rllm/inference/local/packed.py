@@ -2,7 +2,8 @@
 
 torch's float32 products sum in an order that depends on the number of rows, so a sampled token would depend on what is
 decoded beside it, and a resumed run would differ from an uninterrupted one. oneDNN's products of packed weights do
-not, and take about as long (less than half in bfloat16). Weights are packed again at each publish.
+not, and take about as long (less than half in bfloat16). Weights are packed when they are first used after an update,
+and dropped while the next one runs.
 
 Intel's matrix units (AMX), which multiply bfloat16, do depend on the number of rows, so there all products have
 `_ROWS`.
@@ -67,12 +68,16 @@ class PackedModel:
                     setattr(parent, name, self._layers[-1])
                 elif type(child) in _ACTIVATIONS:
                     setattr(parent, name, RowwiseActivation(child))
-        self.update()
 
-    def update(self) -> None:
-        """Pack the model's weights as they are now."""
+    def drop(self) -> None:
+        """Free the packed weights; the next forward pass packs the model's weights as they are then."""
         for layer in self._layers:
-            layer.pack()
+            layer.drop()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return sum(layer.nbytes for layer in self._layers)
 
 
 class PackedLinear(nn.Module):  # type: ignore[misc]
@@ -84,13 +89,24 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = dtype
         self._in_blocks = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+        self._packed: Tensor | None = None
 
-    def pack(self) -> None:
-        """Pack the weight as it is now."""
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(self._dtype), _ROWS)
+    def drop(self) -> None:
+        """Free the packed weight, because the weight will change."""
+        self._packed = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._packed is None else self.weight.numel() * self._dtype.itemsize
+
+    def _pack(self) -> Tensor:
         self._shift = None if self.bias is None else self.bias.detach().to(self._dtype)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(self._dtype), _ROWS)
+        return packed
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if self._packed is None:
+            self._packed = self._pack()
         given = inputs.to(self._dtype)
         outputs = self._product_in_blocks(given) if self._in_blocks else self._product(given)
         return outputs.to(inputs.dtype)

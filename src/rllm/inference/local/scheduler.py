@@ -183,11 +183,15 @@ class Scheduler:
         Answers in progress continue from their tokens, whose states are computed again: each token's
         log-probability is that of one set of weights, given all tokens before it.
         """
+        self.drop_states()
+        self.weight_version = weight_version
+
+    def drop_states(self) -> None:
+        """Let answers in progress wait, and forget all states."""
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
         self._settings = None
         self._decoder.clear()
-        self.weight_version = weight_version
 
     def fail(self, error: Exception) -> None:
         """End every request with this error."""
