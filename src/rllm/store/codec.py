@@ -105,8 +105,9 @@ def floats_to_bytes(values: Sequence[float]) -> bytes:
 def pack_floats(values: bytes) -> bytes:
     """Return a blob of floats from `floats_to_bytes`, in four bytes each if that loses nothing, otherwise in eight."""
     wide = array("d", values)
-    narrow = array("f", wide)
-    floats = narrow if narrow.tolist() == wide.tolist() else wide
+    numbers = wide.tolist()
+    narrow = array("f", numbers)
+    floats = narrow if narrow.tolist() == numbers else wide
     width = floats.itemsize
     return _pack(width, _to_planes(_little_endian(floats).tobytes(), width), _MAX_ARRAY_BYTES)
 

@@ -18,7 +18,6 @@ import orjson
 
 from rllm._runtime.untrusted import LARGE, TooLargeError, check_values, parse_json
 from rllm.capture import has_labels
-from rllm.capture.tokens import TOKEN_ID_PREFIX
 from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
 from rllm.types import JSONObject, LogprobsKind
 
@@ -27,7 +26,6 @@ _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_n
 _BUSY = (429, 502, 503, 504)
 """Statuses of servers, and of proxies before them, that cannot answer now."""
 _DAY_S = 86_400.0
-_TOKEN_LABEL = TOKEN_ID_PREFIX.encode()
 MAX_ANSWER_VALUE_BYTES = 512 * 1024 * 1024
 """See `check_values`: more than the longest answer takes with an entry for every token."""
 _PERMANENT = ("insufficient_quota", "billing_hard_limit_reached")
@@ -226,8 +224,6 @@ def parse_plain_answer(body: bytes) -> JSONObject | None:
     Raises:
         UpstreamError: if one of its fields has another type than it should.
     """
-    if _TOKEN_LABEL in body:
-        return None  # an ordinary parser compares labels with the ids
     try:
         check_values(body, limit=MAX_ANSWER_VALUE_BYTES)
         answer = _decode_plain(body)
