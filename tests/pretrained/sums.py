@@ -12,7 +12,6 @@ from rllm.trainer import AgentTrainer
 from rllm.types import Task
 from rllm.workflows.simple_workflow import SimpleWorkflow
 
-NUM_HELD_OUT = 100
 GAIN = 0.12
 """What training adds to the share of right answers to held-out tasks, at least."""
 SETTINGS = {
@@ -34,15 +33,13 @@ def right(task: Task, answer: str) -> float:
     return float(re.findall(r"-?\d+", answer)[-1:] == [str(task["answer"])])
 
 
-def train(model: Path, run_dir: Path, *settings: str, evaluate: bool = False, **agent: Any) -> list[dict[str, Any]]:
-    """Train, and return every line of the run's metrics. With `evaluate`, the last is of held-out tasks."""
+def train(model: Path, run_dir: Path, *settings: str, **agent: Any) -> list[dict[str, Any]]:
+    """Train, and return every line of the run's metrics."""
     own = dict(setting.split("=", 1) for setting in [f"model.path={model}", *settings])
-    held_out = sum_tasks(NUM_HELD_OUT, seed=-1)
     by_default = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": right}}
     AgentTrainer(
         **(agent or by_default),
-        train_dataset=[task for task in sum_tasks(1000, seed=0) if task not in held_out],
-        val_dataset=held_out if evaluate else None,
+        train_dataset=sum_tasks(1000, seed=0),
         config=[f"{key}={value}" for key, value in {**SETTINGS, **own, "run_dir": run_dir}.items()],
     ).train()
     return lines_of(run_dir)
