@@ -9,7 +9,7 @@ import torch
 
 from rllm.inference.local.decoders import _cache_shape
 from rllm.inference.local.model_forward import plain_logits
-from rllm.inference.local.slot_decoder import QUERY_STEP, SlotDecoder, stable_width
+from rllm.inference.local.slot_decoder import QUERY_STEP, PrefillItem, SlotDecoder, prefill_batches, stable_width
 
 LENGTH = 40
 
@@ -51,6 +51,13 @@ def test_prompts_are_computed_in_batches_when_memory_is_short(model: Any) -> Non
     logits = decoder.step([sequence[-1] for sequence in sequences])
     expected = torch.cat([plain_logits(model, sequence) for sequence in sequences])
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_prompts_of_different_lengths_are_computed_with_little_padding() -> None:
+    lengths = [16, 16, 16, 32, 96, 96, 112, 400]  # multiples of the step that lengths are rounded up to
+    items = [PrefillItem(slot=0, tokens=(7,) * length, known=[], new=[]) for length in lengths]
+    batches = prefill_batches(items, max_tokens=350, max_padding=48)
+    assert [[item.num_missing for item in batch] for batch in batches] == [[16, 16, 16, 32], [96, 96, 112], [400]]
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3, QUERY_STEP, 4 * QUERY_STEP])

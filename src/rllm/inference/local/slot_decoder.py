@@ -35,10 +35,10 @@ _SUMMED_COLUMNS = 512
 _COLUMN_STEP = 32
 _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix if that saves at least this many tokens."""
-_PASS_TOKENS = 2048
-"""Tokens of one forward pass over prompts, padding included."""
-_MAX_PADDING = 1.25
-"""Prompts computed together differ in missing tokens at most by this factor and one block."""
+_PASS_TOKENS = {True: 1024, False: 8192}
+"""Tokens of one forward pass over prompts, padding included, by whether it is on a CPU, whose cache is small."""
+_PASS_PADDING = {True: 64, False: 2048}
+"""Padding that costs less than another pass, which reads all weights, by whether it is on a CPU."""
 _PROMPT_SHARE, _ROW_SHARE, _PREFIX_SHARE = 1, 5, 2
 """Eighths of the memory for prompts being computed, rows, and cached prefixes."""
 
@@ -82,6 +82,7 @@ class SlotDecoder:
     ) -> None:
         self._model = model
         self._device = shape.device
+        self._pass_tokens, self._pass_padding = (by[shape.device.type == "cpu"] for by in (_PASS_TOKENS, _PASS_PADDING))
         heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", shape.num_heads)
         self._queries_per_key = heads // shape.num_heads
         limits = {"max_slots": max_sequences, "max_columns": max_length}
@@ -154,7 +155,7 @@ class SlotDecoder:
 
     def _compute(self, items: list[PrefillItem]) -> None:
         """Compute the missing states of prompts, which are in order of their number, and cache the new blocks."""
-        batches = prefill_batches(items)
+        batches = prefill_batches(items, self._pass_tokens, self._pass_padding)
         # A batch is padded to one length, so it writes columns up to here.
         ends = [
             max(item.num_cached for item in batch) + round_up(max(item.num_missing for item in batch), QUERY_STEP)
@@ -186,7 +187,7 @@ class SlotDecoder:
     def _prefill(self, batch: list[PrefillItem], width: int) -> None:
         """Compute the batch's missing tokens, in pieces where they are many, reading `width` columns."""
         longest = round_up(max(item.num_missing for item in batch), QUERY_STEP)
-        piece = round_up(_PASS_TOKENS // len(batch), QUERY_STEP)
+        piece = round_up(self._pass_tokens // len(batch), QUERY_STEP)
         starts = torch.tensor([[item.num_cached] for item in batch], device=self._device)
         ends = torch.tensor([[len(item.tokens)] for item in batch], device=self._device)
         padded = torch.tensor(
@@ -303,21 +304,22 @@ class SlotDecoder:
         self._graphs.clear()
 
 
-def prefill_batches(items: Iterable[PrefillItem]) -> list[list[PrefillItem]]:
-    """Group prompts in neighbouring slots, with rising numbers of missing tokens, so that little padding is needed."""
+def prefill_batches(items: Iterable[PrefillItem], max_tokens: int, max_padding: int) -> list[list[PrefillItem]]:
+    """Group prompts in neighbouring slots, with rising numbers of missing tokens, so that little padding is needed.
+
+    Lengths are rounded up to `QUERY_STEP` in any case. A group has at most `max_tokens`, unless it is one prompt.
+    """
     batches: list[list[PrefillItem]] = []
+    num_needed = 0  # tokens of the last group without its padding
     for item in items:
         if item.num_missing == 0:
             continue
-        batch = batches[-1] if batches else None
-        if (
-            batch is None
-            or item.num_missing > _MAX_PADDING * batch[0].num_missing + BLOCK
-            or item.num_missing * (len(batch) + 1) > _PASS_TOKENS
-        ):
-            batches.append([item])
-        else:
-            batch.append(item)
+        length = round_up(item.num_missing, QUERY_STEP)
+        padded, num_needed = length * (len(batches[-1]) + 1) if batches else 0, num_needed + length
+        if not batches or padded > max_tokens or padded - num_needed > max_padding:
+            batches.append([])
+            num_needed = length
+        batches[-1].append(item)
     return batches
 
 
