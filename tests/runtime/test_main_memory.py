@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +62,21 @@ def test_without_a_limit_all_of_the_machine_counts(cgroup: str, tmp_path: Path) 
 
 def test_a_system_that_does_not_say_is_not_guessed_at(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
+
+
+USES_TWICE = """
+import resource
+from rllm._runtime.process import keep_freed_memory
+
+keep_freed_memory()
+bytearray(2**26)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(2**26)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's setting")
+def test_freed_memory_is_used_again() -> None:
+    done = subprocess.run([sys.executable, "-c", USES_TWICE], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 2**26 // resource.getpagesize() // 10  # without the setting, a fault for each page

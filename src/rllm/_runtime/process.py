@@ -101,7 +101,21 @@ def return_memory() -> None:
         _malloc_trim(0)
 
 
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+def keep_freed_memory() -> None:
+    """Let this process use freed memory again until `return_memory`, where the C library is glibc.
+
+    By default glibc returns each large tensor to the system, which clears the memory of the next one page by page.
+    """
+    if _mallopt is not None:
+        _mallopt(_MMAP_THRESHOLD, 2**30)
+        _mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Numbers of glibc's parameters, see mallopt(3)."""
+_malloc_trim, _mallopt = (
+    getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None for name in ("malloc_trim", "mallopt")
+)
 
 
 @dataclass(frozen=True)

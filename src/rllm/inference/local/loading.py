@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
+from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.pretrained import from_pretrained, without_bars
@@ -176,6 +177,8 @@ def load_model(
     source = _checked_source(path_or_id)
     target = choose_device(device)
     chosen_dtype = choose_dtype(dtype, target)
+    if target.type == "cpu":
+        keep_freed_memory()
     config = from_pretrained(AutoConfig.from_pretrained, source, "configuration")
     tokenizer = from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer")
     model, found = from_pretrained(
