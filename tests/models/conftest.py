@@ -16,7 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 _MARKED = re.compile(r"<\|[^|<>\s]+\|?>|<[a-z_]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_[a-z]+>|\[/?INST\]")
+_FURTHER = ("<seed:bos>", "<seed:eos>", "[e~[", "]~b]", "<SPECIAL_11>", "<SPECIAL_12>", "hy_eos")
 _REASONING_MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_REASONING_MARKUP += ("<think:opensource>", "</think:opensource>", "<seed:think>", "</seed:think>")
 
 
 def template_folder() -> Path | None:
@@ -53,9 +55,12 @@ def tokenizer_for(name: str) -> Any:
     backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    special = sorted({*_MARKED.findall(text), "<bos>", "<|endoftext|>"})
+    further = {token if token != "hy_eos" else "<｜hy_eos:opensource｜>" for token in _FURTHER if token in text}
+    special = sorted({*_MARKED.findall(text), *further, "<bos>", "<|endoftext|>"})
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    backend.add_tokens([AddedToken(token, normalized=False) for token in _REASONING_MARKUP if token in text])
+    suffixed = ":opensource" in text  # Hunyuan's template puts its tags together
+    markup = [token for token in _REASONING_MARKUP if token in text or (suffixed and token.endswith(":opensource>"))]
+    backend.add_tokens([AddedToken(token, normalized=False) for token in markup])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token="<bos>",

@@ -42,7 +42,6 @@ FAMILIES = {
         "llama.cpp/mistralai-Ministral-3-14B-Reasoning-2512",
     ),
     "Muse Glimmer": ("trl/muse_glimmer",),
-    "Nemotron Nano 2": ("llama.cpp/NVIDIA-Nemotron-Nano-v2",),
     "Nemotron 3": ("trl/nemotron_3_nano", "trl/nemotron_3_super", "trl/nemotron_3_5_lightning"),
     "Phi 3.5": ("trl/phi3_5",),
     "Phi 4": ("axolotl/phi_4",),

@@ -337,3 +337,19 @@ def test_refused_tools_are_named() -> None:
 def test_a_function_alone_is_a_tool(name: str, more: dict[str, str]) -> None:
     alone = {**more, **TOOLS[0]["function"]}
     assert text_of(SHAPES[name], USER, tools=[alone]) == text_of(SHAPES[name], USER, tools=TOOLS)
+
+
+def test_a_template_that_takes_short_ids_of_calls_only_gets_them() -> None:
+    strict = (
+        "{%- for m in messages -%}[{{ m.role }}]{{ m.content }}{%- for c in m.tool_calls or [] -%}"
+        "{%- if c.id | length != 9 -%}{{ raise_exception('Tool call IDs should have length 9!') }}{%- endif -%}"
+        "({{ c.id }} {{ c.function.name }} {{ c.function.arguments }}){%- endfor -%}"
+        "{{ m.tool_call_id or '' }}{%- endfor -%}"
+    )
+    call_id = "call_0123456789abcdef0123456789abcdef"
+    call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    text = template(strict).render_text([USER, answer, {"role": "tool", "tool_call_id": call_id, "content": "r"}])
+    short = text.partition("(")[2].partition(" ")[0]
+    assert len(short) == 9
+    assert text.count(short) == 2  # call and result still belong together

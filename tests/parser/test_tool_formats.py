@@ -13,6 +13,7 @@ from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 
 R1_BLOCK, R1_BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 R1_CALL, R1_CALL_END, R1_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 WRITTEN = r'{"b":  7.0,"a":[6, {"x": "}"}], "note": "caf\u00e9 → [TOOL] ok\/fine" }'
 """Arguments that come out changed if anybody parses and prints them."""
 
@@ -96,6 +97,31 @@ def test_several_calls(name: str, text: str) -> None:
         ("harmony", "plain <|end|> text"),
         ("harmony", "stray<|message|>text<|end|>"),
         ("harmony", "<|start|>assistant<|chan"),
+        ("kimi_k2", KIMI[0] + KIMI[1]),
+        (
+            "kimi_k2",
+            KIMI[0] + "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{<|tool_call_end|>" + KIMI[1],
+        ),
+        ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{a:[1}<tool_call|>"),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>x}<tool_call|>'),
+        ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=g())]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=1)] and more"),
+        ("lfm2", "<|tool_call_start|>[f(a=1), <|tool_call_end|>"),
+        ("llama4_pythonic", "[f(a=1)] and more"),
+        ("llama4_pythonic", "[1, 2]"),
+        ("llama4_json", '{"name": "Ada", "age": 36}'),
+        ("llama4_json", '{"name": "Ada"}'),
+        ("minimax_m2", '<invoke name="f"></invoke>'),  # outside a block
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">1</minimax:tool_call>'),
+        ("deepseek_v32", '<｜DSML｜function_calls><｜DSML｜invoke name="f"> and more'),
+        ("cohere_command3", '<|START_ACTION|>[{"tool_name": "f", "parameters": {}}, {"tool_name": 3}]<|END_ACTION|>'),
+        ("cohere_command3", '<|START_ACTION|>[{"tool_name": "f", "parameters": {}} and more'),
+        ("granite", '<|tool_call|>[{"name": "f"'),
+        ("apertus", '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>'),
+        ("hunyuan_a13b", "<tool_calls></tool_calls>"),
+        ("phi4_mini_json", "functools[0]"),
     ],
 )
 def test_what_is_malformed_stays_content_byte_for_byte(name: str, text: str) -> None:
@@ -127,11 +153,81 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "call"), [("glm45", GLM_CALL), ("muse_glimmer", MUSE_CALL)])
+MINIMAX_CALL = (
+    '\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="n">2</parameter>\n<parameter name="s">2</parameter>\n'
+    "</invoke>\n</minimax:tool_call>"
+)
+SEED_CALL = (
+    "<seed:tool_call>\n<function=f>\n<parameter=n>2</parameter>\n<parameter=s>2</parameter>\n</function>\n"
+    "</seed:tool_call>"
+)
+HUNYUAN_CALL = (
+    "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>n</arg_key:opensource>\n"
+    "<arg_value:opensource>2</arg_value:opensource>\n<arg_key:opensource>s</arg_key:opensource>\n"
+    "<arg_value:opensource>2</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("glm45", GLM_CALL),
+        ("muse_glimmer", MUSE_CALL),
+        ("minimax_m2", MINIMAX_CALL),
+        ("seed_oss", SEED_CALL),
+        ("hy_v3", HUNYUAN_CALL),
+    ],
+)
 def test_bare_values_are_made_json_by_the_schemas(name: str, call: str) -> None:
     parsed = tool_parser(name).for_tools(TYPED).parse(call)
     assert parsed.content == ""
     assert [item["function"]["arguments"] for item in parsed.tool_calls] == ['{"n": 2, "s": "2"}']
+
+
+DSML_CALL = (
+    '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="n" string="false">[2, {"x": null}]'
+    '</｜DSML｜parameter>\n<｜DSML｜parameter name="s" string="true">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("deepseek_v32", DSML_CALL, {"n": [2, {"x": None}], "s": "2"}),  # each value tells whether it is text
+        (
+            "gemma4",
+            '<|tool_call>call:f{n:-2.5,s:<|"|>a "b", {c}<tool_call|>\n<|"|>,l:[1,true,null,{k:<|"|>2<|"|>}],o:{}}<tool_call|>',
+            {"n": -2.5, "s": 'a "b", {c}<tool_call|>\n', "l": [1, True, None, {"k": "2"}], "o": {}},
+        ),
+        (
+            "lfm2",
+            """<|tool_call_start|>[f(n=-2, s='it\\'s\\n"é")', b=False, o={"k": null, 'j': [1.5, "]"]}, t=(1, 2))]<|tool_call_end|>""",
+            {"n": -2, "s": 'it\'s\n"é")', "b": False, "o": {"k": None, "j": [1.5, "]"]}, "t": [1, 2]},
+        ),
+        ("llama4_pythonic", "[f(s='\\u00e9\\ud83d\\ude00', n=None)]", {"s": "é😀", "n": None}),
+        ("llama4_json", '<|python_start|><|python_end|>{"name": "f", "parameters": {"n": 2}}', {"n": 2}),
+        ("seed_oss", "<seed:tool_call><function=f></function></seed:tool_call>", {}),
+    ],
+)
+def test_values_are_read_with_their_types(name: str, text: str, arguments: dict[str, Any]) -> None:
+    content, [(function, read)] = found(name, "So." + text if name not in ("llama4_pythonic", "llama4_json") else text)
+    assert (content.removeprefix("So."), function, json.loads(read)) == ("", "f", arguments)
+
+
+def test_a_list_in_the_syntax_of_python_is_read_where_the_schema_allows_one() -> None:
+    tool = {"type": "object", "properties": {"l": {"type": "array"}, "s": {"type": "string"}}}
+    call = (
+        "<seed:tool_call><function=f><parameter=l>[1, 'x', True]</parameter><parameter=s>['x']</parameter></function>"
+    )
+    parser = tool_parser("seed_oss").for_tools([{"type": "function", "function": {"name": "f", "parameters": tool}}])
+    [read] = parser.parse(call).tool_calls
+    assert json.loads(read["function"]["arguments"]) == {"l": [1, "x", True], "s": "['x']"}
+
+
+def test_kimi_s_ids_stay_as_written() -> None:
+    [call] = tool_parser("kimi_k2").parse(calls_text("kimi_k2", [("f", "{}")])).tool_calls
+    assert call["id"] == "functions.f:0"
 
 
 def test_muse_glimmer_tells_its_recipients_apart() -> None:
@@ -171,9 +267,23 @@ def shown_of(parser: ToolFormat, text: str) -> str:
     return visible(text, parser).content
 
 
-NAMES = ["hermes", "llama3_json", "mistral", "deepseek_r1", "harmony"]
-TAGGED = ["glm45", "muse_glimmer"]
+NAMES = [
+    *("hermes", "llama3_json", "mistral", "deepseek_r1", "harmony", "kimi_k2", "cohere_command3", "granite"),
+    *("hunyuan_a13b", "apertus", "phi4_mini_json"),
+]
+"""Formats that write arguments as JSON."""
+TAGGED = ["glm45", "muse_glimmer", "deepseek_v32", "minimax_m2", "seed_oss", "hy_v3"]
 """Formats that write each argument as bare text between tags."""
+LITERALS = ["gemma4", "lfm2", "llama4_pythonic"]
+"""Formats that write arguments as literals of another language."""
+LISTS = {
+    "cohere_command3": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "granite": ("<|tool_call|>", "<|/tool_call|>"),
+    "hunyuan_a13b": ("<tool_calls>", "</tool_calls>"),
+    "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
+    "phi4_mini_json": ("functools", ""),
+}
+"""Tags of formats that write a list of objects."""
 PIECES = {
     "hermes": ["<tool_call>", "</tool_call>", "\n"],
     "llama3_json": ["<|python_tag|>", ";", "; ", '"parameters": '],
@@ -187,6 +297,40 @@ PIECES = {
         "<|end|>",
         " to=functions.f",
     ],
+    **{name: [*tags, "[", "]", "]" + tags[1], tags[0] + "["] for name, tags in LISTS.items()},
+    "kimi_k2": [*KIMI, "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+    "deepseek_v32": [
+        "<｜DSML｜function_calls>",
+        '\n<｜DSML｜invoke name="f">',
+        '\n<｜DSML｜parameter name="k" string="true">',
+        "</｜DSML｜parameter>",
+        "\n</｜DSML｜invoke>",
+        "\n</｜DSML｜function_calls>",
+    ],
+    "minimax_m2": [
+        "<minimax:tool_call>",
+        '\n<invoke name="f">',
+        '\n<parameter name="k">',
+        "</parameter>",
+        "\n</invoke>",
+        "\n</minimax:tool_call>",
+    ],
+    "seed_oss": [
+        "<seed:tool_call>\n<function=f>",
+        "\n<parameter=k>",
+        "</parameter>",
+        "\n</function>\n</seed:tool_call>",
+    ],
+    "hy_v3": [
+        "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>",
+        "<arg_key:opensource>k</arg_key:opensource><arg_value:opensource>",
+        "</arg_value:opensource>",
+        "</tool_call:opensource>",
+        "</tool_calls:opensource>",
+    ],
+    "gemma4": ["<|tool_call>call:f{", "k:", '<|"|>', ",", "[", "}<tool_call|>"],
+    "lfm2": ["<|tool_call_start|>[f(", "k=", "'", ")", ", f(", "]<|tool_call_end|>"],
+    "llama4_pythonic": ["[f(", "k=", "'", ")", ", f(", "]"],
     "glm45": ["<tool_call>", "<tool_call>f", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"],
     "muse_glimmer": [
         "<|start|>assistant",
@@ -225,7 +369,7 @@ def is_subsequence(part: str, whole: str) -> bool:
     return all(letter in letters for letter in part)
 
 
-@pytest.mark.parametrize("name", NAMES + TAGGED)
+@pytest.mark.parametrize("name", NAMES + TAGGED + LITERALS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_text_is_parsed_without_error_or_loss(name: str, data: Any) -> None:
@@ -242,6 +386,15 @@ def test_any_text_is_parsed_without_error_or_loss(name: str, data: Any) -> None:
         assert parsed.content.startswith(shown_of(parser, text[:length]))
 
 
+def object_text(name: str, function: str, arguments: str) -> str:
+    """A call in a list of them."""
+    if name == "apertus":
+        return f'{{"{function}": {arguments}}}'
+    if name == "cohere_command3":
+        return f'\n    {{"tool_call_id": "0", "tool_name": "{function}", "parameters": {arguments}}}'
+    return f'{{"name": "{function}", "arguments": {arguments}}}'
+
+
 def calls_text(name: str, calls: list[tuple[str, str]]) -> str:
     """Calls as a model of this family writes them."""
     match name:
@@ -253,6 +406,12 @@ def calls_text(name: str, calls: list[tuple[str, str]]) -> str:
             return "[TOOL_CALLS][" + ", ".join(f'{{"name": "{f}", "arguments": {a}}}' for f, a in calls) + "]"
         case "mistral, named":
             return "".join(f"[TOOL_CALLS]{f}[ARGS]{a}" for f, a in calls)
+        case name if name in LISTS:
+            opening, closing = LISTS[name]
+            return opening + "[" + ", ".join(object_text(name, f, a) for f, a in calls) + "]" + closing
+        case "kimi_k2":
+            call = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            return KIMI[0] + "".join(call.format(f, n, a) for n, (f, a) in enumerate(calls)) + KIMI[1]
         case "deepseek_r1":
             return R1_BLOCK + "\n".join(r1(f, a) for f, a in calls) + R1_BLOCK_END
         case "deepseek_r1, bare":
@@ -287,13 +446,14 @@ def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_well_formed_calls_among_text_are_all_found(name: str, data: Any) -> None:
+    listed = "%s".join(calls_text(name, [("f", "{}")]).rsplit("{}", 1))
     wrap = {
         "hermes": '<tool_call>{"name": "f", "arguments": %s}</tool_call>',
         "llama3_json": '<|python_tag|>{"name": "f", "parameters": %s}',
         "mistral": "[TOOL_CALLS]f[ARGS]%s",
         "deepseek_r1": R1_BLOCK + R1_CALL + "f" + R1_SEP + "%s" + R1_CALL_END + R1_BLOCK_END,
         "harmony": "<|channel|>commentary to=functions.f<|message|>%s<|call|>",
-    }[name]
+    }.get(name, listed)
     arguments = data.draw(st.lists(st.sampled_from(["{}", WRITTEN, '{"x": null}']), max_size=4))
     before = data.draw(st.sampled_from(["", "So.", "a {b} c"]))
     assert found(name, before + "".join(wrap % item for item in arguments)) == (
@@ -302,13 +462,14 @@ def test_well_formed_calls_among_text_are_all_found(name: str, data: Any) -> Non
     )
 
 
-@pytest.mark.parametrize("name", NAMES + TAGGED)
+@pytest.mark.parametrize("name", NAMES + TAGGED + LITERALS)
 @pytest.mark.parametrize(
-    "piece_of", [lambda pieces: pieces[0], "".join, lambda pieces: pieces[0] + '{"name": "f", "x": [']
+    "piece_of",
+    [lambda pieces: pieces[0], lambda pieces: "".join(pieces[:-1]), lambda pieces: pieces[0] + '{"name": "f", "x": ['],
 )
 def test_long_malformed_text_is_read_in_linear_time(name: str, piece_of: Any) -> None:
     text = piece_of(PIECES[name]) * 5000  # would take minutes otherwise
-    assert tool_parser(name).parse(text).tool_calls == []
+    assert len(tool_parser(name).parse(text).tool_calls) <= 1
 
 
 @pytest.mark.parametrize(
@@ -321,6 +482,9 @@ def test_long_malformed_text_is_read_in_linear_time(name: str, piece_of: Any) ->
         ("{{ '[TOOL_CALLS]' + calls }}", "mistral"),
         (f"{{{{ '{R1_BLOCK}' + calls }}}}", "deepseek_r1"),
         ("{{ '<|start|>assistant<|channel|>final<|message|>' + content }}", "harmony"),
+        ("{{ '<|tool_call>call:' + name + '{' }}", "gemma4"),
+        ("{{ '<seed:tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>' }}", "seed_oss"),
+        ("{{ '<|python_start|>' + call }}", "llama4_json"),
         # Tags that formats share do not make them one.
         ("{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}", "glm45"),
         ("{{ '<|start|>assistant to=' + name + '<|message|><atem:invoke name=\"' + name + '\">' }}", "muse_glimmer"),

@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
-from rllm.parser.tool_parser import tool_parser
+from rllm.parser.chat_template import ChatTemplate
+from rllm.parser.tool_parser import log_unread_calls, tool_parser
+
+from ..inference.conftest import build_tokenizer
+from .conftest import TEMPLATES
 
 PARSER = tool_parser("hermes")
 
@@ -116,3 +120,23 @@ def test_parsers_resolve_by_name() -> None:
         tool_parser("json:dumps")
     with pytest.raises(ConfigError, match="tool_parser='herms' is not known: did you mean 'hermes'"):
         tool_parser("herms")
+
+
+def test_calls_that_cannot_be_read_are_named_once_a_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{{- tools -}}{%- for m in messages -%}[{{ m.role }}]{{ m.content }}{%- for c in m.tool_calls or [] -%}"
+        "(({{ c.function.name }}|{{ c.function.arguments }})){%- endfor -%}{%- endfor -%}"
+    )
+    template = ChatTemplate(tokenizer)
+    log_unread_calls(template, tool_parser("hermes"))
+    [record] = caplog.records
+    assert "model.tool_parser" in record.getMessage()
+    assert "without tools" in record.getMessage()
+
+
+def test_calls_that_are_read_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATES["qwen3_coder"]
+    log_unread_calls(ChatTemplate(tokenizer), tool_parser("qwen3_coder"))
+    assert not caplog.records

@@ -10,7 +10,7 @@ from rllm.parser.reasoning import CLOSE, OPEN, split_reasoning
 from rllm.parser.tool_formats import ParsedText, ToolFormat
 from rllm.types import JSONObject
 
-_LAST_PROMPT_TOKENS = 8
+_LAST_PROMPT_TOKENS = 16
 _MOST_HELD = 16
 _LONGEST_CHARACTER = 4
 """Bytes of a character, so also the most ids of one."""
@@ -57,7 +57,8 @@ class AnswerReader:
         self._is_plain = plain
         self._tool_parser = tool_parser
         prompt_end = decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:]).rstrip()
-        self._starts_open = prompt_end.endswith(OPEN)
+        self._tags = _tags_of(tool_parser, prompt_end)
+        self._starts_open = prompt_end.endswith(self._tags[0].rstrip())
         self._so_far = IncrementalText(decoder)
         self._shown = Shown()
 
@@ -67,7 +68,9 @@ class AnswerReader:
         if self._is_plain:
             self._shown = Shown(content=text[: safe_length(text, self._stop)])
         else:
-            self._shown = visible(text, self._tool_parser, stop=self._stop, starts_open=self._starts_open)
+            self._shown = visible(
+                text, self._tool_parser, stop=self._stop, starts_open=self._starts_open, tags=self._tags
+            )
         return self._shown.beyond(earlier)
 
     def rest(self, whole: Shown) -> Shown:
@@ -82,11 +85,17 @@ class AnswerReader:
         stop = None if end is None else next(stop for stop in self._stop if whole.startswith(stop, end))
         if self._is_plain:
             return Answer(text=text, content=text, reasoning="", stop_string=stop)
-        split = split_reasoning(text, starts_open=self._starts_open)
+        split = split_reasoning(text, starts_open=self._starts_open, tags=self._tags)
         parsed = self._tool_parser.parse(split.answer) if self._tool_parser else ParsedText(content=split.answer)
         reasoning = split.reasoning or parsed.reasoning
         calls = parsed.tool_calls
         return Answer(text=text, content=parsed.content, reasoning=reasoning, tool_calls=calls, stop_string=stop)
+
+
+def _tags_of(tool_parser: ToolFormat | None, prompt_end: str) -> tuple[str, str]:
+    """Return the tags of reasoning: those of the format, unless the prompt ended in the usual one."""
+    of_format = tool_parser.reasoning_tags if tool_parser and not prompt_end.endswith(OPEN) else None
+    return of_format or (OPEN, CLOSE)
 
 
 def safe_length(text: str, markers: Iterable[str]) -> int:
@@ -109,23 +118,31 @@ def _length_before(text: str, marker: str) -> int:
 
 
 def visible(
-    text: str, tool_parser: ToolFormat | None = None, *, stop: Sequence[str] = (), starts_open: bool = False
+    text: str,
+    tool_parser: ToolFormat | None = None,
+    *,
+    stop: Sequence[str] = (),
+    starts_open: bool = False,
+    tags: tuple[str, str] = (OPEN, CLOSE),
 ) -> Shown:
     """Return the part of an unfinished answer that no further text can change.
 
-    A tool call is not content, and `stop` strings end the whole text. `starts_open`: the prompt ended in `<think>`.
+    A tool call is not content, and `stop` strings end the whole text. `starts_open`: the prompt ended in the first of
+    the `tags` of reasoning.
     """
     text = text[: safe_length(text, stop)]
     body = text.lstrip()
-    if OPEN.startswith(body):  # it may still become the tag
+    opening, closing = tags
+    if opening.startswith(body):  # it may still become the tag
         return Shown()
-    if starts_open or body.startswith(OPEN):
-        reasoning = split_reasoning(text[: safe_length(text, [CLOSE])], starts_open=starts_open).reasoning
-        if CLOSE not in text:
+    if starts_open or body.startswith(opening):
+        before = text[: safe_length(text, [closing])]
+        reasoning = split_reasoning(before, starts_open=starts_open, tags=tags).reasoning
+        if closing not in text:
             return Shown(reasoning)
     else:
         reasoning = ""
-    content = split_reasoning(text, starts_open=starts_open).answer
+    content = split_reasoning(text, starts_open=starts_open, tags=tags).answer
     start = content.lstrip()
     if tool_parser is None:
         return Shown(reasoning, content)

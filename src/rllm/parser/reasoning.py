@@ -15,21 +15,22 @@ class SplitText:
     answer: str
 
 
-def split_reasoning(text: str, *, starts_open: bool = False) -> SplitText:
+def split_reasoning(text: str, *, starts_open: bool = False, tags: tuple[str, str] = (OPEN, CLOSE)) -> SplitText:
     """Split `<think>reasoning</think>answer`.
 
     Newlines around the tags belong to the tags: chat templates print them. `starts_open` means that the prompt already
     ended in `<think>`. Reasoning that was never closed leaves no answer; text that does not start with the tag is all
-    answer.
+    answer. `tags` are those of another family.
     """
+    opening, closing = tags
     body = text.lstrip()
-    if body.startswith(OPEN):
-        body = body[len(OPEN) :]
+    if body.startswith(opening):
+        body = body[len(opening) :]
     elif not starts_open:
         return SplitText("", text)
     else:
         body = text
-    reasoning, closed, answer = body.partition(CLOSE)
+    reasoning, closed, answer = body.partition(closing)
     return SplitText(reasoning.strip("\n"), answer.lstrip("\n") if closed else "")
 
 

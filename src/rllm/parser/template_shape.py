@@ -7,6 +7,7 @@ are printed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ class TemplateShape:
     result_role: str = "tool"
     names_results: bool = False
     """A tool's result has the tool's name, which OpenAI's clients leave out."""
+    short_ids: bool = False
+    """Ids of calls have nine letters or digits, as Mistral's templates insist."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """Kinds of content that are printed in no form, with the template's error; "" if it drops them without one."""
 
@@ -51,7 +54,7 @@ class TemplateShape:
         """Return the messages in this form; their content is text."""
         names: dict[str, str] = {}
         shaped = []
-        for message in messages:
+        for message in map(_with_short_ids, messages) if self.short_ids else messages:
             calls = message.get("tool_calls") or ()
             names |= {call["id"]: call["function"]["name"] for call in calls if _is_named(call)}
             shaped.append(self._message(message, names))
@@ -99,6 +102,28 @@ class TemplateShape:
         else:
             return call
         return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Return the message with ids of calls that templates of any kind take."""
+    shortened = dict(message)
+    if isinstance(called := message.get("tool_call_id"), str):
+        shortened["tool_call_id"] = _short_id(called)
+    if calls := message.get("tool_calls"):
+        shortened["tool_calls"] = [
+            {**call, "id": _short_id(call["id"])}
+            if isinstance(call, Mapping) and isinstance(call.get("id"), str)
+            else call
+            for call in calls
+        ]
+    return shortened
+
+
+def _short_id(call_id: str) -> str:
+    """Return the id itself if it has nine letters or digits, else nine digits that follow from it."""
+    if len(call_id) == _SHORT and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT]
 
 
 def _wrapped(tool: JSONMapping) -> JSONMapping:
@@ -161,7 +186,9 @@ _CARRIES: dict[str, Callable[[Sequence[Message], Tools | None], bool]] = {
 
 _TEXT, _MORE, _NAME, _ABOUT = "rllmtext6c1f", "rllmmore93d2", "rllm_name_0b7e", "rllmabout4e1a"
 _KEY, _VALUE = "rllm_key_7d20", "rllmvalue5f3c"
-_CALL_ID, _SECOND_ID = "rllm6c1f0", "rllm2e95a"  # Mistral's templates insist on ids of 9 characters
+_SHORT = 9
+_CALL_ID, _SECOND_ID = "rllm6c1f0", "rllm2e95a"
+_LONG_ID = "call_" + "6c1f0" * 6
 _ARGUMENTS = f'{{"{_KEY}":  "{_VALUE}"}}'  # spaced as no serialiser does
 _CALL_MARKS = (_NAME, _KEY, _VALUE)
 _ASK: Message = {"role": "user", "content": "rllmask2a9b"}
@@ -187,7 +214,18 @@ def probed(render: Render) -> TemplateShape:
     shape = _with_content(render, TemplateShape())
     forms = [{"bare_tools": False}, {"bare_tools": True}]
     shape = _first(render, shape, TOOLS, forms, [_ASK], (_NAME, _ABOUT, _KEY), tools=[_TOOL])
-    return _with_results(render, _with_calls(render, shape))
+    shape = _with_results(render, _with_calls(render, shape))
+    return replace(shape, short_ids=CALLS not in shape.lost and _refuses_long_ids(render, shape))
+
+
+def _refuses_long_ids(render: Render, shape: TemplateShape) -> bool:
+    """Return whether a call is refused for the length of its id."""
+    tools = None if TOOLS in shape.lost else [_TOOL]
+    calls = [{**_CALL["tool_calls"][0], "id": _LONG_ID}]
+    chat = [_ASK, {**_CALL, "tool_calls": calls}, {**_RESULT, "tool_call_id": _LONG_ID}]
+    return _VALUE not in _text(render, shape, chat, tools) and _VALUE in _text(
+        render, shape, [_ASK, _CALL, _RESULT], tools
+    )
 
 
 def _with_content(render: Render, shape: TemplateShape) -> TemplateShape:

@@ -16,7 +16,7 @@ Schemas: TypeAlias = Mapping[str, JSONMapping]
 _scan = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
 _surrogate = re.compile("[\ud800-\udfff]")
-_beside_arguments = frozenset({"name", "id", "type"})
+_beside_arguments = frozenset({"name", "id", "type", "tool_name", "tool_call_id"})
 _object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
 
@@ -25,16 +25,16 @@ def new_call(name: str, arguments: str) -> JSONObject:
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def call_of_object(text: str) -> JSONObject | None:
+def call_of_object(text: str, name_key: str = "name") -> JSONObject | None:
     """Return the call in a JSON object of a name and arguments (or parameters); `None` if it is not one.
 
     Arguments may be absent, unless another key looks like a misspelling of theirs; and they may be an object that the
     model has quoted. Half of a surrogate pair, which only an escape can express, is not valid text.
     """
     spans = object_values(text)
-    if spans is None or "name" not in spans:
+    if spans is None or name_key not in spans:
         return None
-    name = json.loads(spans["name"])
+    name = json.loads(spans[name_key])
     arguments = spans.get("arguments", spans.get("parameters"))
     if arguments is None:
         arguments = "{}" if spans.keys() <= _beside_arguments else ""
@@ -43,6 +43,18 @@ def call_of_object(text: str) -> JSONObject | None:
     if not isinstance(name, str) or not name or _surrogate.search(name + arguments) or not is_object(arguments):
         return None
     return new_call(name, arguments)
+
+
+def call_with_arguments(text: str) -> JSONObject | None:
+    """Return the call in a JSON object, which must have arguments: an answer may be an object with a name, too."""
+    return call_of_object(text) if {"parameters", "arguments"} & set(object_values(text) or ()) else None
+
+
+def call_of_pair(text: str) -> JSONObject | None:
+    """Return the call in a JSON object that has only a name with its arguments; `None` if it is not one."""
+    spans = object_values(text) or {}
+    [*names] = spans
+    return new_call(names[0], spans[names[0]]) if len(names) == 1 and is_object(spans[names[0]]) else None
 
 
 def is_object(text: str) -> bool:
@@ -140,9 +152,12 @@ def _value_json(text: str, schema: object, root: JSONMapping) -> str:
     `root` resolves the schema's references. A value without a type in its schema is a string; a fraction instead of an
     integer stays a number, and the tool reports the error.
     """
+    from rllm.parser.tool_literals import python_json  # which itself needs this module
+
     types = {"number" if name == "integer" else name for name in _types(schema, root, set())}
     bare = text.strip()
     bare = _WORDS.get(bare.lower(), bare)
+    bare = bare if is_object(f'{{"": {bare}}}') else python_json(bare) or bare
     try:
         value = json.loads(bare, parse_constant=_refuse)
     except (ValueError, RecursionError):

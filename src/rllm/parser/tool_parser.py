@@ -6,6 +6,7 @@ The formats themselves are rows of the table in `tool_formats.py`.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from rllm.types import JSONMapping, JSONObject, Message
 
 if TYPE_CHECKING:
     from rllm.parser.chat_template import ChatTemplate
+
+logger = logging.getLogger(__name__)
 
 _TOOL_PROMPT = re.compile(r"\{#- rllm tool prompt: (\w+) -#\}")
 
@@ -78,8 +81,9 @@ def parser_of_answer(
     """Return the parser for the answer to a request with these tools; `None` if it cannot contain calls."""
     if parser is None:
         return None
-    may_call = bool(tools) and tool_choice != "none"
-    return parser.for_tools(tools or ()) if may_call or parser.reads_every_answer else None
+    if parser.reads_every_answer or (tools and tool_choice != "none"):
+        return parser.for_tools(tools or ())
+    return parser.without_calls() if parser.reasoning_tags else None
 
 
 def tool_format_of_template(template: str) -> str | None:
@@ -103,7 +107,10 @@ def unread_calls(template: ChatTemplate, chosen: ToolFormat) -> str:
 
     if CALLS in template.shape.lost:
         return "the chat template prints no tool calls"
-    ids, prompt_ids = template.printed_answer(_ASK, _CALL, [_TOOL])
+    try:
+        ids, prompt_ids = template.printed_answer(_ASK, _CALL, [_TOOL])
+    except ConfigError:  # it prints a call only before its result
+        return ""
     reader = AnswerReader(
         TextDecoder(template.tokenizer, markup=chosen.markup),
         prompt_ids=prompt_ids,
@@ -119,6 +126,17 @@ def unread_calls(template: ChatTemplate, chosen: ToolFormat) -> str:
     arguments = json.loads(read[0]["arguments"])
     changed = [key for key, value in _VALUES.items() if arguments.get(key) != value]
     return f"the chat template prints arguments that are read otherwise ({', '.join(changed)})" if changed else ""
+
+
+def log_unread_calls(template: ChatTemplate, chosen: ToolFormat) -> None:
+    """Log if the format does not read calls as the template prints them, with the remedy and what still works."""
+    unread = unread_calls(template, chosen)
+    if unread and CALLS not in template.shape.lost:
+        logger.warning(
+            "%s, so calls in answers stay text: set model.tool_parser to the model's format, or "
+            "model.tool_prompt=hermes; conversations without tools are exact",
+            unread,
+        )
 
 
 @dataclass(slots=True)

@@ -20,7 +20,13 @@ from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder
-from rllm.parser.tool_parser import parser_of_answer, tool_format_of_template, tool_parser
+from rllm.parser.tool_parser import (
+    DEFAULT_FORMAT,
+    log_unread_calls,
+    parser_of_answer,
+    tool_format_of_template,
+    tool_parser,
+)
 from rllm.types import JSONMapping, JSONObject, Message
 
 logger = logging.getLogger(__name__)
@@ -39,6 +45,7 @@ class TokenPrompts:
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
         self._tool_parser = tool_parser(name) if name else None
+        log_unread_calls(self._template, self._tool_parser or tool_parser(DEFAULT_FORMAT))
         self._has_warned = self._has_noted = False
         self._decoder = TextDecoder(tokenizer, markup=self._tool_parser.markup if self._tool_parser else ())
 

@@ -30,7 +30,7 @@ from rllm.parser.answer import Answer, AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate, is_long
 from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder, TokenBytes
-from rllm.parser.tool_parser import DEFAULT_FORMAT, chosen_format, parser_of_answer, tool_format_of_template
+from rllm.parser.tool_parser import chosen_format, log_unread_calls, parser_of_answer
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
 from rllm.types import JSONMapping, Message
 
@@ -98,12 +98,7 @@ class LocalEngine:
         self.end_ids = _end_ids(model, tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
         self._tool_parser = find_tool_parser(chosen_format(tool_parser, self.template.text))
-        self._unread_calls = (
-            tool_parser is None
-            and "tool_calls" in self.template.text
-            and tool_format_of_template(self.template.text) is None
-        )
-        """True if the template prints calls in an unknown format, and that has not been logged yet."""
+        log_unread_calls(self.template, self._tool_parser)
         self._seeds = random.Random(seed)
         self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
@@ -229,13 +224,6 @@ class LocalEngine:
     ) -> _Call:
         self.check_request(params)
         log_ignored(key for key in self.ignored(params) if key in CHAT.rows)
-        if tools and self._unread_calls:
-            self._unread_calls = False
-            logger.warning(
-                "the chat template prints tool calls in an unknown format, so answers are parsed as %s: set "
-                "model.tool_parser to the model's format",
-                DEFAULT_FORMAT,
-            )
         sampling = SamplingParams.from_request(params)
         room = self.max_length - len(prompt_ids)
         if room < 1:

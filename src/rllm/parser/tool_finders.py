@@ -1,0 +1,378 @@
+"""Functions that find tool calls in a text, each for a manner of writing them; `tool_formats.py` has the families.
+
+JSON arguments stay the exact text that the model wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rllm.parser.tool_json import (
+    Schemas,
+    all_or_none,
+    arguments_json,
+    call_of_object,
+    call_with_arguments,
+    is_object,
+    new_call,
+    object_end,
+    objects,
+    skip_space,
+)
+from rllm.parser.tool_literals import gemma_object, python_arguments
+from rllm.types import JSONObject
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a text that is not content as it stands."""
+
+    start: int
+    end: int
+    tool_calls: Sequence[JSONObject] = ()
+    content: str = ""
+    """Content in place of the piece."""
+    reasoning: str = ""
+
+
+def _find(text: str, token: str, position: int) -> int:
+    """Return the position of the next token, or the end of the text."""
+    found = text.find(token, position)
+    return len(text) if found < 0 else found
+
+
+def tagged_objects(text: str, _: Schemas, *, opening: re.Pattern[str], closing: str) -> Iterator[Piece]:
+    """Find JSON objects of a name and arguments between tags.
+
+    A closing tag may be missing at the very end, where the model stopped right after the object.
+    """
+    position = 0
+    while opened := opening.search(text, position):
+        call, end = None, object_end(text, opened.end())
+        if end is not None and (end == len(text) or text.startswith(closing, end)):
+            call = call_of_object(text[opened.end() : end])
+        else:
+            end = _find(text, closing, opened.end())
+        position = end + len(closing)
+        if call is not None:
+            yield Piece(opened.start(), position, [call])
+
+
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedValues:
+    """Calls with tags around the name and each argument, whose value is bare text.
+
+    Only the tool's schema decides whether `5` is a number or text: without one every value is text, unless its own tag
+    has a second group that tells (`true` for text). A value may contain other markup, except a call: it ends at the
+    closing tag that another parameter, or the end of the call, follows.
+    """
+
+    opening: re.Pattern[str]
+    parameter: re.Pattern[str]
+    value_end: re.Pattern[str]
+    closing: re.Pattern[str]
+
+    def __call__(self, text: str, schemas: Schemas) -> Iterator[Piece]:
+        heads = list(self.opening.finditer(text))
+        starts = [*(head.start() for head in heads), len(text)]
+        for head, limit in zip(heads, starts[1:], strict=True):
+            call, end = self._call(text, head, limit, schemas)
+            if call is not None:
+                yield Piece(head.start(), end, [call])
+
+    def next_call(self, text: str, position: int, limit: int, schemas: Schemas) -> tuple[JSONObject | None, int]:
+        """Return the call that begins here, if it is well-formed, and its end."""
+        head = self.opening.match(text, position, limit)
+        return self._call(text, head, limit, schemas) if head else (None, position)
+
+    def _call(self, text: str, head: re.Match[str], limit: int, schemas: Schemas) -> tuple[JSONObject | None, int]:
+        name, written, types, position = head[1].strip(), dict[str, str](), JSONObject(), head.end()
+        while True:
+            if space := _SPACE.match(text, position, limit):
+                position = space.end()
+            if not (key := self.parameter.match(text, position, limit)):
+                closed = self.closing.match(text, position, limit)
+                if closed is None:
+                    return None, position
+                schema = schemas.get(name, {})
+                if types:
+                    schema = {**schema, "properties": types}
+                return new_call(name, arguments_json(written, schema)), closed.end()
+            if not (end := self.value_end.search(text, key.end(), limit)):
+                return None, position
+            written[key[1].strip()] = text[key.end() : end.start()]
+            if self.parameter.groups > 1:
+                types[key[1].strip()] = {"type": "string" if key[2] == "true" else _NO_STRING}
+            position = end.end()
+
+
+_NO_STRING = ["number", "boolean", "null", "array", "object"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Calls between two marks: from end to end calls, or content."""
+
+    opening: re.Pattern[str]
+    closing: re.Pattern[str]
+    next_call: Callable[[str, int, int, Schemas], tuple[JSONObject | None, int]]
+    """Reads the call at a position of a text, before a limit where another block begins; returns it and its end."""
+
+    def __call__(self, text: str, schemas: Schemas) -> Iterator[Piece]:
+        position = 0
+        while opened := self.opening.search(text, position):
+            following = self.opening.search(text, opened.end())
+            limit = following.start() if following else len(text)
+            calls, position = list[JSONObject](), _end_of_space(text, opened.end())
+            call, end = self.next_call(text, position, limit, schemas)
+            while call is not None:
+                calls.append(call)
+                position = _end_of_space(text, end)
+                call, end = self.next_call(text, position, limit, schemas)
+            if calls and (closed := self.closing.match(text, position)):
+                position = closed.end()
+                yield Piece(opened.start(), position, calls)
+            else:
+                position = opened.end()
+
+
+def _end_of_space(text: str, position: int) -> int:
+    space = _SPACE.match(text, position)
+    return space.end() if space else position
+
+
+_SEPARATOR_OF_OBJECTS = re.compile(r"\s*(?:[,;]\s*)?")
+
+
+def next_object(
+    text: str, position: int, _: int, __: Schemas, *, call_of: Callable[[str], JSONObject | None] = call_of_object
+) -> tuple[JSONObject | None, int]:
+    """Return the call in the JSON object that begins here, after a comma, and its end."""
+    if between := _SEPARATOR_OF_OBJECTS.match(text, position):
+        position = between.end()
+    end = object_end(text, position)
+    return (None, position) if end is None else (call_of(text[position:end].strip()), end)
+
+
+_PYTHONIC = re.compile(r"\s*(?:,\s*)?([\w.-]+)\(")
+
+
+def next_pythonic_call(text: str, position: int, _: int, __: Schemas) -> tuple[JSONObject | None, int]:
+    """Return the call in Python's syntax that begins here, after a comma, and its end."""
+    head = _PYTHONIC.match(text, position)
+    found = python_arguments(text, head.end()) if head else None
+    return (new_call(head[1], found[0]), found[1]) if head and found else (None, position)
+
+
+_KIMI = re.compile(r"\s*<\|tool_call_begin\|>\s*((?:functions\.)?([\w.-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>")
+_KIMI_END = re.compile(r"<\|tool_call_end\|>")
+
+
+def next_kimi_call(text: str, position: int, _: int, __: Schemas) -> tuple[JSONObject | None, int]:
+    """Return the call of Kimi that begins here, and its end; its id is the one that the model wrote."""
+    head = _KIMI.match(text, position)
+    end = object_end(text, head.end()) if head else None
+    closed = _KIMI_END.match(text, end) if end is not None else None
+    if head is None or closed is None or not is_object(arguments := text[head.end() : end].strip()):
+        return None, position
+    return {**new_call(head[2], arguments), "id": head[1]}, closed.end()
+
+
+_GEMMA = re.compile(r"\s*call:([\w.-]+)(?=\{)")
+
+
+def next_gemma_call(text: str, position: int, _: int, __: Schemas) -> tuple[JSONObject | None, int]:
+    """Return the call of Gemma 4 that begins here, and its end."""
+    head = _GEMMA.match(text, position)
+    found = gemma_object(text, head.end()) if head else None
+    return (new_call(head[1], found[0]), found[1]) if head and found else (None, position)
+
+
+PYTHON = "<|python_tag|>"
+
+
+def llama3(text: str, _: Schemas) -> Iterator[Piece]:
+    """Find JSON objects, with `;` between them, that are the whole answer or that follow a tag.
+
+    An answer that happens to be a JSON object is a call only if it has a name and parameters. What follows a tag is
+    either calls from end to end or content: half of it is never run.
+    """
+    start = position = 0
+    while True:
+        calls: list[JSONObject] = []
+        items, end = objects(text, position, ";")
+        if items and (end == len(text) or text.startswith(PYTHON, end)):
+            calls = all_or_none([call_with_arguments(item) for item in items])
+        else:
+            end = _find(text, PYTHON, position)
+        if calls:
+            yield Piece(start, end, calls)
+        if end == len(text):
+            return
+        start, position = end, end + len(PYTHON)
+
+
+TOOL_CALLS = "[TOOL_CALLS]"
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\{))")
+
+
+def mistral(text: str, _: Schemas) -> Iterator[Piece]:
+    """Find a JSON array of calls after each tag, or since 2025 one name and its arguments.
+
+    What follows a tag is either calls from end to end or content.
+    """
+    position = _find(text, TOOL_CALLS, 0)
+    while position < len(text):
+        start = position + len(TOOL_CALLS)
+        calls, end = _mistral_calls(text, start)
+        if end is None or not (end == len(text) or text.startswith(TOOL_CALLS, end)):
+            calls, end = [], _find(text, TOOL_CALLS, start)
+        if calls:
+            yield Piece(position, end, calls)
+        position = end
+
+
+def _mistral_calls(text: str, start: int) -> tuple[list[JSONObject], int | None]:
+    """Return the calls that begin here, if they are well-formed, and their end."""
+    if named := _NAMED.match(text, start):
+        end = object_end(text, named.end())
+        arguments = text[named.end() : end].strip()
+        return ([new_call(named[1], arguments)] if is_object(arguments) else []), end
+    start = skip_space(text, start)
+    items, end = objects(text, start + 1, ",")
+    if not text.startswith("[", start) or not text.startswith("]", end):
+        return [], None
+    return all_or_none([call_of_object(item) for item in items]), skip_space(text, end + 1)
+
+
+BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_FENCED = re.compile(r"\s*function<｜tool▁sep｜>([^<\n]+)\n```(?:json)?\n")
+_BARE = re.compile(r"\s*+([^<\n]+)<｜tool▁sep｜>")
+_NEXT = re.compile(f"{CALL}|{BLOCK_END}|{BLOCK}")
+
+
+def deepseek(text: str, _: Schemas) -> Iterator[Piece]:
+    """Find blocks of calls, each call between tokens of its own.
+
+    R1 writes `function`, the separator, a name and fenced JSON; V3.1 writes a name, the separator and bare JSON. The
+    closing tokens may be missing at the very end. In a block with good and malformed calls the malformed ones stay
+    content, each with its own tokens.
+    """
+    position = 0
+    while (start := text.find(BLOCK, position)) >= 0:
+        calls, rest = list[JSONObject](), list[str]()
+        position = start + len(BLOCK)
+        while (mark := _NEXT.search(text, position)) and mark[0] == CALL:
+            rest.append(text[position : mark.start()].strip())
+            call, position = _deepseek_call(text, mark.end())
+            if call is None:
+                rest.append(text[mark.start() : position])
+            else:
+                calls.append(call)
+        rest.append(text[position : mark.start() if mark else len(text)].strip())
+        position = len(text) if mark is None else mark.end() if mark[0] == BLOCK_END else mark.start()
+        if calls:
+            yield Piece(start, position, calls, content="".join(rest))
+
+
+def _deepseek_call(text: str, start: int) -> tuple[JSONObject | None, int]:
+    """Return the call that begins here, if it is well-formed, and its end, or else the next mark."""
+    for match_head, closing in ((_FENCED.match, "```"), (_BARE.match, "")):
+        found = match_head(text, start)
+        end = object_end(text, found.end()) if found else None
+        if found is None or end is None or not text.startswith(closing, end):
+            continue
+        arguments, end = text[found.end() : end].strip(), skip_space(text, end + len(closing))
+        if text.startswith(CALL_END, end):
+            end += len(CALL_END)
+        elif end < len(text) and not _NEXT.match(text, end):
+            continue
+        if found[1].strip() and is_object(arguments):
+            return new_call(found[1].strip(), arguments), end
+    mark = _NEXT.search(text, start)
+    return None, mark.start() if mark else len(text)
+
+
+START, CHANNEL, MESSAGE, CONSTRAIN, END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"
+_HARMONY_HEADER = re.compile(r"\A\s*to=|<\|start\|>|<\|channel\|>")
+_HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>|<\|channel\|>)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([\w.-]+)")
+_MUSE_HEADER = re.compile(r"\A\s*to=|<\|start\|>")
+_MUSE_END = re.compile(r"<\|eo[mt]\|>|(?=<\|start\|>)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """One of the messages that an answer consists of, as written."""
+
+    start: int
+    header: str
+    recipient: str
+    body: str
+    end: int
+
+
+def _messages(text: str, headers: re.Pattern[str], ends: re.Pattern[str]) -> Iterator[_Message]:
+    position = 0
+    while (message := text.find(MESSAGE, position)) >= 0:
+        before, start = text[position:message], message + len(MESSAGE)
+        found = headers.search(before)
+        header = before[found.start() :] if found else ""
+        recipient = _RECIPIENT.search(header)
+        # Tokens in the JSON strings of a call end nothing.
+        end, closing = object_end(text, start) if recipient else None, ""
+        if end is not None and (closed := ends.match(text, end)):
+            closing = closed[0]
+        elif end is None or end < len(text):
+            limit = _find(text, MESSAGE, start)
+            closed = ends.search(text, start, limit)
+            end, closing = (closed.start(), closed[0]) if closed else (limit, "")
+        position = end + len(closing)
+        yield _Message(message - len(header), header, recipient[1] if recipient else "", text[start:end], position)
+
+
+def harmony(text: str, _: Schemas) -> Iterator[Piece]:
+    """Read messages on channels: https://cookbook.openai.com/articles/openai-harmony.
+
+    The recipient of a call may stand after or before the channel. The analysis channel is reasoning; other channels are
+    content.
+    """
+    for part in _messages(text, _HARMONY_HEADER, _HARMONY_END):
+        channel = _CHANNEL_NAME.search(part.header)
+        if part.recipient and is_object(part.body):
+            name = part.recipient.removeprefix("functions.")
+            yield Piece(part.start, part.end, [new_call(name, part.body.strip())])
+        elif part.recipient or not part.header:
+            continue
+        elif channel and channel[1] == "analysis":
+            yield Piece(part.start, part.end, reasoning=part.body)
+        else:
+            yield Piece(part.start, part.end, content=part.body)
+
+
+_ATEM = TaggedValues(
+    opening=re.compile(r'<atem:invoke name="([^"\n]+)">'),
+    parameter=re.compile(r'<atem:parameter name="([^"\n]+)">'),
+    value_end=re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))"),
+    closing=re.compile(r"</atem:invoke>"),
+)
+
+
+def muse(text: str, schemas: Schemas) -> Iterator[Piece]:
+    """Read messages to the user, to the model itself (which is reasoning), and to tools."""
+    for part in _messages(text, _MUSE_HEADER, _MUSE_END):
+        if part.recipient == "self":
+            yield Piece(part.start, part.end, reasoning=part.body)
+        elif part.recipient and part.recipient != "user":
+            calls = [call for piece in _ATEM(part.body, schemas) for call in piece.tool_calls]
+            if calls:
+                yield Piece(part.start, part.end, calls)
+        elif part.header:
+            yield Piece(part.start, part.end, content=part.body)
