@@ -181,7 +181,7 @@ def kept_bytes(layers: int, hidden: int, intermediate: int, *, itemsize: int, re
 def pass_tokens(weight_bytes: int, each: int) -> int:
     """Return the tokens of a pass on a CPU, where larger ones are no faster and only take more memory.
 
-    Their activations, `each` bytes a token, take about as much memory as the weights.
+    Their activations, `each` bytes a token if none is computed again, take about as much memory as the weights.
     """
     return max(weight_bytes, _LEAST_ROOM) // each
 

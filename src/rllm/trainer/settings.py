@@ -12,7 +12,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
 from rllm.backends.verl.settings import needs_critic, needs_reference
 from rllm.config.schema import TrainConfig, refuse_changes
-from rllm.config.sizes import GB, kept_bytes, size_of, trained_bytes
+from rllm.config.sizes import GB, kept_bytes, pass_tokens, size_of, trained_bytes
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_length, choose_device, choose_dtype, described
 
@@ -132,7 +132,10 @@ def training_memory(config: TrainConfig) -> list[str]:
     if needs_critic(config):
         parts["critic"] = sum(trained.values())
     if (each := bytes_of_token(config)) is not None:
-        parts[f"activations of {config.optim.micro_batch_tokens} tokens"] = config.optim.micro_batch_tokens * each
+        tokens = config.optim.micro_batch_tokens
+        if device.type == "cpu" and (most := _bytes_of_token(config, recompute=False)) is not None:
+            tokens = min(tokens, pass_tokens(int(trained["weights"]), most))
+        parts[f"activations of {tokens} tokens"] = tokens * each
     sampler = "" if config.model.engine == "vllm" else ", beside the sampler's cache"
     listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in parts.items())
     return [f"predicted memory for training on {device.type}: {sum(parts.values()) / GB:.2f} GB ({listed}){sampler}"]
@@ -163,6 +166,10 @@ def fitted_to_memory(config: TrainConfig, memory: int | None = None) -> TrainCon
 
 def bytes_of_token(config: TrainConfig) -> int | None:
     """Return the bytes that a forward pass keeps of each token for the backward pass; `None` without `config.json`."""
+    return _bytes_of_token(config, recompute=config.model.gradient_checkpointing)
+
+
+def _bytes_of_token(config: TrainConfig, *, recompute: bool) -> int | None:
     described = Path(config.model.path).expanduser() / "config.json"
     try:
         about = json.loads(described.read_text(encoding="utf-8"))
@@ -170,4 +177,4 @@ def bytes_of_token(config: TrainConfig) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     size: int = choose_dtype(config.model.dtype, choose_device(config.model.device)).itemsize
-    return kept_bytes(layers, hidden, inner, itemsize=size, recompute=config.model.gradient_checkpointing)
+    return kept_bytes(layers, hidden, inner, itemsize=size, recompute=recompute)

@@ -66,7 +66,7 @@ class Trunk:
             return None
         itemsize = next(self.module.parameters()).dtype.itemsize
         weights = sum(weight.nbytes for weight in self.module.parameters())
-        return pass_tokens(weights, kept_bytes(*sizes, itemsize=itemsize, recompute=self.recompute))
+        return pass_tokens(weights, kept_bytes(*sizes, itemsize=itemsize, recompute=False))
 
     def _saving_memory(self) -> AbstractContextManager[object]:
         if self.recompute:
