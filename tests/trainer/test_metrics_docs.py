@@ -47,7 +47,7 @@ def test_documented_metrics_are_in_the_code() -> None:
     made_up |= {f"tokens/per_second_{name}" for name in ("rollout", "update")}
     made_up |= {f"critic/score/{name}" for name in ("mean", "max", "min")}
     made_up |= {f"eval/{name}" for name in ("agent/*", "rollout/num_calls", "timing/rollout_s")}
-    parts = "weights gradients optimizer reference critic activations sampler_weights"
+    parts = "weights gradients optimizer reference critic activations sampler_weights kv_cache"
     made_up |= {f"memory/{part}_gb" for part in parts.split()}
     made_up.add("policy/pg_clipfrac")  # verl's own
     assert {form(name) for name in DOCUMENTED} - source - made_up == set()

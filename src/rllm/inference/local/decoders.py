@@ -171,6 +171,10 @@ class _SequentialDecoder(Generic[State]):
     def clear(self) -> None:
         self._states.clear()
 
+    @property
+    def cache_bytes(self) -> int:
+        return 0
+
 
 class DynamicDecoder(_SequentialDecoder[DynamicCache]):
     """One sequence at a time, with the cache that `transformers` builds for the model."""

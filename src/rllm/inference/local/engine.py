@@ -191,9 +191,9 @@ class LocalEngine:
             self._packed.drop()
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of packed weights."""
+        """Return the bytes of packed weights and of keys and values."""
         packed = 0 if self._packed is None else self._packed.nbytes
-        return {"sampler_weights": packed}
+        return {"sampler_weights": packed, "kv_cache": self._scheduler.cache_bytes}
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start."""

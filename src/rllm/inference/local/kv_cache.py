@@ -73,6 +73,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._viewed = (-1, -1, -1)
         self._rows = heads
 
+    def release(self) -> None:
+        """Forget all slots and free their memory."""
+        self._memory = self._memory[:0].clone()
+        self._lay_out(0, 0)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._memory.nbytes)
+
     @property
     def _layers(self) -> range:
         return range(self.shape.num_layers)
@@ -191,13 +200,25 @@ class PrefixCache:
 
     def __init__(self, shape: CacheShape, *, max_bytes: int) -> None:
         self._max_blocks = max_bytes // (shape.bytes_per_token * BLOCK)
-        # All at once: main memory is only taken where it is written to, and a GPU's cannot grow in place.
-        self._pool = torch.empty(
-            (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim),
-            dtype=shape.dtype,
-            device=shape.device,
-        )
+        self._shape = shape
+        self._pool = self._empty_pool()
         self._round = 0
+        self.clear()
+
+    def _empty_pool(self) -> torch.Tensor:
+        # All at once: main memory is only taken where it is written to, and a GPU's cannot grow in place.
+        shape = self._shape
+        size = (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim)
+        return torch.empty(size, dtype=shape.dtype, device=shape.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks in use."""
+        return len(self._by_use) * BLOCK * self._shape.bytes_per_token
+
+    def release(self) -> None:
+        """Forget everything, and free its memory: that of an unused pool is not taken."""
+        self._pool = self._empty_pool()
         self.clear()
 
     def clear(self) -> None:

@@ -61,6 +61,11 @@ class Decoder(Protocol):
         """Drop all sequences and forget all prefixes: the weights have changed."""
         ...
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values; 0 if unknown."""
+        ...
+
 
 @dataclass(eq=False, kw_only=True)
 class Request:
@@ -192,6 +197,10 @@ class Scheduler:
         self._live.clear()
         self._settings = None
         self._decoder.clear()
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._decoder.cache_bytes
 
     def fail(self, error: Exception) -> None:
         """End every request with this error."""

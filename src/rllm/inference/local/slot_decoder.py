@@ -302,6 +302,14 @@ class SlotDecoder:
         self._row_of_sequence = None
         self._prefixes.clear()
         self._graphs.clear()
+        if self._device.type == "cpu":  # a GPU's memory stays laid out
+            for cache in (self._prompts, self._cache, self._prefixes):
+                cache.release()
+            self._make_buffers()
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._prompts.nbytes + self._cache.nbytes + self._prefixes.nbytes
 
 
 def prefill_batches(items: Iterable[PrefillItem], max_tokens: int, max_padding: int) -> list[list[PrefillItem]]:
