@@ -138,7 +138,7 @@ class Block:
                 position = closed.end()
                 yield Piece(opened.start(), position, calls)
             else:
-                position = opened.end()
+                position = max(opened.end(), opened.start() + 1)  # the mark may be the beginning of the text
 
 
 def _end_of_space(text: str, position: int) -> int:
