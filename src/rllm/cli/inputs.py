@@ -152,8 +152,9 @@ class ModelSource:
 def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
     """Return the model of `config.model`, to run in this process."""
     from rllm.inference.local.loading import check_source
+    from rllm.parser.tool_prompt import TemplateChoice
 
-    check_source(config.model.path)
+    check_source(config.model.path, template=TemplateChoice.of(config.model))
     return ModelSource(
         name=config.model.path, identity=_identity(config), upstream=_embedded_upstream(config, max_concurrent)
     )

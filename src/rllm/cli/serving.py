@@ -170,8 +170,9 @@ def serve(
     config = _config(folder_of(model, checkpoint), settings or [])
     print_line(f"rllm serve: {loading(config.model.path)}; traces are kept in {store}")
     from rllm.inference.local.loading import check_source  # which imports torch
+    from rllm.parser.tool_prompt import TemplateChoice
 
-    check_source(config.model.path)
+    check_source(config.model.path, template=TemplateChoice.of(config.model))
     with (
         closing(bind(gateway.host, gateway.port)) as listener,
         closing(open_store(store)) as traces,

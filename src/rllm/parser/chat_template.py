@@ -14,7 +14,7 @@ import orjson
 from rllm.errors import ConfigError
 from rllm.parser.append_only import common_length
 from rllm.parser.control_tokens import ControlTokens
-from rllm.parser.decoding import Tokenizer
+from rllm.parser.decoding import Tokenizer, special_tokens
 from rllm.parser.template_shape import (
     CALLS,
     FURTHER_CALLS,
@@ -80,6 +80,19 @@ class ChatTemplate:
                 f"a list of parts: {_NAME_OF_CHOICE}"
             )
         return shape
+
+    @cached_property
+    def end_id(self) -> int | None:
+        """Id of the control token that follows the last answer; `None` if there is none, or the template refuses."""
+        answer = "Seven."
+        chat = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": answer}]
+        try:
+            _, printed, after = self.render_text(chat, add_generation_prompt=False).rpartition(answer)
+        except ConfigError:
+            return None
+        known = special_tokens(self.tokenizer)
+        ids = self.control_tokens.encode(after) if printed else []
+        return next((id_ for id_ in ids if self.tokenizer.convert_ids_to_tokens(id_) in known), None)
 
     def lost(self, messages: Sequence[Message], tools: _Tools = None) -> tuple[str, ...]:
         """Return the kinds of content of a request that the template leaves out of its prompt, such as `tools`.

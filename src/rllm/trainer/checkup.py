@@ -230,21 +230,28 @@ def training_bytes(model: str) -> float | None:
 def model_findings(model: str) -> list[Finding]:
     """Return the problems of a model folder, or of what the hub has of it."""
     try:
-        from rllm.inference.local.loading import load_tokenizer
+        from rllm.inference.local.loading import check_ids, is_adapter, load_tokenizer
+        from rllm.inference.model_folder import checked_source, incomplete
     except ImportError as error:
         detail = f"cannot be looked at: {error}"
         return [Finding(name="model", ok=False, detail=detail, fix="pip install 'rllm[train]'")]
     folder = Path(model).expanduser()
-    if problem := _incomplete(folder):
-        fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
-        return [Finding(name="model", ok=False, detail=f"{model} {problem}", fix=fix)]
     try:
+        if not is_adapter(model):
+            checked_source(model)
+        if problem := incomplete(folder):
+            fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
+            return [Finding(name="model", ok=False, detail=f"{model} {problem}", fix=fix)]
         loaded = load_tokenizer(model)
     except ConfigError as error:
         fix = "name a folder that holds the whole model, or a hub id (owner/name) that can be downloaded"
         return [Finding(name="model", ok=False, detail=str(error), fix=fix)]
     length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
     there = Finding(name="model", ok=True, detail=f"{model}: {loaded.num_ids:,} ids, context of {length}")
+    try:
+        check_ids(loaded.tokenizer, loaded.num_ids)
+    except ConfigError as error:
+        there = Finding(name="model", ok=False, detail=str(error), fix="use the tokenizer that the model came with")
     return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
 
 
@@ -262,52 +269,6 @@ def _lora_findings(model: str) -> list[Finding]:
         fix = "name layers in model.lora_targets, or train all weights: model.lora_rank=0"
         return [Finding(name="lora", ok=False, detail=str(error), needed=False, fix=fix)]
     return [Finding(name="lora", ok=True, detail=f"with model.lora_rank set, {covered}")]
-
-
-def missing_files(folder: Path) -> list[str]:
-    """Return the files that a model folder lacks; an adapter's folder has others."""
-    if (folder / "adapter_config.json").exists():
-        return []
-    indexes = list(folder.glob("*.index.json"))
-    parts = {name for index in indexes for name in json.loads(index.read_text())["weight_map"].values()}
-    lacking = sorted(name for name in parts if not (folder / name).exists())
-    if not (folder / "config.json").exists():
-        lacking.append("config.json")
-    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    return lacking if weights or parts else [*lacking, "weights (*.safetensors)"]
-
-
-def _incomplete(folder: Path) -> str:
-    """Return what is missing or damaged in a model folder; empty if the folder does not exist."""
-    if not folder.is_dir():
-        return ""
-    if damaged := [path.name for path in sorted(folder.glob("*.json")) if not _is_json(path)]:
-        return f"has files that are not JSON: {', '.join(damaged)}"
-    if missing := missing_files(folder):
-        return f"lacks {', '.join(missing)}"
-    if cut := [path.name for path in sorted(folder.glob("*.safetensors")) if not _is_whole(path)]:
-        return f"has files that were cut off: {', '.join(cut)}"
-    return ""
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        return isinstance(json.loads(path.read_bytes()), dict | list)
-    except (OSError, ValueError):
-        return False
-
-
-def _is_whole(weights: Path) -> bool:
-    """Return whether a file is as long as its header states, see https://huggingface.co/docs/safetensors."""
-    size = weights.stat().st_size
-    with weights.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(length)) if length < size else {}
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return False
-    return bool(8 + length + max(ends, default=0) == size)
 
 
 def template_findings(tokenizer: PreTrainedTokenizerBase) -> list[Finding]:

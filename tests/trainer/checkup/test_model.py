@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rllm.inference.model_folder import missing_files
 from rllm.trainer.checkup import (
     generation_finding,
-    missing_files,
     model_findings,
     template_findings,
     training_bytes,
@@ -96,8 +96,9 @@ def test_sampling_that_the_model_asks_for(settings: dict[str, float] | None, sai
 
 
 def test_files_that_a_download_left_out(tmp_path: Path) -> None:
-    assert missing_files(tmp_path) == ["config.json", "weights (*.safetensors)"]
-    (tmp_path / "config.json").write_text("{}")
+    assert missing_files(tmp_path) == ["config.json", "weights (*.safetensors)", "a tokenizer (tokenizer.json)"]
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
@@ -108,7 +109,8 @@ def test_files_that_a_download_left_out(tmp_path: Path) -> None:
 
 
 def test_files_that_were_cut_off(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     weights = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(2, 3)}, weights)
     assert training_bytes(str(tmp_path)) == 6 * 16

@@ -123,10 +123,10 @@ class LocalBackend:
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        check_source(config.model.path)
+        template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
         choose_device(config.model.device)
         tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
-        TemplateChoice.of(config.model).read()
+        template.read()
         LoraSettings.from_config(config)
         check_critic(config)
         if config.model.lora_rank:
@@ -139,6 +139,7 @@ class LocalBackend:
         refuse_changes(
             config.verl, "verl", type(config.verl).model_fields, "without its workers; set backend=verl, too"
         )
+        check_source(config.model.path, template=template, trains_all=trains_all)
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Self:

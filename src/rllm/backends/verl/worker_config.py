@@ -69,14 +69,15 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: naming the setting, its value and the remedy.
     """
-    check_source(config.model.path)
+    template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
+    check_source(config.model.path, template=template, trains_all=trains_all)
     if is_adapter(config.model.path):
         raise ConfigError(
             f"model.path={config.model.path!r} is a LoRA adapter, from which verl's workers cannot start: merge it "
             "into its model with `rllm export RUN --model FOLDER`, or peft's merge_and_unload(), and use that folder"
         )
     tool_parser(config.model.tool_parser or DEFAULT_FORMAT)
-    TemplateChoice.of(config.model).read()
+    template.read()
     on_cpu(config)
     user_keys(config)
     check_serving(without_adapter(config))

@@ -22,7 +22,7 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import DecodeThread, Wakeup
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.loading import check_length, context_length, longrope_note
+from rllm.inference.local.loading import check_ids, check_length, context_length, longrope_note
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
@@ -91,12 +91,12 @@ class LocalEngine:
         self.model = model.eval() if device is None else model.to(device).eval()
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
-        _ = self.template.shape  # refuses a template that does not print user messages
+        self._num_tokens: int = model.get_input_embeddings().num_embeddings
+        check_ids(tokenizer, self._num_tokens)
         self.lost = self.template.lost
         self.continued_prompt = Continuation(tokenizer, self.template).prompt_ids
         self.max_length = _checked_length(model, max_length)
-        self.end_ids = _end_ids(model, tokenizer)
-        self._num_tokens: int = model.get_input_embeddings().num_embeddings
+        self.end_ids = _end_ids(model, tokenizer, self.template)
         self._tool_parser = find_tool_parser(chosen_format(tool_parser, self.template.text))
         log_unread_calls(self.template, self._tool_parser)
         self._seeds = random.Random(seed)
@@ -344,13 +344,26 @@ def _longer(model: PreTrainedModel, max_length: int) -> str:
     return f", or raise model.max_length{'' if limit is None else f' (the model takes {limit})'}"
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return every id that ends a turn, by the generation config, the model's config and the tokenizer."""
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> frozenset[int]:
+    """Return every id that ends a turn, by the generation config, the model's config, the tokenizer and the template.
+
+    Only the template knows it where a converted or base model was given one, and its files name another token.
+    """
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     found: set[int] = set()
     for source in sources:
         value = getattr(source, "eos_token_id", None)
         found.update([value] if isinstance(value, int) else value or ())
+    end = template.end_id
+    if end is not None and end not in found:
+        logger.warning(
+            "the chat template ends an answer with %r, id %d, which the model's files do not list as an end (%s): "
+            "answers end there, too; add it to eos_token_id in generation_config.json for other servers",
+            tokenizer.convert_ids_to_tokens(end),
+            end,
+            ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(found)))) or "none",
+        )
+        found.add(end)
     return frozenset(found)
 
 

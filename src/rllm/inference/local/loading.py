@@ -31,7 +31,9 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
 from rllm.errors import ConfigError, MissingDependencyError
+from rllm.inference.model_folder import check_files, check_trainable, checked_source
 from rllm.inference.pretrained import from_pretrained, without_bars
+from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_prompt import TemplateChoice
 from rllm.types import JSONMapping
 
@@ -141,7 +143,7 @@ def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = 
         base = load_tokenizer(base_of(adapter))
         loaded = replace(base, tokenizer=_tokenizer_of(adapter, base.tokenizer))
     else:
-        source = _checked_source(path_or_id)
+        source = checked_source(path_or_id)
         config = from_pretrained(AutoConfig.from_pretrained, source, "configuration").get_text_config(decoder=True)
         loaded = LoadedTokenizer(
             tokenizer=from_pretrained(AutoTokenizer.from_pretrained, source, "tokenizer"),
@@ -174,7 +176,7 @@ def load_model(
     adapter = Path(path_or_id).expanduser()
     if is_adapter(adapter):
         return _merged(adapter, dtype=dtype, device=device)
-    source = _checked_source(path_or_id)
+    source = checked_source(path_or_id)
     target = choose_device(device)
     chosen_dtype = choose_dtype(dtype, target)
     if target.type == "cpu":
@@ -203,7 +205,7 @@ def load_outline(path_or_id: str | Path) -> PreTrainedModel:
     Raises:
         ConfigError: if there is no such model, or if its configuration cannot be read.
     """
-    config = from_pretrained(AutoConfig.from_pretrained, _checked_source(path_or_id), "configuration")
+    config = from_pretrained(AutoConfig.from_pretrained, checked_source(path_or_id), "configuration")
     with torch.device("meta"):
         return _kind_of(config).from_config(config, attn_implementation=attention_of(config))
 
@@ -430,41 +432,48 @@ def check_tokenizer_in(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None
         )
 
 
-def check_source(path_or_id: str | Path) -> None:
-    """Check that a model or adapter exists, without loading it; a possible hub id is not looked up.
+def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = None, trains_all: bool = False) -> None:
+    """Check a model or adapter without loading its weights; a possible hub id is not looked up.
+
+    Args:
+        path_or_id: see `load_model`.
+        template: see `load_model`.
+        trains_all: all weights are to be trained.
 
     Raises:
-        ConfigError: if it is a path, but not that of a model's folder.
+        ConfigError: if it is a path, but not that of a model's folder; or if files are missing or damaged, the chat
+            template cannot be used, or the tokenizer is of another model.
     """
-    if not is_adapter(path_or_id):
-        _checked_source(path_or_id)
-
-
-def _checked_source(path_or_id: str | Path) -> str:
-    """Return the source for `transformers`; anything that looks like a path is never looked up on the hub."""
     folder = Path(path_or_id).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            of_run = ", such as a checkpoint of this run" if (folder / "checkpoints").is_dir() else ""
-            raise ConfigError(
-                f"model={str(path_or_id)!r}: the folder has no config.json: use a Hugging Face model folder{of_run}"
-            )
-        return str(folder)
-    if folder.exists():
-        raise ConfigError(f"model={str(path_or_id)!r} is a file: use the folder that holds config.json")
-    if _looks_like_path(path_or_id):
+    if is_adapter(folder):
+        return
+    checked_source(path_or_id)
+    if not folder.is_dir():
+        return
+    check_files(folder)
+    if trains_all:
+        check_trainable(folder)
+    loaded = load_tokenizer(folder, template=template)
+    check_ids(loaded.tokenizer, loaded.num_ids)
+
+
+def check_ids(tokenizer: PreTrainedTokenizerBase, num_ids: int) -> None:
+    """Check that a model has the tokens that its chat template prints.
+
+    Tokenizers may have more tokens than the model, such as one for images in Gemma 3 1B; only in a prompt they matter.
+
+    Raises:
+        ConfigError: if it lacks one, or if there is no chat template.
+    """
+    template = ChatTemplate(tokenizer)
+    _ = template.shape  # refuses a template that does not print user messages
+    most = max(template.render([{"role": "user", "content": "Hello."}]), default=0)
+    if most >= num_ids:
         raise ConfigError(
-            f"model={str(path_or_id)!r}: there is no such folder; check the path, or use a hub id (owner/name)"
+            f"tokenizer={tokenizer.name_or_path!r}: it has {len(tokenizer)} tokens, and the model {num_ids}; a prompt "
+            f"has {tokenizer.decode([most])!r}, id {most}, which the model lacks: use the tokenizer that the model "
+            "was trained with"
         )
-    return str(path_or_id)
-
-
-def _looks_like_path(path_or_id: str | Path) -> bool:
-    """Return whether this is not `owner/name`; `folder/name` is a path if that folder exists."""
-    if isinstance(path_or_id, Path):
-        return True
-    owner, _, name = path_or_id.partition("/")
-    return not name or "/" in name or "\\" in name or owner in ("", ".", "..", "~") or Path(owner).is_dir()
 
 
 def _check_complete(source: str, model: PreTrainedModel, found: JSONMapping) -> None:

@@ -1,0 +1,126 @@
+"""Checks of a model's folder before anything of it is loaded. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rllm.errors import ConfigError
+
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
+"""Files that tokenizers are read from; without any, `transformers` makes some with a handful of tokens."""
+
+
+def checked_source(path_or_id: str | Path) -> str:
+    """Return the source for `transformers`; anything that looks like a path is never looked up on the hub.
+
+    Raises:
+        ConfigError: if it is a path, but not that of a model's folder; or if it is in a format for other programs.
+    """
+    name, folder = f"model={str(path_or_id)!r}", Path(path_or_id).expanduser()
+    if folder.suffix.lower() == ".gguf" and folder.exists():
+        raise ConfigError(f"{name} is a GGUF file, {_convert(folder)}")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            if files := sorted(folder.glob("*.gguf")):
+                raise ConfigError(f"{name} is a folder of GGUF files, {_convert(files[0])}")
+            of_run = ", such as a checkpoint of this run" if (folder / "checkpoints").is_dir() else ""
+            raise ConfigError(f"{name}: the folder has no config.json: use a Hugging Face model folder{of_run}")
+        return str(folder)
+    if folder.exists():
+        raise ConfigError(f"{name} is a file: use the folder that holds config.json")
+    if _looks_like_path(path_or_id):
+        raise ConfigError(f"{name}: there is no such folder; check the path, or use a hub id (owner/name)")
+    if str(path_or_id).lower().endswith("-gguf"):
+        raise ConfigError(f"{name} holds GGUF files, which cannot be trained: use the id of the original model")
+    return str(path_or_id)
+
+
+def _convert(file: Path) -> str:
+    return (
+        "which cannot be trained: use the folder or hub id of the original model, or convert it: `pip install gguf "
+        f"accelerate`, then from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}, dtype=torch.float32) of "
+        "transformers' AutoModelForCausalLM and AutoTokenizer, and save_pretrained(FOLDER) of both"
+    )
+
+
+def _looks_like_path(path_or_id: str | Path) -> bool:
+    """Return whether this is not `owner/name`; `folder/name` is a path if that folder exists."""
+    if isinstance(path_or_id, Path):
+        return True
+    owner, _, name = path_or_id.partition("/")
+    return not name or "/" in name or "\\" in name or owner in ("", ".", "..", "~") or Path(owner).is_dir()
+
+
+def check_files(folder: Path) -> None:
+    """Check that a model's folder is whole.
+
+    Raises:
+        ConfigError: naming what is missing or damaged.
+    """
+    if problem := incomplete(folder):
+        raise ConfigError(f"model={str(folder)!r} {problem}: download or save the folder again, whole")
+
+
+def check_trainable(folder: Path) -> None:
+    """Check that all weights of a folder can be trained.
+
+    Raises:
+        ConfigError: if they are quantised.
+    """
+    about = json.loads((folder / "config.json").read_bytes()) if (folder / "config.json").is_file() else {}
+    if quantised := about.get("quantization_config"):
+        method = quantised.get("quant_method", "an unknown method")
+        raise ConfigError(
+            f"model.path={str(folder)!r}: its weights are quantised ({method}), and only an adapter on them can be "
+            "trained: set model.lora_rank=16, or use the model that is not quantised"
+        )
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the files that a model folder lacks; an adapter's folder has others."""
+    if (folder / "adapter_config.json").exists():
+        return []
+    indexes = list(folder.glob("*.index.json"))
+    parts = {name for index in indexes for name in json.loads(index.read_text())["weight_map"].values()}
+    lacking = sorted(name for name in parts if not (folder / name).exists())
+    if not (folder / "config.json").exists():
+        lacking.append("config.json")
+    if not parts and not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        lacking.append("weights (*.safetensors)")
+    if not any(any(folder.glob(name)) for name in _VOCABULARIES):
+        lacking.append("a tokenizer (tokenizer.json)")
+    return lacking
+
+
+def incomplete(folder: Path) -> str:
+    """Return what is missing or damaged in a model folder; empty if the folder does not exist."""
+    if not folder.is_dir():
+        return ""
+    if damaged := [path.name for path in sorted(folder.glob("*.json")) if not _is_json(path)]:
+        return f"has files that are not JSON: {', '.join(damaged)}"
+    if missing := missing_files(folder):
+        return f"lacks {', '.join(missing)}"
+    if cut := [path.name for path in sorted(folder.glob("*.safetensors")) if not _is_whole(path)]:
+        return f"has files that were cut off: {', '.join(cut)}"
+    return ""
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict | list)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_whole(weights: Path) -> bool:
+    """Return whether a file is as long as its header states, see https://huggingface.co/docs/safetensors."""
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if length < size else {}
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+    return bool(8 + length + max(ends, default=0) == size)

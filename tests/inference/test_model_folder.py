@@ -1,0 +1,116 @@
+"""Models that cannot be used are refused by their files, in one sentence, before weights are read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.inference.local import LocalEngine, load_model
+from rllm.inference.local.loading import check_source
+
+
+@pytest.fixture
+def folder(tmp_path: Path, new_model: Any, tokenizer: Any) -> Path:
+    new_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    file = tmp_path / "small.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for source in (file, tmp_path):
+        with pytest.raises(ConfigError, match=r"gguf_file='small\.Q4_K_M\.gguf'"):
+            check_source(source)
+    with pytest.raises(ConfigError, match="original model"):
+        check_source("someone/Small-1B-GGUF")
+
+
+@pytest.mark.parametrize(("left_out", "lacks"), [("model.safetensors", "weights"), ("tokenizer.json", "a tokenizer")])
+def test_a_folder_that_lacks_a_part_is_refused(folder: Path, left_out: str, lacks: str) -> None:
+    (folder / left_out).unlink()
+    with pytest.raises(ConfigError, match=f"lacks {lacks}"):
+        check_source(folder)
+
+
+def test_weights_that_were_cut_off_are_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match=r"cut off: model\.safetensors"):
+        check_source(folder)
+
+
+def test_a_base_model_needs_a_chat_template(folder: Path, tokenizer: Any) -> None:
+    plain = deepcopy(tokenizer)
+    plain.chat_template = None
+    (folder / "chat_template.jinja").unlink()
+    plain.save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"model\.chat_template=PATH"):
+        check_source(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, tokenizer: Any) -> None:
+    """One whose further tokens are in no prompt is not: Gemma 3 1B has a token for images."""
+    larger = deepcopy(tokenizer)
+    larger.add_tokens(["<|unused|>"])
+    larger.save_pretrained(folder)
+    check_source(folder)
+    larger.add_tokens(["<|begin|>"])
+    larger.chat_template = "<|begin|>" + larger.chat_template
+    larger.save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"'<\|begin\|>', id \d+, which the model lacks"):
+        check_source(folder)
+    loaded = load_model(folder, device="cpu")
+    with pytest.raises(ConfigError, match="which the model lacks"):
+        LocalEngine(loaded.model, loaded.tokenizer)
+
+
+def test_quantised_weights_take_an_adapter_only(folder: Path) -> None:
+    about = json.loads((folder / "config.json").read_text())
+    about["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match=r"quantised \(gptq\).*model\.lora_rank"):
+        check_source(folder, trains_all=True)
+
+
+def test_code_of_a_model_is_not_run(folder: Path) -> None:
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnModel"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ConfigError, match="RLLM_TRUSTED_MODELS"):
+        check_source(folder)
+
+
+async def test_the_token_that_the_template_ends_answers_with_ends_them(
+    folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in models converted from GGUF, whose tokenizer names the beginning of a turn as eos, and no pad token."""
+    converted = deepcopy(tokenizer)
+    converted.eos_token, converted.pad_token = "<|im_start|>", None
+    loaded = load_model(folder, device="cpu")
+    end, start = converted.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    loaded.model.config.eos_token_id = loaded.model.generation_config.eos_token_id = start
+    loaded.model.config.pad_token_id = loaded.model.generation_config.pad_token_id = None
+    with caplog.at_level(logging.WARNING):
+        engine = LocalEngine(loaded.model, converted)
+    assert engine.end_ids == {end, start}
+    assert [record.message.count("<|im_end|>") for record in caplog.records] == [1]
+    output = await engine.get_model_response([{"role": "user", "content": "hi"}], max_tokens=4)
+    assert output.completion_ids
+    engine.close()
+
+
+def test_an_end_that_the_files_list_is_not_remarked_on(
+    folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load_model(folder, device="cpu")
+    with caplog.at_level(logging.WARNING):
+        LocalEngine(loaded.model, loaded.tokenizer).close()
+    assert not caplog.records
