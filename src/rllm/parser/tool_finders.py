@@ -68,7 +68,7 @@ class TaggedValues:
     """Calls with tags around the name and each argument, whose value is bare text.
 
     Only the tool's schema decides whether `5` is a number or text: without one every value is text, unless its own tag
-    has a second group that tells (`true` for text). A value may contain other markup, except a call: it ends at the
+    has a second group: `true` for text. A value may contain other markup, except a call: it ends at the
     closing tag that another parameter, or the end of the call, follows.
     """
 
