@@ -75,7 +75,7 @@ test-models: $(VENV)/.dev .templates  ## Real chat templates, and a tiny model o
 	$(BIN)/python tests/pretrained/install.py .pretrained
 	@touch $@
 
-# One process, and all cores for its tensors. SHORT=1: what needs no server or cluster, and one training run.
+# One process, and all cores for its tensors. SHORT=1: what needs no other server, no cluster and no training.
 test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
 test-pretrained: $(VENV)/.dev .pretrained/.installed $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model: exact numbers, and training: twenty minutes; SHORT=1 some.
 	PYTHONPATH=$(if $(SHORT),,$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained

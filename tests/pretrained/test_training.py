@@ -19,6 +19,7 @@ from .sums import GAIN, lines_of, train
 pytestmark = pytest.mark.pretrained
 
 
+@pytest.mark.slow
 def test_the_demo_raises_the_share_of_right_answers(trained: DemoRun) -> None:
     assert trained.before < 0.2
     assert trained.after >= trained.before + GAIN

@@ -35,10 +35,10 @@ _SUMMED_COLUMNS = 512
 _COLUMN_STEP = 32
 _WORTH_WAITING = 16
 """A prompt waits for a sibling's prefix if that saves at least this many tokens."""
-_PASS_TOKENS = {True: 1024, False: 8192}
-"""Tokens of one forward pass over prompts, padding included, by whether it is on a CPU, whose cache is small."""
-_PASS_PADDING = {True: 64, False: 2048}
-"""Padding that costs less than another pass, which reads all weights, by whether it is on a CPU."""
+_PASS_TOKENS, _PASS_TOKENS_OF_GPU = 1024, 8192
+"""Tokens of one forward pass over prompts, padding included; few on a CPU, whose cache is small."""
+_PASS_PADDING, _PASS_PADDING_OF_GPU = 64, 2048
+"""Padding that costs less than another pass, which reads all weights."""
 _PROMPT_SHARE, _ROW_SHARE, _PREFIX_SHARE = 1, 5, 2
 """Eighths of the memory for prompts being computed, rows, and cached prefixes."""
 
@@ -82,7 +82,9 @@ class SlotDecoder:
     ) -> None:
         self._model = model
         self._device = shape.device
-        self._pass_tokens, self._pass_padding = (by[shape.device.type == "cpu"] for by in (_PASS_TOKENS, _PASS_PADDING))
+        on_cpu = shape.device.type == "cpu"
+        self._pass_tokens = _PASS_TOKENS if on_cpu else _PASS_TOKENS_OF_GPU
+        self._pass_padding = _PASS_PADDING if on_cpu else _PASS_PADDING_OF_GPU
         heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", shape.num_heads)
         self._queries_per_key = heads // shape.num_heads
         limits = {"max_slots": max_sequences, "max_columns": max_length}
