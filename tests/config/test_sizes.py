@@ -127,11 +127,10 @@ def agent(word: str) -> float:
 
 
 def test_a_run_that_is_resumed_keeps_its_rate(tmp_path: Path) -> None:
-    model = model_of(tmp_path / "model", 1000)
-    settings = [f"model.path={model}", f"run_dir={tmp_path / 'run'}"]
+    settings = ["model.path=a/m-8B", f"run_dir={tmp_path / 'run'}"]
     tasks = [{"word": "fig"}]
     trainer = AgentTrainer(agent_run_func=agent, train_dataset=tasks, config=settings)
-    assert trainer.rate_origin == "by model size: reinforcement learning of all weights, model of 1K weights"
+    assert trainer.rate_origin == "by model size: reinforcement learning of all weights, model of 8B weights"
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("optim:\n  lr: 0.125\n")

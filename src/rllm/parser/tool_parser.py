@@ -128,15 +128,22 @@ def unread_calls(template: ChatTemplate, chosen: ToolFormat) -> str:
     return f"the chat template prints arguments that are read otherwise ({', '.join(changed)})" if changed else ""
 
 
-def log_unread_calls(template: ChatTemplate, chosen: ToolFormat) -> None:
-    """Log if the format does not read calls as the template prints them, with the remedy and what still works."""
-    unread = unread_calls(template, chosen)
-    if unread and CALLS not in template.shape.lost:
+def log_unread_calls(
+    template: ChatTemplate, chosen: ToolFormat, consequence: str = "calls in answers stay text"
+) -> bool:
+    """Return whether the format does not read calls as the template prints them; log it with the consequence.
+
+    Of a template that prints no calls this is not known.
+    """
+    unread = "" if CALLS in template.shape.lost else unread_calls(template, chosen)
+    if unread:
         logger.warning(
-            "%s, so calls in answers stay text: set model.tool_parser to the model's format, or "
-            "model.tool_prompt=hermes; conversations without tools are exact",
+            "%s, so %s: set model.tool_parser to the model's format, or model.tool_prompt=hermes; conversations "
+            "without tools are exact",
             unread,
+            consequence,
         )
+    return bool(unread)
 
 
 @dataclass(slots=True)

@@ -44,9 +44,10 @@ class TokenPrompts:
         _ = self._template.shape  # refuses a template that prints nothing of users
         self._continuation = Continuation(tokenizer, self._template)
         name = tool_format or tool_format_of_template(self._template.text)
-        self._tool_parser = tool_parser(name) if name else None
-        log_unread_calls(self._template, self._tool_parser or tool_parser(DEFAULT_FORMAT))
-        self._has_warned = self._has_noted = False
+        chosen = tool_parser(name or DEFAULT_FORMAT)
+        is_unread = log_unread_calls(self._template, chosen, "turns with tools are rendered again by the server")
+        self._tool_parser = chosen if tool_format or (name and not is_unread) else None
+        self._has_warned, self._has_noted = is_unread, False
         self._decoder = TextDecoder(tokenizer, markup=self._tool_parser.markup if self._tool_parser else ())
 
     @classmethod
