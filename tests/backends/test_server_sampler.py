@@ -75,7 +75,8 @@ def test_the_tool_format_is_the_settings_or_the_templates(
     names: list[str],
 ) -> None:
     tokenizer = deepcopy(tokenizer)
-    tokenizer.chat_template = tokenizer.chat_template.replace("<tool_call>", "[TOOL_CALLS]")
+    as_mistral = tokenizer.chat_template.replace("<tool_call>\n", "[TOOL_CALLS][").replace("\n</tool_call>", "]")
+    tokenizer.chat_template = as_mistral
     config = load_config(["model.path=m", "model.engine=vllm", "model.device=cpu", f"vllm.url={server.url}", *settings])
     joined = VLLMServer.join(server.url)
     served = RunningServer(config=config, server=joined, scratch=tmp_path, tool_format=config.model.tool_parser)

@@ -40,7 +40,7 @@ def test_a_run_keeps_its_seed(work, fails):
     ids=["path", "hub"],
 )
 def test_a_model_that_cannot_be_had_is_refused(work, fails, monkeypatch, model, wrong):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, errors = fails("demo", "--model", model)
     assert (code, model in errors, wrong in errors) == (2, True, True)
 
