@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
     from rllm.types import Episode
 
-SHARED = ["tasks_per_step=8", "rollout.group_size=8"]
 TINY = [
+    "tasks_per_step=8",
+    "rollout.group_size=8",
     "num_steps=24",
     "rollout.timeout_s=60",
     "optim.lr=5e-4",
@@ -27,7 +28,8 @@ TINY = [
     "eval.every=8",
     "save_every=8",
 ]
-PRETRAINED = ["num_steps=15", "eval.every=5", "save_every=5"]
+# Large groups, because fewer than one answer in ten is right at first, and a group that is all wrong teaches nothing.
+PRETRAINED = ["tasks_per_step=4", "rollout.group_size=16", "num_steps=15", "eval.every=5", "save_every=5"]
 NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
 
 
@@ -117,7 +119,7 @@ def _config(model: str | None, seed: int | None, resume: Path | None) -> tuple[T
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
     own = TINY if model is None else [*PRETRAINED, f"model.path={model}"]
     given = {} if model is None else {"model": model}
-    return load_config([*SHARED, *own, f"seed={seed}", f"run_dir={run_dir}"]), begun | given
+    return load_config([*own, f"seed={seed}", f"run_dir={run_dir}"]), begun | given
 
 
 def _train(
