@@ -16,6 +16,7 @@ from rllm.backends.lora import Adapter, LoraSettings, by_kind, coverage
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import load_model
 
+from ..models.architectures import BASE
 from .test_lora import plain_logprobs, strengthen
 
 pytestmark = [
@@ -23,20 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False"),
 ]
 
-BASE: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
 MIXED = ["linear_attention", "full_attention"]

@@ -102,13 +102,19 @@ def content_of(name: str, answer: Any) -> str:
     return (content.replace("<|START_THINKING|><|END_THINKING|>", "") if name in ASKS_ALWAYS else content).strip()
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_random_calls_are_read_as_they_were_made(name: str) -> None:
+def template_with_calls(name: str) -> ChatTemplate:
+    """Return a template that prints calls in a known format; skip the test for another."""
     if template_folder() is None:
         pytest.skip("run `make test-models`")
     template = ChatTemplate(tokenizer_for(name))
     if CALLS in template.shape.lost or tool_format_of_template(template.text) is None:
         pytest.skip("prints no calls")
+    return template
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_random_calls_are_read_as_they_were_made(name: str) -> None:
+    template = template_with_calls(name)
     source = random.Random(0)
     texts = [""] if name in ELSEWHERE or BESIDE_CALLS in template.shape.lost else ["", "I look it up."]
     for _ in range(12):
@@ -129,11 +135,7 @@ def test_random_calls_are_read_as_they_were_made(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_reasoning_before_a_call_is_read_as_such(name: str) -> None:
-    if template_folder() is None:
-        pytest.skip("run `make test-models`")
-    template = ChatTemplate(tokenizer_for(name))
-    if CALLS in template.shape.lost or tool_format_of_template(template.text) is None:
-        pytest.skip("prints no calls")
+    template_with_calls(name)
     call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": '{"text": "figs"}'}}
     message = {"role": "assistant", "content": "", "reasoning_content": "I count them.", "tool_calls": [call]}
     try:

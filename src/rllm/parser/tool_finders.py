@@ -21,7 +21,7 @@ from rllm.parser.tool_json import (
     objects,
     skip_space,
 )
-from rllm.parser.tool_literals import gemma_object, python_arguments
+from rllm.parser.tool_literals import end_of_space, gemma_object, python_arguments
 from rllm.types import JSONObject
 
 
@@ -60,15 +60,12 @@ def tagged_objects(text: str, _: Schemas, *, opening: re.Pattern[str], closing: 
             yield Piece(opened.start(), position, [call])
 
 
-_SPACE = re.compile(r"\s*")
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaggedValues:
     """Calls with tags around the name and each argument, whose value is bare text.
 
-    Only the tool's schema decides whether `5` is a number or text: without one every value is text, unless its own tag
-    has a second group: `true` for text. A value may contain other markup, except a call: it ends at the
+    Only the tool's schema decides whether `5` is a number or text: without one every value is text, unless `parameter`
+    has a second group, which is `true` for text. A value may contain other markup, except a call: it ends at the
     closing tag that another parameter, or the end of the call, follows.
     """
 
@@ -93,8 +90,7 @@ class TaggedValues:
     def _call(self, text: str, head: re.Match[str], limit: int, schemas: Schemas) -> tuple[JSONObject | None, int]:
         name, written, types, position = head[1].strip(), dict[str, str](), JSONObject(), head.end()
         while True:
-            if space := _SPACE.match(text, position, limit):
-                position = space.end()
+            position = end_of_space(text, position, limit)
             if not (key := self.parameter.match(text, position, limit)):
                 closed = self.closing.match(text, position, limit)
                 if closed is None:
@@ -128,22 +124,17 @@ class Block:
         while opened := self.opening.search(text, position):
             following = self.opening.search(text, opened.end())
             limit = following.start() if following else len(text)
-            calls, position = list[JSONObject](), _end_of_space(text, opened.end())
+            calls, position = list[JSONObject](), end_of_space(text, opened.end())
             call, end = self.next_call(text, position, limit, schemas)
             while call is not None:
                 calls.append(call)
-                position = _end_of_space(text, end)
+                position = end_of_space(text, end)
                 call, end = self.next_call(text, position, limit, schemas)
             if calls and (closed := self.closing.match(text, position)):
                 position = closed.end()
                 yield Piece(opened.start(), position, calls)
             else:
                 position = max(opened.end(), opened.start() + 1)  # the mark may be the beginning of the text
-
-
-def _end_of_space(text: str, position: int) -> int:
-    space = _SPACE.match(text, position)
-    return space.end() if space else position
 
 
 _SEPARATOR_OF_OBJECTS = re.compile(r"\s*(?:[,;]\s*)?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,13 +49,17 @@ _CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 def python_arguments(text: str, position: int) -> tuple[str, int] | None:
     """Return the keyword arguments after an opening bracket as a JSON object, and the end of the call."""
-    found = _json_until(text, position, ")", _PYTHON)
-    return (f"{{{found[0]}}}", found[1]) if found and is_object(f"{{{found[0]}}}") else None
+    return _object_until(text, position, ")", _PYTHON)
 
 
 def gemma_object(text: str, position: int) -> tuple[str, int] | None:
     """Return the object in Gemma's syntax that begins here as JSON, and its end."""
-    found = _json_until(text, position + 1, "}", _GEMMA)
+    return _object_until(text, position + 1, "}", _GEMMA)
+
+
+def _object_until(text: str, position: int, closing: str, syntax: _Syntax) -> tuple[str, int] | None:
+    """Return the keys and values before a closing bracket as a JSON object, and the place after the bracket."""
+    found = _json_until(text, position, closing, syntax)
     return (f"{{{found[0]}}}", found[1]) if found and is_object(f"{{{found[0]}}}") else None
 
 
@@ -71,13 +76,13 @@ def _json_until(text: str, position: int, closing: str, syntax: _Syntax) -> tupl
     """Return the text before a closing bracket with its literals as JSON, and the place after the bracket."""
     written, closings = list[str](), [closing]
     while True:
-        position = _end_of_space(text, position)
+        position = end_of_space(text, position)
         sign = text[position : position + 1]
         if string := syntax.string.match(text, position):
             written.append(json.dumps(syntax.text_of(string), ensure_ascii=False))
             position = string.end()
         elif word := _WORD.match(text, position):
-            position = _end_of_space(text, word.end())
+            position = end_of_space(text, word.end())
             is_key = text[position : position + 1] == syntax.assign
             literal = json.dumps(word[0], ensure_ascii=False) + ": " if is_key else _literal(word[0])
             if literal is None:
@@ -98,8 +103,9 @@ def _json_until(text: str, position: int, closing: str, syntax: _Syntax) -> tupl
             return None
 
 
-def _end_of_space(text: str, position: int) -> int:
-    space = _SPACE.match(text, position)
+def end_of_space(text: str, position: int, limit: int = sys.maxsize) -> int:
+    """Return the position after white space of any kind."""
+    space = _SPACE.match(text, position, limit)
     return space.end() if space else position
 
 

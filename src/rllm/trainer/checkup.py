@@ -230,8 +230,9 @@ def training_bytes(model: str) -> float | None:
 def model_findings(model: str) -> list[Finding]:
     """Return the problems of a model folder, or of what the hub has of it."""
     try:
-        from rllm.inference.local.loading import check_ids, is_adapter, load_tokenizer
+        from rllm.inference.local.loading import check_token_ids, is_adapter, load_tokenizer
         from rllm.inference.model_folder import checked_source, incomplete
+        from rllm.parser.chat_template import ChatTemplate
     except ImportError as error:
         detail = f"cannot be looked at: {error}"
         return [Finding(name="model", ok=False, detail=detail, fix="pip install 'rllm[train]'")]
@@ -249,7 +250,7 @@ def model_findings(model: str) -> list[Finding]:
     length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
     there = Finding(name="model", ok=True, detail=f"{model}: {loaded.num_ids:,} ids, context of {length}")
     try:
-        check_ids(loaded.tokenizer, loaded.num_ids)
+        check_token_ids(loaded.tokenizer, ChatTemplate(loaded.tokenizer), loaded.num_ids)
     except ConfigError as error:
         there = Finding(name="model", ok=False, detail=str(error), fix="use the tokenizer that the model came with")
     return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
@@ -323,7 +324,7 @@ def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """Behaviour of a chat template when a conversation goes on."""
+    """Behaviour of a chat template in the later turns of a conversation."""
 
     continued: bool
     """The next prompt can begin with the tokens of the turn before it, as they were sampled."""

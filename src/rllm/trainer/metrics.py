@@ -76,9 +76,9 @@ def staleness(episodes: Sequence[Episode], credits: Iterable[StepCredit], weight
 def memory_metrics(parts: Mapping[str, int]) -> dict[str, float]:
     """Return `memory/...` in gigabytes: parts in bytes, and the peaks of this process and its GPU since it began."""
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    peaks = {"memory/peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+    peaks = {"memory/peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB}
     if torch.cuda.is_available():
-        peaks["memory/gpu_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        peaks["memory/gpu_peak_gb"] = torch.cuda.max_memory_allocated() / GB
     return {**{f"memory/{part}_gb": size / GB for part, size in parts.items()}, **peaks}
 
 

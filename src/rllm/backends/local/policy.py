@@ -6,7 +6,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -228,25 +228,31 @@ def recomputable_layers(model: Module) -> list[Module]:
 
 
 @contextmanager
-def recomputing(layers: Sequence[Module]) -> Iterator[None]:
+def running_otherwise(forward_of: Mapping[Module, Callable[..., Tensor]]) -> Iterator[None]:
+    """Run these layers by other functions inside the block."""
+    for layer, forward in forward_of.items():
+        layer.forward = forward
+    try:
+        yield
+    finally:
+        for layer in forward_of:
+            del layer.forward
+
+
+def recomputing(layers: Sequence[Module]) -> AbstractContextManager[None]:
     """Keep only these layers' inputs in forward passes inside the block, and run the layers again backwards.
 
     Models run without dropout, so the second pass equals the first. The checkpointing of `transformers` would
     take the cache away from the layers; here the cache carries the prefix tree.
     """
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return running_otherwise({layer: partial(again, layer.forward) for layer in layers})
 
 
 def gated_layers(model: Module) -> list[Module]:
     """Return the layers that compute `down_proj(act_fn(gate_proj(x)) * up_proj(x))`, as most models' MLPs do.
 
-    Whether a layer with these names does just that is tried out.
+    Each layer that has these names is tried, because some compute something else.
     """
     return [module for module in model.modules() if module._modules.keys() >= _GATED and _is_gated(module)]
 
@@ -260,12 +266,7 @@ def _is_gated(mlp: Module) -> bool:
     try:
         with torch.no_grad():
             return bool(mlp(states[None]).equal(_gated_product(mlp, states[None])))
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):  # it takes other arguments, or is not made of linear layers
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # other arguments, or no linear layers
         return False
 
 
@@ -286,16 +287,9 @@ def _gated_product(mlp: Module, states: Tensor) -> Tensor:
     return result
 
 
-@contextmanager
-def recomputing_products(layers: Sequence[Module]) -> Iterator[None]:
+def recomputing_products(layers: Sequence[Module]) -> AbstractContextManager[None]:
     """Let these gated MLPs compute their activations again in the backward pass of what runs inside the block."""
-    for layer in layers:
-        layer.forward = partial(_gated_product, layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+    return running_otherwise({layer: partial(_gated_product, layer) for layer in layers})
 
 
 def check_recomputing(model: Module) -> None:

@@ -169,14 +169,7 @@ class HTTPUpstream:
         return () if self._tokens is None else self._tokens.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
-        try:
-            answer = await self._chat(call)
-            try:
-                body = self._filter.body(await answer.read())
-            finally:
-                self._connections.release(answer)
-        except OSError as error:
-            raise self._named(error) from error
+        answer, body = await self._whole(self._chat(call), MAX_ANSWER_BYTES)
         call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self.complete(shorter)
@@ -238,14 +231,7 @@ class HTTPUpstream:
         raise _not_a_stream(answer.status, body, answer.headers)
 
     async def models(self) -> list[JSONObject]:
-        try:
-            answer = await self._connections.send("GET", "/models", self._headers)
-            try:
-                body = self._filter.body(await answer.read(_MAX_MODELS_BYTES))
-            finally:
-                self._connections.release(answer)
-        except OSError as error:
-            raise self._named(error) from error
+        answer, body = await self._whole(self._connections.send("GET", "/models", self._headers), _MAX_MODELS_BYTES)
         listed = json_object(answer.status, body, answer.headers)
         check_models(listed)
         return listed.get("data") or []
@@ -259,6 +245,17 @@ class HTTPUpstream:
     def close_idle(self) -> None:
         """Close the connections that carry no call; the others close when theirs is answered."""
         self._connections.close()
+
+    async def _whole(self, sending: Awaitable[Connection], limit: int) -> tuple[Connection, bytes]:
+        """Return the connection with the head of an answer, and the whole body without the key."""
+        try:
+            answer = await sending
+            try:
+                return answer, self._filter.body(await answer.read(limit))
+            finally:
+                self._connections.release(answer)
+        except OSError as error:
+            raise self._named(error) from error
 
     def _chat(self, call: UpstreamCall) -> Awaitable[Connection]:
         """Send a call, and return the connection with the head of its answer."""

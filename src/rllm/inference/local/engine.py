@@ -22,7 +22,7 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import DecodeThread, Wakeup
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.loading import check_ids, check_length, context_length, longrope_note
+from rllm.inference.local.loading import check_length, check_token_ids, context_length, longrope_note
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
@@ -92,7 +92,7 @@ class LocalEngine:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         self._num_tokens: int = model.get_input_embeddings().num_embeddings
-        check_ids(tokenizer, self._num_tokens)
+        check_token_ids(tokenizer, self.template, self._num_tokens)
         self.lost = self.template.lost
         self.continued_prompt = Continuation(tokenizer, self.template).prompt_ids
         self.max_length = _checked_length(model, max_length)
@@ -347,7 +347,7 @@ def _longer(model: PreTrainedModel, max_length: int) -> str:
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> frozenset[int]:
     """Return every id that ends a turn, by the generation config, the model's config, the tokenizer and the template.
 
-    Only the template knows it where a converted or base model was given one, and its files name another token.
+    The files of a converted model may name another token than the one with which its template ends an answer.
     """
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     found: set[int] = set()

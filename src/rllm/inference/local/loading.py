@@ -454,19 +454,18 @@ def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = No
     if trains_all:
         check_trainable(folder)
     loaded = load_tokenizer(folder, template=template)
-    check_ids(loaded.tokenizer, loaded.num_ids)
+    check_token_ids(loaded.tokenizer, ChatTemplate(loaded.tokenizer), loaded.num_ids)
 
 
-def check_ids(tokenizer: PreTrainedTokenizerBase, num_ids: int) -> None:
+def check_token_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, num_ids: int) -> None:
     """Check that a model has the tokens that its chat template prints.
 
     Tokenizers may have more tokens than the model, such as one for images in Gemma 3 1B; only in a prompt they matter.
 
     Raises:
-        ConfigError: if it lacks one, or if there is no chat template.
+        ConfigError: if it lacks one, or if the template does not print user messages.
     """
-    template = ChatTemplate(tokenizer)
-    _ = template.shape  # refuses a template that does not print user messages
+    _ = template.shape  # which is refused then
     most = max(template.render([{"role": "user", "content": "Hello."}]), default=0)
     if most >= num_ids:
         raise ConfigError(
