@@ -1,6 +1,6 @@
 """The curve of `rllm demo` as a picture, `docs/demo.svg`.
 
-    rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed 0
+    rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed 1
     python benchmarks/demo_curve.py --model HuggingFaceTB/SmolLM2-135M-Instruct runs/demo-*
 
 On the left the share of right answers among each training step's rollouts, on the right that on held-out tasks.

@@ -53,7 +53,7 @@ class CallNode(NamedTuple):
 
         Args:
             trace: the trace.
-            prompt: its prompt as `packed_ids`, if that is at hand.
+            prompt: its prompt as `packed_ids`, if it has been packed already.
         """
         if not trace.response_ids:
             return None

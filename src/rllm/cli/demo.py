@@ -1,4 +1,4 @@
-"""`rllm demo`: train an unmodified agent on this machine, in minutes; a tiny model without network, or any other."""
+"""`rllm demo`: train an unmodified agent on this machine in minutes, with a tiny or a pretrained model."""
 
 from __future__ import annotations
 

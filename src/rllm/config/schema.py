@@ -234,8 +234,8 @@ class OptimConfig(Section):
     micro_batch_tokens: PositiveInt = 16384
     """Tokens in one forward and backward pass; bounds the memory and never changes the result.
 
-    Unless set, on a CPU no more than a quarter of main memory has room for. There passes end earlier where that
-    computes little again, since larger ones are no faster: at about the bytes of the weights.
+    Unless set, on a CPU no more than a quarter of main memory has room for. Passes on a CPU also end earlier, at about
+    the bytes of the weights, where little has to be computed again for it: larger ones are no faster.
     """
     autocast: bool = False
     """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded

@@ -214,7 +214,7 @@ _DSML = ToolFormat(
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="KEY" string="true">VALUE'
         "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     ),
-    legend=f'{_NAMES_AND_VALUES}, which is JSON with string="false" if it is no text',
+    legend=f'{_NAMES_AND_VALUES}, which is JSON, with string="false", unless it is text',
 )
 _HARMONY = ToolFormat(
     find=harmony,

@@ -67,7 +67,7 @@ class HTTPConnections:
 
         Raises (here, and on reading):
             TimeoutError: if the server is silent for too long, or not done in the total time.
-            UnreachableError: if there is no connection to it.
+            UnreachableError: if the server cannot be reached.
             OSError: if it breaks off, does not speak HTTP, or answers with more than the limit.
         """
         lines = [f"{method} {self._path}{path} HTTP/1.1", f"host: {self._authority}", f"content-length: {len(body)}"]

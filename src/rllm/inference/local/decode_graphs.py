@@ -58,7 +58,7 @@ class DecodeGraphs:
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                # Other threads, such as the one that trains, may go on using the device.
+                # Other threads, such as the one that trains, may use the device meanwhile.
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     output = forward()

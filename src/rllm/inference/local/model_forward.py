@@ -135,7 +135,7 @@ def check_causal(model: PreTrainedModel) -> None:
     """
     chunk = _chunk_size(model)
     length = chunk + 5
-    end = max(2, chunk - 5)  # to the end of the second chunk: what chunks pass on shows in the second
+    end = max(2, chunk - 5)  # to the end of the second chunk, which shows errors in what the first passes on
     try:
         size = model.get_input_embeddings().num_embeddings
         ids = torch.tensor([[(7 * token + 3) % size for token in range(length + end)]], device=model.device)
