@@ -170,6 +170,16 @@ def printing(turn: str, arguments: str = JSON, *, tools: str = "{{ tools }}", la
     return tools + "{% for m in messages %}" + turn + calls.replace("ARGUMENTS", arguments) + last + "{% endfor %}"
 
 
+def test_a_number_in_a_call_may_be_of_any_size() -> None:
+    values = "{{ c.function.arguments.n | tojson }} {{ c.function.arguments.n | round | int }}"
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": '{"n": 1700000000}'}}],
+    }
+    assert "1700000000 1700000000" in text_of(printing(TURN, values), USER, call)
+
+
 SHAPES = {
     # Content as parts, as SmolVLM, Idefics3 and LLaVA-NeXT have it; or that of users only.
     "parts": printing(

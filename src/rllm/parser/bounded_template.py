@@ -220,16 +220,20 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(called, LoopContext):
             args = tuple(_counted(value) for value in args)
         owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)  # the sandbox wraps `format`
-        given = [owner] if isinstance(owner, str | list | tuple | dict) else []
-        _check_call(budget, getattr(called, "__name__", ""), [*given, *args, *kwargs.values()])
+        value = [owner] if isinstance(owner, str | bytes | list | tuple | dict) else []
+        _check_call(budget, getattr(called, "__name__", ""), value, [*args, *kwargs.values()])
         return budget.use(super().call(context, called, *args, **kwargs))
 
 
-def _check_call(budget: _Budget, name: str, given: Sequence[object]) -> None:
-    """Check a call of a method or a filter before it is made: what it reads, and how large a text it makes."""
-    for value in given:
-        budget.use(value)
-    if name in _SIZED_BY_NUMBERS and any(isinstance(value, int) and value > _MAX_WIDTH for value in given):
+def _check_call(budget: _Budget, name: str, value: Sequence[object], arguments: Sequence[object]) -> None:
+    """Check a call of a method or a filter before it is made: what it reads, and how large a text it makes.
+
+    `value` has what the method or filter belongs to, which is no width: a number in a tool call may be of any size.
+    """
+    given = [*value, *arguments]
+    for each in given:
+        budget.use(each)
+    if name in _SIZED_BY_NUMBERS and any(isinstance(each, int) and each > _MAX_WIDTH for each in arguments):
         raise TemplateLimitError(f"calls {name} with a number above {_MAX_WIDTH:,}")
     if name in _TAKE_CHARACTERS and given and isinstance(given[0], str):
         budget.spend(len(given[0]))
@@ -293,7 +297,8 @@ def _filter_within(function: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(*args: Any, **kwargs: Any) -> Any:
         budget = _BUDGET.get()
         budget.spend(1)
-        _check_call(budget, name, [*args[num_passed:], *kwargs.values()])
+        value, arguments = args[num_passed : num_passed + 1], args[num_passed + 1 :]
+        _check_call(budget, name, value, [*arguments, *kwargs.values()])
         made = function(*args, **kwargs)
         return budget.use(list(_counted(made)) if isinstance(made, Iterator) else made)
 
