@@ -80,8 +80,8 @@ test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
 test-pretrained: $(VENV)/.dev .pretrained/.installed $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model: exact numbers, and training: twenty minutes; SHORT=1 some.
 	PYTHONPATH=$(if $(SHORT),,$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
 
-test-references: $(VENV)/.dev .references  ## Compare estimators and losses with those of verl and TRL.
-	PYTHONPATH=.references $(PYTEST) -m references tests/references
+test-references: $(VENV)/.dev .references .templates  ## Compare estimators, losses and tool calls with those of verl, TRL and renderers.
+	PYTHONPATH=.references RLLM_TEMPLATES=.templates $(PYTEST) -m references tests/references
 
 .clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
@@ -139,8 +139,8 @@ test-accelerator: $(VENV)/.ninja  ## The embedded backend on a device that takes
 	@touch $@
 
 # One server at a time, so one process.
-test-vllm: $(VENV)/.dev .vllm/.installed  ## A real vLLM on the CPU: exact capture, new weights, training: some minutes.
-	$(BIN)/pytest -m vllm tests/vllm
+test-vllm: $(VENV)/.dev .vllm/.installed .templates  ## A real vLLM on the CPU: exact capture, new weights, training: some minutes.
+	RLLM_TEMPLATES=.templates $(BIN)/pytest -m vllm tests/vllm
 
 .sglang/.installed: tests/sglang/install.py .vllm/.installed | $(VENV)/.dev
 	$(BIN)/python tests/sglang/install.py .vllm .sglang

@@ -15,10 +15,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-_MARKED = re.compile(r"<\|[^|<>\s]+\|?>|<[a-z_]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_[a-z]+>|\[/?INST\]")
+_MARKED = re.compile(r"<\|[^|<>\s]+\|?>|<[a-z_]+\|>|<｜[^｜]+｜>|</?s>|<(?:start|end)_of_[a-z]+>|\[/?[A-Z_]+\]")
 _FURTHER = ("<seed:bos>", "<seed:eos>", "[e~[", "]~b]", "<SPECIAL_11>", "<SPECIAL_12>", "hy_eos")
 _REASONING_MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-_REASONING_MARKUP += ("<think:opensource>", "</think:opensource>", "<seed:think>", "</seed:think>")
+_REASONING_MARKUP += ("<seed:think>", "</seed:think>")
+_HUNYUAN_MARKUP = tuple(
+    f"<{slash}{tag}:opensource>"
+    for tag in ("think", "tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+    for slash in ("", "/")
+)
 
 
 def template_folder() -> Path | None:
@@ -45,8 +50,8 @@ def template_text(name: str) -> str:
 
 
 @cache
-def tokenizer_for(name: str) -> Any:
-    """Return a tokenizer with 256 byte tokens, the special tokens of the template, and the template itself.
+def tokenizer_for(name: str, *further: str) -> Any:
+    """Return a tokenizer with 256 byte tokens, the special tokens of the template, further ones, and the template.
 
     Qwen's and most other tokenizers hold `<think>` and `<tool_call>` as added tokens that are not special.
     """
@@ -55,11 +60,12 @@ def tokenizer_for(name: str) -> Any:
     backend = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    further = {token if token != "hy_eos" else "<｜hy_eos:opensource｜>" for token in _FURTHER if token in text}
-    special = sorted({*_MARKED.findall(text), *further, "<bos>", "<|endoftext|>"})
+    named = {token if token != "hy_eos" else "<｜hy_eos:opensource｜>" for token in _FURTHER if token in text}
+    named |= {"<|python_tag|>"} if "<|header_start|>" in text or "<|start_header_id|>" in text else set()  # Llama's
+    special = sorted({*_MARKED.findall(text), *named, *further, "<bos>", "<|endoftext|>"})
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    suffixed = ":opensource" in text  # Hunyuan's template puts its tags together
-    markup = [token for token in _REASONING_MARKUP if token in text or (suffixed and token.endswith(":opensource>"))]
+    markup = [token for token in _REASONING_MARKUP if token in text]
+    markup += _HUNYUAN_MARKUP if ":opensource" in text else ()  # its template puts the tags together
     backend.add_tokens([AddedToken(token, normalized=False) for token in markup])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -68,6 +74,7 @@ def tokenizer_for(name: str) -> Any:
         pad_token="<|endoftext|>",
         chat_template=text,
         clean_up_tokenization_spaces=False,
+        **({"token_suffix": ":opensource"} if ":opensource" in text else {}),  # as in Hunyuan's settings
     )
 
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-if find_spec("verl") is None or find_spec("trl") is None:
+if any(find_spec(name) is None for name in ("verl", "trl", "renderers")):
     collect_ignore_glob = ["test_*.py"]
