@@ -75,10 +75,14 @@ test-models: $(VENV)/.dev .templates  ## Real chat templates, and a tiny model o
 	$(BIN)/python tests/pretrained/install.py .pretrained
 	@touch $@
 
+.bitsandbytes: constraints.txt | $(VENV)/.dev
+	$(PIP) --no-deps --upgrade --target $@ bitsandbytes
+	@touch $@
+
 # One process, and all cores for its tensors. SHORT=1: what needs no other server, no cluster and no training.
 test-pretrained: export OMP_NUM_THREADS := $(shell nproc 2>/dev/null || echo 2)
-test-pretrained: $(VENV)/.dev .pretrained/.installed $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model: exact numbers, and training: twenty minutes; SHORT=1 some.
-	PYTHONPATH=$(if $(SHORT),,$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
+test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT),,.vllm/.installed $(VERL_FOLDER))  ## A real pretrained model: exact numbers, and training: twenty minutes; SHORT=1 some.
+	PYTHONPATH=$(CURDIR)/.bitsandbytes$(if $(SHORT),,:$(CURDIR)/$(VERL_FOLDER)) $(BIN)/pytest -m "pretrained$(if $(SHORT), and not slow)" tests/pretrained
 
 test-references: $(VENV)/.dev .references .templates  ## Compare estimators, losses and tool calls with those of verl, TRL and renderers.
 	PYTHONPATH=.references RLLM_TEMPLATES=.templates $(PYTEST) -m references tests/references
@@ -231,4 +235,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -59,7 +59,7 @@ def test_large_gradients_are_scaled_to_the_norm() -> None:
     optimizer = MasterAdamW(model, OptimConfig(lr=0.1, max_grad_norm=0.5))
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert optimizer.step() == 5.0, "the norm before clipping"
-    average = optimizer.state_dict()["adamw"]["state"][0]["exp_avg"]
+    average = optimizer.state_dict()["adamw"][0]["state"][0]["exp_avg"]
     assert average.flatten().tolist() == pytest.approx([0.1 * 0.3, 0.1 * 0.4], rel=1e-4)
 
 

@@ -17,6 +17,7 @@ import rllm
 from rllm.backends.local.backend import LocalBackend
 from rllm.errors import ConfigError, InferenceError
 from rllm.inference.local.loading import load_tokenizer
+from rllm.inference.local.quantized import QuantizedLinear
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.tracking.about import about_run
 from rllm.tracking.console import ConsoleTracker
@@ -197,6 +198,10 @@ def adapted(backend: LocalBackend) -> dict[str, Tensor]:
     return {name.split(".")[-4]: weight for name, weight in named if ".lora_A." in name}
 
 
+def is_quantized(layer: Any) -> bool:
+    return isinstance(layer, QuantizedLinear)
+
+
 BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
     # the same for what the local backend is built from
     "model.dtype": ("bfloat16", lambda backend: str(backend.model.dtype), "torch.bfloat16"),
@@ -206,6 +211,7 @@ BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
     "model.lora_rank": (3, lambda backend: {matrix.shape[0] for matrix in adapted(backend).values()}, {3}),
     "model.lora_alpha": (6.0, lambda backend: backend.model.model.layers[0].mlp.up_proj.scaling["default"], 3.0),
     "model.lora_targets": (["q_proj"], lambda backend: set(adapted(backend)), {"q_proj"}),
+    "model.quantize": ("int8", lambda backend: any(map(is_quantized, backend.model.modules())), True),
     "model.gradient_checkpointing": (True, lambda backend: backend.policy.trunk.recompute, True),
     "model.reference_offload": (True, lambda backend: getattr(backend.reference, "offload", False), True),
     **{
@@ -230,7 +236,7 @@ BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
     },
 }
 TOGETHER_WITH = {
-    **{f"model.lora_{name}": "model.lora_rank=2" for name in ("alpha", "targets")},
+    **{f"model.{name}": "model.lora_rank=2" for name in ("lora_alpha", "lora_targets", "quantize")},
     "model.reference_offload": "algorithm.kl_coef=0.1",
     **{f"critic.{name}": "algorithm.name=ppo" for name in ("lr", "max_grad_norm", "warmup_steps")},
 }
@@ -242,6 +248,7 @@ ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
     "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
+    "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_takes_nearly_the_steps_of_adamw",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_rollout_sources.py::test_max_steps_limits_agents_in_environments",

@@ -135,7 +135,7 @@ def read_tasks(source: str, split: str | None, *, option: str) -> Dataset:
 
 
 _CHECK_TIMEOUT_S = 10.0
-_OF_TRAINING = ("lora_rank", "lora_alpha", "lora_targets", "gradient_checkpointing", "reference_offload")
+_OF_TRAINING = ("lora_rank", "lora_alpha", "lora_targets", "quantize", "gradient_checkpointing", "reference_offload")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,10 @@ class ModelConfig(Section):
     lora_targets: Literal["all-linear"] | list[str] = "all-linear"
     """Ends of the names of the layers or weights that are adapted; all-linear takes all linear layers but the output
     head, and may stand in a list beside the names of others: [all-linear, experts.gate_up_proj]."""
+    quantize: Literal["nf4", "int8"] | None = None
+    """Format to keep the frozen weights below an adapter in (QLoRA; Dettmers et al. 2023): nf4 takes 4.5 bits of each
+    number and the package bitsandbytes, int8 a byte. Linear layers but the output head are quantised when they are
+    loaded, and multiply in the model's own number format."""
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass instead of keeping them: much less memory, a third more work."""
     reference_offload: bool = False
@@ -211,6 +215,9 @@ class EvalConfig(Section):
 class OptimConfig(Section):
     """Updates of the weights (AdamW; Loshchilov & Hutter 2019)."""
 
+    name: Literal["adamw", "adamw8bit"] = "adamw"
+    """Optimizer; adamw8bit keeps the running means of matrices but embeddings in 8 bits, by blocks (Dettmers et al.
+    2021), and needs the package bitsandbytes. It is slow on a CPU."""
     lr: PositiveFloat | None = None
     """Learning rate after the warm-up; None chooses it by model size, LoRA and kind of training
     (docs/models-by-size.md)."""

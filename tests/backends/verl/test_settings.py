@@ -142,6 +142,8 @@ def test_megatron_reads_a_section_for_adapters_of_its_own() -> None:
         ("verl.overrides.ray_kwargs.ray_init.num_cpus=2", "see model_engine"),
         ("model.device=cuda:1", "use auto, or cpu"),
         ("model.lora_alpha=32", "would have no effect without an adapter; set model.lora_rank"),
+        ("model.quantize=int8", "would have no effect on verl's workers; leave it out, or use backend=local"),
+        ("optim.name=adamw8bit", "would have no effect on verl's workers; leave it out, or use backend=local"),
         ("critic.lr=0.1", "would have no effect because grpo has no critic"),
         ("model.tool_parser=hermse", "did you mean 'hermes'"),
         ("model.path=no/such/folder", "there is no such folder"),

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -37,12 +38,15 @@ from rllm.inference.local.loading import (
     check_source,
     check_tokenizer_in,
     choose_device,
+    choose_dtype,
+    described,
     is_finite,
     load_model,
     save_model,
     save_tokenizer,
     text_parts,
 )
+from rllm.inference.local.quantized import Quantization, bitsandbytes_for, check_quantizable, quantize
 from rllm.parser.tool_parser import DEFAULT_FORMAT, tool_parser
 from rllm.parser.tool_prompt import TemplateChoice
 from rllm.types import JSONObject
@@ -76,6 +80,7 @@ class LocalBackend:
         load_original: Callable[[], LoadedModel] | None = None,
         reference_offload: bool = False,
         gradient_checkpointing: bool = False,
+        quantize: Quantization | None = None,
         serve: Callable[[LoadedModel, Adapter | None], Sampler] | None = None,
         seed: int = 0,
         **sampling: Any,
@@ -91,6 +96,7 @@ class LocalBackend:
             load_original: loads the model that the run began with, for the reference; LoRA needs none.
             reference_offload: keep the reference in main memory between uses.
             gradient_checkpointing: see `ModelConfig`.
+            quantize: format of the weights below the adapter; the model may come on another device than `loaded`'s.
             serve: makes the sampler of the policy; `None` makes an `EmbeddedSampler`.
             seed: seed of the adapter and of the embedded sampler.
             **sampling: the embedded sampler's other settings.
@@ -102,6 +108,8 @@ class LocalBackend:
         self.critic_settings = critic or CriticConfig()
         _freeze_beside_text(self.model)
         self.adapter = None if lora is None else Adapter(self.model, lora, seed=seed)
+        if quantize is not None:
+            _quantize(self.model, quantize, self.device)
         with nullcontext() if self.adapter is None else self.adapter.with_effect():
             trunk = Trunk.of(body_of(self.model), autocast=settings.autocast, recompute=gradient_checkpointing)
             if serve is None:
@@ -129,6 +137,7 @@ class LocalBackend:
         template.read()
         LoraSettings.from_config(config)
         check_critic(config)
+        _check_few_bits(config)
         if config.model.lora_rank:
             why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
             refuse_changes(config.model, "model", ("reference_offload",), why)
@@ -145,19 +154,19 @@ class LocalBackend:
     def from_config(cls, config: TrainConfig) -> Self:
         cls.check(config)
         model = config.model
-        template = TemplateChoice.of(model)
-        load = partial(load_model, model.path, dtype=model.dtype, device=model.device, template=template)
         with ExitStack() as on_failure:
             sampling = _sampling(config, on_failure)
+            loaded = _load(config, device="cpu" if model.quantize else model.device)
             backend = cls(
-                load(),
+                replace(loaded, device=choose_device(model.device)),
                 config.optim,
                 lora=LoraSettings.from_config(config),
                 critic=config.critic,
                 schedule=Schedule.of_policy(config),
-                load_original=load,
+                load_original=partial(_load, config, device=model.device),
                 reference_offload=model.reference_offload,
                 gradient_checkpointing=model.gradient_checkpointing,
+                quantize=model.quantize,
                 seed=config.seed,
                 **sampling,
             )
@@ -319,6 +328,48 @@ class LocalBackend:
     def close(self) -> None:
         self._unpublished.close()
         self._sampler.close()
+
+
+def _check_few_bits(config: TrainConfig) -> None:
+    """Check that this machine can quantise what is asked for.
+
+    Raises:
+        ConfigError: if it cannot, or if the model's weights are trained, or quantised already.
+        MissingDependencyError: without bitsandbytes.
+    """
+    kind, device = config.model.quantize, choose_device(config.model.device)
+    if config.optim.name == "adamw8bit":
+        bitsandbytes_for("optim.name='adamw8bit'", torch.device("cpu") if config.optim.offload else device)
+    if kind is None:
+        return
+    if not config.model.lora_rank:
+        raise ConfigError(
+            f"model.quantize={kind!r}: quantised weights cannot be trained, only an adapter on them: set "
+            "model.lora_rank=16, too, or leave model.quantize out"
+        )
+    if (described_as := described(config.model.path)) is not None:
+        check_quantizable(described_as, config.model.path, kind)
+    if kind == "nf4":
+        bitsandbytes_for("model.quantize='nf4'", device)
+
+
+def _quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -> None:
+    fraction = quantize(model, kind, device)
+    model.to(device)
+    logger.warning(
+        "model.quantize=%s: %.0f %% of the model's weights are quantised; embeddings, the output head and weights that "
+        "are no linear layers stay in %s",
+        kind,
+        100 * fraction,
+        str(model.dtype).removeprefix("torch."),
+    )
+
+
+def _load(config: TrainConfig, *, device: str) -> LoadedModel:
+    """Return the model as it was before training."""
+    model = config.model
+    dtype = str(choose_dtype(model.dtype, choose_device(model.device))).removeprefix("torch.")
+    return load_model(model.path, dtype=dtype, device=device, template=TemplateChoice.of(model))
 
 
 def _freeze_beside_text(model: PreTrainedModel) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rllm.algorithms.base import Sums
 from rllm.algorithms.batch import Batch
 from rllm.backends.update import Schedule
 from rllm.config.schema import OptimConfig
+from rllm.inference.local.quantized import bitsandbytes_for
 from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
@@ -34,13 +36,7 @@ class MasterAdamW:
         """Prepare the weights that are trained; `schedule` overrides the constant rate of `settings`."""
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._masters = [_master(weight, offload=settings.offload) for weight in self._weights]
-        self._adamw = torch.optim.AdamW(
-            self._masters,
-            lr=settings.rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=all(master.device.type in FUSED for master in self._masters),
-        )
+        self._optimizers = _optimizers(self._masters, settings, embeddings=self._embeddings(model))
         self._settings = settings
         self._schedule = schedule or Schedule(lr=settings.rate, warmup_steps=settings.warmup_steps)
         self._num_steps = 0
@@ -67,20 +63,23 @@ class MasterAdamW:
         self.collect()
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         if norm.isfinite():
-            for group in self._adamw.param_groups:
-                group["lr"] = self.lr
-            self._adamw.step()
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.lr
+                optimizer.step()
             with torch.no_grad():
                 for weight, master in self._copies():
                     weight.copy_(master)
         else:
             logger.warning("update %d is skipped: its gradient is not finite (norm %s)", self._num_steps, float(norm))
-        self._adamw.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
         return float(norm)
 
     def state_dict(self) -> JSONObject:
         masters = [master.detach() for weight, master in self._copies() if _is_coarse(weight)]
-        return {"adamw": self._adamw.state_dict(), "masters": masters, "num_steps": self._num_steps}
+        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        return {"adamw": states, "masters": masters, "num_steps": self._num_steps}
 
     def load_state_dict(self, state: JSONObject) -> None:
         """Resume from a `state_dict`, for weights that are already those of that moment."""
@@ -90,20 +89,50 @@ class MasterAdamW:
                 master.copy_(weight)
             for master, saved in zip(coarse, state["masters"], strict=True):
                 master.copy_(saved)
-        self._adamw.load_state_dict(state["adamw"])
+        for optimizer, saved in zip(self._optimizers, state["adamw"], strict=True):
+            optimizer.load_state_dict(saved)
         self._num_steps = state["num_steps"]
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of the gradients, and of the averages and copies of weights."""
-        states = [value for state in self._adamw.state.values() for value in state.values()]
+        states = [value for each in self._optimizers for state in each.state.values() for value in state.values()]
         held = [*(master for _, master in self._copies()), *filter(torch.is_tensor, states)]
         gradients = [each.grad for each in {*self._weights, *self._masters} if each.grad is not None]
         return {"gradients": _bytes(gradients), "optimizer": _bytes(held)}
+
+    def _embeddings(self, model: torch.nn.Module) -> set[Tensor]:
+        """Return the trained copies of embeddings."""
+        found = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+        pairs = zip(self._weights, self._masters, strict=True)
+        return {master for weight, master in pairs if id(weight) in found}
 
     def _copies(self) -> list[tuple[Tensor, Tensor]]:
         """Return the weights that have a copy, each with it."""
         pairs = zip(self._weights, self._masters, strict=True)
         return [(weight, master) for weight, master in pairs if weight is not master]
+
+
+def _optimizers(masters: Sequence[Tensor], settings: OptimConfig, *, embeddings: Set[Tensor]) -> list[Optimizer]:
+    """Return AdamW and, with `adamw8bit`, one with 8-bit averages for what is no embedding.
+
+    The gradients of embeddings vary most from row to row, so their averages keep 32 bits (Dettmers et al. 2021,
+    section 2.3), and so do those of small weights.
+    """
+    options = {
+        "lr": settings.rate,
+        "betas": (settings.beta1, settings.beta2),
+        "weight_decay": settings.weight_decay,
+    }
+    in_8_bits = [master for master in masters if master not in embeddings] if settings.name == "adamw8bit" else []
+    optimizers: list[Optimizer] = []
+    if in_8_bits:
+        package = bitsandbytes_for("optim.name='adamw8bit'", in_8_bits[0].device)
+        optimizers.append(package.optim.AdamW8bit(in_8_bits, **options))
+        masters = [master for master in masters if master in embeddings]
+    if masters:
+        fused = all(master.device.type in FUSED for master in masters)
+        optimizers.append(torch.optim.AdamW(masters, **options, fused=fused))
+    return optimizers
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -261,9 +261,9 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def _is_gated(mlp: Module) -> bool:
-    weight = next(mlp.gate_proj.parameters())
-    states = torch.linspace(-1, 1, mlp.gate_proj.in_features, device=weight.device, dtype=weight.dtype)
     try:
+        weight = mlp.gate_proj.weight
+        states = torch.linspace(-1, 1, mlp.gate_proj.in_features, device=weight.device, dtype=weight.dtype)
         with torch.no_grad():
             return bool(mlp(states[None]).equal(_gated_product(mlp, states[None])))
     except (RuntimeError, TypeError, ValueError, AttributeError):  # other arguments, or no linear layers

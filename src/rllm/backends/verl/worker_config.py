@@ -93,6 +93,8 @@ def check_settings(config: TrainConfig) -> None:
         raise ConfigError(
             f"model.lora_rank={config.model.lora_rank}: here {name} trains all weights: use 0, or backend=local"
         )
+    refuse_changes(config.model, "model", ("quantize",), "on verl's workers; leave it out, or use backend=local")
+    refuse_changes(config.optim, "optim", ("name",), "on verl's workers; leave it out, or use backend=local")
     check_critic(config)
     if config.verl.policy_loss is not None and kind_of(config.algorithm).demonstrated:
         raise ConfigError(

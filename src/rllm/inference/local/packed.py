@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
 from rllm._runtime.process import total_memory
+from rllm.inference.local.quantized import QuantizedLinear
 
 _ROWS = 64
 """Number of rows that a layout is chosen for; it serves any other, too."""
@@ -41,8 +42,13 @@ def can_pack(model: PreTrainedModel) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and sum(weight.nbytes for weight in model.parameters()) * _SHARE_OF_MEMORY <= total_memory()
+        and _size_packed(model) * _SHARE_OF_MEMORY <= total_memory()
     )
+
+
+def _size_packed(model: PreTrainedModel) -> int:
+    linear = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    return sum(layer.in_features * layer.out_features * torch.float32.itemsize for layer in linear)
 
 
 def multiplies_bfloat16() -> bool:
@@ -63,7 +69,7 @@ class PackedModel:
             if type(parent).__name__ == "ParamWrapper":  # peft's, which changes its layer's weight for each pass
                 continue
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear:
+                if type(child) in (nn.Linear, QuantizedLinear):
                     self._layers.append(PackedLinear(child, self.products))
                     setattr(parent, name, self._layers[-1])
                 elif type(child) in _ACTIVATIONS:
@@ -81,11 +87,11 @@ class PackedModel:
 
 
 class PackedLinear(nn.Module):  # type: ignore[misc]
-    """An `nn.Linear` with a packed weight; without gradient."""
+    """An `nn.Linear`, quantised or not, with a packed weight; without gradient."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
+        self.linear = linear
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._dtype = dtype
         self._in_blocks = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
@@ -96,12 +102,18 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         self._packed = None
 
     @property
+    def weight(self) -> Tensor:
+        """Weight of the layer, which some models read."""
+        return self.linear.weight
+
+    @property
     def nbytes(self) -> int:
-        return 0 if self._packed is None else self.weight.numel() * self._dtype.itemsize
+        return 0 if self._packed is None else self.in_features * self.out_features * self._dtype.itemsize
 
     def _pack(self) -> Tensor:
-        self._shift = None if self.bias is None else self.bias.detach().to(self._dtype)
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(self._dtype), _ROWS)
+        bias, weight = self.linear.bias, self.linear.weight
+        self._shift = None if bias is None else bias.detach().to(self._dtype)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), _ROWS)
         return packed
 
     def forward(self, inputs: Tensor) -> Tensor:
