@@ -36,7 +36,7 @@ def test_a_run_keeps_its_seed(work, fails):
 
 @pytest.mark.parametrize(
     ("model", "wrong"),
-    [("./nowhere", "there is no such folder"), ("nobody/has-this", "the hub did not provide it")],
+    [("./nowhere", "there is no such folder"), ("nobody/has-this", "HF_HUB_OFFLINE")],
     ids=["path", "hub"],
 )
 def test_a_model_that_cannot_be_had_is_refused(work, fails, monkeypatch, model, wrong):

@@ -48,6 +48,35 @@ def engine() -> Iterator[LocalEngine]:
     engine.close()
 
 
+STRICT = (
+    "{% for m in messages %}{% if m.role in ('system', 'tool') %}{{ raise_exception('no role ' + m.role) }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "role"),
+    [
+        ([{"role": "system", "content": "Be brief."}, USER], "system"),
+        ([USER, {"role": "assistant", "content": "hi"}, {"role": "tool", "tool_call_id": "a", "content": "4"}], "tool"),
+        ([USER, NEXT], "user"),
+    ],
+    ids=["system", "tool", "two users"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_that_the_template_refuses_is_a_bad_request(messages: list[Any], role: str, stream: bool) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template, tokenizer.name_or_path = STRICT, "owner/strict"
+    engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
+    with GatewayServer(MemoryTraceStore(), EngineUpstream(engine, "policy"), GatewayConfig()) as server:
+        body = {"model": "m", "messages": messages, "stream": stream}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, verify=False, timeout=60)
+    engine.close()
+    assert answer.status_code == 400
+    assert all(part in answer.json()["error"]["message"] for part in ("owner/strict", f"role '{role}'"))
+
+
 @pytest.fixture
 def served(engine: LocalEngine) -> Iterator[Any]:
     with ExitStack() as stack:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.utils.logging import enable_progress_bar
 
 from rllm.errors import ConfigError
 from rllm.inference.local import LocalEngine, load_model
-from rllm.inference.local.loading import load_tokenizer, save_model
+from rllm.inference.local.loading import check_source, load_outline, load_tokenizer, save_model
 
 
 def test_neither_loading_nor_saving_draws_progress_bars(
@@ -154,10 +155,27 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, bad: float) -> No
         load_model(folder)
 
 
-def test_a_hub_id_that_cannot_be_had_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("load", [load_model, load_tokenizer, load_outline, check_source])
+def test_a_hub_id_that_cannot_be_had_says_so(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        load_model("nobody/nothing")
+    with pytest.raises(ConfigError, match=r"nobody/nothing.*HF_HUB_OFFLINE"):
+        load("nobody/nothing")
+
+
+def test_a_model_that_the_hub_s_cache_has_in_part_is_refused_before_it_is_loaded(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    cached = cache / "models--owner--name"
+    shutil.copytree(folder, cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    check_source("owner/name")
+    (cached / "snapshots" / "abc" / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="lacks weights"):
+        check_source("owner/name")
 
 
 def test_bad_settings_name_their_values(folder: Path) -> None:

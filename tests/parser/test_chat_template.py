@@ -146,14 +146,16 @@ STRICT = (
         ([{**SYSTEM, "role": "developer"}, USER], r"messages\[0\] \(role 'developer'\).*no system role"),
         (
             [USER, call_with("{}"), USER, USER, USER, USER],
-            r"messages\[3\] \(role 'user'\).*must alternate.*chat_template",
+            r"messages\[3\] \(role 'user'\).*must alternate.*join it with the message before.*chat_template",
         ),
         ([USER, call_with("{}"), {"role": "tool", "content": "3"}], r"\[2\] \(role 'tool'\).*model\.tool_prompt"),
     ],
 )
 def test_a_refusal_names_message_role_and_rule(messages: list[Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        text_of(STRICT, *messages)
+    strict = template(STRICT)
+    strict.tokenizer.name_or_path = "owner/strict"
+    with pytest.raises(ConfigError, match=f"owner/strict.*{named}"):
+        strict.render_text(messages)
 
 
 JSON = "{{ c.function.arguments | tojson }}"

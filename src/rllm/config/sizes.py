@@ -91,7 +91,7 @@ def size_of(model: str) -> float | None:
         adapter = folder / "adapter_config.json"
         if adapter.is_file():
             return size_of(str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]))
-        number = num_weights(folder if folder.is_dir() else _cached(model))
+        number = num_weights(folder if folder.is_dir() else cached_folder(model))
     except (OSError, ValueError, KeyError, OverflowError):  # a damaged file, which loading the model reports
         number = None
     return _stated(folder.name) if number is None else number
@@ -99,9 +99,9 @@ def size_of(model: str) -> float | None:
 
 def size_in_words(model: str) -> str:
     """Describe a model's size, such as `135M parameters`, or that it is downloaded first; empty if unknown."""
-    if not Path(model).expanduser().is_dir() and not _cached(model).is_dir():
+    if not Path(model).expanduser().is_dir() and not cached_folder(model).is_dir():
         is_hub_id = _HUB_ID.fullmatch(model) and not Path(model).parent.is_dir()
-        return "not on this machine yet, so it is downloaded first" if is_hub_id else ""
+        return "not on this machine yet, so it is downloaded first" if is_hub_id and not is_offline() else ""
     number = size_of(model)
     return "" if number is None else f"{_in_units(number)} parameters"
 
@@ -208,7 +208,16 @@ def _numbers_in(path: Path) -> int:
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
-def _cached(hub_id: str) -> Path:
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE forbids downloads from the hub."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return False
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def cached_folder(hub_id: str) -> Path:
     """Return the folder in which the hub's cache has a model; one that does not exist if it has none."""
     try:
         from huggingface_hub import try_to_load_from_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rllm.config.sizes import cached_folder, is_offline
 from rllm.errors import ConfigError
 
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
@@ -15,7 +16,8 @@ def checked_source(path_or_id: str | Path) -> str:
     """Return the source for `transformers`; anything that looks like a path is never looked up on the hub.
 
     Raises:
-        ConfigError: if it is a path, but not that of a model's folder; or if it is in a format for other programs.
+        ConfigError: if it is a path, but not that of a model's folder; if it is in a format for other programs; or if
+            it is a hub id that must be downloaded, and HF_HUB_OFFLINE forbids that.
     """
     name, folder = f"model={str(path_or_id)!r}", Path(path_or_id).expanduser()
     if folder.suffix.lower() == ".gguf" and folder.exists():
@@ -33,6 +35,11 @@ def checked_source(path_or_id: str | Path) -> str:
         raise ConfigError(f"{name}: there is no such folder; check the path, or use a hub id (owner/name)")
     if str(path_or_id).lower().endswith("-gguf"):
         raise ConfigError(f"{name} holds GGUF files, which cannot be trained: use the id of the original model")
+    if is_offline() and not cached_folder(str(path_or_id)).is_dir():
+        raise ConfigError(
+            f"{name}: it is not in the hub's cache, and HF_HUB_OFFLINE is set, so it is not downloaded: unset that, "
+            "or name a folder"
+        )
     return str(path_or_id)
 
 

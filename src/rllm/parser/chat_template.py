@@ -74,10 +74,9 @@ class ChatTemplate:
         if shape is None:
             shape = _SHAPES[key] = probed(partial(self._apply, add_generation_prompt=False))
         if shape.lost.get(USER) == "":
-            name = getattr(self.tokenizer, "name_or_path", "") or "<in memory>"
             raise ConfigError(
-                f"tokenizer={name!r}: its chat template prints no text of user messages, neither as a string nor as "
-                f"a list of parts: {_NAME_OF_CHOICE}"
+                f"tokenizer={_name(self.tokenizer)!r}: its chat template prints no text of user messages, neither as "
+                f"a string nor as a list of parts: {_NAME_OF_CHOICE}"
             )
         return shape
 
@@ -177,13 +176,13 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of its author: it may raise anything
             if shaped_tools and self._error_of(shaped, None, options) is None:
                 raise ConfigError(
-                    f"tools={tools!r:.80}: the chat template refuses them ({type(error).__name__}: {error}): use a "
-                    "list of objects in the OpenAI format"
+                    f"tools={tools!r:.80}: the chat template of {_name(self.tokenizer)!r} refuses them "
+                    f"({type(error).__name__}: {error}): use a list of objects in the OpenAI format"
                 ) from error
             ends = range(1, len(shaped))
             errors = (self._error_of(shaped[:end], shaped_tools, options) for end in ends)
             refused = next((place for place, found in enumerate(errors) if found == str(error)), len(ends))
-            raise _refusal(refused, messages[refused], error) from error
+            raise _refusal(_name(self.tokenizer), messages[: refused + 1], error) from error
 
     def _apply(self, messages: Sequence[Message], tools: _Tools, **options: object) -> str:
         from rllm.parser.bounded_template import render_bounded  # needs jinja2, which a gateway may lack
@@ -209,18 +208,28 @@ def remedy_for(kind: str) -> str:
     return _REMEDIES.get(kind, _NAME_OF_CHOICE)
 
 
-def _refusal(place: int, message: Message, error: Exception) -> ConfigError:
-    role = "system" if message["role"] == "developer" else message["role"]
-    kind = {"system": SYSTEM, "tool": RESULTS}.get(role, CALLS if message.get("tool_calls") else "")
+def _name(tokenizer: Tokenizer) -> str:
+    """Return the folder or hub id of a tokenizer, for errors."""
+    return str(getattr(tokenizer, "name_or_path", "") or "<in memory>")
+
+
+def _refusal(name: str, messages: Sequence[Message], error: Exception) -> ConfigError:
+    """Return the error for the last of these messages, which the chat template of the model `name` refuses."""
+    place, message = len(messages) - 1, messages[-1]
     for number, arguments in enumerate(arguments_of(message)):
         if not isinstance(arguments, Mapping):
             return ConfigError(
-                f"messages[{place}].tool_calls[{number}].function.arguments={arguments!r:.80}: the chat template takes "
-                f"a JSON object only ({type(error).__name__}: {error}): send one, or {_NAME_OF_CHOICE}"
+                f"messages[{place}].tool_calls[{number}].function.arguments={arguments!r:.80}: the chat template of "
+                f"{name!r} takes a JSON object only ({type(error).__name__}: {error}): send one, or {_NAME_OF_CHOICE}"
             )
+    role = "system" if message["role"] == "developer" else message["role"]
+    kind = {"system": SYSTEM, "tool": RESULTS}.get(role, CALLS if message.get("tool_calls") else "")
+    remedy = f"send messages as it takes them, or {_NAME_OF_CHOICE}"
+    if place and messages[-2]["role"] == role:
+        remedy = f"join it with the message before it, which has the same role, or {_NAME_OF_CHOICE}"
     return ConfigError(
-        f"the chat template refuses messages[{place}] (role {message['role']!r}): {type(error).__name__}: {error}: "
-        f"{_REMEDIES.get(kind, f'send messages as it takes them, or {_NAME_OF_CHOICE}')}"
+        f"the chat template of {name!r} refuses messages[{place}] (role {message['role']!r}): "
+        f"{type(error).__name__}: {error}: {_REMEDIES.get(kind, remedy)}"
     )
 
 
@@ -272,9 +281,8 @@ def _template_text(tokenizer: Tokenizer) -> str:
     try:
         text: str = tokenizer.get_chat_template()
     except (ValueError, AttributeError) as error:
-        path = getattr(tokenizer, "name_or_path", "") or "<in memory>"
         raise ConfigError(
-            f"tokenizer={path!r} has no chat template: use an instruction-tuned model, or set "
+            f"tokenizer={_name(tokenizer)!r} has no chat template: use an instruction-tuned model, or set "
             "model.chat_template=PATH, or put a chat_template.jinja into its folder"
         ) from error
     return text

@@ -30,6 +30,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
+from rllm.config.sizes import cached_folder, is_offline
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.inference.model_folder import check_files, check_trainable, checked_source
 from rllm.inference.pretrained import from_pretrained, without_bars
@@ -448,7 +449,9 @@ def check_source(path_or_id: str | Path, *, template: TemplateChoice | None = No
     if is_adapter(folder):
         return
     checked_source(path_or_id)
-    if not folder.is_dir():
+    if is_offline() and not folder.is_dir():
+        folder = cached_folder(str(path_or_id))
+    if not folder.is_dir():  # it is downloaded first
         return
     check_files(folder)
     if trains_all:
