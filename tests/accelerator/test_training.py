@@ -120,7 +120,7 @@ def test_it_trains(policy: Path, tmp_path: Path, device: str, way: str) -> None:
     assert math.isfinite(metrics["policy/grad_norm"])
     assert metrics["policy/grad_norm"] > 0
     if way != "overlapped":
-        assert metrics["policy/sampler_gap_mean"] < (0.05 if way == "bfloat16" else 1e-4)
+        assert metrics["policy/sampler_gap_mean"] < (0.05 if way in ("bfloat16", "autocast") else 1e-4)
     if "weights" in metrics:
         assert not torch.equal(metrics["weights"], weights_in(policy))
 

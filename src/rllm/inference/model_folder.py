@@ -47,7 +47,8 @@ def _convert(file: Path) -> str:
     return (
         "which cannot be trained: use the folder or hub id of the original model, or convert it: `pip install gguf "
         f"accelerate`, then from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}, dtype=torch.float32) of "
-        "transformers' AutoModelForCausalLM and AutoTokenizer, and save_pretrained(FOLDER) of both"
+        "transformers' AutoModelForCausalLM and AutoTokenizer, `model.hf_quantizer = None`, `del "
+        "model.config.quantization_config` where it has one, and save_pretrained(FOLDER) of both"
     )
 
 
