@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
 from rllm.backends.local.backend import LocalBackend
 from rllm.backends.lora import LoraSettings
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.inference.local.quantized import QuantizedLinear, quantize
+from rllm.inference.local.loading import save_model
+from rllm.inference.local.quantized import QuantizedLinear, dequantized_weights, quantize
 from rllm.trainer.config import load_config
 
 from .conftest import sequence_of
@@ -135,6 +137,18 @@ def test_an_adapter_on_quantised_weights_is_saved_and_resumed(
     resumed.load(tmp_path)
     batch = batch_of([5, 6, 7, 8, 9, 10])
     assert torch.equal(resumed.score(batch), backend.score(batch))
+
+
+def test_what_a_server_gets_is_an_ordinary_folder_of_the_dequantised_model(
+    make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], tmp_path: Path
+) -> None:
+    backend = make_backend(make_model(), lora=SMALL, quantize="int8")
+    strengthen(backend)
+    save_model(backend.model, tmp_path, state_dict=dequantized_weights(backend.model))
+    served = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad(), backend.adapter.off():
+        torch.testing.assert_close(served(ids).logits, backend.model(ids).logits)
 
 
 @pytest.mark.parametrize(

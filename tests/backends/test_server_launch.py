@@ -201,6 +201,10 @@ def test_a_server_that_cannot_be_trained_with_is_refused_at_once(
         (["vllm.port=8000"], r"vllm\.port=8000 would have no effect without a server; set model\.engine=vllm, too"),
         (["vllm.largest_gap=0.1"], r"vllm\.largest_gap=0\.1 would have no effect"),
         (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.args=[x]"], r"vllm\.args.* on a server that runs already"),
+        (
+            ["model.engine=vllm", "vllm.url=http://h/v1", "model.lora_rank=2", "model.quantize=int8"],
+            r"model\.quantize='int8' would have no effect on the server",
+        ),
         (["model.engine=vllm", "vllm.command=/no/such"], "there is no such program"),
         (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.sleep=always", "rollout.max_staleness=1"], "take turns"),
     ],

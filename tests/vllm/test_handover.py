@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
+from rllm.backends.local.backend import LocalBackend
 from rllm.backends.lora import Adapter, LoraSettings
 from rllm.backends.sampler import ServerSampler
 from rllm.errors import WeightSyncError
 from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.inference.servers.control import FileTransfer, LoraLoad, Reload, VLLMControl
+from rllm.trainer.config import load_config
 
-from .conftest import VLLM, Servers
+from .conftest import START_S, VLLM, Servers
 
 pytestmark = pytest.mark.vllm
 ROUNDING = 1e-4
@@ -192,3 +195,30 @@ def test_an_adapter_on_another_base_is_found_out(servers: Servers, tmp_path: Pat
         pytest.raises(WeightSyncError, match="version 0 did not reach the sampler"),
     ):
         sampler.sync_weights(0)
+
+
+def test_a_quantised_policy_is_sampled_with_the_weights_that_it_computes_with(
+    servers: Servers, vllm_command: str, tmp_path: Path
+) -> None:
+    """The server starts with the dequantised weights, and gets the adapter alone."""
+    servers.close()
+    settings = [
+        *(f"model.path={servers.folder / 'model'}", "model.device=cpu", "model.lora_rank=4", "model.quantize=int8"),
+        *("model.engine=vllm", f"vllm.command={vllm_command}", f"vllm.start_timeout_s={START_S}"),
+        *("vllm.args=[--enforce-eager]", f"run_dir={tmp_path}"),
+    ]
+    backend = LocalBackend.from_config(load_config(settings))
+    try:
+        with torch.no_grad():
+            for name, weight in backend.model.named_parameters():
+                if ".lora_B." in name:
+                    weight.normal_(std=0.1)
+        assert backend.publish() == 1
+        prompt = [7, 8, 9]
+        answer = asyncio.run(backend.inference.complete(prompt, max_tokens=8, ignore_eos=True))
+        ids = [*prompt, *answer.completion_ids]
+        span = StepSpan(step_id="a", start=len(prompt), stop=len(ids))
+        scores = backend.score(Batch.of([TokenSequence(ids=ids, spans=[span], logprobs=answer.logprobs)]))
+        torch.testing.assert_close(torch.tensor(answer.logprobs), scores, atol=1e-4, rtol=0)
+    finally:
+        backend.close()

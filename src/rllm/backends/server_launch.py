@@ -10,11 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from rllm.backends.lora import Adapter
 from rllm.backends.sampler import ServerSampler
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.errors import ConfigError
-from rllm.inference.local.loading import LoadedModel, choose_device, choose_dtype, is_adapter, load_tokenizer
+from rllm.inference.local.loading import (
+    LoadedModel,
+    choose_device,
+    choose_dtype,
+    is_adapter,
+    load_tokenizer,
+    save_model,
+    save_tokenizer,
+)
+from rllm.inference.local.quantized import dequantized_weights
 from rllm.inference.servers.capabilities import check_trainable
 from rllm.inference.servers.command import ServeOptions, vllm_command
 from rllm.inference.servers.control import choose_handover
@@ -55,6 +66,8 @@ def check_serving(config: TrainConfig) -> None:
             "--chat-template FILE, and put that file into the folder of model.path as chat_template.jinja"
         )
         refuse_changes(config.model, "model", ("chat_template", "tool_prompt"), why)
+        why = f"on the server of vllm.url={vllm.url!r}, which has all bits of the weights; leave out one of the two"
+        refuse_changes(config.model, "model", ("quantize",), why)
     else:
         refuse_adapter(config.model.path)
         vllm_command(vllm.command)
@@ -116,8 +129,12 @@ class RunningServer:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def open_server(config: TrainConfig) -> RunningServer:
+def open_server(config: TrainConfig, *, base: LoadedModel | None = None) -> RunningServer:
     """Start the server of a run, or join it.
+
+    Args:
+        config: settings of the run.
+        base: quantised model whose dequantised weights the server gets, in place of those of `model.path`.
 
     Raises:
         ConfigError: if there is none to join, it is not fit for training, or the port is in use.
@@ -142,6 +159,8 @@ def open_server(config: TrainConfig) -> RunningServer:
             tokenizer = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer
             tool_format = started_format(config, tokenizer)
             options = serve_options(config, port=vllm.port or free_port(), tool_format=tool_format)
+            if base is not None:
+                options = replace(options, model=str(_dequantized(base, scratch / "base")))
             server = VLLMServer.start(
                 with_template_file(options, config, tokenizer, scratch),
                 command=command,
@@ -154,6 +173,19 @@ def open_server(config: TrainConfig) -> RunningServer:
             server.control.sleep()  # the trainer loads its model next
         undo.pop_all()
     return RunningServer(config=config, server=server, scratch=scratch, tool_format=tool_format)
+
+
+def _dequantized(base: LoadedModel, folder: Path) -> Path:
+    """Write a quantised model's weights as they are computed with, so that the server has the trainer's numbers."""
+    try:
+        save_model(base.model, folder, state_dict=dequantized_weights(base.model))
+        save_tokenizer(base.tokenizer, folder)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"model.quantize: the dequantised weights, which the server reads, cannot be written to {str(folder)!r} "
+            f"({error}): make room for them, or choose another folder with vllm.sync_dir"
+        ) from error
+    return folder
 
 
 def serve_options(config: TrainConfig, *, port: int, tool_format: str = DEFAULT_FORMAT) -> ServeOptions:

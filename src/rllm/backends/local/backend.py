@@ -383,6 +383,8 @@ def _freeze_beside_text(model: PreTrainedModel) -> None:
 def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
     """Return the arguments of `LocalBackend` for the engine that samples; start or join a server if there is one."""
     if config.model.engine == "vllm":
+        if config.model.quantize:  # the server starts with the weights that are computed with
+            return {"serve": partial(_serve_dequantized, config, on_failure)}
         served = open_server(config)
         on_failure.callback(served.close)
         return {"serve": served.sampler}
@@ -392,3 +394,11 @@ def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
         "max_length": config.model.max_length,
         "tool_parser": config.model.tool_parser,
     }
+
+
+def _serve_dequantized(
+    config: TrainConfig, on_failure: ExitStack, loaded: LoadedModel, adapter: Adapter | None
+) -> Sampler:
+    served = open_server(config, base=loaded)
+    on_failure.callback(served.close)
+    return served.sampler(loaded, adapter)

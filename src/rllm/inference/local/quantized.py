@@ -109,6 +109,15 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes, state.absmax
 
 
+def dequantized_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return what a model computes with, without its adapter, by the names of an ordinary model, in main memory."""
+    quantized = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
+    parts = {f"{name}.{part}" for name in quantized for part in ("codes", "scales")}
+    kept = {name: weight for name, weight in model.state_dict().items() if ".lora_" not in name and name not in parts}
+    weights = {**kept, **{f"{name}.weight": layer.weight for name, layer in quantized.items()}}
+    return {name.replace(".base_layer", ""): weight.cpu() for name, weight in weights.items()}
+
+
 class _Product(torch.autograd.Function):  # type: ignore[misc]
     """Product with a quantised weight, which is dequantised again for the backward pass instead of being kept."""
 
