@@ -156,6 +156,7 @@ FEATURES = {
     "the embedded sampler": ["model.engine=embedded"],
     "vLLM as the sampler": ["model.engine=vllm"],
     "LoRA": ["model.lora_rank=8"],
+    "frozen weights in few bits": ["model.quantize=int8", "model.lora_rank=8"],
     "a reference for the KL": ["algorithm.kl_coef=0.1"],
     "the reference in main memory": ["model.reference_offload=true", "algorithm.kl_coef=0.1"],
     "AdamW in main memory": ["optim.offload=true"],

@@ -214,10 +214,10 @@ def test_a_quantised_policy_is_sampled_with_the_weights_that_it_computes_with(
                 if ".lora_B." in name:
                     weight.normal_(std=0.1)
         assert backend.publish() == 1
-        prompt = [7, 8, 9]
-        answer = asyncio.run(backend.inference.complete(prompt, max_tokens=8, ignore_eos=True))
-        ids = [*prompt, *answer.completion_ids]
-        span = StepSpan(step_id="a", start=len(prompt), stop=len(ids))
+        asked = [{"role": "user", "content": "the assistant"}]
+        answer = asyncio.run(backend.inference.get_model_response(asked, max_tokens=8, temperature=1.0))
+        ids = [*answer.prompt_ids, *answer.completion_ids]
+        span = StepSpan(step_id="a", start=len(answer.prompt_ids), stop=len(ids))
         scores = backend.score(Batch.of([TokenSequence(ids=ids, spans=[span], logprobs=answer.logprobs)]))
         torch.testing.assert_close(torch.tensor(answer.logprobs), scores, atol=1e-4, rtol=0)
     finally:
