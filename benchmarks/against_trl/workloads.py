@@ -79,6 +79,7 @@ WORKLOADS = {
         sums=True,
     ),
 }
+WORKLOADS["fixed"] = replace(WORKLOADS["sums"], title="8 prompts x 8, sums, 48-token answers", warm=False)
 RANDOM_POLICY = [name for name, workload in WORKLOADS.items() if not workload.sums]
 """Workloads that need no pretrained policy."""
 
