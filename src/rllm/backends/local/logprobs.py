@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
+from rllm.backends.local.summed_gradients import can_sum, summed_linear
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class Head:
         yield cls(linear=layers, out_features=linear.out_features)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.linear(hidden)
+        is_summed = torch.is_grad_enabled() and can_sum(self.linear)
+        logits: Tensor = summed_linear(self.linear, hidden) if is_summed else self.linear(hidden)
         if self.factor == 1.0 and self.cap is None:
             return logits
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * self.factor
@@ -197,11 +199,12 @@ class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
         of_logits = torch.empty_like(logits)
         for block, tokens in _blocks(logits, rows):
             probabilities = _scores(logits[block], ctx.temperature).softmax(-1)
-            total = torch.zeros_like(probabilities)
-            if of_logprobs is not None:
+            if of_logprobs is None:
+                total = torch.zeros_like(probabilities)
+            else:
                 row, pull = rows[tokens] - block.start, of_logprobs[tokens]
-                of_row = pull.new_zeros(len(total)).index_add_(0, row, pull)
-                torch.mul(probabilities, -of_row[:, None], out=total)
+                of_row = pull.new_zeros(len(probabilities)).index_add_(0, row, pull)
+                total = probabilities * -of_row[:, None]
                 total.view(-1).index_add_(0, row * total.shape[1] + targets[tokens], pull)
             if of_entropy is not None:
                 own = torch.xlogy(probabilities, probabilities).addcmul_(probabilities, spread[block, None])

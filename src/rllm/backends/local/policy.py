@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
 from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
+from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
 from rllm.config.sizes import kept_bytes, pass_tokens
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel
@@ -71,7 +72,14 @@ class Trunk:
     def _saving_memory(self) -> AbstractContextManager[object]:
         if self.recompute:
             return recomputing(recomputable_layers(self.module))
-        return recomputing_products(gated_layers(self.module))
+        products = {layer: partial(_gated_product, layer) for layer in self._gated_layers}
+        # Layers that are run again outside this block have to be the same in it.
+        again = {part for layer in products if not can_sum(layer.down_proj) for part in layer.down_proj.modules()}
+        return running_otherwise({**summed(set(self.module.modules()) - again), **products})
+
+    @cached_property
+    def _gated_layers(self) -> list[Module]:
+        return gated_layers(self.module)
 
     @property
     def device(self) -> torch.device:
@@ -276,13 +284,19 @@ def _gated_product(mlp: Module, states: Tensor) -> Tensor:
     The activation and the product take little time to compute again, and half of the layer's memory to keep.
     """
 
+    def product(gate: Tensor, up: Tensor) -> Tensor:
+        result: Tensor = mlp.act_fn(gate) * up
+        return result
+
     def down(gate: Tensor, up: Tensor) -> Tensor:
-        result: Tensor = mlp.down_proj(mlp.act_fn(gate) * up)
+        result: Tensor = mlp.down_proj(product(gate, up))
         return result
 
     projected = mlp.gate_proj(states), mlp.up_proj(states)
     if not torch.is_grad_enabled():
         return down(*projected)
+    if can_sum(mlp.down_proj):
+        return summed_linear(mlp.down_proj, *projected, prepare=product)
     result: Tensor = checkpoint(down, *projected, use_reentrant=False, preserve_rng_state=False)
     return result
 
