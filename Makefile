@@ -9,7 +9,7 @@ VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,9 +33,20 @@ $(VENV)/.dev: $(VENV)/.train
 demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
 	$(BIN)/rllm demo $(MODEL:%=--model %)
 
-# More processes than two cores can run: for a third of its time a test waits, for a disk, a clock or another program.
+# Parts of the fast suite that take about as long, each in one process: a third of the time is reading modules, torch above
+# all, which every worker of pytest-xdist does for all tests. More parts than two cores: a test often waits.
+PART_1 := $(addprefix tests/,capture engine gateway sdk security store tools)
+PART_2 := $(addprefix tests/,algorithms backends inference trainer)
+
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
-	$(PYTEST) -n 3
+	@$(MAKE) --no-print-directory -j 3 test-part-1 test-part-2 test-part-3
+
+test-part-1 test-part-2: test-part-%:
+	$(BIN)/pytest $(PART_$*)
+
+# `make check` runs tests/test_language.py.
+test-part-3:
+	$(BIN)/pytest $(addprefix --ignore=,$(PART_1) $(PART_2) tests/test_language.py)
 
 # What one gets who installs without constraints.txt; but torch's newest build may be one of several gigabytes for GPUs.
 test-newest:  ## The fast test suite with the newest version of each dependency, in an environment of its own.
@@ -128,7 +139,7 @@ test-fuzz: $(VENV)/.fuzz  ## Throw nonsense at the gateway, and try every proper
 	RLLM_EXAMPLES=100 $(PYTEST) -m hypothesis
 
 test-kills: $(VENV)/.dev  ## Kill the gateway and all around it, a hundred times over: half an hour.
-	RLLM_KILL_RUNS=$${RLLM_KILL_RUNS:-100} $(BIN)/pytest -n 2 tests/gateway/test_kills.py
+	RLLM_KILL_RUNS=$${RLLM_KILL_RUNS:-100} $(BIN)/pytest -n 2 -m slow tests/gateway/test_kills.py
 
 $(VENV)/.ninja: tests/accelerator/requirements.txt | $(VENV)/.dev
 	$(PIP) -r $<
@@ -214,7 +225,7 @@ docs: $(VENV)/.docs  ## Build the documentation site into site/; a broken link i
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-docs: docs  ## Run every page of the documentation as a program, and build the site.
-	$(PYTEST) -m docs tests/docs
+	$(PYTEST) -m docs tests/docs tests/cli tests/frameworks/test_docs.py
 
 # DEMO=1 also runs the demo; OUT=dist keeps what was built.
 release-check: $(VENV)/bin/python  ## Build the last commit, look into the wheel, install it by itself, and use it: some minutes.

@@ -40,15 +40,18 @@ def gradient(backend: LocalBackend, batch: Batch, algorithm: Algorithm = LOSSES[
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
-@pytest.mark.parametrize("algorithm", LOSSES.values(), ids=LOSSES.keys())
+@pytest.mark.parametrize(
+    ("loss", "dtype", "tolerance"),
+    [("plain", torch.float32, 1e-5), *((loss, torch.float64, 1e-10) for loss in LOSSES)],
+    ids=str,
+)
 def test_micro_batches_do_not_change_the_gradient(
     make_backend: MakeBackend,
     make_model: Make,
     groups: Make,
+    loss: str,
     dtype: torch.dtype,
     tolerance: float,
-    algorithm: Algorithm,
 ) -> None:
     batch: Batch = groups(2, 7).with_weights("seq-mean-token-mean")
     limits = {len(list(batch.split(limit))): limit for limit in range(200)}
@@ -58,7 +61,7 @@ def test_micro_batches_do_not_change_the_gradient(
     found = {}
     for pieces in (1, 2, 7):
         model = make_model() if dtype == torch.float32 else in_float64(make_model())
-        found[pieces] = gradient(make_backend(model, micro_batch_tokens=limits[pieces]), batch, algorithm)
+        found[pieces] = gradient(make_backend(model, micro_batch_tokens=limits[pieces]), batch, LOSSES[loss])
         assert found[pieces].dtype == dtype
     for pieces in (2, 7):
         assert (found[pieces] - found[1]).norm() <= tolerance * found[1].norm()

@@ -225,7 +225,7 @@ def test_a_model_of_this_machine_will_do(work, policy):
     assert json.loads(done.stdout)["trajectories"][0]["steps"][0]["response_ids"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_signal_ends_it_with_its_program(server, work, number):
     script = "setsid sleep 600 & echo $! > child; echo $$ > leader; wait"

@@ -38,6 +38,7 @@ def commands(start):
     return [shlex.split(line)[1:] for line in lines if line.startswith(start)]
 
 
+@pytest.mark.docs
 def test_its_command_runs(folder, monkeypatch):
     [arguments] = commands("rllm run")
     at = arguments.index("--tokenizer")
@@ -50,6 +51,7 @@ def test_its_command_runs(folder, monkeypatch):
     assert "1 call in session first" in done.stderr
 
 
+@pytest.mark.docs
 async def test_its_agent_function_is_one(folder):
     with as_a_program(), scripted_gateway(["It is 4."]) as gateway:
         agent = load_function("shell_agent.py:agent")

@@ -15,6 +15,7 @@ import pytest
 from rllm.store import open_store
 
 
+@pytest.mark.slow
 def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
     checkpoint = work / "run" / "checkpoints" / "step-000003"
     checkpoint.mkdir(parents=True)

@@ -18,6 +18,7 @@ TEXT = (DOCS / "viewer.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_works(tmp_path, line):
     large_run(tmp_path / "runs/first", num_episodes=4)

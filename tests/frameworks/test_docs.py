@@ -63,6 +63,7 @@ def test_every_example_is_tested():
     assert examples - {name for name in examples if name in tests} == set()
 
 
+@pytest.mark.docs
 def test_the_command_of_the_examples_readme_captures_an_agent(tmp_path):
     [command] = re.findall(r"^rllm (run .*)$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     calls = [{"tool_calls": [{"name": "price", "arguments": arguments}]} for arguments in ARGUMENTS]

@@ -111,15 +111,15 @@ def test_line_9_a_conversation_is_one_sequence_of_sampled_tokens(
 ) -> None:
     monkeypatch.setattr("rllm.gateway.sessions._ALWAYS_IN_MEMORY", int(is_known))
     server, store = served(session_memory_gb=1e-9)
-    for seed in range(0, 30, 10):
+    for seed in (0, 10):
         chat(server, 4, stream=stream, seed=seed)
     traces = store.by_session("s")
-    assert len(traces) == 12
+    assert len(traces) == 8
     deadline = time.monotonic() + 60
     while server._sessions.knows("s") != is_known:
         assert time.monotonic() < deadline, "the call before left the session in memory"
         time.sleep(0.005)
-    for start in range(0, 12, 4):
+    for start in (0, 4):
         for one, other in zip(traces[start : start + 3], traces[start + 1 : start + 4], strict=True):
             known = [*one.prompt_ids, *one.response_ids]
             assert other.prompt_ids[: len(known)] == known

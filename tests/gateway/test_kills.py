@@ -125,6 +125,7 @@ class Run:
         time.sleep(self.rng.random() * at_most_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
 def test_no_acknowledged_call_is_lost(tmp_path, seed):
     rng = random.Random(seed)

@@ -108,6 +108,7 @@ def test_every_call_is_answered_and_no_acknowledged_one_is_lost(replicas, tmp_pa
     assert all(trace.metadata["rllm.upstream"]["replica"] == urls[1] for trace in moved if trace.error is None)
 
 
+@pytest.mark.slow
 def test_calls_are_held_while_the_only_server_is_restarted(replicas, tmp_path):
     [first, _] = replicas
     base_url = url_of(first)

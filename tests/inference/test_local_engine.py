@@ -108,7 +108,7 @@ async def test_a_small_prefix_cache_forgets_and_stays_exact(make_engine: Any) ->
 async def test_little_memory_means_fewer_at_once_and_the_same_answers(make_engine: Any) -> None:
     roomy, tight = make_engine(), make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
     prompts = [prompt_of(length) for length in (300, 20, 30, 90, 400, 90, 20, 300)]
-    requests = [{"prompt_ids": prompt, "max_tokens": 40, "seed": i} for i, prompt in enumerate(prompts)]
+    requests = [{"prompt_ids": prompt, "max_tokens": 20, "seed": i} for i, prompt in enumerate(prompts)]
     wanted = await asyncio.gather(*(roomy.complete(**request) for request in requests))
     for _ in range(2):  # the second time from cached prefixes
         outputs = await asyncio.gather(*(tight.complete(**request) for request in requests))
@@ -194,7 +194,7 @@ async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(
         system = prompt_of(64, start=4) if length in (90, 310) else []  # two that share a prefix
         prompt, said = [*system, *prompt_of(length - len(system), start=5 + lengths.index(length))], []
         for turn in range(2):
-            output = await engine.complete(prompt, max_tokens=9, seed=10 * number + turn, ignore_eos=True)
+            output = await engine.complete(prompt, max_tokens=5, seed=10 * number + turn, ignore_eos=True)
             said.append((output.completion_ids, output.logprobs))
             prompt = [*prompt, *output.completion_ids, 7, 8, 9]
         return said
@@ -360,7 +360,7 @@ async def test_publish_forgets_prefixes_and_counts_up(make_engine: Any) -> None:
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
 async def test_an_answer_goes_on_under_new_weights_and_says_where(make_engine: Any, family: str) -> None:
     engine = make_engine(family, max_concurrent=1)
-    stream = engine.stream_model_response(USER, max_tokens=300, ignore_eos=True, stop=["a string that never comes"])
+    stream = engine.stream_model_response(USER, max_tokens=100, ignore_eos=True, stop=["a string that never comes"])
     waiting = asyncio.create_task(engine.complete(prompt_of(5), max_tokens=3, ignore_eos=True))
     states = [copy.deepcopy(engine.model.state_dict())]
     for version in (1, 2):
@@ -375,10 +375,10 @@ async def test_an_answer_goes_on_under_new_weights_and_says_where(make_engine: A
         states.append(copy.deepcopy(engine.model.state_dict()))
     *_, output = [item async for item in stream]
     assert isinstance(output, ModelOutput)
-    assert (output.finish_reason, output.weight_version, len(output.logprobs)) == ("length", 0, 300)
+    assert (output.finish_reason, output.weight_version, len(output.logprobs)) == ("length", 0, 100)
     (first, one), (second, two) = output.weight_updates
     assert (one, two) == (1, 2)
-    for state, tokens in zip(states, (slice(0, first), slice(first, second), slice(second, 300)), strict=True):
+    for state, tokens in zip(states, (slice(0, first), slice(first, second), slice(second, 100)), strict=True):
         engine.model.load_state_dict(state)
         expected = forward_logits(engine.model, output.prompt_ids, output.completion_ids).log_softmax(-1)
         chosen = expected.gather(1, torch.tensor(output.completion_ids).unsqueeze(1)).squeeze(1)

@@ -11,9 +11,9 @@ from rllm._runtime.ids import new_id
 def test_ids_are_unique_in_threads_and_whatever_the_programs_own_seed() -> None:
     random.seed(0)
     with ThreadPoolExecutor(4) as threads:
-        ids = list(threads.map(lambda _: new_id(), range(20_000)))
+        ids = list(threads.map(lambda _: new_id(), range(4_000)))
     random.seed(0)
-    assert len({*ids, new_id()}) == 20_001
+    assert len({*ids, new_id()}) == 4_001
     assert all(len(item) == 32 for item in ids)
 
 

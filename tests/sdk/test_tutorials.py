@@ -375,7 +375,9 @@ with get_chat_client() as client, session(turn=1):
 """
 
 
-@pytest.mark.parametrize("program", [PLAIN, WITH_SDK], ids=["plain", "sdk"])
+@pytest.mark.parametrize(
+    "program", [pytest.param(PLAIN, id="plain"), pytest.param(WITH_SDK, id="sdk", marks=pytest.mark.slow)]
+)
 async def test_a_child_process_joins_the_trajectory_that_started_it(roll_out: RollOut, program: str) -> None:
     @trajectory(name="delegate")
     async def delegate() -> None:

@@ -59,8 +59,9 @@ def test_a_configuration_that_is_looked_at_before_training_runs_no_code(
 
 def test_every_loader_of_transformers_decides_about_code_of_models() -> None:
     for path in Path(rllm.__file__).parent.rglob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        for call in calls:
+        source = path.read_text()
+        tree = ast.parse(source if ".from_pretrained" in source else "")
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             named = ast.unparse(call.func)
             if named.startswith("Auto") and named.endswith(".from_pretrained"):
                 assert "trust_remote_code" in {keyword.arg for keyword in call.keywords}, f"{path}:{call.lineno}"
@@ -167,7 +168,7 @@ HOSTILE_TEMPLATES = {
 
 @pytest.mark.parametrize("attack", HOSTILE_TEMPLATES)
 def test_a_chat_template_ends_within_bounds(policy_folder: Path, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rllm.parser.bounded_template.MAX_STEPS", 200_000)
+    monkeypatch.setattr("rllm.parser.bounded_template.MAX_STEPS", 50_000)
     tokenizer = load_tokenizer(str(policy_folder)).tokenizer
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages|length > 8 %}" + (
         HOSTILE_TEMPLATES[attack] + "{% endif %}"

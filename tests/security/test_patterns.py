@@ -234,6 +234,7 @@ def test_no_pattern_is_set_back_by_a_hostile_text() -> None:
     assert slow == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", [r"\s*$", r"(a|a)*b", r"(?m)^\s*def", r"\d+,\d+x"])
 def test_the_search_finds_patterns_that_are_slow(pattern: str) -> None:
     assert _slow_text(Found("here", re.compile(pattern), True))

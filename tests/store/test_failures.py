@@ -44,7 +44,7 @@ with open_store(url) as store:
 """
 
 
-@pytest.mark.parametrize("num_rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rounds", [3, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, num_rounds: int

@@ -44,7 +44,7 @@ ANSWER = {
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.wire.name)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.one_of(requests, requests.map(lambda request: {**HI, **request})))
 def test_any_json_is_translated_or_refused(dialect, request):
     with suppress(GatewayError):
