@@ -21,7 +21,12 @@ Make = Callable[..., Any]
 ON = ["algorithm.kl_coef=0.1", "optim.lr=0.01"]
 KINDS = pytest.mark.parametrize(
     "overrides",
-    [[], ["model.dtype=bfloat16"], ["model.lora_rank=2"], ["model.reference_offload=true"]],
+    [
+        [],
+        ["model.dtype=bfloat16"],
+        ["model.lora_rank=2"],
+        pytest.param(["model.reference_offload=true"], marks=pytest.mark.slow),
+    ],
     ids=["copy", "in bfloat16", "adapter off", "offloaded"],
 )
 

@@ -45,6 +45,7 @@ def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, cap
     assert not (work / "run").exists()
 
 
+@pytest.mark.slow
 def test_unreadable_data_is_named_before_torch_is_imported(work):
     program = (
         "import sys\nfrom rllm.cli import main\n"

@@ -54,7 +54,7 @@ def run(*arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("encoding", [pytest.param("utf-8", marks=pytest.mark.slow), "ascii"])
 def test_what_a_terminal_cannot_show_is_shown_as_its_escape(store, encoding):
     done = subprocess.run(
         [sys.executable, "-m", "rllm", "traces", "show", "first", "a"],

@@ -54,7 +54,7 @@ def test_any_address_of_this_machine_alone_needs_none(serve):
     assert "Reward" in read(address)
 
 
-@pytest.mark.parametrize("given", [[], ["--token", ""]])
+@pytest.mark.parametrize("given", [[], pytest.param(["--token", ""], marks=pytest.mark.slow)])
 def test_another_address_needs_a_token(serve, given):
     address = serve("--host", "0.0.0.0", *given)
     plain, _, token = address.partition("?token=")

@@ -72,6 +72,7 @@ def test_the_offline_teacher_takes_a_shortest_way(example):
     assert not {lake["seed"] for lake in train} & {lake["seed"] for lake in held_out}
 
 
+@pytest.mark.examples
 def test_its_program_trains_any_model(one_step):
     metrics = one_step("grid_world")
     assert metrics["rollout/num_failed"] == 0.0

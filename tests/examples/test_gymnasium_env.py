@@ -61,6 +61,7 @@ def test_the_offline_teacher_plays_by_the_book(example):
     assert [offline._by_the_book(hand, None) for hand in hands] == ["hit", "hit", "stick", "hit", "stick"]
 
 
+@pytest.mark.examples
 def test_its_program_trains_any_model(one_step):
     metrics = one_step("gymnasium_env")
     assert metrics["rollout/num_failed"] == 0.0

@@ -127,6 +127,7 @@ class ParcelBackend(ScriptedBackend):
         self.inference = ScriptedEngine(FreezingModel(config.tasks_per_step * config.rollout.group_size))
 
 
+@pytest.mark.examples
 async def test_a_server_that_dies_under_a_batch_is_named_and_training_goes_on(
     example: Example, tools: list[MCPTool], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_the_two_roles_are_compared_each_with_its_own_kind(roll_out):
     assert {credit.group_id for credit in assembled.credits} == {"auction/proposer", "auction/checker"}
 
 
+@pytest.mark.examples
 def test_its_program_trains_any_model(one_step):
     metrics = one_step("workflow_retry")
     assert metrics["rollout/num_failed"] == 0.0

@@ -78,7 +78,7 @@ def test_a_long_body_is_no_long_head(serve):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_reads_nothing_of_its_answer_is_left(serve, stream):
-    served = serve(["x" * 200_000], config=GatewayConfig(shutdown_timeout_s=1, unread_timeout_s=0.1))
+    served = serve(["x" * 100_000], config=GatewayConfig(shutdown_timeout_s=1, unread_timeout_s=0.1))
     connections = served.server._server.server_state.connections
     body = BODY[:-1] + b', "logprobs": true, "stream": %s}' % json.dumps(stream).encode()
     with connect(served) as connection:

@@ -272,9 +272,7 @@ async def test_many_requests_with_different_settings_share_few_slots(make_engine
     [
         ("Mistral", {"sliding_window": 8}, DynamicDecoder),
         ("Gemma3", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, DynamicDecoder),
-        ("Mamba", {"head_dim": None}, DynamicDecoder),
         ("RecurrentGemma", {"lru_width": 32, "num_hidden_layers": 3}, RecomputeDecoder),
-        ("Qwen2", {}, SlotDecoder),
         ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}, SlotDecoder),
         ("Mixtral", {"num_local_experts": 4, "sliding_window": None}, SlotDecoder),
         ("Bert", {"is_decoder": True}, SlotDecoder),

@@ -294,7 +294,7 @@ def test_the_configuration_says_what_each_answer_earns() -> None:
     assert judge({"ground_truth": "4", "has_toolcall": True}, r"\boxed{4}").reward == 2.5
 
 
-@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "(99999)!!!"])
+@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", pytest.param("(99999)!!!", marks=pytest.mark.slow)])
 def test_an_answer_that_takes_forever_is_given_up(answer: str) -> None:
     judge = RewardMathFn(RewardConfig(unk_error_reward=-0.5), deadline_s=0.2)
     verdict = judge({"ground_truth": "4"}, rf"\boxed{{{answer}}}")
@@ -346,6 +346,7 @@ def test_a_killed_worker_is_replaced() -> None:
     assert are_equivalent("x+1", "1+x") is True
 
 
+@pytest.mark.slow
 def test_a_large_parent_process_does_not_end_its_workers() -> None:
     large = b"x" * (LARGE_BYTES + 1)
     worker = _Worker()

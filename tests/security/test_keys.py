@@ -157,7 +157,7 @@ def test_a_program_of_rllm_run_reads_no_key_of_its_ancestors_and_no_other_sessio
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
-@pytest.mark.parametrize("command", ["run", "gateway"])
+@pytest.mark.parametrize("command", ["run", pytest.param("gateway", marks=pytest.mark.slow)])
 def test_a_command_that_holds_keys_can_be_read_by_no_other_process(command: str, tmp_path: Path) -> None:
     """Its environment, memory and open files are root's, whichever command it is."""
     read = """

@@ -256,5 +256,5 @@ def test_what_reads_answers_takes_linear_time(reader: str) -> None:
     markup = tool_parser(reader).markup if reader in TOOL_FORMATS else ("\\boxed{", "<answer>", "```\n", "A, B, ", "1 ")
     for unit in [*markup, *(mark + '{"' for mark in markup), *(mark + '{"a":' for mark in markup), '{"a":', " ", "["]:
         started = time.thread_time()
-        READERS[reader](_repeated(unit, 50_000))
-        assert time.thread_time() - started < 1.0, unit  # quadratic code takes 10 s
+        READERS[reader](_repeated(unit, 25_000))
+        assert time.thread_time() - started < 0.5, unit  # quadratic code takes 2.5 s

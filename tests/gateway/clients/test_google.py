@@ -255,6 +255,7 @@ async def test_asynchronous_clients_call_and_stream(serve, google_client):
     assert len(served.store.by_session("s")) == 2
 
 
+@pytest.mark.slow
 def test_variables_direct_a_program_to_its_session(serve):
     served = serve(["hello"])
     variables = gateway_variables(served.server.session_url("s"))
