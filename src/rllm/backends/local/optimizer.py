@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from rllm.algorithms.base import Sums
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.gradients import summing_in_place
 from rllm.backends.update import Schedule
 from rllm.config.schema import OptimConfig
 from rllm.inference.local.quantized import bitsandbytes_for
@@ -35,7 +34,6 @@ class MasterAdamW:
 
     def __init__(self, model: torch.nn.Module, settings: OptimConfig, schedule: Schedule | None = None) -> None:
         """Prepare the weights that are trained; `schedule` overrides the constant rate of `settings`."""
-        self.model = model
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._masters = [_master(weight, offload=settings.offload) for weight in self._weights]
         self._optimizers = _optimizers(self._masters, settings, embeddings=self._embeddings(model))
@@ -178,9 +176,8 @@ def accumulate(
     sums: Counter[str] = Counter()
     pieces = []
     for indices in batch.split(max_tokens, aim):
-        with summing_in_place(optimizer.model):
-            loss, part_sums, estimates = loss_of(batch.select(indices))
-            (loss * scale).backward()
+        loss, part_sums, estimates = loss_of(batch.select(indices))
+        (loss * scale).backward()
         optimizer.collect()
         sums.update({name: float(value) for name, value in part_sums.items()})
         sums.update({"loss": float(loss.detach()) * scale})
