@@ -154,8 +154,9 @@ STRICT = (
 def test_a_refusal_names_message_role_and_rule(messages: list[Any], named: str) -> None:
     strict = template(STRICT)
     strict.tokenizer.name_or_path = "owner/strict"
-    with pytest.raises(ConfigError, match=f"owner/strict.*{named}"):
+    with pytest.raises(ConfigError, match=named) as refused:
         strict.render_text(messages)
+    assert "owner/strict" in str(refused.value)
 
 
 JSON = "{{ c.function.arguments | tojson }}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from rllm.errors import ConfigError
 from rllm.parser import ChatTemplateParser
+from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
 from rllm.types import Message
 
@@ -177,3 +179,24 @@ def test_what_the_agent_wrote_behind_a_stop_string_follows_it(parser_of: Callabl
     for other in (known + encode("<|im_end|>"), known + encode(" or not")):
         with pytest.raises(ConfigError, match="stop string can be extended"):
             continuation.prompt_ids(other, messages, 2, written_on="</code>\nCalling tools")
+
+
+TEXT_AFTER_RESULTS = (
+    "{% for m in messages %}{% if m.tool_calls %}(call){% if loop.last %}{{ m.content }}{% endif %}"
+    "{% elif m.role == 'tool' %}(result {{ m.content }}){{ messages[loop.index0 - 1].content }}"
+    "{% else %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}[assistant]{% endif %}"
+)
+"""As Gemma 4's template prints an answer with text and calls."""
+
+
+def test_results_follow_an_answer_whose_text_the_template_prints_after_them(tokenizer: Any) -> None:
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = TEXT_AFTER_RESULTS
+    call = {"id": "call00001", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    answer: Message = {"role": "assistant", "content": "I search.", "tool_calls": [call]}
+    messages: list[Message] = [{"role": "user", "content": "figs?"}, answer, {"role": "tool", "content": "42"}]
+    known = tokenizer.encode("[user]figs?<|im_end|>[assistant]I search.(call)", add_special_tokens=False)
+    ids = Continuation(tokenizer, ChatTemplate(tokenizer)).prompt_ids(known, messages, 2)
+    assert ids[: len(known)] == known
+    assert tokenizer.decode(ids[len(known) :]) == "(result 42)"

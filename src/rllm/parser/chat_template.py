@@ -228,8 +228,8 @@ def _refusal(name: str, messages: Sequence[Message], error: Exception) -> Config
     if place and messages[-2]["role"] == role:
         remedy = f"join it with the message before it, which has the same role, or {_NAME_OF_CHOICE}"
     return ConfigError(
-        f"the chat template of {name!r} refuses messages[{place}] (role {message['role']!r}): "
-        f"{type(error).__name__}: {error}: {_REMEDIES.get(kind, remedy)}"
+        f"the chat template refuses messages[{place}] (role {message['role']!r}): {type(error).__name__}: {error} "
+        f"(the template of {name!r}): {_REMEDIES.get(kind, remedy)}"
     )
 
 

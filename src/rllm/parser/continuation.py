@@ -62,8 +62,14 @@ class Continuation:
 
         renderer = AppendOnlyRenderer(printed, self._special_tokens, _NO_REASONING, keep_reasoning=True)
         past = [bare_message(message) for message in messages[:num_known]]
-        end, after = renderer.end_of_past_answer(past[:-1], past[-1])
-        rest = after + renderer.text(past, messages[num_known:], ask=True)
+        try:
+            end, rest = _following(renderer, past, messages[num_known:])
+        except ConfigError:
+            if not (past[-1].get("tool_calls") and past[-1].get("content")):
+                raise
+            # Gemma 4 prints an answer's text after the results of its calls, although it is written before the calls.
+            past[-1] = {**past[-1], "content": ""}
+            end, rest = _following(renderer, past, messages[num_known:])
         if known_ids[-1] not in self._special_ids:  # it was cut off, or ended by a stop string
             rest = end + rest
         elif not end:  # GLM 4 ends an answer with the token that begins the next turn
@@ -89,3 +95,9 @@ class Continuation:
                 "extended"
             )
         return written_on.removeprefix(sampled)
+
+
+def _following(renderer: AppendOnlyRenderer, past: Sequence[Message], messages: Sequence[Message]) -> tuple[str, str]:
+    """Return the special token that ends the last past answer, and what follows it up to the next answer."""
+    end, after = renderer.end_of_past_answer(past[:-1], past[-1])
+    return end, after + renderer.text(past, messages, ask=True)

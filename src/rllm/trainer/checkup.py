@@ -348,13 +348,14 @@ def _judged(
         asked = template.render_text(chat[:1], tools, True)
         rendered = template.render_text(chat[:2], tools, False)
         later = template.render_text(chat, tools, True)
-        asks_always = rendered == template.render_text(chat[:2], tools, True)
         ids = tokenizer.encode(rendered.rstrip(), add_special_tokens=False)
-        continuation.prompt_ids(ids, list(chat), 2, tools)
+        continued = continuation.prompt_ids(ids, list(chat), 2, tools)
     except ConfigError as error:
         return Turns(continued=False, why=str(error).partition(":")[0])
-    if asks_always:
-        return Turns(continued=False, why="asks for an answer after every message, also where none is asked for")
+    if ids[-1] == tokenizer.encode(asked.rstrip(), add_special_tokens=False)[-1]:
+        return Turns(continued=False, why="asks for an answer after every message, also after an answer")
+    if not later.endswith(tokenizer.decode(continued[len(ids) :])):
+        return Turns(continued=False, why="prints a message otherwise after an answer of its own")
     reasoning = chat[1].get("reasoning_content", "")
     if reasoning and reasoning in rendered and reasoning not in later:
         return Turns(continued=True, why="leaves out the reasoning of earlier answers")

@@ -37,6 +37,24 @@ def test_a_template_that_only_appends() -> None:
     assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")
 
 
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+
+
+def test_a_template_without_a_generation_prompt_only_appends() -> None:
+    """Mistral's: the user's turn ends with what asks for an answer."""
+    end = "{{ '<|im_end|>' if m.role == 'assistant' else '[/INST]' }}"
+    found = finding("{{ tools }}{% for m in messages %}[INST]{{ m.content }}" + CALLS + end + "{% endfor %}")
+    assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")
+
+
+def test_a_template_that_asks_for_an_answer_after_every_message() -> None:
+    """Command A's: the header of an answer follows each message, whoever writes next."""
+    header = "<|im_end|>assistant<|im_start|>"
+    found = finding("{{ tools }}{% for m in messages %}{{ m.content }}" + CALLS + header + "{% endfor %}")
+    assert not found.ok
+    assert "after an answer" in found.detail
+
+
 def test_a_template_that_drops_earlier_reasoning() -> None:
     found = finding(TEMPLATES["qwen"])
     assert (found.ok, found.needed) == (False, False)
