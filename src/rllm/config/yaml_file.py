@@ -72,7 +72,8 @@ class _SettingsLoader(yaml.SafeLoader):
         """Nodes in each node that is composed, by its `id`."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before = self._num_nodes
         node = super().compose_node(parent, index)
         if is_alias and id(node) not in self._sizes:

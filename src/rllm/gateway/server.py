@@ -272,7 +272,7 @@ class _Server(uvicorn.Server):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets have no events
+                while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110 - sets lack events
                     await asyncio.sleep(_CLOSING_TICK_S)
         if state.tasks:
             logger.error("%s cut off, not having ended in time for the shutdown", counted(len(state.tasks), "call"))

@@ -65,7 +65,8 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-
 _RAISED, _PART = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+"), re.compile("[¼-¾⅐-⅞]")
 _REPEATING = re.compile(r"(?<![0-9A-Za-z.])([0-9]+)\.([0-9]*)\\(?:overline|bar)\{([0-9]+)\}")
 _DEGREES = re.compile(
-    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?[0-9]\}?)?\s*(?:\\left)?[({]?\s*)([0-9]+(?:\.[0-9]+)?)\s*(?:\^\{?\s*\\circ\s*\}?|°)"
+    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?[0-9]\}?)?\s*(?:\\left)?[({]?\s*)"
+    r"([0-9]+(?:\.[0-9]+)?)\s*(?:\^\{?\s*\\circ\s*\}?|°)"
 )
 _SPELLINGS = {
     "·": r"\cdot ",
@@ -86,12 +87,14 @@ _BARE = re.compile(r"(\\[dt]?frac|\\[dt]?binom)\s*([0-9])\s*([0-9])(?![0-9])")
 _MIXED = re.compile(rf"(?<![0-9_^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)")
 _UNIT_WORDS = re.compile(r"(?<=[0-9}])\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)$")
 _UNIT = (
-    r"(?:[mcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|[mcd]?[lL]|m?s|secs?|mins?|hrs?|h|[kM]?Hz|[kM]?[JNW]|k?Pa|[mk]?[AV]|mol|[mk]ph)"
+    r"(?:[mcdk]?m|in|ft|yd|mi|[mk]?g|lbs?|oz|[mcd]?[lL]|m?s|secs?|mins?|hrs?|h"
+    r"|[kM]?Hz|[kM]?[JNW]|k?Pa|[mk]?[AV]|mol|[mk]ph)"
     r"(?:\^-?[0-9]|\^\{-?[0-9]\}|[²³])?"
 )
 _UNITS = re.compile(rf"(?<=[0-9}}])(?:{_SPACE})+({_UNIT}(?:(?:/|\\cdot|·|\*|\s)+{_UNIT})*)$")
 _NO_UNIT = re.compile(
-    r"\b(?:and|or|not|plus|minus|times|over|(?:hundred|thousand|million|billion|trillion|dozen)s?|half|halves|squared|cubed|mod)\b"
+    r"\b(?:and|or|not|plus|minus|times|over|half|halves|squared|cubed|mod"
+    r"|(?:hundred|thousand|million|billion|trillion|dozen)s?)\b"
 )
 _APART = re.compile(rf"(?<=[0-9])(?<![_^][0-9])(?:{_IGNORED.pattern})+(?=[0-9])")
 _DECIMAL = re.compile(r"[.eE%]")

@@ -120,7 +120,7 @@ def batch_of(data: TensorDict) -> Batch:
     ids, mask = data["input_ids"], data[MASK].values().bool()
     sequences = [_sequence(row, sampled) for row, sampled in zip(*_lists(ids, mask), strict=True)]
     counts = torch.tensor([sequence.num_sampled for sequence in sequences], device=mask.device)
-    known = {str(name) for name in data.keys() if str(name).startswith(NUMBERS)}  # noqa: SIM118 - a TensorDict's items are rows
+    known = {str(name) for name in data.keys() if str(name).startswith(NUMBERS)}  # noqa: SIM118 - its items are rows
     given = {name.removeprefix(NUMBERS): data[name].values()[mask] for name in known}
     return Batch(
         sequences=sequences,
@@ -133,7 +133,8 @@ def batch_of(data: TensorDict) -> Batch:
 
 def _lists(ids: Tensor, mask: Tensor) -> tuple[list[list[int]], list[list[bool]]]:
     sizes = ids.offsets().diff().tolist()
-    return tuple([row.tolist() for row in flat.cpu().split(sizes)] for flat in (ids.values(), mask))  # type: ignore[return-value]
+    parts = (flat.cpu().split(sizes) for flat in (ids.values(), mask))
+    return tuple([row.tolist() for row in rows] for rows in parts)  # type: ignore[return-value]
 
 
 def _sequence(ids: list[int], sampled: Sequence[bool]) -> TokenSequence:
