@@ -11,9 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rllm.algorithms.batch import Batch
+from rllm.backends.local.backend import LocalBackend
 from rllm.backends.local.optimizer import MasterAdamW
 from rllm.config.schema import OptimConfig
 from rllm.inference.local.quantized import QuantizedLinear
+from rllm.trainer.config import load_config
+
+from .test_exact import QUESTIONS, answers, asked, sequence_of
 
 pytestmark = pytest.mark.pretrained
 
@@ -124,3 +129,19 @@ def test_8_bit_adamw_resumes_bit_for_bit(offload: bool, tmp_path: Path) -> None:
         model.step(optimizer, place)
         resumed.step(other, place)
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_pretrained_model_is_sampled_in_batches_with_the_trainers_numbers(
+    kind: str, smollm: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["model.device=cpu", "model.lora_rank=16", f"model.quantize={kind}"]
+    backend = LocalBackend.from_config(load_config([f"model.path={smollm}", *settings]))
+    try:
+        assert "RecomputeDecoder" not in caplog.text
+        found = answers(backend, list(map(asked, QUESTIONS)), temperature=1.0, max_tokens=12)
+        scores = backend.score(Batch.of(list(map(sequence_of, found))))
+        sampled = torch.tensor([logprob for answer in found for logprob in answer.logprobs or ()])
+        torch.testing.assert_close(sampled, scores, atol=1e-3, rtol=0)
+    finally:
+        backend.close()

@@ -32,8 +32,11 @@ logger = logging.getLogger(__name__)
 _PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8], [7, 3, 5, 2, 11, 13, 1])
 """Prompts of different lengths, one of them twice."""
 _PROBE_STEPS = 3
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Allowed difference of logits as a share of the largest; other types are only good to about 5 %."""
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Allowed difference of logits as a share of the largest; other types are only good to about 5 %.
+
+Some logits of SmolLM2 in nf4 are good to 2e-4 only, since float32 rounds them so; a wrong decoder is off by hundredths.
+"""
 
 
 def choose_decoder(
