@@ -14,6 +14,7 @@ from rllm.workflows.simple_workflow import SimpleWorkflow
 
 GAIN = 0.12
 """What training adds to the share of right answers to held-out tasks, at least."""
+NUM_HELD_OUT = 200
 SETTINGS = {
     "model.device": "cpu",
     "num_steps": "15",
@@ -22,7 +23,6 @@ SETTINGS = {
     "rollout.max_tokens": "48",
     "optim.micro_batch_tokens": "1024",
     "eval.every": "0",
-    "eval.at_start": "false",
     "save_every": "0",
     "trackers": "[jsonl]",
 }
@@ -33,13 +33,15 @@ def right(task: Task, answer: str) -> float:
     return float(re.findall(r"-?\d+", answer)[-1:] == [str(task["answer"])])
 
 
-def train(model: Path, run_dir: Path, *settings: str, **agent: Any) -> list[dict[str, Any]]:
-    """Train, and return every line of the run's metrics."""
+def train(model: Path, run_dir: Path, *settings: str, evaluate: bool = False, **agent: Any) -> list[dict[str, Any]]:
+    """Train, and return every line of the run's metrics; with `evaluate`, held-out tasks are done before and after."""
+    held_out = sum_tasks(NUM_HELD_OUT, seed=-1)
     own = dict(setting.split("=", 1) for setting in [f"model.path={model}", *settings])
     by_default = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": right}}
     AgentTrainer(
         **(agent or by_default),
-        train_dataset=sum_tasks(1000, seed=0),
+        train_dataset=[task for task in sum_tasks(1000, seed=0) if task not in held_out],
+        val_dataset=held_out if evaluate else None,
         config=[f"{key}={value}" for key, value in {**SETTINGS, **own, "run_dir": run_dir}.items()],
     ).train()
     return lines_of(run_dir)

@@ -29,6 +29,25 @@ def test_the_demo_raises_the_share_of_right_answers(trained: DemoRun) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_so_it_does_with_other_seeds(smollm: Path, tmp_path: Path, seed: int) -> None:
+    run = run_demo(tmp_path, "--model", str(smollm), "--seed", str(seed))
+    assert run.after >= run.before + GAIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [["model.lora_rank=16", "optim.lr=1e-3"], ["rollout.max_staleness=1", "optim.lr=3e-5"]],
+    ids=["LoRA", "asynchronous"],
+)
+def test_other_ways_to_train_teach_as_much(smollm: Path, tmp_path: Path, settings: list[str]) -> None:
+    lines = train(smollm, tmp_path / "run", "rollout.resample_rounds=3", "eval.every=15", *settings, evaluate=True)
+    before, after = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+    assert after >= before + GAIN
+
+
+@pytest.mark.slow
 def test_a_killed_run_ends_as_the_uninterrupted_one(trained: DemoRun, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     shutil.copytree(trained.folder, killed)

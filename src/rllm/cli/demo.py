@@ -28,8 +28,16 @@ TINY = [
     "eval.every=8",
     "save_every=8",
 ]
-# Large groups, because fewer than one answer in ten is right at first, and a group that is all wrong teaches nothing.
-PRETRAINED = ["tasks_per_step=4", "rollout.group_size=16", "num_steps=15", "eval.every=5", "save_every=5"]
+# Fewer than one answer in ten is right at first, and a group that is all wrong teaches nothing, so others replace it.
+PRETRAINED = [
+    "tasks_per_step=8",
+    "rollout.group_size=8",
+    "rollout.resample_rounds=3",
+    "num_steps=15",
+    "optim.lr=3e-5",
+    "eval.every=5",
+    "save_every=5",
+]
 NUM_TRAIN_TASKS, NUM_HELD_OUT_TASKS = 1000, 100
 
 
