@@ -29,7 +29,7 @@ $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,dev]'
 	@touch $@
 
-# MODEL=HuggingFaceTB/SmolLM2-135M-Instruct: a pretrained model learns to add, in six minutes.
+# MODEL=HuggingFaceTB/SmolLM2-135M-Instruct: a pretrained model learns to add, in a quarter of an hour.
 demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
 	$(BIN)/rllm demo $(MODEL:%=--model %)
 

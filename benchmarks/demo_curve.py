@@ -1,6 +1,6 @@
 """The curve of `rllm demo` as a picture, `docs/demo.svg`.
 
-    rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed 1
+    for seed in 0 1 2; do rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed $seed; done
     python benchmarks/demo_curve.py --model HuggingFaceTB/SmolLM2-135M-Instruct runs/demo-*
 
 On the left the share of right answers among each training step's rollouts, on the right that on held-out tasks.
@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 
 from learning import DOCS, Curve, draw
 
@@ -34,9 +34,9 @@ def lines_of(run: Path) -> list[dict[str, float]]:
 
 
 def minutes(runs: Sequence[Path]) -> float:
-    """Mean time of the runs in training steps and evaluations."""
+    """Median time of the runs in training steps and evaluations."""
     parts = ("timing/step_s", "timing/eval_s")
-    return fmean(sum(line.get(part, 0.0) for line in lines_of(run) for part in parts) for run in runs) / 60
+    return median(sum(line.get(part, 0.0) for line in lines_of(run) for part in parts) for run in runs) / 60
 
 
 def main() -> None:
