@@ -366,3 +366,27 @@ def test_a_template_that_takes_short_ids_of_calls_only_gets_them() -> None:
     short = text.partition("(")[2].partition(" ")[0]
     assert len(short) == 9
     assert text.count(short) == 2  # call and result still belong together
+
+
+@pytest.mark.parametrize(
+    ("end", "request_", "token"),
+    [
+        ("<|eot|>\n", "<|user|>", "<|eot|>"),
+        ("<|eom|><|eot|>", "<|user|>", "<|eot|>"),  # Cohere's: an end of the text, and of the turn
+        ("<|eom|><|eot|><|user|>", "<|user|>", "<|eot|>"),  # asks for an answer after every message
+        ("<|eot|>a<|eom|>", "<|user|>", "<|eot|>"),  # Phi 3 closes a conversation, after a line break
+        ("<|eot|>", "", "<|eot|>"),
+        ("", "", None),
+    ],
+)
+def test_the_token_that_ends_an_answer_is_the_last_before_other_text(
+    end: str, request_: str, token: str | None
+) -> None:
+    tokenizer: Any = template("").tokenizer
+    tokenizer.add_tokens(["<|eot|>", "<|eom|>", "<|user|>"], special_tokens=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}" + end + "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}" + request_ + "{% endif %}"
+    )
+    found = ChatTemplate(tokenizer).end_id
+    assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == token

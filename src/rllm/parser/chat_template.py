@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from itertools import dropwhile, takewhile
 from typing import TypeAlias
 
 import orjson
@@ -82,16 +83,24 @@ class ChatTemplate:
 
     @cached_property
     def end_id(self) -> int | None:
-        """Id of the control token that follows the last answer; `None` if there is none, or the template refuses."""
+        """Id of the control token that ends the last answer; `None` if there is none, or the template refuses.
+
+        Of several without space between, such as Cohere's ends of a text and of a turn, it is the last.
+        """
         answer = "Seven."
         chat = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": answer}]
         try:
             _, printed, after = self.render_text(chat, add_generation_prompt=False).rpartition(answer)
+            asked = self.control_tokens.encode(self.render_text(chat[:1]))
         except ConfigError:
             return None
-        known = special_tokens(self.tokenizer)
+        known = set(self.tokenizer.convert_tokens_to_ids(sorted(special_tokens(self.tokenizer))))
         ids = self.control_tokens.encode(after) if printed else []
-        return next((id_ for id_ in ids if self.tokenizer.convert_ids_to_tokens(id_) in known), None)
+        num_asked = common_length(ids[::-1], asked[::-1])  # some ask for an answer after every message
+        for part in (ids[: len(ids) - num_asked], ids):
+            if ends := list(takewhile(known.__contains__, dropwhile(lambda id_: id_ not in known, part))):
+                return ends[-1]
+        return None
 
     def lost(self, messages: Sequence[Message], tools: _Tools = None) -> tuple[str, ...]:
         """Return the kinds of content of a request that the template leaves out of its prompt, such as `tools`.
