@@ -6,11 +6,11 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -71,7 +71,9 @@ class Trunk:
 
     def _saving_memory(self) -> AbstractContextManager[object]:
         if self.recompute:
-            return recomputing(recomputable_layers(self.module))
+            layers = recomputable_layers(self.module)
+            inside = {part for layer in layers for part in layer.modules()}
+            return running_otherwise({**summed(set(self.module.modules()) - inside), **_run_again(layers, summed)})
         products = {layer: partial(_gated_product, layer) for layer in self._gated_layers}
         # Layers that are run again outside this block have to be the same in it.
         again = {part for layer in products if not can_sum(layer.down_proj) for part in layer.down_proj.modules()}
@@ -253,8 +255,20 @@ def recomputing(layers: Sequence[Module]) -> AbstractContextManager[None]:
     Models run without dropout, so the second pass equals the first. The checkpointing of `transformers` would
     take the cache away from the layers; here the cache carries the prefix tree.
     """
+    return running_otherwise(_run_again(layers, lambda parts: {}))
+
+
+def _run_again(
+    layers: Sequence[Module], within: Callable[[Iterable[Module]], Mapping[Module, Callable[..., Tensor]]]
+) -> dict[Module, Callable[..., Tensor]]:
+    """Return forward passes under checkpointing; `within` gives those of parts of a layer, the same both times."""
+
+    def run(layer: Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        with running_otherwise(within(layer.modules())):
+            return forward(*args, **kwargs)
+
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    return running_otherwise({layer: partial(again, layer.forward) for layer in layers})
+    return {layer: partial(again, partial(run, layer, layer.forward)) for layer in layers}
 
 
 def gated_layers(model: Module) -> list[Module]:
