@@ -147,8 +147,13 @@ def test_memory_is_added_up(tmp_path: Path) -> None:
     assert sum(trained_bytes(1e9, itemsize=2, offload=True).values()) == 4e9
     model = model_of(tmp_path / "model", 10**7)
     config = load_config([f"model.path={model}", "model.device=cpu"])
-    [told] = training_memory(config)
-    assert told.startswith("predicted memory for training on cpu: 0.16 GB (0.04 GB weights, 0.04 GB gradients, 0.08 GB")
+    told, saving = training_memory(config)
+    assert told.startswith(
+        "predicted peak of memory for training on cpu: 0.66 GB (0.04 GB weights, 0.08 GB AdamW, 0.50"
+    )
+    assert saving.startswith("what saves most: model.lora_rank=16 (0.58 GB)")
+    few_bits = trained_bytes(1e9, itemsize=4, in_8_bits=True, of_embeddings=1e8)
+    assert few_bits["AdamW"] == 0.8e9 + 0.9e9 * 2.04
     assert training_memory(load_config([f"model.path={model}", "backend=verl"])) == []
     assert training_memory(load_config(["model.path=a/unknown"])) == []
 

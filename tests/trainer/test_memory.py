@@ -13,24 +13,25 @@ GB, CPU = 10**9, "model.device=cpu"
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """Of 79 million weights; a pass was measured to keep 994 kB of each token."""
-    sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048}
+    """Of the sizes of 79 million weights."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 6}
+    sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048, "vocab_size": 1000, **heads}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     return f"model.path={tmp_path}"
 
 
 def test_what_a_token_takes(model: str) -> None:
-    assert bytes_of_token(load_config([model, CPU])) == 4 * 12 * (16 * 768 + 5 * 2048) == 1_081_344
-    assert bytes_of_token(load_config([model, CPU, "model.dtype=bfloat16"])) == 1_081_344 // 2
-    assert bytes_of_token(load_config([model, CPU, "model.gradient_checkpointing=true"])) == 4 * (
-        12 * 768 + 16 * 768 + 5 * 2048
-    )
+    of_layer = 6 * 768 + 3 * (768 + 2 * 384) + 2 * 2048  # 13,312
+    assert bytes_of_token(load_config([model, CPU])) == 4 * 12 * of_layer == 638_976
+    assert bytes_of_token(load_config([model, CPU, "model.dtype=bfloat16"])) == 638_976 // 2
+    recomputed = load_config([model, CPU, "model.gradient_checkpointing=true"])
+    assert bytes_of_token(recomputed) == 4 * (12 * 768 * 3 // 2 + of_layer)
 
 
 @pytest.mark.parametrize(
     ("memory", "asked", "taken"),
     [
-        (25 * GB, [], 5 * 1024),  # 5,779 tokens have room in a quarter
+        (25 * GB, [], 9 * 1024),  # 9,781 tokens have room in a quarter
         (100 * GB, [], 16384),
         (1 * GB, [], 1024),
         (25 * GB, ["optim.micro_batch_tokens=16384"], 16384),

@@ -9,8 +9,10 @@ import json
 import logging
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError, counted
@@ -23,13 +25,11 @@ _FAR = 10.0
 GB = 1e9
 FLOAT32, ADAMW = 4, 8
 """Bytes of a float32 weight or gradient, and of AdamW's two running means of it."""
-_OF_HIDDEN, _OF_INTERMEDIATE = 16, 5
-"""Numbers that each layer keeps of a token until its backward pass: multiples of the hidden and the intermediate size.
-
-Qwen3 models of 5, 20 and 79 million weights were measured to keep 157, 410 and 994 kB a token in float32; this formula
-gives 147, 426 and 1,081.
-"""
-_LEAST_ROOM = 256 << 20
+ADAMW_8_BITS = 2.04
+"""The same means in 8 bits, with the scales of blocks of 256."""
+BYTES_QUANTIZED = {"nf4": 0.5625, "int8": 1.01}
+"""Of a quantised weight, with the scales, by `model.quantize`."""
+_LEAST_ROOM = 128 << 20
 """Bytes that the activations of a pass may always have: smaller passes take more time."""
 
 _IN_A_NAME = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
@@ -155,35 +155,86 @@ def rate_in_words(config: TrainConfig, origin: str | None, *, demonstrates: bool
     return [f"optim.lr={lr:g} is {far} the usual {usual:g} ({kind}): the policy may {risk}; see {PAGE}"]
 
 
-def trained_bytes(num_weights: float, *, itemsize: int, lora: bool = False, offload: bool = False) -> dict[str, float]:
+def trained_bytes(
+    num_weights: float,
+    *,
+    itemsize: int,
+    lora: bool = False,
+    offload: bool = False,
+    in_8_bits: bool = False,
+    of_embeddings: float = 0,
+) -> dict[str, float]:
     """Return the bytes that a model takes on its device while it is trained in this process, by purpose.
 
     Weights of 16 bits are updated through a float32 copy, beside which their gradients are summed (`MasterAdamW`). With
-    `offload` the copy, its gradient and AdamW's means are in main memory. An adapter itself is small.
+    `offload` the copy, its gradient and AdamW's means are in main memory. With `in_8_bits` (adamw8bit), the means of
+    all weights but embeddings take two bytes and their scales. An adapter is counted apart.
     """
     weights = num_weights * itemsize
     if lora:
         return {"weights": weights}
     if offload:
         return {"weights": weights, "gradients": weights}
+    means = num_weights * ADAMW
+    if in_8_bits:
+        means = of_embeddings * ADAMW + (num_weights - of_embeddings) * ADAMW_8_BITS
     if itemsize >= FLOAT32:
-        return {"weights": weights, "gradients": weights, "AdamW": num_weights * ADAMW}
+        return {"weights": weights, "gradients": weights, "AdamW": means}
     copies = num_weights * FLOAT32
-    return {"weights": weights, "gradients": weights + copies, "AdamW and float32 copy": copies + num_weights * ADAMW}
+    return {"weights": weights, "gradients": weights + copies, "AdamW and float32 copy": copies + means}
 
 
-def kept_bytes(layers: int, hidden: int, intermediate: int, *, itemsize: int, recompute: bool) -> int:
-    """Return the bytes that a forward pass keeps of each token for the backward pass."""
-    of_layer = _OF_HIDDEN * hidden + _OF_INTERMEDIATE * intermediate
-    return itemsize * (layers * hidden + of_layer if recompute else layers * of_layer)
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder, as its `config.json` has them."""
 
+    layers: int
+    hidden: int
+    intermediate: int
+    attention: int
+    """Width of queries, keys and values together."""
+    cached: int
+    """Numbers that a layer caches of a token: its keys and values."""
+    vocabulary: int
 
-def pass_tokens(weight_bytes: int, each: int) -> int:
-    """Return the tokens of a pass on a CPU, where larger ones are no faster and only take more memory.
+    @classmethod
+    def of(cls, about: Mapping[str, Any]) -> ModelShape | None:
+        """Read a configuration; `None` if it lacks one of the sizes."""
+        try:
+            hidden, heads = int(about["hidden_size"]), int(about.get("num_attention_heads") or 1)
+            width = int(about.get("head_dim") or hidden // heads)
+            cached = 2 * width * int(about.get("num_key_value_heads") or heads)
+            return cls(
+                layers=int(about["num_hidden_layers"]),
+                hidden=hidden,
+                intermediate=int(about["intermediate_size"]),
+                attention=heads * width + cached,
+                cached=cached,
+                vocabulary=int(about.get("vocab_size") or 0),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
 
-    Their activations, `each` bytes a token if none is computed again, take about as much memory as the weights.
-    """
-    return max(weight_bytes, _LEAST_ROOM) // each
+    def kept_bytes(self, *, itemsize: int, recompute: bool) -> int:
+        """Return the bytes that a forward pass keeps of each token for the backward pass.
+
+        Counted in Qwen3 and Llama models of three widths: within a tenth of it in float32, and a fifth more in
+        bfloat16, where norms keep float32.
+        """
+        of_layer = 6 * self.hidden + 3 * self.attention + 2 * self.intermediate
+        return itemsize * (self.layers * self.hidden * 3 // 2 + of_layer if recompute else self.layers * of_layer)
+
+    def pass_tokens(self, weight_bytes: int, itemsize: int) -> int:
+        """Return the tokens of a pass on a CPU, where larger ones are no faster and only take more memory.
+
+        Their activations, if none is computed again, take about half as much memory as the weights.
+        """
+        return max(weight_bytes // 2, _LEAST_ROOM) // self.kept_bytes(itemsize=itemsize, recompute=False)
+
+    def adapter_weights(self, rank: int) -> int:
+        """Return about the number of weights of a LoRA adapter on all linear layers of the body."""
+        inputs_and_outputs = 5 * self.hidden + 2 * self.attention + 3 * (self.hidden + self.intermediate)
+        return rank * self.layers * inputs_and_outputs
 
 
 def _plain(number: float) -> str:

@@ -70,15 +70,16 @@ def gpus() -> Finding:
     return Finding(name="gpu", ok=True, detail=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
 
 
-def memory(needed: float | None) -> Finding:
-    """Return main memory, and whether `needed` bytes fit where models run."""
+def memory(needed: float | None, saving: str | None = None) -> Finding:
+    """Return main memory, and whether `needed` bytes fit where models run; `saving` is the setting that saves most."""
     free = free_memory()
     detail = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
         return Finding(name="memory", ok=True, detail=detail)
     room = max([total_memory() if free is None else free, *_free_on_gpus()])
-    detail += f"; training all weights takes {needed / GB:.1f} GB beside activations"
-    fix = "" if needed <= room else "set model.lora_rank=16, or take a smaller model or a larger machine"
+    detail += f"; training all weights takes {needed / GB:.1f} GB"
+    detail += f", and least with {saving}" if saving else ""
+    fix = "" if needed <= room else f"set {saving or 'model.lora_rank=16'}, or take a smaller model or a larger machine"
     return Finding(name="memory", ok=needed <= room, detail=detail, fix=fix)
 
 
@@ -215,7 +216,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 
 
 def training_bytes(model: str) -> float | None:
-    """Return the bytes of training all weights beside activations; `None` if the model's files are not here."""
+    """Return the bytes of a checkpoint of all weights with its optimizer; `None` if the model's files are not here."""
     try:
         from rllm.config.sizes import num_weights
     except ImportError:
@@ -225,6 +226,18 @@ def training_bytes(model: str) -> float | None:
     except (OSError, ValueError, OverflowError):  # a file that was cut off, which `model_findings` names
         return None
     return None if number is None else float(number * BYTES_TO_TRAIN)
+
+
+def predicted(model: str) -> tuple[float | None, str | None]:
+    """Return the predicted peak of memory of training all weights, and the setting that lowers it most."""
+    try:
+        from rllm.config.loading import load_config
+        from rllm.trainer.settings import best_saving, predicted_memory
+    except ImportError:
+        return None, None
+    config = load_config([f"model.path={model}"])
+    found = predicted_memory(config)
+    return (None, None) if found is None else (found.peak, best_saving(config))
 
 
 def model_findings(model: str) -> list[Finding]:
@@ -418,7 +431,7 @@ def run_checks(
     """
     if server is not None:
         return probe(server, model=model, api_key=api_key)
-    needed = None if model is None else training_bytes(model)
+    needed, (peak, saving) = (None, (None, None)) if model is None else (training_bytes(model), predicted(model))
     found = [python(), *version_findings(installed_packages())]
-    found += [gpus(), memory(needed), disk(run_dir, needed), reachable_port(port)]
+    found += [gpus(), memory(peak, saving), disk(run_dir, needed), reachable_port(port)]
     return Checks(model=model, findings=found if model is None else [*found, *model_findings(model)])

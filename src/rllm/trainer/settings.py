@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rllm._runtime.process import total_memory
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
+from rllm.backends.local.logprobs import CHUNK_ELEMENTS
 from rllm.backends.verl.settings import needs_critic, needs_reference
 from rllm.config.schema import TrainConfig, refuse_changes
-from rllm.config.sizes import GB, kept_bytes, pass_tokens, size_of, trained_bytes
+from rllm.config.sizes import (
+    BYTES_QUANTIZED,
+    FLOAT32,
+    GB,
+    ModelShape,
+    num_episodes,
+    size_of,
+    trained_bytes,
+)
 from rllm.errors import ConfigError
 from rllm.inference.local.loading import check_length, choose_device, choose_dtype, described
+from rllm.inference.local.packed import SHARE_OF_MEMORY
+from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -114,31 +126,132 @@ def _refuse(config: TrainConfig, keys: Sequence[str], why: str) -> None:
 _PARTS = 4
 """One part in so many of main memory is for activations: weights, optimiser, sampler and rollouts need theirs."""
 _LEAST = 1024
-_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size")
-"""As `config.json` has them."""
+_PROCESS = 0.5 * GB
+"""Python and torch, in main memory."""
+_SPREAD = 1.25
+"""Passes end after a whole sequence, and the allocator leaves gaps: activations take so much more than counted."""
+_KEPT = 2.5
+"""Keys and values of finished answers are kept for later turns, and their memory grows by doubling."""
+_PROMPT, _ANSWER = 64, 256
+"""Tokens that are assumed of a prompt, and of an answer where rollout.max_tokens is not set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedMemory:
+    """Bytes that a run takes on its device, by purpose."""
+
+    device: str
+    held: Mapping[str, float]
+    """All the time."""
+    updating: Mapping[str, float]
+    """During updates, beside that."""
+    sampling: Mapping[str, float]
+
+    @property
+    def largest(self) -> Mapping[str, float]:
+        """All parts, in the phase that takes more."""
+        phases = sorted((self.updating, self.sampling), key=lambda parts: sum(parts.values()))
+        return {**self.held, **phases[-1]}
+
+    @property
+    def peak(self) -> float:
+        return sum(self.largest.values())
+
+
+def predicted_memory(config: TrainConfig) -> PredictedMemory | None:
+    """Return the memory that training in this process takes; `None` for other backends and unknown models."""
+    number = size_of(config.model.path)
+    if config.backend != "local" or number is None:
+        return None
+    device, shape = choose_device(config.model.device), _shape_of(config)
+    itemsize = choose_dtype(config.model.dtype, device).itemsize
+    on_cpu = device.type == "cpu"
+    held = _trained(config, number, shape, itemsize)
+    if needs_critic(config):
+        held["critic"] = sum(held.values())
+    updating = {"gradients": held.pop("gradients")} if "gradients" in held else {}
+    if needs_reference(config) and not (config.model.lora_rank or (config.model.reference_offload and not on_cpu)):
+        held["reference"] = number * itemsize
+    if on_cpu:
+        held["Python and torch"] = _PROCESS
+    if shape is not None:
+        tokens = config.optim.micro_batch_tokens
+        tokens = min(tokens, shape.pass_tokens(int(number * itemsize), itemsize)) if on_cpu else tokens
+        each = shape.kept_bytes(itemsize=itemsize, recompute=config.model.gradient_checkpointing)
+        logits = min(tokens * shape.vocabulary, CHUNK_ELEMENTS) * 2 * itemsize
+        updating[f"activations of {tokens:,} tokens"] = tokens * each * _SPREAD + logits
+    sampling = _sampler(config, number, shape, itemsize) if on_cpu and config.model.engine == "embedded" else {}
+    return PredictedMemory(device=device.type, held=held, updating=updating, sampling=sampling)
+
+
+def _trained(config: TrainConfig, number: float, shape: ModelShape | None, itemsize: int) -> dict[str, float]:
+    """Return the bytes of weights, gradients and AdamW, with an adapter if there is one."""
+    rank, ends = config.model.lora_rank, 0 if shape is None else shape.vocabulary * shape.hidden
+    trained = trained_bytes(
+        number,
+        itemsize=itemsize,
+        lora=bool(rank),
+        offload=config.optim.offload,
+        in_8_bits=config.optim.name == "adamw8bit",
+        of_embeddings=ends,
+    )
+    if rank and config.model.quantize is not None:
+        trained["weights"] = ends * itemsize + max(number - ends, 0) * BYTES_QUANTIZED[config.model.quantize]
+    if rank and shape is not None:
+        trained["adapter"] = sum(trained_bytes(shape.adapter_weights(rank), itemsize=FLOAT32).values())
+    return trained
+
+
+def _sampler(config: TrainConfig, number: float, shape: ModelShape | None, itemsize: int) -> dict[str, float]:
+    """Return the bytes that the embedded sampler takes on a CPU until the next update."""
+    parts: dict[str, float] = {}
+    if itemsize == FLOAT32 and number * FLOAT32 * SHARE_OF_MEMORY <= total_memory():
+        parts["packed weights"] = number * FLOAT32
+    if shape is not None:
+        count = min(config.rollout.max_concurrent, num_episodes(config))
+        length = _PROMPT + (config.rollout.max_tokens or _ANSWER)
+        cached = count * length * shape.layers * shape.cached * itemsize * _KEPT
+        parts[f"keys and values of {count} sequences of {length:,} tokens"] = min(cached, total_memory() / 4)
+    return parts
 
 
 def training_memory(config: TrainConfig) -> list[str]:
-    """Return a line on the memory that training in this process takes; none for other backends and unknown models."""
-    number = size_of(config.model.path)
-    if config.backend != "local" or number is None:
+    """Return lines on the memory that training in this process takes; none for other backends and unknown models."""
+    found = predicted_memory(config)
+    if found is None:
         return []
-    device = choose_device(config.model.device)
-    itemsize = choose_dtype(config.model.dtype, device).itemsize
-    trained = trained_bytes(number, itemsize=itemsize, lora=bool(config.model.lora_rank), offload=config.optim.offload)
-    parts = {**trained}
-    if needs_reference(config) and not (config.model.lora_rank or config.model.reference_offload):
-        parts["reference"] = number * itemsize
-    if needs_critic(config):
-        parts["critic"] = sum(trained.values())
-    if (each := bytes_of_token(config)) is not None:
-        tokens = config.optim.micro_batch_tokens
-        if device.type == "cpu" and (most := _bytes_of_token(config, recompute=False)) is not None:
-            tokens = min(tokens, pass_tokens(int(trained["weights"]), most))
-        parts[f"activations of {tokens} tokens"] = tokens * each
-    sampler = "" if config.model.engine == "vllm" else ", beside the sampler's cache"
-    listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in parts.items())
-    return [f"predicted memory for training on {device.type}: {sum(parts.values()) / GB:.2f} GB ({listed}){sampler}"]
+    listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in found.largest.items())
+    beside = "" if found.device == "cpu" or config.model.engine == "vllm" else ", beside the sampler's cache"
+    lines = [f"predicted peak of memory for training on {found.device}: {found.peak / GB:.2f} GB ({listed}){beside}"]
+    if (saving := best_saving(config)) is not None:
+        lines.append(f"what saves most: {saving}")
+    return lines
+
+
+def best_saving(config: TrainConfig) -> str | None:
+    """Return the setting that lowers the predicted peak most, and that peak; `None` if none lowers it by a tenth."""
+    now = predicted_memory(config)
+    if now is None:
+        return None
+    changes: dict[str, tuple[str, JSONObject]] = {
+        "model.gradient_checkpointing=true": ("model", {"gradient_checkpointing": True}),
+        "optim.name=adamw8bit": ("optim", {"name": "adamw8bit"}),
+        f"rollout.max_concurrent={max(config.rollout.max_concurrent // 4, 1)}": (
+            "rollout",
+            {"max_concurrent": max(config.rollout.max_concurrent // 4, 1)},
+        ),
+    }
+    if config.model.lora_rank:
+        changes["model.quantize=nf4"] = ("model", {"quantize": "nf4"})
+    else:
+        changes["model.lora_rank=16"] = ("model", {"lora_rank": 16})
+    peaks: dict[str, float] = {}
+    for name, (section, change) in changes.items():
+        changed = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
+        if (then := predicted_memory(changed)) is not None:
+            peaks[name] = then.peak
+    name, peak = min(peaks.items(), key=lambda item: item[1])
+    return f"{name} ({peak / GB:.2f} GB)" if peak < 0.9 * now.peak else None
 
 
 def fitted_to_memory(config: TrainConfig, memory: int | None = None) -> TrainConfig:
@@ -166,15 +279,17 @@ def fitted_to_memory(config: TrainConfig, memory: int | None = None) -> TrainCon
 
 def bytes_of_token(config: TrainConfig) -> int | None:
     """Return the bytes that a forward pass keeps of each token for the backward pass; `None` without `config.json`."""
-    return _bytes_of_token(config, recompute=config.model.gradient_checkpointing)
-
-
-def _bytes_of_token(config: TrainConfig, *, recompute: bool) -> int | None:
-    described = Path(config.model.path).expanduser() / "config.json"
-    try:
-        about = json.loads(described.read_text(encoding="utf-8"))
-        layers, hidden, inner = (int(about[name]) for name in _SIZES)
-    except (OSError, ValueError, KeyError, TypeError):
+    shape = _shape_of(config)
+    if shape is None:
         return None
-    size: int = choose_dtype(config.model.dtype, choose_device(config.model.device)).itemsize
-    return kept_bytes(layers, hidden, inner, itemsize=size, recompute=recompute)
+    itemsize: int = choose_dtype(config.model.dtype, choose_device(config.model.device)).itemsize
+    return shape.kept_bytes(itemsize=itemsize, recompute=config.model.gradient_checkpointing)
+
+
+def _shape_of(config: TrainConfig) -> ModelShape | None:
+    folder = Path(config.model.path).expanduser()
+    try:
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return ModelShape.of(about.get("text_config") or about) if isinstance(about, dict) else None

@@ -22,7 +22,7 @@ from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
 from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
 from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
-from rllm.config.sizes import kept_bytes, pass_tokens
+from rllm.config.sizes import ModelShape
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel
 from rllm.inference.local.model_forward import check_causal, use_grouped_attention
@@ -60,14 +60,11 @@ class Trunk:
 
     def pass_tokens(self) -> int | None:
         """Return the tokens at which a pass should end, see `Batch.split`; `None` on a GPU, which wants large ones."""
-        config = self.module.config.get_text_config(decoder=True)
-        names = ("num_hidden_layers", "hidden_size", "intermediate_size")
-        sizes = [size for name in names if isinstance(size := getattr(config, name, None), int)]
-        if self.device.type != "cpu" or len(sizes) < len(names):
+        shape = ModelShape.of(self.module.config.get_text_config(decoder=True).to_dict())
+        if self.device.type != "cpu" or shape is None:
             return None
-        itemsize = next(self.module.parameters()).dtype.itemsize
         weights = sum(weight.nbytes for weight in self.module.parameters())
-        return pass_tokens(weights, kept_bytes(*sizes, itemsize=itemsize, recompute=False))
+        return shape.pass_tokens(weights, next(self.module.parameters()).dtype.itemsize)
 
     def _saving_memory(self) -> AbstractContextManager[object]:
         if self.recompute:

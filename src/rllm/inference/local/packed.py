@@ -25,7 +25,7 @@ from rllm.inference.local.quantized import QuantizedLinear
 
 _ROWS = 64
 """Number of rows that a layout is chosen for; it serves any other, too."""
-_SHARE_OF_MEMORY = 8
+SHARE_OF_MEMORY = 8
 """Weights are packed where that takes at most this part of the main memory that this process may use."""
 _ACTIVATIONS = {nn.SiLU, *(entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())}
 _SHARE = 2**15
@@ -42,7 +42,7 @@ def can_pack(model: PreTrainedModel) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and _size_packed(model) * _SHARE_OF_MEMORY <= total_memory()
+        and _size_packed(model) * SHARE_OF_MEMORY <= total_memory()
     )
 
 
