@@ -1,4 +1,7 @@
-"""The embedded sampler: batched decoding with a key-value cache, in the process and on the weights of the trainer."""
+"""The embedded sampler: batched decoding with a key-value cache, in the process and on the weights of the trainer.
+
+`engine.py` is the front, `loading.py` loads models, `quantized.py` keeps frozen weights in fewer bits for both.
+"""
 
 from __future__ import annotations
 
