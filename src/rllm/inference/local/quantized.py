@@ -155,9 +155,7 @@ def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -
                 num_quantized += child.in_features * child.out_features
                 setattr(parent, name, QuantizedLinear(child.to(device), kind))
     for weight in model.parameters():
-        weight.data = (
-            weight.data.clone()
-        )  # one that is still a part of the model's mapped file keeps all of it in memory
+        weight.data = weight.data.clone()  # a part of the mapped file would keep all of it in memory
     if not num_quantized:
         raise ConfigError(f"model.quantize={kind!r}: {type(model).__name__} has no linear layers; leave it out")
     return num_quantized / total
