@@ -218,8 +218,8 @@ class ModelShape:
     def kept_bytes(self, *, itemsize: int, recompute: bool) -> int:
         """Return the bytes that a forward pass keeps of each token for the backward pass.
 
-        Counted in Qwen3 and Llama models of three widths: within a tenth of it in float32, and a fifth more in
-        bfloat16, where norms keep float32.
+        Counted in float32 in Qwen3 of three widths and a Llama, and within a tenth of it. In bfloat16 it is up to a
+        third more, since norms keep float32.
         """
         of_layer = 6 * self.hidden + 3 * self.attention + 2 * self.intermediate
         return itemsize * (self.layers * self.hidden * 3 // 2 + of_layer if recompute else self.layers * of_layer)
