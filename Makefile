@@ -35,8 +35,8 @@ demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no n
 
 # Parts of the fast suite that take about as long, each in one process: a tenth of the time is importing torch and the tests,
 # which every worker of pytest-xdist does for all of them. More parts than two cores can run: a test often waits.
-PART_1 := $(addprefix tests/,capture compat engine gateway rewards store tools viewer)
-PART_2 := $(addprefix tests/,algorithms backends inference parser)
+PART_1 := $(addprefix tests/,capture engine gateway store tools)
+PART_2 := $(addprefix tests/,algorithms backends inference parser rewards)
 PART_3 := $(addprefix tests/,sdk security trainer)
 
 test: $(VENV)/.dev  ## The fast test suite: about three minutes.
