@@ -81,6 +81,15 @@ def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
+def strengthen(backend: LocalBackend) -> None:
+    """An adapter that changes every layer, as if it had been trained."""
+    with backend.inference.paused(), torch.no_grad():
+        for name, weight in backend.model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+    backend.publish()
+
+
 def sequence_of(prompt: Sequence[int], answer: Sequence[int], logprobs: Sequence[float] | None = None) -> TokenSequence:
     span = StepSpan(step_id="step", start=len(prompt), stop=len(prompt) + len(answer))
     return TokenSequence(ids=[*prompt, *answer], spans=[span], logprobs=list(logprobs or [-1.0] * len(answer)))

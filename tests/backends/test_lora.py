@@ -24,7 +24,7 @@ from rllm.inference.local.decoders import DynamicDecoder, RecomputeDecoder
 from rllm.inference.local.loading import ADAPTER_WEIGHTS_FILE, load_model
 from rllm.inference.local.slot_decoder import SlotDecoder
 
-from .conftest import in_float64, same_weights, sequence_of, weights_of
+from .conftest import in_float64, same_weights, sequence_of, strengthen, weights_of
 
 Make = Callable[..., Any]
 MakeBackend = Callable[..., LocalBackend]
@@ -42,15 +42,6 @@ LAGUNA = {
     "num_experts_per_tok": 1,
     "max_position_embeddings": 64,
 }
-
-
-def strengthen(backend: LocalBackend) -> None:
-    """An adapter that changes every layer, as if it had been trained."""
-    with backend.inference.paused(), torch.no_grad():
-        for name, weight in backend.model.named_parameters():
-            if ".lora_B." in name:
-                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
-    backend.publish()
 
 
 def frozen(backend: LocalBackend) -> dict[str, Tensor]:

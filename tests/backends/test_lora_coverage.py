@@ -17,7 +17,8 @@ from rllm.errors import ConfigError
 from rllm.inference.local.loading import load_model
 
 from ..models.architectures import BASE
-from .test_lora import plain_logprobs, strengthen
+from .conftest import strengthen
+from .test_lora import plain_logprobs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys"),

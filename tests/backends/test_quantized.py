@@ -23,7 +23,7 @@ from rllm.inference.local.loading import save_model
 from rllm.inference.local.quantized import QuantizedLinear, dequantized_weights, quantize
 from rllm.trainer.config import load_config
 
-from .conftest import sequence_of
+from .conftest import sequence_of, strengthen
 
 SMALL = LoraSettings(rank=2, alpha=4)
 CPU = torch.device("cpu")
@@ -41,14 +41,6 @@ def test_int8_has_a_scale_for_each_row() -> None:
     expected = [[1.27, -0.5, 0.01], [0.0, 0.0, 0.0], [12.7, 0.0, -0.1]]
     torch.testing.assert_close(layer.weight, torch.tensor(expected))
     assert sum(weight.nbytes for weight in layer.parameters()) == 9 + 3 * 4
-
-
-def strengthen(backend: LocalBackend) -> None:
-    with backend.inference.paused(), torch.no_grad():
-        for name, weight in backend.model.named_parameters():
-            if ".lora_B." in name:
-                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
-    backend.publish()
 
 
 def dequantized(model: Any, kind: Any) -> Any:

@@ -14,7 +14,14 @@ from transformers import AutoModel, DeepseekV4Config
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import HiddenStates, hidden_states, separate_hidden_states
-from rllm.backends.local.policy import Trunk, gated_layers, recomputable_layers, recomputing, recomputing_products
+from rllm.backends.local.policy import (
+    Trunk,
+    gated_layers,
+    recomputable_layers,
+    recomputing,
+    running_otherwise,
+    running_products_again,
+)
 from rllm.errors import ConfigError
 from rllm.inference.local.model_forward import use_grouped_attention
 
@@ -121,7 +128,7 @@ def test_gated_layers_that_recompute_products_give_the_same_gradients_bit_for_bi
     expected = gradients(model, hidden_states(model, TREE))
     layers = gated_layers(model)
     assert len(layers) == model.config.num_hidden_layers
-    with recomputing_products(layers):
+    with running_otherwise(running_products_again(layers)):
         states = hidden_states(model, TREE)
     found = gradients(model, states)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())

@@ -49,7 +49,7 @@ DIFFER = {
     "trl/nemotron_3_nano": "as for Qwen3.5",
     "trl/nemotron_3_5_lightning": "as for Qwen3.5",
 }
-"""Templates of which `renderers` reads some calls otherwise than they were printed."""
+"""Templates of which `renderers` reads some calls differently from what was printed."""
 TOKENS = (
     *("<bos>", "<eos>", "<|endoftext|>", "<think>", "</think>", "<|image>", "<|image|>", "<image|>", "<|im_start|>"),
     *("<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>"),

@@ -35,7 +35,7 @@ VLLM_DIFFERS = {
     "phi4_mini_json": "ends the list of calls at the first bracket that closes, also one in the arguments",
     "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506": "takes the call's id as a part of the tool's name",
 }
-"""Formats, or templates, of which vLLM reads some calls otherwise than they were printed."""
+"""Formats, or templates, of which vLLM reads some calls differently from what was printed."""
 CALLS_END_THE_ANSWER = ("llama3_json", "llama4_json", "mistral", "granite")
 """Formats in which calls followed by text are text for us, as the templates end the turn; vLLM reads them as calls."""
 VLLM_NAMES = {"deepseek_r1": "deepseek_v3", "llama.cpp/deepseek-ai-DeepSeek-V3.1": "deepseek_v31"}

@@ -216,8 +216,8 @@ class OptimConfig(Section):
     """Updates of the weights (AdamW; Loshchilov & Hutter 2019)."""
 
     name: Literal["adamw", "adamw8bit"] = "adamw"
-    """Optimizer; adamw8bit keeps the running means of matrices but embeddings in 8 bits, by blocks (Dettmers et al.
-    2021), and needs the package bitsandbytes. It is slow on a CPU."""
+    """Optimizer; adamw8bit keeps the running means of all matrices except embeddings in 8 bits, by blocks (Dettmers et
+    al. 2021), and needs the package bitsandbytes. It is slow on a CPU."""
     lr: PositiveFloat | None = None
     """Learning rate after the warm-up; None chooses it by model size, LoRA and kind of training
     (docs/models-by-size.md)."""
@@ -242,7 +242,7 @@ class OptimConfig(Section):
     """Tokens in one forward and backward pass; bounds the memory and never changes the result.
 
     Unless set, on a CPU no more than a quarter of main memory has room for. Passes on a CPU also end earlier, at about
-    the bytes of the weights, where little has to be computed again for it: larger ones are no faster.
+    half the bytes of the weights, where little has to be computed again for it: larger ones are no faster.
     """
     autocast: bool = False
     """Run the trainer's matrix products in bfloat16 for weights of more bits; on a CPU that can, the embedded

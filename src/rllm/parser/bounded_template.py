@@ -228,7 +228,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 def _check_call(budget: _Budget, name: str, value: Sequence[object], arguments: Sequence[object]) -> None:
     """Check a call of a method or a filter before it is made: what it reads, and how large a text it makes.
 
-    `value` has what the method or filter belongs to, which is no width: a number in a tool call may be of any size.
+    `value` holds the object of the method or the input of the filter. It is never a width, so numbers of any size are
+    allowed there, as tool calls have them.
     """
     given = [*value, *arguments]
     for each in given:

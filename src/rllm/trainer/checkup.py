@@ -368,7 +368,7 @@ def _judged(
     if ids[-1] == tokenizer.encode(asked.rstrip(), add_special_tokens=False)[-1]:
         return Turns(continued=False, why="asks for an answer after every message, also after an answer")
     if not later.endswith(tokenizer.decode(continued[len(ids) :])):
-        return Turns(continued=False, why="prints a message otherwise after an answer of its own")
+        return Turns(continued=False, why="renders a message differently after an answer that was sampled")
     reasoning = chat[1].get("reasoning_content", "")
     if reasoning and reasoning in rendered and reasoning not in later:
         return Turns(continued=True, why="leaves out the reasoning of earlier answers")

@@ -233,13 +233,11 @@ def best_saving(config: TrainConfig) -> str | None:
     now = predicted_memory(config)
     if now is None:
         return None
+    fewer = max(config.rollout.max_concurrent // 4, 1)
     changes: dict[str, tuple[str, JSONObject]] = {
         "model.gradient_checkpointing=true": ("model", {"gradient_checkpointing": True}),
         "optim.name=adamw8bit": ("optim", {"name": "adamw8bit"}),
-        f"rollout.max_concurrent={max(config.rollout.max_concurrent // 4, 1)}": (
-            "rollout",
-            {"max_concurrent": max(config.rollout.max_concurrent // 4, 1)},
-        ),
+        f"rollout.max_concurrent={fewer}": ("rollout", {"max_concurrent": fewer}),
     }
     if config.model.lora_rank:
         changes["model.quantize=nf4"] = ("model", {"quantize": "nf4"})

@@ -113,7 +113,7 @@ class MasterAdamW:
 
 
 def _optimizers(masters: Sequence[Tensor], settings: OptimConfig, *, embeddings: Set[Tensor]) -> list[Optimizer]:
-    """Return AdamW and, with `adamw8bit`, one with 8-bit averages for what is no embedding.
+    """Return AdamW; with `adamw8bit`, AdamW for embeddings and one with 8-bit averages for other weights.
 
     The gradients of embeddings vary most from row to row, so their averages keep 32 bits (Dettmers et al. 2021,
     section 2.3), and so do those of small weights.

@@ -71,7 +71,7 @@ class Trunk:
             layers = recomputable_layers(self.module)
             inside = {part for layer in layers for part in layer.modules()}
             return running_otherwise({**summed(set(self.module.modules()) - inside), **_run_again(layers, summed)})
-        products = {layer: partial(_gated_product, layer) for layer in self._gated_layers}
+        products = running_products_again(self._gated_layers)
         # Layers that are run again outside this block have to be the same in it.
         again = {part for layer in products if not can_sum(layer.down_proj) for part in layer.down_proj.modules()}
         return running_otherwise({**summed(set(self.module.modules()) - again), **products})
@@ -312,9 +312,9 @@ def _gated_product(mlp: Module, states: Tensor) -> Tensor:
     return result
 
 
-def recomputing_products(layers: Sequence[Module]) -> AbstractContextManager[None]:
-    """Let these gated MLPs compute their activations again in the backward pass of what runs inside the block."""
-    return running_otherwise({layer: partial(_gated_product, layer) for layer in layers})
+def running_products_again(layers: Sequence[Module]) -> dict[Module, Callable[..., Tensor]]:
+    """Return forward passes of these gated MLPs that compute activations and products again in the backward pass."""
+    return {layer: partial(_gated_product, layer) for layer in layers}
 
 
 def check_recomputing(model: Module) -> None:

@@ -154,8 +154,8 @@ def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -
             if type(child) is nn.Linear and not child.weight.requires_grad and child.weight is not head:
                 num_quantized += child.in_features * child.out_features
                 setattr(parent, name, QuantizedLinear(child.to(device), kind))
-    for weight in model.parameters():
-        weight.data = weight.data.clone()  # a part of the mapped file would keep all of it in memory
     if not num_quantized:
         raise ConfigError(f"model.quantize={kind!r}: {type(model).__name__} has no linear layers; leave it out")
+    for weight in model.parameters():
+        weight.data = weight.data.clone()  # a part of the mapped file would keep all of it in memory
     return num_quantized / total
