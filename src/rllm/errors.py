@@ -71,7 +71,7 @@ def needed_to_train(purpose: str) -> Iterator[None]:
 
 
 class PluginError(RLLMError):
-    """A module of the user raised when it was imported. The message has the traceback of the user's own code."""
+    """A module of the user raised when it was imported, or a function in it when the trainer called it."""
 
 
 class RolloutError(RLLMError):

@@ -84,6 +84,8 @@ NOT_TEXT_KEY = "rllm.not_text"
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 """Types of the parts of a message's content that are text."""
 
+SOURCE_KEY = "source"
+"""Key of an episode's `info`, and of its session's metadata: name of the dataset of its task, if there are several."""
 OUTCOME_KEY = "rllm.outcome"
 """Metadata key of a session: the outcome of its rollout; see `rllm.trainer.episode_records`."""
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rllm.cli.options import RunOptions
-from rllm.cli.training import begun_as
+from rllm.cli.training import begun_as, several
 from rllm.errors import ConfigError
 from rllm.tracking.about import seal
 from rllm.trainer.run_folder import keep_beginning
@@ -31,7 +31,7 @@ def test_a_run_is_gone_on_with_as_it_was_begun(run):
 
 
 def test_what_is_given_takes_the_place_of_what_was_with_its_part(run):
-    begun = begun_as("train", RunOptions(resume=run), agent="b.py:g", data="tasks.jsonl")
+    begun = begun_as("train", RunOptions(resume=run), agent="b.py:g", data=several(["tasks.jsonl"]))
     assert begun == {
         "command": "train", "agent": "b.py:g", "data": "tasks.jsonl", "val": "shop", "val_split": "test",
     }  # fmt: skip

@@ -52,6 +52,18 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
     assert not (work / "run").exists()
 
 
+def test_a_dry_run_shows_what_is_sampled_of_several_datasets(work, policy):
+    (work / "more.jsonl").write_text((work / "tasks.jsonl").read_text())
+    given = ["my_agent.py:agent", "--data", "tasks.jsonl", "--data", "more.jsonl", "--model", policy, *FAST]
+    done = here("train", *given, "data.weights=[3,1]", "data.sampling=difficulty", "--dry-run", cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert "tasks by source: 75% tasks, 25% more" in done.stdout
+    assert "data.sampling=difficulty; no outcomes are recorded yet" in done.stdout
+    assert "tasks of step 1: " in done.stdout
+    wrong = here("train", *given, "data.weights=[1]", "--dry-run", cwd=work)
+    assert (wrong.returncode, wrong.stderr.count("data.weights=[1.0]: there are 2 datasets (tasks, more)")) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -376,7 +388,7 @@ def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        (["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--data=more.jsonl"], "--data"),
+        (["train", "my_agent.py:agent", "--reward", "a.py:f", "--reward=b.py:f"], "--reward"),
         (["train", "my_agent.py:agent", "--val", "a.jsonl", "--data", "tasks.jsonl", "--val", "b.jsonl"], "--val"),
         (["eval", "my_agent.py:agent", "--n", "2", "-n4"], "--n"),
         (["sft", "tasks.jsonl", "--model", "a", "--model", "b"], "--model"),

@@ -360,3 +360,11 @@ def test_machinery_of_verl_is_for_the_backend_verl() -> None:
     actor = {"fsdp_config": {"param_offload": True}, "ulysses_sequence_parallel_size": 2}
     assert config.verl.overrides == {"model_engine": "megatron", "actor_rollout_ref": {"actor": actor}}
     assert load_config(keys) == TrainConfig(), "of the local backend they change nothing"
+
+
+def test_the_section_data_may_have_keys_of_both() -> None:
+    config = load_config(["data.train_batch_size=8", "data.sampling=difficulty", "data.weights=[2,1]"])
+    assert (config.tasks_per_step, config.data.sampling, config.data.weights) == (8, "difficulty", [2.0, 1.0])
+    assert load_config({"data": {"sampling": "easy_first"}}).data.sampling == "easy_first"
+    with pytest.raises(ConfigError, match=r"data\.train_batch_sise is not a setting; did you mean"):
+        load_config(["data.train_batch_sise=8", "data.sampling=difficulty"])

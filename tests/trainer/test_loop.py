@@ -21,7 +21,9 @@ from transformers import Qwen3Config
 
 from rllm._runtime.threads import in_thread
 from rllm.algorithms.batch import Batch
-from rllm.data.dataset import tasks_of_step
+from rllm.config.schema import DataConfig
+from rllm.data.dataset import Dataset
+from rllm.data.sampling import TaskSampler
 from rllm.engine.event_loop import GC_THRESHOLDS
 from rllm.errors import CheckpointError, ConfigError, RolloutError, TokenMismatchError, WeightSyncError, WorkerError
 from rllm.store import open_store
@@ -69,7 +71,8 @@ def interrupt() -> None:
 
 
 def step_words(step: int) -> set[str]:
-    return {TASKS[row]["word"] for row in tasks_of_step(step, num_tasks=len(TASKS), per_step=2, seed=0)}
+    sampler = TaskSampler(Dataset(TASKS), DataConfig(), seed=0, per_step=2)
+    return {TASKS[row]["word"] for row in sampler.tasks_of_step(step)}
 
 
 def test_a_run_from_beginning_to_end(run_trainer: RunTrainer) -> None:

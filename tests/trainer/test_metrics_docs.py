@@ -41,6 +41,7 @@ def test_documented_metrics_are_in_the_code() -> None:
         *(f"{name}{end}" for name in ("rollout/reward", "batch/advantage") for end in ("_p10", "_p90")),
         *(f"{name}/*" for name in ("rollout/reward", "eval/reward")),
         *(f"{model}/{name}" for model in ("policy", "critic") for name in ("loss", "grad_norm")),
+        *(f"eval/source/*/{name}" for name in ("reward", "accuracy", "share")),
         *(f"val/{name}" for name in ("pass@1", "pass@*", "*/pass@1")),
     }
     made_up |= {f"timing/{phase}_s" for phase in ("assemble", "update", "publish", "explain", "model", "env")}

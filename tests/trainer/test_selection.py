@@ -225,7 +225,7 @@ DATA = Dataset([{"word": word} for word in "abcde"])
 
 
 def test_attempts_follow_from_seed_and_step() -> None:
-    made = training_attempts(DATA, config_of(), AgainstGreedy(), step=4)
+    made = training_attempts(DATA, [3, 4], config_of(), AgainstGreedy(), step=4)
     assert made[0].sampling.items() >= {"temperature": 0.5, "top_p": 1.0, "top_k": -1}.items()
     assert [(item.index, item.trainable, item.sampling["temperature"]) for item in made] == 2 * [
         (0, True, 0.5),
@@ -233,9 +233,9 @@ def test_attempts_follow_from_seed_and_step() -> None:
         (2, True, 0.5),
         (3, False, 0.0),
     ]
-    again = training_attempts(DATA, config_of(), AgainstGreedy(), step=4)
+    again = training_attempts(DATA, [3, 4], config_of(), AgainstGreedy(), step=4)
     assert [item.task_id for item in made] == [item.task_id for item in again]
-    extra = training_attempts(DATA, config_of(), AgainstGreedy(), step=4, extra_round=1, num_tasks=2)
+    extra = training_attempts(DATA, [0, 1], config_of(), AgainstGreedy(), step=4, extra_round=1)
     assert {item.task["word"] for item in extra}.isdisjoint(item.task["word"] for item in made)
     assert {item.task_id for item in extra}.isdisjoint(item.task_id for item in made)
 

@@ -245,6 +245,10 @@ TOGETHER_WITH = {
 ON_RAY = "../verl/test_ray_training.py::test_a_project_trains_on_other_nodes_as_it_does_here"
 SERVED = "../backends/test_server_launch.py::test_every_setting_reaches_the_server"
 ELSEWHERE = {
+    "data.weights": "test_sampling_of_runs.py::test_several_datasets_have_their_shares_and_metrics",
+    "data.replay": "test_replay.py::test_a_share_of_each_batch_is_of_earlier_steps",
+    "data.replay_steps": "test_replay.py::test_groups_are_replayed_while_they_are_recent",
+    "data.sampling": "test_sampling_of_runs.py::test_a_resumed_run_samples_what_the_uninterrupted_one_does",
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
     "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",

@@ -48,8 +48,8 @@ def check_critic(config: TrainConfig) -> None:
 def algorithm_of(config: TrainConfig) -> Algorithm:
     """Return the algorithm of a configuration, with the defaults that follow from its other settings.
 
-    The length that aggregation=fixed-length divides by is `rollout.max_tokens`; with `rollout.max_staleness`, samples
-    of older weights are corrected for.
+    The length that aggregation=fixed-length divides by is `rollout.max_tokens`; with `rollout.max_staleness` or
+    `data.replay`, samples of older weights are corrected for.
 
     Raises:
         ConfigError: if the algorithm or one of its settings is unknown or does not fit.
@@ -59,7 +59,7 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
     settings = _typed(kind, {key: value for key, value in section.items() if key != "name"}, name_of(section))
     if "fixed_length" not in settings and settings.get("aggregation", kind.aggregation) == "fixed-length":
         settings["fixed_length"] = rollout.max_tokens
-    if rollout.max_staleness and kind.correction == "none" and not kind.demonstrated:
+    if (rollout.max_staleness or config.data.replay) and kind.correction == "none" and not kind.demonstrated:
         settings.setdefault("correction", "truncate")
     return kind(**settings)
 

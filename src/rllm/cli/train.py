@@ -28,7 +28,11 @@ def train(
     options: RunOptions,
     reward: Reward = None,
     data: Annotated[
-        str | None, optional("Tasks to train on: a file, the name of a registered dataset, or a hub id.")
+        list[str] | None,
+        optional(
+            "Tasks to train on: a file, the name of a registered dataset, or a hub id; repeated, several datasets, to "
+            "which data.weights=[...] may give shares."
+        ),
     ] = None,
     backend: Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")] = None,
     ray_address: Annotated[str | None, optional("Ray cluster, host:port or auto; the same as ray.address=...")] = None,
@@ -39,11 +43,19 @@ def train(
     which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
     """
     from rllm.cli.inputs import load_agent, tasks_for
-    from rllm.cli.training import as_typed, begun_as, carry_out, chosen_settings, lead_to_gateway, quiet_libraries
+    from rllm.cli.training import (
+        as_typed,
+        begun_as,
+        carry_out,
+        chosen_settings,
+        lead_to_gateway,
+        quiet_libraries,
+        several,
+    )
 
     started = time.perf_counter()
     agent, settings = options.leading_setting(agent)
-    begun = begun_as("train", options, agent=agent, reward=reward, data=data)
+    begun = begun_as("train", options, agent=agent, reward=reward, data=several(data))
     if options.resume is not None and not {"agent", "data"} <= begun.keys():
         raise ConfigError(
             f"--resume {options.resume}: the run was not started by a command, so arguments are missing; resume it in "
@@ -58,7 +70,7 @@ def train(
     config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
     port = lead_to_gateway(config)
     function = load_agent(begun["agent"], begun.get("reward"))
-    tasks = tasks_for(function, begun["data"], begun.get("split"), option="--data")
+    sources = [tasks_for(function, each, begun.get("split"), option="--data") for each in begun["data"].split("\n")]
     held_out = tasks_for(function, begun["val"], begun.get("val_split"), option="--val") if "val" in begun else None
     quiet_libraries()  # slow imports, as below
     from rllm.config.loading import locating_errors
@@ -67,7 +79,7 @@ def train(
     with as_typed(train_dataset="--data", val_dataset="--val"), locating_errors(layers):
         trainer = AgentTrainer(
             agent_run_func=function,
-            train_dataset=tasks,
+            train_dataset=sources,
             val_dataset=held_out,
             config=config,
             resume=options.resume is not None,

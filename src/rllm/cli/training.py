@@ -132,6 +132,7 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None
     print()
     for sentence in [
         *sizes_in_words(trainer.config, len(trainer.train_data), needs_greedy=trainer.algorithm.needs_greedy),
+        *([] if trainer.source.demonstrates else trainer.sampler.in_words(trainer.steps_done)),
         *training_memory(trainer.config),
     ]:
         print(sentence)
@@ -235,6 +236,11 @@ def quiet_libraries() -> None:
 
 _PART_OF = {"split": "data", "val_split": "val"}
 """Arguments that need another one."""
+
+
+def several(values: Sequence[str] | None) -> str | None:
+    """Return the values of a repeated option as one argument of `begun_as`, a line each."""
+    return "\n".join(values) if values else None
 
 
 def begun_as(command: str, options: RunOptions, **given: str | None) -> dict[str, str]:

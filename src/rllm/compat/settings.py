@@ -12,6 +12,7 @@ from typing import Any, assert_never
 import yaml
 
 from rllm.compat.setting_table import TABLE, ForVerl, Ignored, PartOf, Refused, Rule, Sets
+from rllm.config.schema import DataConfig
 from rllm.config.yaml_file import leaves
 from rllm.errors import ConfigError
 from rllm.registry import closest
@@ -66,6 +67,12 @@ def _split(mapping: JSONMapping) -> tuple[JSONObject, JSONObject]:
     """Return the framework's keys, dotted, and ours, nested."""
     published = {key: value for key, value in mapping.items() if key in _GROUPS}
     ours = {key: value for key, value in mapping.items() if key not in _GROUPS}
+    values = published.get("data")
+    if isinstance(values, Mapping) and (own := {key: values[key] for key in values if key in DataConfig.model_fields}):
+        ours["data"] = own
+        published["data"] = {key: value for key, value in values.items() if key not in own}
+        if not published["data"]:
+            del published["data"]
     for section, known in _SHARED.items():
         values = ours.get(section)
         if isinstance(values, Mapping) and not known.isdisjoint(values):

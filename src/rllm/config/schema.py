@@ -165,6 +165,25 @@ class RolloutConfig(Section):
     agent names as its steps are trained on in any case."""
 
 
+class DataConfig(Section):
+    """Sampling of the training tasks. It depends on nothing but the seed, the step and earlier outcomes."""
+
+    weights: list[PositiveFloat] | None = None
+    """Share of each of several datasets in the tasks of a step, in their order; None takes all tasks equally often."""
+    sampling: str = "uniform"
+    """Way to sample tasks: uniform takes each once in an epoch; difficulty takes tasks that always or never succeed
+    less often; easy_first takes the easiest ones that are not solved yet; or a package.module:function of (tasks,
+    rates, step), which returns a weight for each task.
+
+    The success rate of a task is the one when it was last rolled out in this run.
+    """
+    replay: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the groups in a batch that earlier steps have learned from already, beside those of tasks_per_step new
+    tasks. Above 0, algorithm.correction is truncate unless it is set, since older weights have sampled them."""
+    replay_steps: PositiveInt = 4
+    """Latest steps whose groups may be replayed."""
+
+
 class FilterConfig(Section):
     """Rollouts that are not trained on, beside those that failed or were not scored."""
 
@@ -392,6 +411,7 @@ class TrainConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     vllm: VLLMConfig = Field(default_factory=VLLMConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
     filters: FilterConfig = Field(default_factory=FilterConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algorithm: JSONObject = Field(default_factory=lambda: {"name": "grpo"})

@@ -310,6 +310,11 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
             f"tasks_per_step={config.tasks_per_step} x rollout.group_size={config.rollout.group_size}: use "
             f"{_nearest_divisors(episodes, parts)}"
         )
+    if config.data.replay and not num_replayed(config):
+        raise ConfigError(
+            f"data.replay={config.data.replay}: beside tasks_per_step={config.tasks_per_step} new groups that is no "
+            f"group; use at least {1 / (config.tasks_per_step + 1):.2g}, or leave it out"
+        )
     if config.tasks_per_step > num_tasks:
         logger.warning(
             "tasks_per_step=%d exceeds the %s of the data set: a step repeats tasks, each time as a separate group",
@@ -333,6 +338,11 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
 def num_episodes(config: TrainConfig) -> int:
     """Return the episodes of a step, before any is dropped."""
     return config.tasks_per_step * config.rollout.group_size
+
+
+def num_replayed(config: TrainConfig) -> int:
+    """Return the groups of earlier steps that a step is to train on again."""
+    return round(config.tasks_per_step * config.data.replay / (1.0 - config.data.replay))
 
 
 def num_updates(config: TrainConfig) -> int:
@@ -367,6 +377,9 @@ def sizes_in_words(config: TrainConfig, num_tasks: int, *, needs_greedy: bool) -
         lines.append(f"in the first {counted(config.critic.warmup_steps, 'step')} only the critic is updated")
     if ahead := config.rollout.max_staleness:
         lines.append(f"rollouts run up to {counted(ahead, 'step')} ahead of the updates")
+    if number := num_replayed(config):
+        last = counted(config.data.replay_steps, "step")
+        lines.append(f"and {counted(number, 'group')} of the last {last} again, in each step")
     if rounds := config.rollout.resample_rounds:
         lines.append(f"tasks whose rollouts all earn the same are replaced, at most {_times(rounds)} a step")
     return lines

@@ -1,4 +1,4 @@
-"""Datasets: lists of tasks, their registry on disk, and the order in which their tasks are trained on."""
+"""Datasets: lists of tasks, of one source or several, and their registry on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import overload
@@ -57,6 +56,7 @@ class Dataset(Sequence[Task]):
         self.name, self.split = name, split
         self._rows = list(tasks_of(data, f"dataset {name!r}" if name else "the dataset"))
         self._numbers: Sequence[int] = range(len(self._rows))
+        self._sources: Sequence[str] = ()
 
     @classmethod
     def of_tasks(cls, tasks: list[Task], name: str | None = None, split: str | None = None) -> Dataset:
@@ -94,6 +94,38 @@ class Dataset(Sequence[Task]):
         """Read a file; the same as `load`."""
         return cls.load(path)
 
+    @classmethod
+    def concatenate(cls, datasets: Sequence[Dataset]) -> Dataset:
+        """Return the tasks of several datasets in one, each with its source and a task id such as `math/17`.
+
+        A source is named by the `name` of its dataset; of equal names the later ones get a number (`math-2`).
+        """
+        names: list[str] = []
+        for data in datasets:
+            name = data.name or "data"
+            number = 1 + sum(other == name or other.startswith(f"{name}-") for other in names)
+            names.append(name if number == 1 else f"{name}-{number}")
+        whole = cls.of_tasks([row for data in datasets for row in data], name="+".join(names))
+        whole._numbers = [number for data in datasets for number in data._numbers]
+        whole._sources = [name for name, data in zip(names, datasets, strict=True) for _ in data]
+        return whole
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the datasets that this one was made of, in their order; empty for a single one."""
+        return list(dict.fromkeys(self._sources))
+
+    def source_of(self, index: int) -> str | None:
+        """Return the source of a row; `None` if there is only one."""
+        return self._sources[index] if self._sources else None
+
+    def rows_by_source(self) -> dict[str, list[int]]:
+        """Return the row numbers of each source."""
+        rows: dict[str, list[int]] = {name: [] for name in self.sources}
+        for row, name in enumerate(self._sources):
+            rows[name].append(row)
+        return rows
+
     def repeat(self, n: int) -> Dataset:
         """Return every row `n` times, with copies next to each other."""
         if n < 1:
@@ -118,6 +150,7 @@ class Dataset(Sequence[Task]):
                 raise ConfigError(f"select: there is no row {place}; the dataset has {counted(len(self), 'row')}")
         chosen = Dataset.of_tasks([dict(self._rows[place]) for place in places], name=self.name, split=self.split)
         chosen._numbers = [self._numbers[place] for place in places]
+        chosen._sources = [self._sources[place] for place in places] if self._sources else ()
         return chosen
 
     def split_into(self, *sizes: float, seed: int | None = 0) -> list[Dataset]:
@@ -143,8 +176,13 @@ class Dataset(Sequence[Task]):
         return found
 
     def task_id(self, index: int) -> str:
-        """Return the row's own `task_id` or `id`, or else its number in the original dataset, as valid Unicode."""
-        return task_id_of(self._rows[index], self._numbers[index])
+        """Return the row's own `task_id` or `id`, or else its number in the original dataset, as valid Unicode.
+
+        With several sources, the name of the row's source comes first.
+        """
+        own = task_id_of(self._rows[index], self._numbers[index])
+        source = self.source_of(index)
+        return own if source is None else f"{source}/{own}"
 
     def get_data(self) -> list[Task]:
         """Return the rows."""
@@ -393,30 +431,3 @@ def _write_verl_parquet(rows: Sequence[Task], path: Path, *, data_source: str) -
             parquet.write_table(table, draft)
         except pyarrow.ArrowException as error:
             raise ConfigError(f"{data_source!r} cannot be written as Parquet: {error}") from error
-
-
-def tasks_of_step(step: int, *, num_tasks: int, per_step: int, seed: int) -> list[int]:
-    """Return the row numbers of a training step, a pure function of seed and step: there is no loader state to save.
-
-    Every task comes once in each epoch, in a new order.
-    """
-    first = step * per_step
-    return [_order(seed, place // num_tasks, num_tasks)[place % num_tasks] for place in range(first, first + per_step)]
-
-
-def more_tasks_of_step(step: int, *, num_tasks: int, per_step: int, num_drawn: int, count: int, seed: int) -> list[int]:
-    """Return the row numbers of `count` more tasks for a step that has drawn `num_drawn` additional ones already.
-
-    They differ from these and from the step's own tasks if there are enough.
-    """
-    own = set(tasks_of_step(step, num_tasks=num_tasks, per_step=per_step, seed=seed))
-    others = [row for row in range(num_tasks) if row not in own] or sorted(own)
-    random.Random(f"{seed}:{step}").shuffle(others)
-    return [others[place % len(others)] for place in range(num_drawn, num_drawn + count)]
-
-
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, num_tasks: int) -> list[int]:
-    order = list(range(num_tasks))
-    random.Random(f"{seed}:{epoch}").shuffle(order)
-    return order

@@ -26,7 +26,7 @@ from rllm.inference.engine import ModelOutput
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to
-from rllm.types import JSONMapping, JSONObject, Message, Trace
+from rllm.types import SOURCE_KEY, JSONMapping, JSONObject, Message, Trace
 
 T = TypeVar("T")
 
@@ -145,6 +145,8 @@ class GatewayCapture:
         metadata: JSONObject = {"task_id": attempt.task_id, "index": attempt.index, "split": attempt.split}
         if attempt.training_step is not None:
             metadata["training_step"] = attempt.training_step
+        if attempt.source is not None:
+            metadata[SOURCE_KEY] = attempt.source
         if attempt.run_id is not None:
             metadata["run_id"] = attempt.run_id
         return self.gateway.open_session(attempt.session_id, metadata=metadata, sampling=attempt.sampling or None)

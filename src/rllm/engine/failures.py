@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rllm.engine.request import RolloutRequest
 from rllm.engine.validation import has_form
 from rllm.errors import PromptTooLongError, RolloutError, RolloutTimeout
-from rllm.types import Episode, TerminationReason
+from rllm.types import SOURCE_KEY, Episode, TerminationReason
 
 _VARYING = re.compile(
     r"""
@@ -121,10 +121,11 @@ def failed_episode(attempt: RolloutRequest, error: RolloutError) -> Episode:
         is_correct=False,
         trajectories=list(filter(has_form, attempt.trajectories)),
         info={
+            **({} if attempt.source is None else {SOURCE_KEY: attempt.source}),
             "error": {
                 "type": type(error).__name__,
                 "message": str(error),
                 "traceback": "".join(traceback.format_exception(error)),
-            }
+            },
         },
     )

@@ -21,6 +21,7 @@ from rllm.types import (
     NUM_SIDE_CALLS_KEY,
     NUM_UNUSABLE_CALLS_KEY,
     REFERENCE_KEY,
+    SOURCE_KEY,
     Episode,
     Message,
     Step,
@@ -250,6 +251,8 @@ def _identify(episode: Episode, attempt: RolloutRequest) -> None:
     episode.task, episode.task_id, episode.index = attempt.task, attempt.task_id, attempt.index
     episode.id = f"{attempt.task_id}:{attempt.index}"
     episode.session_id = attempt.session_id
+    if attempt.source is not None:
+        episode.info[SOURCE_KEY] = attempt.source
     for trajectory in episode.trajectories:
         trajectory.task = attempt.task if trajectory.task is None else trajectory.task
         if trajectory.trainable and not attempt.trainable:

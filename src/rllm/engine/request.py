@@ -24,6 +24,8 @@ class RolloutRequest:
     task: Task
     task_id: str
     """Identifies rows of the same task; may contain any characters."""
+    source: str | None = None
+    """Dataset that the task is of; `None` if there is only one."""
     index: int = 0
     """Index among the attempts at the task."""
     sampling: JSONMapping = field(default_factory=dict)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -25,6 +25,7 @@ from rllm.config.loading import from_layers, layers_of, locating_errors
 from rllm.config.sizes import check_sizes, fitted_to_tasks, with_learning_rate
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
+from rllm.data.sampling import TaskSampler
 from rllm.engine.episode_log import TaskFile, check_ids, to_json
 from rllm.engine.event_loop import UnderWay, ignore_interrupted_tasks, rarely_collected, run_anywhere
 from rllm.engine.runner import RolloutRunner
@@ -42,6 +43,7 @@ from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, seed_generators
 from rllm.trainer.config import ConfigSource
 from rllm.trainer.loop import TrainingLoop
+from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
@@ -61,6 +63,7 @@ from rllm.workflows.workflow import Workflow
 logger = logging.getLogger(__name__)
 
 TaskSource: TypeAlias = Iterable[JSONMapping] | Callable[[], Iterable[JSONMapping]] | str | Path
+TaskSources: TypeAlias = TaskSource | Sequence[Dataset | str | Path]
 
 MODEL_NAME = "policy"
 """Name of the model in the gateway; agents may send any name."""
@@ -100,8 +103,8 @@ class AgentTrainer:
         workflow_class: type[Workflow] | None = None,
         workflow_args: JSONMapping | None = None,
         source: RolloutSource | None = None,
-        train_dataset: TaskSource,
-        val_dataset: TaskSource | None = None,
+        train_dataset: TaskSources,
+        val_dataset: TaskSources | None = None,
         config: ConfigSource = None,
         backend: str | None = None,
         trackers: Sequence[Tracker] = (),
@@ -119,7 +122,7 @@ class AgentTrainer:
             workflow_args: arguments of the workflow.
             source: or any other source of episodes.
             train_dataset: tasks to learn from: rows, a function that returns rows, or what `Dataset.load` reads: the
-                path of a file, or the id of a dataset of Hugging Face.
+                path of a file, or the id of a dataset of Hugging Face; or a list of several datasets or paths.
             val_dataset: held-out tasks, in the same forms.
             config: a `TrainConfig`, a mapping (hydra's `DictConfig`, too), a YAML path, or a list of `key=value`.
             backend: the same as `config.backend`.
@@ -161,6 +164,9 @@ class AgentTrainer:
         )
         self._identity = identity_of(self.config, self.algorithm, self.train_data, self.val_data)
         self._start = self._starting_point()
+        with locating_errors(layers):
+            self.sampler = self._sampler(self._start)
+            self.sampler.tasks_of_step(self._start.steps_done)  # a user's function may fail
         self._settings = self.config.model_dump(mode="json")
         """Settings as the user chose them, without those of this process alone, such as a port."""
         self._runner: RolloutRunner | None = None
@@ -275,6 +281,16 @@ class AgentTrainer:
             check_identity(start.state.get("identity", {}), self._identity, start.checkpoint)
         return start
 
+    def _sampler(self, start: StartingPoint) -> TaskSampler:
+        return TaskSampler(
+            self.train_data,
+            self.config.data,
+            seed=self.config.seed,
+            per_step=self.config.tasks_per_step,
+            delay=self.config.rollout.max_staleness,
+            records=start.state.get("success_rates"),
+        )
+
     def _loop(self, stack: ExitStack) -> TrainingLoop:
         start = self._start
         seed_generators(self.config.seed)
@@ -293,6 +309,10 @@ class AgentTrainer:
         runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway))
         trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
         stack.callback(trackers.close)
+        sampler = self._sampler(start)
+        sampler.warn_of_missing_outcomes()
+        replay = ReplayBuffer(self.config)
+        replay.restore(start.state.get("replay", {}), store)
         return (AsyncTrainingLoop if self.config.rollout.max_staleness else TrainingLoop)(
             config=self.config,
             backend=backend,
@@ -305,6 +325,8 @@ class AgentTrainer:
             trackers=trackers,
             checkpoints=self._checkpoints,
             train_data=self.train_data,
+            sampler=sampler,
+            replay=replay,
             val_data=self.val_data,
             num_unattributed_calls=lambda: gateway.num_unattributed_calls,
             run_id=kept_run_id(self.run_dir),
@@ -356,7 +378,15 @@ def _content(row: JSONMapping) -> bytes:
     return hashlib.sha256(to_json(own, sort_keys=True)).digest()
 
 
-def _dataset(source: TaskSource, name: str) -> Dataset:
+def _dataset(source: TaskSources, name: str) -> Dataset:
+    """Return the tasks of a source, or those of several together."""
+    if isinstance(source, list | tuple) and source and all(isinstance(each, Dataset | str | Path) for each in source):
+        parts = [_single_dataset(each, name) for each in source]
+        return Dataset.concatenate(parts) if len(parts) > 1 else parts[0]
+    return _single_dataset(source, name)
+
+
+def _single_dataset(source: Any, name: str) -> Dataset:
     if isinstance(source, Dataset):
         data = source
     elif isinstance(source, str | Path) or callable(source):

@@ -21,6 +21,7 @@ from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import (
     DRIFT_KEY,
     OUTCOME_KEY,
+    SOURCE_KEY,
     Episode,
     JSONObject,
     Step,
@@ -141,7 +142,7 @@ def stored_episodes(folder: Path, tasks: Mapping[Key, Task] | None = None) -> It
             for session in every_session(store, oldest_first=True, run_id=run_id_of(folder)):
                 if session.metadata.get(OUTCOME_KEY) is not None:
                     try:
-                        episode = _episode(session, known)
+                        episode = episode_of(session, known)
                     except (KeyError, TypeError, ValueError, AttributeError) as error:
                         raise StoreError(
                             f"session {session.id!r}: its outcome ({OUTCOME_KEY}) has an unknown format "
@@ -178,10 +179,11 @@ def folder_of(source: str | Path) -> Path:
     return path.parent if path.is_file() and (path.suffix == ".db" or path.name == EPISODES) else path
 
 
-def _episode(session: SessionInfo, tasks: Mapping[Key, Task]) -> Episode:
+def episode_of(session: SessionInfo, tasks: Mapping[Key, Task]) -> Episode:
+    """Return the episode of a session with an outcome, without messages and tokens; see `filled`."""
     about, outcome = session.metadata, session.metadata[OUTCOME_KEY]
     split, task_id = str(about.get("split", "")), str(about.get("task_id", ""))
-    info: JSONObject = {name: about[name] for name in ("split", "training_step") if name in about}
+    info: JSONObject = {name: about[name] for name in ("split", "training_step", SOURCE_KEY) if name in about}
     if outcome.get("error"):
         info["error"] = {name: str(outcome["error"].get(name, "")) for name in ("type", "message", "traceback")}
     return Episode(

@@ -24,6 +24,7 @@ from rllm.backends.base import TrainingBackend, UpdateResult
 from rllm.backends.update import update_weights
 from rllm.config.schema import TrainConfig
 from rllm.data.dataset import Dataset
+from rllm.data.sampling import TaskSampler
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
 from rllm.errors import CheckpointError, TokenMismatchError
@@ -42,7 +43,9 @@ from rllm.trainer.metrics import (
     memory_metrics,
     rates,
     staleness,
+    success_rates,
 )
+from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.rollouts import eval_attempts, training_attempts
 from rllm.trainer.run_health import RunHealth
 from rllm.trainer.selection import (
@@ -74,6 +77,10 @@ class TrainingLoop:
     trackers: Trackers
     checkpoints: Checkpoints
     train_data: Dataset
+    sampler: TaskSampler
+    """Chooses the tasks of each step."""
+    replay: ReplayBuffer
+    """Groups of recent steps to train on again."""
     val_data: Dataset | None = None
     episode_metrics: EpisodeMetrics = field(default_factory=RolloutMetrics)
     """Turns episodes into metrics."""
@@ -151,33 +158,38 @@ class TrainingLoop:
         if not self._has_named_side_call:
             self._has_named_side_call = await self._in_thread(warn_of_side_call, episodes, self.store)
         self.trackers.progress("assemble", 0, 1)
+        replayed = self.replay.sample(self.steps_done)
         with _timed(times, "assemble"):
-            assembled = await self._assembled(episodes)
+            assembled = await self._assembled(episodes, replayed)
         self.trackers.progress("update", 0, 1)
-        ages = staleness(episodes, assembled.credits, self.backend.weight_version)
+        ages = staleness([*episodes, *replayed], assembled.credits, self.backend.weight_version)
         self._is_whole = False
         with _timed(times, "update"):
             update = await self._in_thread(update_weights, self.backend, assembled.batch, self.algorithm)
         with _timed(times, "publish"):
             version = await self._in_thread(self.backend.publish)
+        self.replay.add(self.steps_done, episodes, assembled.credits)
+        self.sampler.record(self.steps_done, success_rates(self._sampled(episodes)))
         self.steps_done += 1
         with _timed(times, "explain"):
             await self._explain(assembled, update, episodes)
         metrics = self._metrics(episodes, assembled, update, times) | ages | memory_metrics(update.memory)
+        if self.config.data.replay:
+            metrics["batch/replayed"] = len(replayed) / (len(episodes) + len(replayed))
         metrics |= self._health.check(self.steps_done, metrics, episodes)
         self.trackers.log(self.steps_done, {**metrics, "policy/weight_version": float(version)})
         self.trackers.log_episodes(self.steps_done, "train", episodes)
         await self._note_state()
         self._is_whole = True
 
-    async def _assembled(self, episodes: Sequence[Episode]) -> Assembled:
-        """Return the batch of these episodes, without those that filters drop."""
+    async def _assembled(self, episodes: Sequence[Episode], replayed: Sequence[Episode]) -> Assembled:
+        """Return the batch of these episodes, without those that filters drop, and of replayed ones."""
         drop_filtered(episodes, self.config.filters)
         if self.config.rollout.resample_rounds:
             drop_uniform(episodes, self.algorithm)
         return await self._in_thread(
             assemble,
-            episodes,
+            [*episodes, *replayed],
             self.algorithm,
             step=self.steps_done,
             temperature=self.config.rollout.temperature,
@@ -189,18 +201,20 @@ class TrainingLoop:
     def _metrics(
         self, episodes: Sequence[Episode], assembled: Assembled, update: UpdateResult, times: Mapping[str, float]
     ) -> dict[str, float]:
-        # A task's greedy rollout has the index after them; it is the policy's, but not sampled like the trained ones.
-        sampled = [episode for episode in episodes if episode.index < self.config.rollout.group_size]
         num_trained, ahead = update.metrics.get("tokens/trained", 0.0), self.config.rollout.max_staleness > 0
         num_before, self._num_unattributed = self._num_unattributed, self.num_unattributed_calls()
         unattributed = {"dropped/unattributed_call": float(self._num_unattributed - num_before)}
         return {
-            **self.episode_metrics.of_training(sampled),
+            **self.episode_metrics.of_training(self._sampled(episodes)),
             **batch_metrics(assembled),
             **(unattributed if self._num_unattributed > num_before else {}),
             **update.metrics,
             **rates(times, episodes, num_trained, ahead=ahead),
         }
+
+    def _sampled(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes without the greedy rollouts, which have the index after the others of their task."""
+        return [episode for episode in episodes if episode.index < self.config.rollout.group_size]
 
     async def evaluate(self) -> list[Episode]:
         """Roll out the held-out tasks and log the results.
@@ -256,6 +270,8 @@ class TrainingLoop:
             "score": self.score if self.evaluated_at == self.steps_done else None,
             "rng": generator_states(),
             "last_session": await self._last_session(),
+            "success_rates": self.sampler.records,
+            "replay": self.replay.sessions,
         }
 
     async def _last_session(self) -> str | None:
@@ -276,20 +292,22 @@ class TrainingLoop:
 
     async def _episodes_of(self, step: int) -> list[Episode]:
         """Return the rollouts that a step is trained on: of its tasks, and of replacements for uninformative ones."""
-        episodes = await self._roll_out("roll out", self._attempts(step), rank=step)
+        attempts = self._attempts(step, self.sampler.tasks_of_step(step))
+        episodes = await self._roll_out("roll out", attempts, rank=step)
         num_drawn = 0
         for extra_round in range(1, self.config.rollout.resample_rounds + 1):
             drop_filtered(episodes, self.config.filters)
             missing = self.config.tasks_per_step - num_informative(episodes, self.algorithm, self.config.roles)
             if missing <= 0:
                 break
-            more = self._attempts(step, extra_round=extra_round, num_drawn=num_drawn, num_tasks=missing)
+            rows = self.sampler.more_tasks_of_step(step, num_drawn=num_drawn, count=missing)
+            more = self._attempts(step, rows, extra_round=extra_round)
             num_drawn += missing
             episodes += await self._roll_out(f"roll out more ({extra_round})", more, rank=step, may_fail=True)
         return episodes
 
-    def _attempts(self, step: int, **extra: int) -> list[RolloutRequest]:
-        return training_attempts(self.train_data, self.config, self.algorithm, step=step, **extra)
+    def _attempts(self, step: int, rows: Sequence[int], *, extra_round: int = 0) -> list[RolloutRequest]:
+        return training_attempts(self.train_data, rows, self.config, self.algorithm, step=step, extra_round=extra_round)
 
     async def _roll_out(
         self, phase: str, attempts: Sequence[RolloutRequest], *, rank: int = 0, may_fail: bool = False
@@ -319,7 +337,8 @@ class TrainingLoop:
 
     async def _explain(self, assembled: Assembled, update: UpdateResult, episodes: Sequence[Episode]) -> None:
         failed = await self._in_thread(credits_of_failed, episodes, self.store, step=self.steps_done - 1)
-        explained = _with_logprobs(assembled, update)
+        own = {episode.session_id for episode in episodes}  # records of replayed ones are those of their own step
+        explained = [credit for credit in _with_logprobs(assembled, update) if credit.session_id in own]
         await asyncio.wrap_future(self.store.annotate([*explained, *failed]))
         await keep_outcomes(self.store, episodes, [*assembled.credits, *failed])
         if self.batch_log is not None:

@@ -18,10 +18,11 @@ import torch
 
 from rllm.compat.metric_names import known_eval_metrics, known_training_metrics
 from rllm.config.sizes import GB
+from rllm.engine.episode_log import plain_task_id
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
 from rllm.trainer.credit import Assembled
-from rllm.types import Episode, Step, StepCredit, token_versions
+from rllm.types import SOURCE_KEY, Episode, Step, StepCredit, token_versions
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -35,6 +36,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_mean("rollout/reward", rewards),
         **_spread("rollout/reward", rewards),
         **_by_role("rollout/reward", episodes),
+        **_by_source(episodes),
         **_mean("rollout/accuracy", _verdicts(episodes)),
         **_mean("rollout/response_tokens", lengths),
         **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
@@ -87,6 +89,7 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         **{f"eval/{name}": value for name, value in _reported(episodes).items()},
         **_by_role("eval/reward", episodes),
+        **{f"eval/{name}": value for name, value in _by_source(episodes).items()},
         **_mean("eval/accuracy", _verdicts(episodes)),
         **_mean("eval/reward", rewards_of(episodes)),
         "eval/truncated": _cut_off(
@@ -188,6 +191,29 @@ def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
     for role, found in by_role.items():
         metrics |= _mean(f"{name}/{role}", found) | _spread(f"{name}/{role}", found)
     return metrics
+
+
+def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return reward, accuracy and share of the episodes of each source, if there are several."""
+    by_source: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if (source := episode.info.get(SOURCE_KEY)) is not None:
+            by_source.setdefault(source, []).append(episode)
+    metrics: dict[str, float] = {}
+    for source, found in by_source.items():
+        metrics |= _mean(f"source/{source}/reward", rewards_of(found))
+        metrics |= _mean(f"source/{source}/accuracy", _verdicts(found))
+        metrics[f"source/{source}/share"] = len(found) / len(episodes)
+    return metrics
+
+
+def success_rates(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the share of right rollouts of each task; rollouts that failed or were not scored are left out."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in (episode for episode in episodes if not episode.failed):
+        by_task.setdefault(plain_task_id(episode.task_id), []).append(episode)
+    verdicts = {task_id: _verdicts(found) for task_id, found in by_task.items()}
+    return {task_id: fmean(found) for task_id, found in verdicts.items() if found}
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, float]:

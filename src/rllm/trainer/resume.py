@@ -191,7 +191,9 @@ def identity_of(
     identity[_FORMAT] = weights_dtype(config) if config.backend == "verl" else str(dtype).removeprefix("torch.")
     if config.optim.schedule != "constant":
         identity["num_steps"] = config.num_steps  # the schedule is stretched over them
-    identity["train_dataset"] = dataset_identity(train_data)
+    identity["train_dataset"] = " of ".join(
+        [dataset_identity(train_data), *filter(None, ["+".join(train_data.sources)])]
+    )
     if val_data is not None:
         identity[VAL_DATASET] = dataset_identity(val_data)
     identity |= _weights_read_again(config, algorithm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from rllm._runtime.network import is_loopback
 from rllm.algorithms.base import Algorithm
 from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
-from rllm.data.dataset import Dataset, more_tasks_of_step, tasks_of_step
+from rllm.data.dataset import Dataset
 from rllm.engine.capture import GatewayEngine, RemoteGateway
 from rllm.engine.ray_actors import RayRolloutRunner
 from rllm.engine.ray_cluster import (
@@ -173,24 +173,17 @@ _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_pen
 
 def training_attempts(
     data: Dataset,
+    rows: Sequence[int],
     config: TrainConfig,
     algorithm: Algorithm,
     *,
     step: int,
     extra_round: int = 0,
-    num_drawn: int = 0,
-    num_tasks: int = 0,
 ) -> list[RolloutRequest]:
     """Return `group_size` attempts at each task of a step, and one greedy attempt for algorithms that need it.
 
-    `extra_round` is 0 for the tasks of the step after `step` steps; from 1 on, `num_tasks` others replace some of them,
-    after the `num_drawn` of earlier rounds.
+    `extra_round` is 0 for the tasks of the step after `step` steps, and from 1 on for others that replace some of them.
     """
-    order = {"num_tasks": len(data), "per_step": config.tasks_per_step, "seed": config.seed}
-    if extra_round:
-        rows = more_tasks_of_step(step, num_drawn=num_drawn, count=num_tasks, **order)
-    else:
-        rows = tasks_of_step(step, **order)
     rollout = config.rollout
     sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **_CUTS, **_PENALTIES}
     greedy = {**sampled, "temperature": 0.0}
@@ -198,7 +191,14 @@ def training_attempts(
     for place, row in enumerate(rows):
         # A task that a step takes twice is two groups: its place in the step keeps them apart.
         task_id = f"{data.task_id(row)}@{step}.{extra_round}.{place}"
-        attempt = partial(RolloutRequest, task=data[row], task_id=task_id, split="train", training_step=step)
+        attempt = partial(
+            RolloutRequest,
+            task=data[row],
+            task_id=task_id,
+            source=data.source_of(row),
+            split="train",
+            training_step=step,
+        )
         seeded = partial(_seeded, seed=config.seed, split="train", task_id=task_id)
         for index in range(rollout.group_size):
             sampling = seeded(sampled, index=index)
@@ -228,6 +228,7 @@ def eval_attempts(data: Dataset, config: TrainConfig, *, step: int) -> list[Roll
                 RolloutRequest(
                     task=data[row],
                     task_id=task_id,
+                    source=data.source_of(row),
                     index=index,
                     split="eval",
                     training_step=step,

@@ -172,7 +172,9 @@ def _remedy(metrics: Mapping[str, float]) -> str:
     remedies = [] if "policy/correction" in metrics else ["set algorithm.correction=truncate"]
     age = metrics.get("tokens/staleness_max", 0.0)
     if age > 0:
-        remedies.append(f"lower optim.lr or rollout.max_staleness, since answers are up to {age:.0f} updates old")
+        remedies.append(
+            f"lower optim.lr, rollout.max_staleness or data.replay_steps, since answers are up to {age:.0f} updates old"
+        )
     else:
         remedies.append("see whether the sampler changes its distribution or has old weights")
     return ", or ".join(remedies)

@@ -81,6 +81,7 @@ _OF_ROLLOUTS = (
     *("rollout.temperature", "rollout.max_tokens", "rollout.max_steps"),
     *("rollout.resample_rounds", "rollout.max_staleness"),
     *("eval.num_rollouts", "eval.temperature", "eval.top_p", "eval.top_k", "gateway.host", "gateway.port"),
+    *("data.weights", "data.sampling", "data.replay", "data.replay_steps"),
     *("filters.ended_by", "filters.truncated", "model.reference_offload", "model.engine"),
 )
 _OF_DEMONSTRATIONS = ("sft.train_on", "sft.tokenize_method", "sft.reward_threshold", "sft.best_per_task")
@@ -112,6 +113,10 @@ def check_fit(config: TrainConfig, *, demonstrates: bool) -> None:
                 "(rollout.group_size=1) never differs from others, so every task would be dropped; use a group_size "
                 "of at least 2, or leave it out"
             )
+    if not config.data.replay:
+        _refuse(config, ("data.replay_steps",), "without data.replay")
+    elif algorithm.needs_greedy:
+        _refuse(config, ("data.replay",), f"on the greedy rollouts that {name} compares with, which are not kept")
     if not algorithm.needs_rewards:
         _refuse(config, ("rollout.resample_rounds",), f"because {name} does not compare rewards")
 

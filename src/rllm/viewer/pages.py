@@ -102,7 +102,8 @@ def run_page(run: Run, runs: Runs, given: QueryArgs) -> Page:
     first, last = whole(given, "from"), whole(given, "to")
     rows = run.rows()
     trained = [row for row in rows if is_trained(row)]
-    staleness = run.setting("rollout", "max_staleness")
+    limits = [run.setting("rollout", "max_staleness")]
+    limits += [run.setting("data", "replay_steps")] if run.setting("data", "replay") else []
     newest = [
         row
         for row in reversed(rows)
@@ -112,7 +113,7 @@ def run_page(run: Run, runs: Runs, given: QueryArgs) -> Page:
     return "run.html", {
         "run": run,
         "charts": charts.charts_of([(item.name, item.rows()) for item in shown], first=first, last=last),
-        "lights": charts.sync_status(trained, max_staleness=staleness if isinstance(staleness, int) else 0),
+        "lights": charts.sync_status(trained, max_staleness=sum(limit for limit in limits if isinstance(limit, int))),
         "rows": page_rows,
         **paging,
         "compared": shown,
