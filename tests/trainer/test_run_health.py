@@ -62,7 +62,7 @@ def test_what_is_done_already_is_no_remedy() -> None:
     assert told() == f"set algorithm.correction=truncate, or {other}"
     assert told(policy__correction=0.9) == other
     aged = told(policy__correction=0.9, tokens__staleness_max=2.0)
-    assert aged == "lower optim.lr or rollout.max_staleness, since answers are up to 2 updates old"
+    assert aged == "lower optim.lr, rollout.max_staleness or data.replay_steps, since answers are up to 2 updates old"
 
 
 def test_low_entropy_is_no_sign_once_the_task_is_learned() -> None:
