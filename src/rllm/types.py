@@ -86,6 +86,9 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinkin
 
 SOURCE_KEY = "source"
 """Key of an episode's `info`, and of its session's metadata: name of the dataset of its task, if there are several."""
+VERDICT_KEY = "verdict"
+"""Info key of a trajectory: what its reward function gave beside the reward, such as a judge's reasons."""
+
 OUTCOME_KEY = "rllm.outcome"
 """Metadata key of a session: the outcome of its rollout; see `rllm.trainer.episode_records`."""
 
@@ -282,6 +285,8 @@ class Trajectory:
     steps: list[Step] = field(default_factory=list)
     reward: float | None = UNSCORED
     """See `final_reward`."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, unweighted, if it has several."""
     trainable: bool = True
     """False for a baseline, an opponent or a judge that must not be trained on."""
     input: Any = None

@@ -174,13 +174,21 @@ def test_an_episode_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     "returned",
     [
-        *({"reward": 1.0}, [], [1.0], [Trajectory(), 1.0], object(), (1.0, 2.0), np.array([1.0, 2.0])),
+        *({}, [], [1.0], [Trajectory(), 1.0], object(), (1.0, 2.0), np.array([1.0, 2.0])),
         *(1j, np.complex128(1j), np.datetime64("2026-01-01"), np.array(None), np.bytes_(b"1")),
     ],
 )
 def test_anything_else_is_refused_with_the_list_of_what_is_accepted(returned: Any) -> None:
     with pytest.raises(AgentError, match=f"my_agent returned .* of type {type(returned).__name__}: return a number, "):
         episode_from(returned, "my_agent")
+
+
+def test_named_parts_are_added_up_and_the_first_decides() -> None:
+    episode = episode_from({"right": 0, "short": 1.5}, "my_agent")
+    assert (episode.trajectories[0].reward, episode.trajectories[0].reward_parts) == (1.5, {"right": 0.0, "short": 1.5})
+    assert episode.is_correct is False
+    with pytest.raises(AgentError, match="my_agent, of the part 'short', returned 'yes'"):
+        episode_from({"right": 1, "short": "yes"}, "my_agent")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import pytest
 from rllm.data import Dataset
 from rllm.engine.episode_log import EpisodeLog
 from rllm.engine.request import RolloutRequest
+from rllm.engine.scoring import Scoring
 from rllm.errors import AgentError, ConfigError, StoreError
 from rllm.evaluation.evaluate import Progress, evaluate
+from rllm.rewards.scoring import group_reward
 from rllm.types import Episode, Step, Trajectory
 
 TASKS = Dataset([{"id": "a", "answer": 1}, {"id": "b", "answer": 2}])
@@ -91,6 +93,27 @@ async def test_only_what_failed_or_is_missing_is_made_again(tmp_path):
     third = await run(more, tmp_path, num_rollouts=3)
     assert sorted(more.made) == ["a2", "b0", "b2"]
     assert third.num_failed == 0
+
+
+async def test_a_reward_of_groups_makes_whole_groups(tmp_path):
+    @group_reward
+    def halved(task, answers, trajectories):
+        return [path.info["said"] / 2 for path in trajectories]
+
+    class Said(Answering):
+        async def rollout(self, attempt):
+            episode = await super().rollout(attempt)
+            episode.trajectories[0].info["said"] = episode.trajectories[0].reward
+            return episode
+
+    scoring = Scoring(group_reward=halved)
+    first = await run(Said(a0=2.0, a1=AgentError("no")), tmp_path, num_rollouts=2, scoring=scoring)
+    assert (first.num_failed, first.accuracy.value) == (1, 0.25)
+    again = Said()
+    await run(again, tmp_path, num_rollouts=2, scoring=scoring)
+    assert again.made == ["a0", "a1"]
+    [*_, last] = EpisodeLog.read(tmp_path / "episodes.jsonl")
+    assert (last.id, last.trajectories[0].reward) == ("a:1", 0.5)
 
 
 async def test_a_limit_takes_the_first_tasks_and_can_be_raised(tmp_path):

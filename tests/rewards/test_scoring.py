@@ -1,13 +1,18 @@
+import asyncio
 import math
+import threading
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rllm.errors import RewardError
 from rllm.rewards.reward_types import RewardOutput
-from rllm.rewards.scoring import as_reward_output
-from rllm.types import UNSCORED
+from rllm.rewards.scoring import as_reward_output, group_reward, score, score_group
+from rllm.types import UNSCORED, Step, Trajectory
 
 
 def judged(returned: Any) -> RewardOutput:
@@ -27,6 +32,10 @@ def judged(returned: Any) -> RewardOutput:
         (np.float32(0.25), 0.25),
         (np.bool_(True), 1.0),
         (np.array(2), 2.0),
+        (Decimal("0.25"), 0.25),
+        (Fraction(1, 4), 0.25),
+        (torch.tensor(0.25), 0.25),
+        (torch.tensor(True), 1.0),
     ],
 )
 def test_a_number_of_any_kind_becomes_a_float(returned: Any, reward: float) -> None:
@@ -70,16 +79,20 @@ def test_a_reward_output_is_kept_with_a_plain_float() -> None:
         pytest.param(10**5000, id="huge"),
         RewardOutput(math.nan),
         (math.inf, {}),
+        Decimal("sNaN"),
+        {"right": 1.0, "short": math.nan},
     ],
 )
 def test_a_reward_that_is_not_finite_is_an_error_of_the_function(returned: Any) -> None:
-    with pytest.raises(RewardError, match=r"reward function .*exact returned the reward .*finite number, or None"):
+    with pytest.raises(RewardError, match=r"reward function .*exact.* returned the reward .*finite number, or None"):
         judged(returned)
 
 
-@pytest.mark.parametrize("returned", ["1.0", [1.0], {"reward": 1.0}, (1.0, 2.0), np.array([1.0]), 1 + 0j, object()])
+@pytest.mark.parametrize(
+    "returned", ["1.0", [1.0], {}, {"a": [1.0]}, (1.0, 2.0), torch.ones(1), np.array([1.0]), 1 + 0j, object()]
+)
 def test_anything_else_is_named_with_what_may_be_returned(returned: Any) -> None:
-    with pytest.raises(RewardError, match=r"exact returned .* of type \w+: return a number"):
+    with pytest.raises(RewardError, match=r"exact.* returned .* of type \w+: return a number"):
         judged(returned)
 
 
@@ -92,9 +105,88 @@ def test_what_the_function_raises_is_named_after_it() -> None:
         as_reward_output(Judge(), {}, "4")
 
 
-def test_a_coroutine_function_is_refused_with_the_remedy() -> None:
-    async def later(task: Any, action: Any) -> float:
-        return 1.0
+def test_the_task_is_named_if_it_has_an_id() -> None:
+    with pytest.raises(RewardError, match=r"nothing for task 'figs:7' returned the reward nan"):
+        as_reward_output(nothing, {"id": "figs:7"}, "4")
 
-    with pytest.raises(RewardError, match="later is a coroutine function"):
-        as_reward_output(later, {}, "4")
+
+def nothing(task: Any, action: Any) -> float:
+    return math.nan
+
+
+def test_named_parts_are_added_up_by_the_functions_own_weights() -> None:
+    def both(task: Any, action: Any) -> dict[str, float]:
+        return {"right": True, "short": np.float32(0.5)}
+
+    found = as_reward_output(both, {}, "4")
+    assert (found.reward, found.parts, found.is_correct) == (1.5, {"right": 1.0, "short": 0.5}, True)
+    both.weights = {"right": 2.0, "short": 0.5}  # type: ignore[attr-defined]
+    assert as_reward_output(both, {}, "4").reward == 2.25
+
+
+def test_the_first_part_decides_whether_the_answer_is_right() -> None:
+    assert judged({"right": 0.0, "polite": 3.0}).is_correct is False
+
+
+def test_a_part_of_none_leaves_the_whole_unscored() -> None:
+    assert judged({"right": 1.0, "style": None}) == RewardOutput(
+        None, {"error": "its part 'style' is None"}, parts={"right": 1.0}
+    )
+
+
+async def test_an_async_function_is_awaited_with_or_without_an_event_loop() -> None:
+    async def later(task: Any, action: Any) -> float:
+        await asyncio.sleep(0)
+        loops.append(asyncio.get_running_loop())
+        return 0.5
+
+    loops: list[Any] = []
+    assert (await score(later, {}, "4")).reward == 0.5
+    assert loops == [asyncio.get_running_loop()]
+    assert (await asyncio.to_thread(as_reward_output, later, {}, "4")).reward == 0.5
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_function_that_hangs_is_named_with_its_deadline(is_async: bool) -> None:
+    end = threading.Event()
+
+    async def hangs_async(task: Any, action: Any) -> None:
+        await asyncio.Event().wait()
+
+    def hangs(task: Any, action: Any) -> None:
+        end.wait(60)
+
+    with pytest.raises(RewardError, match=r"hangs.* did not finish within 0.01 s: raise reward.timeout_s"):
+        await score(hangs_async if is_async else hangs, {}, "4", timeout_s=0.01)
+    end.set()
+
+
+async def test_a_timeout_of_the_function_itself_is_its_own_error() -> None:
+    def slow(task: Any, action: Any) -> float:
+        raise TimeoutError("the database")
+
+    with pytest.raises(RewardError, match="slow raised TimeoutError: the database"):
+        await score(slow, {}, "4", timeout_s=60)
+
+
+ANSWERS = [Trajectory(output="fig"), Trajectory(output="lime"), Trajectory(steps=[Step(model_response="kiwi")])]
+
+
+@pytest.mark.parametrize("as_array", [list, np.array, torch.tensor])
+async def test_a_function_of_groups_gets_all_answers_and_returns_a_list(as_array: Any) -> None:
+    @group_reward
+    def lengths(task: Any, answers: list[str], trajectories: list[Trajectory]) -> Any:
+        assert [path.output for path in trajectories] == ["fig", "lime", None]
+        return as_array([len(answer) for answer in answers])
+
+    assert [item.reward for item in await score_group(lengths, {}, ANSWERS)] == [3.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("returned", [[1.0, 0.0], 1.0, None, {"fig": 1.0}, np.ones((3, 1)), ["1", "2", "3"]])
+async def test_what_is_not_one_reward_for_each_answer_is_refused(returned: Any) -> None:
+    @group_reward
+    async def ranks(task: Any, answers: list[str]) -> Any:
+        return returned
+
+    with pytest.raises(RewardError, match=r"ranks returned .*(for each of 3 answers|return a number)"):
+        await score_group(ranks, {}, ANSWERS)

@@ -1,14 +1,15 @@
 import asyncio
 import inspect
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rllm.errors import ConfigError, RewardError
 from rllm.rewards.reward_types import RewardOutput
-from rllm.rewards.scoring import with_reward
-from rllm.types import is_scored
+from rllm.rewards.scoring import group_reward, with_deadline, with_reward
+from rllm.types import Trajectory, is_scored
 
 
 def shout(word: str, base_url: str = "") -> str:
@@ -88,14 +89,44 @@ def silent(task: dict[str, str], answer: str) -> None:
     """A reward whose author forgot to return it."""
 
 
-def test_a_coroutine_function_is_refused_before_anything_runs() -> None:
+@pytest.mark.parametrize("agent", [shout, shout_later])
+async def test_an_async_reward_or_one_with_a_deadline_is_awaited(agent: Any) -> None:
     async def later(task: dict[str, str], answer: str) -> float:
-        return 1.0
+        return is_fig(task, answer)
 
-    with pytest.raises(ConfigError, match="later is a coroutine function"):
-        with_reward(shout, later)
+    assert (await with_reward(agent, later)(word="fig")).is_correct
+    assert (await with_reward(agent, is_fig, timeout_s=60)(word="fig")).is_correct
+    with pytest.raises(RewardError, match="did not finish within"):
+        await with_deadline(with_reward(agent, never), 0.01)(word="fig")
+
+
+async def never(task: dict[str, str], answer: str) -> None:
+    await asyncio.Event().wait()
+
+
+def test_what_a_reward_says_beside_the_number_is_kept() -> None:
+    def strict(task: object, answer: str) -> RewardOutput:
+        return RewardOutput(0.5, {"why": "short"}, parts={"length": 0.5})
+
+    [path] = with_reward(shout, strict)(word="fig").trajectories
+    assert (path.info, path.reward_parts) == ({"verdict": {"why": "short"}}, {"length": 0.5})
+
+
+async def test_a_reward_of_groups_is_left_to_the_runner() -> None:
+    @group_reward
+    def first(task: object, answers: list[str]) -> list[float]:
+        return [float(answer == answers[0]) for answer in answers]
+
+    for agent in (shout, shout_later):
+        episode = with_reward(agent, first)(word="fig")
+        [path] = (await episode if inspect.isawaitable(episode) else episode).trajectories
+        assert (path.output, is_scored(path.reward)) == ("FIG", False)
+    own = with_reward(lambda word: Trajectory(name="solver", output=word), first)(word="fig")
+    assert own.name == "solver", "what an agent says of itself stays"
 
 
 def test_a_reward_of_other_parameters() -> None:
     with pytest.raises(ConfigError, match="must take a task and an answer"):
         with_reward(shout, lambda answer: 1.0)
+    with pytest.raises(ConfigError, match="must take a task and the answers of a group"):
+        with_reward(shout, group_reward(lambda answers: [1.0]))

@@ -5,6 +5,7 @@ import pytest
 
 from rllm.errors import ConfigError
 from rllm.rewards.reward_types import RewardOutput
+from rllm.rewards.scoring import group_reward
 from rllm.trainer.rescore import Rescored, compare, rescore, with_rewards, write_rewards
 from rllm.types import Episode, Step, Trajectory
 
@@ -41,7 +42,20 @@ def test_a_reward_that_hangs_is_left_behind_for_the_next() -> None:
 
     found = list(rescore([episode(0, "7"), episode(1, "8")], hangs, max_concurrent=1, timeout_s=0.01))
     end.set()
-    assert [(item.after, item.error) for item in found] == [(None, "the reward did not finish within 0.01 s")] * 2
+    late = "reward function test_a_reward_that_hangs_is_left_behind_for_the_next.<locals>.hangs did not finish within"
+    late += " 0.01 s: raise reward.timeout_s if it was merely slow"
+    assert [(item.after, item.error) for item in found] == [(None, late)] * 2
+
+
+def test_a_reward_of_groups_compares_the_rollouts_of_a_task() -> None:
+    @group_reward
+    def highest(task: dict[str, str], answers: list[str]) -> list[float]:
+        return [float(answer == max(answers)) for answer in answers]
+
+    of_others = episode(0, "9")
+    of_others.info["training_step"] = 4
+    found = list(rescore([episode(0, "7"), of_others, episode(1, "8")], highest))
+    assert [(item.answer, item.after) for item in found] == [("7", 0.0), ("8", 1.0), ("9", 1.0)]
 
 
 def test_what_was_not_to_be_learned_from_keeps_its_reward() -> None:

@@ -101,6 +101,11 @@ def out_of_turns(word: str, base_url: str) -> Any:
     return Episode(trajectories=[Trajectory(reward=1.0)], termination_reason=TerminationReason.MAX_TURNS_EXCEEDED)
 
 
+def in_parts(word: str, base_url: str) -> dict[str, float]:
+    ask(base_url, word)
+    return {"right": 1.0, "short": 1.0}
+
+
 _tried: list[str] = []
 
 
@@ -171,6 +176,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "filters.ended_by": (["max_turns_exceeded"], dropped("max_turns_exceeded"), 12),
     "roles.*.trainable": (False, largest_advantage, 0.0),
     "roles.*.weight": (2.0, largest_advantage, 2.828),
+    "reward.weights": ({"short": 0.5}, lambda run: run.lines[0]["rollout/reward"], 1.5),
     "model.path": ("other", lambda run: run.backend.config.model.path, "other"),
     "gateway.host": ("localhost", lambda run: run.urls[0].split(":")[1], "//localhost"),
     "gateway.port": (PORT, lambda run: run.urls[0].split("/")[2], f"127.0.0.1:{PORT}"),
@@ -182,6 +188,7 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     ),
 }
 AGENTS = {
+    "reward.weights": in_parts,
     "rollout.timeout_s": slow,
     "rollout.num_retries": failing_once,
     "gateway.exact_turns": in_two_turns,
@@ -254,6 +261,7 @@ ELSEWHERE = {
     "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
     "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_takes_nearly_the_steps_of_adamw",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
+    "reward.timeout_s": "test_rewards.py::test_a_reward_function_has_a_deadline",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_rollout_sources.py::test_max_steps_limits_agents_in_environments",
     "sft.train_on": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",

@@ -110,10 +110,16 @@ def evaluate(
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
     if base_url is None:
         announce(config)
+    from rllm.config.schema import refuse_changes
+    from rllm.engine.scoring import Scoring
     from rllm.evaluation.evaluate import Evaluation  # which imports torch
+    from rllm.rewards.scoring import reward_of, with_deadline
 
     config.gateway.port = lead_to_gateway(config)
-    function = load_agent(agent, reward)
+    function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
+    if reward is None:
+        refuse_changes(config.reward, "reward", ["timeout_s"], "without --reward; leave it out")
+    scoring = Scoring.of(reward_of(function), config.reward, timeout_s=timeout)
     data = tasks_for(function, dataset, split, option="--data")
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
@@ -125,6 +131,7 @@ def evaluate(
         num_rollouts=num_rollouts,
         limit=limit,
         sampling=sampling,
+        scoring=scoring,
     ) as evaluation:
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
         _complete(evaluation, function, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
@@ -256,7 +263,7 @@ def _settings(
     from rllm.gateway.sessions import check_sampling
     from rllm.trainer.config import load_config
 
-    ours = ("gateway.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
+    ours = ("gateway.", "reward.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
     options = {"sampling.temperature": temperature, "model.path": None if served else model}
     pairs = [*pairs, *(f"{key}={value}" for key, value in options.items() if value is not None)]
     sampling: JSONObject = {}

@@ -184,6 +184,16 @@ class DataConfig(Section):
     """Latest steps whose groups may be replayed."""
 
 
+class RewardSettings(Section):
+    """Reward functions."""
+
+    timeout_s: PositiveFloat | None = None
+    """A call that takes longer fails its rollout, or its group; None leaves it to rollout.timeout_s."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Factors on the named parts of rewards, which are added up: reward.weights.format=0.2; parts that are not named
+    have 1. With algorithm.name=gdpo they weigh parts that were normalised by themselves."""
+
+
 class FilterConfig(Section):
     """Rollouts that are not trained on, beside those that failed or were not scored."""
 
@@ -412,6 +422,7 @@ class TrainConfig(Section):
     vllm: VLLMConfig = Field(default_factory=VLLMConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     data: DataConfig = Field(default_factory=DataConfig)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
     filters: FilterConfig = Field(default_factory=FilterConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algorithm: JSONObject = Field(default_factory=lambda: {"name": "grpo"})

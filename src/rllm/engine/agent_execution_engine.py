@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rllm.agents.agent import BaseAgent
@@ -22,11 +22,11 @@ from rllm.engine.recording_engine import recording
 from rllm.engine.request import RolloutRequest, requests_of
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.signature import check_arguments, check_named
-from rllm.engine.validation import check_trajectories
+from rllm.engine.validation import check_trajectories, checked_metrics
 from rllm.environments.base.base_env import BaseEnv, accepted_arguments, prepared_args
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
-from rllm.rewards.scoring import checked_reward, is_number
+from rllm.rewards.scoring import PARTS_KEY, checked_reward, is_number
 from rllm.types import Episode, JSONMapping, JSONObject, Task, TerminationReason, Trajectory
 from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.interaction import Interaction, Limits, discounted_returns
@@ -212,7 +212,10 @@ class AgentExecutionEngine:
         reward = trajectory.final_reward()
         if reward is not None:
             trajectory.reward = reward
-        correct = trajectory.steps[-1].info.get("is_correct") if trajectory.steps else None
+        info = trajectory.steps[-1].info if trajectory.steps else {}
+        parts, correct = info.get(PARTS_KEY), info.get("is_correct")
+        if isinstance(parts, Mapping):
+            trajectory.reward_parts = checked_metrics(parts, "the environment")
         is_correct = bool(correct) if is_number(correct) else reward is not None and reward >= 1.0
         episode = Episode(trajectories=[trajectory], termination_reason=reason, is_correct=is_correct)
         if self.overlong_filter and reason in ENDED_BY_A_LIMIT:

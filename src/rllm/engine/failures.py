@@ -16,7 +16,7 @@ from rllm.types import SOURCE_KEY, Episode, TerminationReason
 
 _VARYING = re.compile(
     r"""
-    (?<=\breturned\ )(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")     # model output that an agent returned
+    (?:(?<=\breturned\ )|(?<=\bfor\ task\ ))(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")     # model output, ids of tasks
     | 0x[0-9a-fA-F]+                                      # addresses
     | \b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b   # UUIDs
     | \b(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b               # hexadecimal ids
@@ -120,12 +120,14 @@ def failed_episode(attempt: RolloutRequest, error: RolloutError) -> Episode:
         ),
         is_correct=False,
         trajectories=list(filter(has_form, attempt.trajectories)),
-        info={
-            **({} if attempt.source is None else {SOURCE_KEY: attempt.source}),
-            "error": {
-                "type": type(error).__name__,
-                "message": str(error),
-                "traceback": "".join(traceback.format_exception(error)),
-            },
-        },
+        info={**({} if attempt.source is None else {SOURCE_KEY: attempt.source}), "error": error_record(error)},
     )
+
+
+def error_record(error: RolloutError) -> dict[str, str]:
+    """Return an error as `Episode.info["error"]` has it."""
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }

@@ -39,6 +39,7 @@ from rllm.engine.ray_cluster import (
 )
 from rllm.engine.request import RolloutRequest, new_session_id
 from rllm.engine.runner import RolloutRunner
+from rllm.engine.scoring import Scoring
 from rllm.errors import AgentError, ConfigError, RLLMError, RolloutError, RolloutTimeout, WorkerError, first_line
 from rllm.sdk.variables import beside_own_keys
 from rllm.types import Episode, JSONMapping
@@ -405,6 +406,7 @@ class RayRolloutRunner(RolloutRunner):
         num_retries: int = 1,
         retry_delay_s: float = 1.0,
         retry_if: Callable[[RolloutError], bool] | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         """Check the settings; nothing is started before `with`.
 
@@ -420,6 +422,7 @@ class RayRolloutRunner(RolloutRunner):
             num_retries: see `RolloutRunner`.
             retry_delay_s: see `RolloutRunner`.
             retry_if: see `RolloutRunner`.
+            scoring: see `RolloutRunner`; it is done in this process.
 
         Raises:
             ConfigError: if a number is out of range, or `opening` cannot be pickled.
@@ -442,7 +445,7 @@ class RayRolloutRunner(RolloutRunner):
         self._actors = RayActors(orders, spread or RayConfig(), silence_s=silence_s)
         # Each process applies deadlines and retries; here only lost processes are handled.
         settings = {**tries, "timeout_s": (MAX_LOSSES + 1) * silence_s + GONE_S, "num_retries": 0}
-        super().__init__(self._actors, max_concurrent=max_concurrent, **settings)
+        super().__init__(self._actors, max_concurrent=max_concurrent, scoring=scoring, **settings)
 
     def __enter__(self) -> Self:
         """Start the processes.

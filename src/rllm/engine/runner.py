@@ -23,6 +23,7 @@ from rllm.config.sampling import derived_seed
 from rllm.engine.event_loop import CANCEL_GRACE_S, UnderWay, rarely_collected, watched_loop
 from rllm.engine.failures import failed_episode, is_transient
 from rllm.engine.request import RolloutRequest, new_session_id
+from rllm.engine.scoring import PendingGroups, Scoring
 from rllm.errors import (
     AgentError,
     ConfigError,
@@ -87,6 +88,7 @@ class RolloutRunner:
         num_retries: int = 1,
         retry_delay_s: float = 1.0,
         retry_if: Callable[[RolloutError], bool] | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         if not callable(getattr(rollout, "rollout", None)):
             raise ConfigError(
@@ -105,6 +107,7 @@ class RolloutRunner:
         self.num_retries = num_retries
         self.retry_delay_s = retry_delay_s
         self.retry_if = retry_if or is_transient
+        self.scoring = scoring or Scoring()
         self._slots = PrioritySemaphore(max_concurrent)
         self._num_runs = 0
         self.under_way = UnderWay()
@@ -124,7 +127,7 @@ class RolloutRunner:
 
         Args:
             attempts: attempts to run.
-            on_episode: called with each episode as it ends.
+            on_episode: called with each episode as it ends, or with those of a task together if `scoring` needs them.
             rank: priority among concurrent calls; the lowest goes first.
         """
         quiet_http_clients()
@@ -132,7 +135,7 @@ class RolloutRunner:
             self._slots = PrioritySemaphore(self.max_concurrent)  # belongs to the running event loop
         pending = list(attempts)
         episodes: dict[int, Episode] = {}
-        queue = iter(enumerate(pending))
+        queue, groups = iter(enumerate(pending)), PendingGroups(pending, self.scoring)
         # Workers share one queue instead of a task per attempt: 10,000 attempts need only 64 tasks.
         workers = min(self.max_concurrent, len(pending))
         fatal: BaseException | None = None
@@ -141,7 +144,7 @@ class RolloutRunner:
             with watched_loop(), rarely_collected():
                 async with self.under_way.watched(), asyncio.TaskGroup() as group:
                     for _ in range(workers):
-                        group.create_task(self._work(queue, episodes, on_episode, rank))
+                        group.create_task(self._work(queue, episodes, groups, on_episode, rank))
         except BaseExceptionGroup as failures:
             fatal = failures.exceptions[0]  # it cancelled the rest
         finally:
@@ -154,6 +157,7 @@ class RolloutRunner:
         self,
         queue: Iterator[tuple[int, RolloutRequest]],
         episodes: dict[int, Episode],
+        groups: PendingGroups,
         on_episode: Callable[[Episode], None] | None,
         rank: int,
     ) -> None:
@@ -161,8 +165,9 @@ class RolloutRunner:
             for position, attempt in queue:
                 await slot.yield_slot()
                 episodes[position] = episode = await self.episode(attempt)
-                if on_episode is not None:
-                    on_episode(episode)
+                for complete in await groups.add(episode):
+                    if on_episode is not None:
+                        on_episode(complete)
 
     async def episode(self, attempt: RolloutRequest) -> Episode:
         """Run one attempt with its retries, regardless of `max_concurrent`."""

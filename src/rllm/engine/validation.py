@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from rllm.errors import AgentError, ConfigError, shown
-from rllm.rewards.scoring import MAX_REWARD, is_number
+from rllm.errors import AgentError, ConfigError, RewardError, shown
+from rllm.rewards.scoring import MAX_REWARD, as_float, is_number, reward_output
 from rllm.types import Episode, JSONObject, Message, Step, TerminationReason, Trajectory, is_scored
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ def check_trajectories(trajectories: object, agent: str) -> None:
     """Convert the fields of trajectories and their steps; see `check_episode`."""
     for trajectory in _items(trajectories, Trajectory, "trajectories of its episode", agent):
         _check_form(trajectory, agent)
+        parts = _mapping(trajectory.reward_parts, f"reward_parts of trajectory {trajectory.name!r}", agent)
+        trajectory.reward_parts = checked_metrics(parts, agent)
         scored: list[Trajectory | Step] = [trajectory, *trajectory.steps]
         for item in scored:
             if is_scored(item.reward):
@@ -170,10 +172,7 @@ def _mapping(value: object, what: str, agent: str, remedy: str = "a dict") -> JS
 
 
 def _number(value: Any, what: str, remedy: str, agent: str) -> float:
-    try:
-        number = float(value) if is_number(value) else math.nan
-    except OverflowError:  # an integer larger than any float
-        number = math.inf
+    number = as_float(value) if is_number(value) else math.nan
     if not abs(number) <= MAX_REWARD:
         too_large = f"a number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
         raise _wrong(what, value, too_large if math.isfinite(number) else remedy, agent)
@@ -185,7 +184,8 @@ def _wrong(what: str, value: object, remedy: str, agent: str) -> AgentError:
 
 
 ACCEPTED = (
-    "a number, (reward, {metric: number}), a Trajectory, a list of Trajectory, an Episode, or None for 'not scored'"
+    "a number, {name: number} for several parts, (reward, {metric: number}), a Trajectory, a list of Trajectory, "
+    "an Episode, or None for 'not scored'"
 )
 
 HOW_TO_SCORE = (
@@ -221,8 +221,9 @@ def episode_from(returned: object, agent: str) -> Episode:
         return episode
     trajectories = _trajectories_from(returned, agent)
     check_trajectories(trajectories, agent)
-    scores = [reward for path in trajectories if (reward := path.final_reward()) is not None]
-    return Episode(trajectories=trajectories, is_correct=bool(scores) and scores[-1] >= 1.0)
+    scored = [path for path in trajectories if path.final_reward() is not None]
+    decides = [next(iter(path.reward_parts.values()), path.final_reward()) for path in scored[-1:]]
+    return Episode(trajectories=trajectories, is_correct=any(score is not None and score >= 1.0 for score in decides))
 
 
 def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
@@ -234,6 +235,12 @@ def _trajectories_from(returned: Any, agent: str) -> list[Trajectory]:
         return list(returned)
     if isinstance(returned, str):
         raise AgentError(f"{agent} returned {shown(returned)}, which has no score: {HOW_TO_SCORE}")
+    if isinstance(returned, Mapping) and returned:
+        try:
+            verdict = reward_output(returned, agent)
+        except RewardError as error:
+            raise AgentError(str(error)) from error
+        return [Trajectory(reward=verdict.reward, reward_parts=verdict.parts)]
     if not is_number(returned):
         raise AgentError(f"{agent} returned {shown(returned)} of type {type(returned).__name__}: return {ACCEPTED}")
     return [Trajectory(reward=checked_reward_of(returned, "reward", agent))]

@@ -14,6 +14,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EpisodeLog, check_ids, to_json
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import Rollout, RolloutRunner
+from rllm.engine.scoring import Scoring
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.report import Outcome, Report, report_on, with_costs
@@ -45,10 +46,17 @@ async def evaluate(
     timeout_s: float = 600.0,
     num_retries: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
+    scoring: Scoring | None = None,
 ) -> Report:
     """Roll out every task `num_rollouts` times and report; see `Evaluation.opened` and `Evaluation.run`."""
     with Evaluation.opened(
-        dataset, folder=folder, identity=identity, num_rollouts=num_rollouts, limit=limit, sampling=sampling
+        dataset,
+        folder=folder,
+        identity=identity,
+        num_rollouts=num_rollouts,
+        limit=limit,
+        sampling=sampling,
+        scoring=scoring,
     ) as evaluation:
         await evaluation.run(
             rollout,
@@ -63,9 +71,12 @@ async def evaluate(
 class Evaluation:
     """Planned rollouts and their outcomes: those in the folder's log, and each new one."""
 
-    def __init__(self, planned: Sequence[RolloutRequest], folder: EvaluationFolder, log: EpisodeLog) -> None:
+    def __init__(
+        self, planned: Sequence[RolloutRequest], folder: EvaluationFolder, log: EpisodeLog, scoring: Scoring
+    ) -> None:
         """Read the outcomes in the log; use `opened`, which holds the folder."""
         self.folder = folder
+        self._scoring = scoring
         self._log = log
         self._planned = {(attempt.task_id, attempt.index): attempt for attempt in planned}
         logged = (Outcome.of(episode) for episode in EpisodeLog.read(folder.episodes))
@@ -85,6 +96,7 @@ class Evaluation:
         num_rollouts: int = 1,
         limit: int | None = None,
         sampling: JSONMapping | None = None,
+        scoring: Scoring | None = None,
     ) -> Iterator[Self]:
         """Plan an evaluation and hold its folder.
 
@@ -99,6 +111,8 @@ class Evaluation:
             limit: number of first rows to use; all by default.
             sampling: parameters imposed on every model call, over those the agent asks for. A `seed` applies to the
                 whole evaluation: each rollout gets one derived from it.
+            scoring: completes the rewards of rollouts. With a reward of groups, all rollouts of a task are made again
+                if one of them is missing or failed.
 
         Raises:
             ConfigError: if the folder has another evaluation or is in use, or the dataset or a setting is wrong.
@@ -112,12 +126,16 @@ class Evaluation:
             place.claimed({**identity, "dataset": dataset_identity(dataset), "sampling": imposed}),
             EpisodeLog(place.episodes, tokens=False) as log,
         ):
-            yield cls(planned, place, log)
+            yield cls(planned, place, log, scoring or Scoring())
 
     @property
     def missing(self) -> list[RolloutRequest]:
         """Planned rollouts that are not made yet, or failed, in the order of the dataset."""
-        return [attempt for key, attempt in self._planned.items() if not self._is_done(key)]
+        keys = {key for key in self._planned if not self._is_done(key)}
+        if self._scoring.group_reward is not None:
+            tasks = {task_id for task_id, _ in keys}
+            keys = {key for key in self._planned if key[0] in tasks}
+        return [attempt for key, attempt in self._planned.items() if key in keys]
 
     @property
     def num_planned(self) -> int:
@@ -152,7 +170,8 @@ class Evaluation:
             on_episode: called with every episode once it is in the log.
         """
         missing = self.missing
-        kept = [outcome for key, outcome in self._outcomes.items() if self._is_done(key)]
+        made = {(attempt.task_id, attempt.index) for attempt in missing}
+        kept = [outcome for key, outcome in self._outcomes.items() if key not in made]
         counts = Counter(done=len(kept), correct=sum(outcome.is_correct for outcome in kept))
 
         def keep(episode: Episode) -> None:
@@ -176,7 +195,13 @@ class Evaluation:
                     )
                 )
 
-        runner = RolloutRunner(rollout, max_concurrent=max_concurrent, timeout_s=timeout_s, num_retries=num_retries)
+        runner = RolloutRunner(
+            rollout,
+            max_concurrent=max_concurrent,
+            timeout_s=timeout_s,
+            num_retries=num_retries,
+            scoring=self._scoring,
+        )
         report_progress()
         await runner.run(missing, on_episode=keep)
 

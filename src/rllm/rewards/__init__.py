@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rllm.rewards.reward_types import RewardInput as RewardInput
     from rllm.rewards.reward_types import RewardOutput as RewardOutput
     from rllm.rewards.reward_types import RewardType as RewardType
+    from rllm.rewards.scoring import group_reward as group_reward
     from rllm.rewards.search_reward import RewardSearchFn as RewardSearchFn
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "code_reward_fn",
     "countdown_reward_fn",
     "f1_reward_fn",
+    "group_reward",
     "math_reward_fn",
     "multiple_choice_reward_fn",
     "search_reward_fn",
@@ -64,6 +66,7 @@ __getattr__, __dir__ = lazy_names(
         "code_reward_fn": "rllm.rewards.reward_fn",
         "countdown_reward_fn": "rllm.rewards.countdown_reward",
         "f1_reward_fn": "rllm.rewards.reward_fn",
+        "group_reward": "rllm.rewards.scoring",
         "math_reward_fn": "rllm.rewards.reward_fn",
         "multiple_choice_reward_fn": "rllm.rewards.reward_fn",
         "search_reward_fn": "rllm.rewards.reward_fn",

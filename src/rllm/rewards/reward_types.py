@@ -73,6 +73,8 @@ class RewardOutput:
     """Reasons: the extracted and the expected answer, or the failure."""
     is_correct: bool | None = None
     """`None` if the reward does not decide it."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, unweighted, if it has several."""
 
 
 def field_of(task: object, *names: str, reward: str) -> Any:

@@ -22,6 +22,7 @@ from rllm._runtime.threads import UnboundedExecutor
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.config.loading import from_layers, layers_of, locating_errors
+from rllm.config.schema import refuse_changes
 from rllm.config.sizes import check_sizes, fitted_to_tasks, with_learning_rate
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
@@ -29,11 +30,21 @@ from rllm.data.sampling import TaskSampler
 from rllm.engine.episode_log import TaskFile, check_ids, to_json
 from rllm.engine.event_loop import UnderWay, ignore_interrupted_tasks, rarely_collected, run_anywhere
 from rllm.engine.runner import RolloutRunner
+from rllm.engine.scoring import Scoring
 from rllm.environments.base.base_env import BaseEnv
-from rllm.errors import ConfigError, concerning, counted
+from rllm.errors import ConfigError, concerning, counted, shown
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of
 from rllm.registry import resolve
+from rllm.rewards.scoring import (
+    AnyReward,
+    check_reward,
+    reward_of,
+    scores_groups,
+    weights_of,
+    with_deadline,
+    with_reward,
+)
 from rllm.store import absolute, open_store
 from rllm.tracking import TRACKERS
 from rllm.tracking.about import kept_run_id, seal
@@ -103,6 +114,7 @@ class AgentTrainer:
         workflow_class: type[Workflow] | None = None,
         workflow_args: JSONMapping | None = None,
         source: RolloutSource | None = None,
+        reward: AnyReward | None = None,
         train_dataset: TaskSources,
         val_dataset: TaskSources | None = None,
         config: ConfigSource = None,
@@ -121,6 +133,8 @@ class AgentTrainer:
             workflow_class: or a workflow, created as `workflow_class(rollout_engine=..., **workflow_args)`.
             workflow_args: arguments of the workflow.
             source: or any other source of episodes.
+            reward: reward function of the answers of `agent_run_func` (see `rllm.rewards.scoring.with_reward`), or one
+                of groups, which may score agents of any form.
             train_dataset: tasks to learn from: rows, a function that returns rows, or what `Dataset.load` reads: the
                 path of a file, or the id of a dataset of Hugging Face; or a list of several datasets or paths.
             val_dataset: held-out tasks, in the same forms.
@@ -138,7 +152,7 @@ class AgentTrainer:
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         self.config = fitted_to_tasks(self.config, len(self.train_data))
         self.source = rollout_source(
-            agent_run_func=agent_run_func,
+            agent_run_func=_rewarded(agent_run_func, reward, self.config.reward.timeout_s),
             agent_class=agent_class,
             env_class=env_class,
             agent_args=agent_args,
@@ -147,6 +161,7 @@ class AgentTrainer:
             workflow_args=workflow_args,
             source=source,
         )
+        self._reward = reward or self.source.reward
         self._resume = resume
         with locating_errors(layers):
             self._check_settings()
@@ -175,6 +190,7 @@ class AgentTrainer:
         check_fit(self.config, demonstrates=self.source.demonstrates)
         check_sizes(self.config, len(self.train_data))
         check_evaluations(self.config, has_val_data=self.val_data is not None)
+        self._settle_reward()
         self.algorithm = make_algorithm(self.config)
         check_roles(self.config, self.algorithm)
         for name in self.config.trackers:
@@ -199,6 +215,21 @@ class AgentTrainer:
         check_rollouts(self.config, self.source)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
+
+    def _settle_reward(self) -> None:
+        """Check the reward function, and take the weights that it gives its own parts unless others are set."""
+        reward = self._reward
+        if reward is None:
+            refuse_changes(self.config.reward, "reward", ["timeout_s"], "without a reward function; leave it out")
+            return
+        check_reward(reward)
+        if not scores_groups(reward) and self.source.reward is None:
+            raise ConfigError(
+                f"reward={shown(reward)} would have no effect: this agent's environment or workflow scores it; pass "
+                "the function in env_args or workflow_args, or give a reward of groups"
+            )
+        if not self.config.reward.weights:
+            self.config.reward.weights = dict(weights_of(reward))
 
     @property
     def under_way(self) -> UnderWay:
@@ -306,7 +337,8 @@ class AgentTrainer:
         upstream = upstream_of(backend.inference, MODEL_NAME)
         gateway = stack.enter_context(GatewayServer(store, upstream, gateway_config(self.config)))
         context = RolloutContext(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
-        runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway))
+        scoring = Scoring.of(self._reward, self.config.reward, timeout_s=self.config.rollout.timeout_s)
+        runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway, scoring))
         trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])
         stack.callback(trackers.close)
         sampler = self._sampler(start)
@@ -353,6 +385,17 @@ class AgentTrainer:
         if self.begun_as:
             keep_beginning(self.run_dir, self.begun_as)
         seal(self.run_dir)
+
+
+def _rewarded(
+    agent: Callable[..., object] | None, reward: AnyReward | None, timeout_s: float | None
+) -> Callable[..., object] | None:
+    """Return the agent function with its reward function and the deadline of that."""
+    if agent is None or not callable(agent):
+        return agent
+    if reward is not None and reward_of(agent) is not None:
+        raise ConfigError(f"reward={shown(reward)}: agent_run_func has a reward function already; give one of the two")
+    return with_deadline(agent if reward is None else with_reward(agent, reward), timeout_s)
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:

@@ -37,6 +37,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **_spread("rollout/reward", rewards),
         **_by_role("rollout/reward", episodes),
         **_by_source(episodes),
+        **_by_part("rollout/part", episodes),
         **_mean("rollout/accuracy", _verdicts(episodes)),
         **_mean("rollout/response_tokens", lengths),
         **_mean("rollout/entropy", [-logprob for step in steps for logprob in step.logprobs]),
@@ -90,6 +91,7 @@ def eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **{f"eval/{name}": value for name, value in _reported(episodes).items()},
         **_by_role("eval/reward", episodes),
         **{f"eval/{name}": value for name, value in _by_source(episodes).items()},
+        **_by_part("eval/part", episodes),
         **_mean("eval/accuracy", _verdicts(episodes)),
         **_mean("eval/reward", rewards_of(episodes)),
         "eval/truncated": _cut_off(
@@ -214,6 +216,15 @@ def success_rates(episodes: Iterable[Episode]) -> dict[str, float]:
         by_task.setdefault(plain_task_id(episode.task_id), []).append(episode)
     verdicts = {task_id: _verdicts(found) for task_id, found in by_task.items()}
     return {task_id: fmean(found) for task_id, found in verdicts.items() if found}
+
+
+def _by_part(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the mean of each named part of the rewards, unweighted."""
+    by_part: dict[str, list[float]] = {}
+    for path in (path for episode in episodes if not episode.failed for path in episode.trajectories):
+        for part, value in path.reward_parts.items():
+            by_part.setdefault(part, []).append(value)
+    return {f"{name}/{part}": fmean(values) for part, values in by_part.items()}
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from rllm._runtime.files import replace_text
-from rllm._runtime.threads import in_thread
 from rllm._runtime.untrusted import parse_json
 from rllm.engine.event_loop import run_anywhere
 from rllm.errors import ConfigError, RewardError
 from rllm.evaluation.report import mean_of_known
 from rllm.rewards.reward_types import RewardOutput
-from rllm.rewards.scoring import as_reward_output
+from rllm.rewards.scoring import AnyReward, score, score_group, scores_groups
 from rllm.trainer.episode_records import was_learnable
 from rllm.types import Episode, JSONObject, Trajectory
+
+Scored: TypeAlias = tuple[Episode, int, Trajectory]
+"""A trajectory to score: its episode, its place in that, and itself."""
 
 FOLDER = "rescored"
 """Folder of new rewards in a run's folder, one file for each rescoring."""
@@ -74,7 +77,7 @@ class Comparison:
 
 def rescore(
     episodes: Iterable[Episode],
-    reward_fn: Callable[..., object],
+    reward_fn: AnyReward,
     *,
     max_concurrent: int = 8,
     timeout_s: float = 600.0,
@@ -87,7 +90,7 @@ def rescore(
 
     Args:
         episodes: of a run or an evaluation.
-        reward_fn: called with each task and answer, in a thread; it is abandoned after `timeout_s`.
+        reward_fn: called with each task and answer, or with those of a group if it scores groups.
         max_concurrent: rewards computed at a time.
         timeout_s: seconds for each reward.
         on_done: called with the number completed.
@@ -104,52 +107,69 @@ def rescore(
     )
     num_done = itertools.count(1)
 
-    async def judged(some: Sequence[tuple[Episode, int, Trajectory]]) -> list[Rescored]:
+    async def judged(some: Sequence[Sequence[Scored]]) -> list[Rescored]:
         free = asyncio.Semaphore(max_concurrent)
 
-        async def one(episode: Episode, number: int, path: Trajectory) -> Rescored:
+        async def one(unit: Sequence[Scored]) -> list[Rescored]:
             async with free:
-                rescored = await _rescored(episode, number, path, reward_fn, timeout_s)
-            on_done(next(num_done))
+                rescored = await _rescored(unit, reward_fn, timeout_s)
+            for _ in unit:
+                on_done(next(num_done))
             return rescored
 
-        return await asyncio.gather(*(one(*given) for given in some))
+        return list(itertools.chain.from_iterable(await asyncio.gather(*map(one, some))))
 
-    while some := list(itertools.islice(paths, _AT_A_TIME * max_concurrent)):
+    units = _groups(paths) if scores_groups(reward_fn) else ([item] for item in paths)
+    while some := list(itertools.islice(units, _AT_A_TIME * max_concurrent)):
         yield from run_anywhere(partial(judged, some))
 
 
-async def _rescored(
-    episode: Episode, number: int, path: Trajectory, reward_fn: Callable[..., object], timeout_s: float
-) -> Rescored:
+def _groups(paths: Iterable[Scored]) -> Iterator[list[Scored]]:
+    """Yield the trajectories that are compared with each other, once all of them are in memory."""
+    groups: dict[tuple[object, ...], list[Scored]] = {}
+    for episode, number, path in paths:
+        of_step = episode.info.get("split"), episode.info.get("training_step")
+        groups.setdefault((*of_step, episode.task_id, path.name), []).append((episode, number, path))
+    yield from groups.values()
+
+
+async def _rescored(unit: Sequence[Scored], reward_fn: AnyReward, timeout_s: float) -> list[Rescored]:
+    """Return the new rewards of a group, or of a single trajectory."""
+    episode, _, path = unit[0]
     if episode.task is None:
         option = "--val" if episode.info.get("split") == "eval" else "--data"
         raise ConfigError(
             f"episode {episode.id!r} has no task, since its folder has no tasks.jsonl: name the tasks of the run with "
             f"{option}"
         )
-    answer = path.steps[-1].model_response if path.steps else ""
-    verdict, error = RewardOutput(None), None
-    judge = partial(as_reward_output, reward_fn, episode.task, answer)
+    verdicts, error = [RewardOutput(None)] * len(unit), None
     try:
-        async with asyncio.timeout(timeout_s):
-            verdict = await in_thread(judge, name=f"reward of {episode.id}")
+        if scores_groups(reward_fn):
+            paths = [path for _, _, path in unit]
+            verdicts = await score_group(reward_fn, episode.task, paths, timeout_s=timeout_s)
+        else:
+            verdicts = [await score(reward_fn, episode.task, _last_answer(path), timeout_s=timeout_s)]
     except RewardError as raised:
         error = str(raised)
-    except TimeoutError:
-        error = f"the reward did not finish within {timeout_s:g} s"
-    return Rescored(
-        episode_id=episode.id,
-        session_id=episode.session_id,
-        split=str(episode.info.get("split", "")),
-        trajectory=number,
-        name=path.name,
-        before=path.final_reward(),
-        after=verdict.reward,
-        answer=answer,
-        is_correct=verdict.is_correct,
-        error=error,
-    )
+    return [
+        Rescored(
+            episode_id=episode.id,
+            session_id=episode.session_id,
+            split=str(episode.info.get("split", "")),
+            trajectory=number,
+            name=path.name,
+            before=path.final_reward(),
+            after=verdict.reward,
+            answer=_last_answer(path),
+            is_correct=verdict.is_correct,
+            error=error,
+        )
+        for (episode, number, path), verdict in zip(unit, verdicts, strict=True)
+    ]
+
+
+def _last_answer(path: Trajectory) -> str:
+    return path.steps[-1].model_response if path.steps else ""
 
 
 def compare(rescored: Sequence[Rescored], *, num_largest: int = 10) -> Comparison:

@@ -25,6 +25,7 @@ from rllm.engine.validation import check_promise
 from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_args
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
+from rllm.rewards.scoring import AnyReward, reward_of
 from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles
 from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
@@ -73,6 +74,11 @@ class RolloutSource(ABC):
         """Number of rollouts that one process may run at a time; `None` for any number."""
         return None
 
+    @property
+    def reward(self) -> AnyReward | None:
+        """Reward function that was given to it, as by `with_reward`."""
+        return None
+
     @abstractmethod
     def check(self, data: Dataset) -> None:
         """Raise `ConfigError` if these tasks cannot be rolled out."""
@@ -91,6 +97,10 @@ class FunctionSource(RolloutSource):
     """`agent_run_func`."""
 
     agent_run_func: Callable[..., object]
+
+    @property
+    def reward(self) -> AnyReward | None:
+        return reward_of(self.agent_run_func)
 
     def check(self, data: Dataset) -> None:
         check_rows(self.agent_run_func, data)

@@ -33,6 +33,7 @@ from rllm.engine.ray_cluster import (
 from rllm.engine.recording_engine import RecordingEngine
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
+from rllm.engine.scoring import Scoring
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
@@ -129,7 +130,7 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
 
 @contextmanager
 def running(
-    config: TrainConfig, source: RolloutSource, context: RolloutContext, gateway: GatewayServer
+    config: TrainConfig, source: RolloutSource, context: RolloutContext, gateway: GatewayServer, scoring: Scoring
 ) -> Iterator[RolloutRunner]:
     """Yield the running runner of a run; raise `ConfigError` if a part does not fit or a node cannot make rollouts."""
     rollout, most = config.rollout, source.max_parallel
@@ -141,6 +142,7 @@ def running(
                 timeout_s=rollout.timeout_s,
                 num_retries=rollout.num_retries,
                 retry_if=source.retry_if,
+                scoring=scoring,
             )
         return
     remote = remote_gateway(gateway)
@@ -154,6 +156,7 @@ def running(
         timeout_s=rollout.timeout_s,
         num_retries=rollout.num_retries,
         retry_if=source.retry_if,
+        scoring=scoring,
     ) as runner:
         yield runner
 

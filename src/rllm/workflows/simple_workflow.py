@@ -71,7 +71,9 @@ class SimpleWorkflow(Workflow):
         verdict = await self.run_in_executor(as_reward_output, self.reward_function, task, output.content)
         step.done, step.reward = True, verdict.reward
         step.info.update(verdict.metadata)
-        trajectory = Trajectory(name=self.name, task=task, steps=[step], reward=verdict.reward)
+        trajectory = Trajectory(
+            name=self.name, task=task, steps=[step], reward=verdict.reward, reward_parts=verdict.parts
+        )
         is_correct = verdict.is_correct if verdict.is_correct is not None else (verdict.reward or 0.0) > 0
         reason = (
             TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from rllm.environments.base.base_env import check_reward_fn, load_named_code, split_row
 from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
-from rllm.rewards.scoring import as_reward_output
+from rllm.rewards.scoring import as_reward_output, info_of
 from rllm.types import JSONMapping, JSONObject
 
 
@@ -56,5 +56,5 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
         if self.reward_fn is None:
             return None, {}
         verdict = as_reward_output(self.reward_fn, task, action)
-        self._reward_info = {"is_correct": verdict.is_correct, "reward_metadata": verdict.metadata}
+        self._reward_info = info_of(verdict)
         return verdict.reward, {}

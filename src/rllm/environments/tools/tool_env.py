@@ -7,10 +7,9 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self
 
-from rllm._runtime.threads import in_thread, run_in_own_loop
+from rllm._runtime.threads import run_in_own_loop
 from rllm.environments.base.base_env import (
     BaseEnv,
     check_reward_fn,
@@ -20,7 +19,7 @@ from rllm.environments.base.base_env import (
     unwrapped,
 )
 from rllm.errors import AgentError, ConfigError, EnvError
-from rllm.rewards.scoring import as_reward_output
+from rllm.rewards.scoring import info_of, score
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
 from rllm.types import JSONMapping, JSONObject
@@ -154,9 +153,8 @@ class ToolEnvironment(BaseEnv):
         info: JSONObject = {"truncated": truncated}
         if self.reward_fn is None:
             return {}, None, True, info
-        score = partial(as_reward_output, self.reward_fn, self.task, answer)
-        verdict = await in_thread(score, name=f"reward function {self.reward_fn!r}")
-        return {}, verdict.reward, True, info | {"is_correct": verdict.is_correct, "reward_metadata": verdict.metadata}
+        verdict = await score(self.reward_fn, self.task, answer)
+        return {}, verdict.reward, True, info | info_of(verdict)
 
 
 def _read_calls(action: object) -> dict[str, ToolCall | ToolOutput]:

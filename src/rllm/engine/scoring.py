@@ -1,0 +1,104 @@
+"""Rewards that are known only after rollouts: those of whole groups, and weighted sums of named parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from rllm.config.schema import RewardSettings
+from rllm.engine.failures import error_record
+from rllm.engine.request import RolloutRequest
+from rllm.errors import RewardError
+from rllm.rewards.scoring import AnyReward, give_reward, score_group, scores_groups, weighted_sum, weights_of
+from rllm.types import Episode, TerminationReason, Trajectory, is_scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Completion of the rewards of rollouts after they have ended."""
+
+    group_reward: AnyReward | None = None
+    """Scores all rollouts of a task at once; see `rllm.rewards.scoring.group_reward`."""
+    timeout_s: float = 600.0
+    """Seconds that one call of it may take."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Factors on named parts of rewards; empty leaves rewards as they are."""
+
+    @classmethod
+    def of(cls, reward: object, settings: RewardSettings, *, timeout_s: float) -> Self:
+        """Return the scoring of a run or an evaluation; `timeout_s` is used if the settings have no deadline."""
+        return cls(
+            group_reward=reward if callable(reward) and scores_groups(reward) else None,
+            timeout_s=settings.timeout_s or timeout_s,
+            weights=settings.weights or dict(weights_of(reward)),
+        )
+
+    async def complete(self, episodes: Sequence[Episode]) -> None:
+        """Score the rollouts of one task, each role on its own, and weigh the parts of their rewards.
+
+        If the reward function fails, so do these rollouts, and no others.
+        """
+        scored = [episode for episode in episodes if not episode.failed]
+        if self.group_reward is not None:
+            for members in _by_role(scored).values():
+                await self._score(self.group_reward, members)
+        for path in (path for episode in scored for path in episode.trajectories):
+            if self.weights and path.reward_parts and path.final_reward() is not None:
+                _weigh(path, self.weights)
+
+    async def _score(self, reward: AnyReward, members: Sequence[tuple[Episode, Trajectory]]) -> None:
+        paths, task = [path for _, path in members], members[0][0].task
+        try:
+            verdicts = await score_group(reward, task, paths, timeout_s=self.timeout_s)
+        except RewardError as error:
+            for episode, _ in members:
+                episode.info["error"] = error_record(error)
+                episode.is_correct, episode.termination_reason = False, TerminationReason.ERROR
+            return
+        for (episode, path), verdict in zip(members, verdicts, strict=True):
+            give_reward(episode, path, verdict, reward)
+
+
+class PendingGroups:
+    """Rollouts that have ended while others of their task have not."""
+
+    def __init__(self, attempts: Iterable[RolloutRequest], scoring: Scoring) -> None:
+        self._scoring = scoring
+        self._num_missing = Counter(attempt.task_id for attempt in attempts)
+        self._ended: dict[str, list[Episode]] = {}
+
+    async def add(self, episode: Episode) -> list[Episode]:
+        """Return the episodes that are complete now, with their rewards: this one, or its group with the last of it."""
+        if self._scoring.group_reward is None:
+            await self._scoring.complete([episode])
+            return [episode]
+        task_id = episode.task_id
+        self._ended.setdefault(task_id, []).append(episode)
+        self._num_missing[task_id] -= 1
+        if self._num_missing[task_id]:
+            return []
+        group = sorted(self._ended.pop(task_id), key=lambda item: item.index)
+        await self._scoring.complete(group)
+        return group
+
+
+def _by_role(episodes: Sequence[Episode]) -> dict[str, list[tuple[Episode, Trajectory]]]:
+    """Return the trajectories of each role that could be learned from, with their episodes."""
+    members: dict[str, list[tuple[Episode, Trajectory]]] = {}
+    for episode in episodes:
+        learns = any(path.trainable for path in episode.trajectories)  # in an evaluation none does
+        for path in episode.trajectories:
+            if path.trainable or not learns:
+                members.setdefault(path.name, []).append((episode, path))
+    return members
+
+
+def _weigh(path: Trajectory, weights: Mapping[str, float]) -> None:
+    """Set the reward to the weighted sum of its parts, which in an environment are those of the last step."""
+    total = weighted_sum(path.reward_parts, weights)
+    scored = [step for step in path.steps if is_scored(step.reward)]
+    if scored:
+        scored[-1].reward = total
+    path.reward = sum(step.reward or 0.0 for step in scored) if scored else total

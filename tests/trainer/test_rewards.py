@@ -1,0 +1,96 @@
+"""Reward functions of a run: deadlines, groups, and weights of named parts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rllm.agents.math_agent import MathAgent
+from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.errors import ConfigError, RolloutError
+from rllm.rewards.scoring import group_reward, with_reward
+from rllm.trainer.agent_trainer import AgentTrainer
+from rllm.types import Trajectory
+
+from .conftest import BACKEND, TASKS, RunTrainer, ask
+
+
+def said(word: str, base_url: str) -> Any:
+    """What the scripted model says, which is the word."""
+    return ask(base_url, word)
+
+
+def test_a_reward_function_has_a_deadline(run_trainer: RunTrainer) -> None:
+    async def never(task: dict[str, str], answer: str) -> None:
+        await asyncio.Event().wait()
+
+    run = run_trainer({"reward": {"timeout_s": 0.01}}, agent=said, reward=never, raises=RolloutError)
+    assert "never did not finish within 0.01 s: raise reward.timeout_s" in str(run.error)
+
+
+def test_groups_are_scored_before_they_are_trained_on(run_trainer: RunTrainer) -> None:
+    groups = []
+
+    @group_reward
+    async def ordered(task: dict[str, str], answers: list[str], trajectories: list[Trajectory]) -> list[float]:
+        assert [path.steps[-1].model_response for path in trajectories] == answers == [task["word"]] * len(answers)
+        groups.append(len(answers))
+        return [float(place) for place in range(len(answers))]
+
+    run = run_trainer({"eval": {"num_rollouts": 2}}, agent=said, val=True, reward=ordered)
+    assert sorted(groups) == [2] * 4 + [3] * 4, "two evaluations and two steps, of two tasks each"
+    assert [line["rollout/reward"] for line in run.lines if "rollout/reward" in line] == [1.0, 1.0]
+    assert [line["eval/reward"] for line in run.lines if "eval/reward" in line] == [0.5, 0.5]
+    assert all(batch.advantages.unique().numel() == 2 for batch in run.backend.batches), "1.22 and -1.22"
+
+
+def test_a_group_whose_reward_raises_is_dropped_and_counted(run_trainer: RunTrainer) -> None:
+    @group_reward
+    def broken(task: dict[str, str], answers: list[str]) -> list[float]:
+        if task["word"] == "fig":
+            raise ValueError("figs have no order")
+        return [0.0, 0.5, 1.0]
+
+    run = run_trainer({"tasks_per_step": 4, "num_steps": 1}, agent=said, reward=broken)
+    assert (run.lines[-1]["rollout/num_failed"], run.lines[-1]["dropped/error"]) == (3, 3)
+    assert run.lines[-1]["rollout/reward"] == 0.5
+
+
+def test_parts_have_metrics_and_weights(run_trainer: RunTrainer) -> None:
+    def both(task: dict[str, str], answer: str) -> dict[str, float]:
+        return {"right": 1.0, "length": len(answer)}
+
+    config = {"tasks_per_step": 4, "num_steps": 1, "reward": {"weights": {"length": 0.5}}}
+    run = run_trainer(config, agent=said, reward=both)
+    assert [run.lines[-1][f"rollout/part/{name}"] for name in ("right", "length")] == [1.0, 4.5]
+    assert run.lines[-1]["rollout/reward"] == 1 + 0.5 * 4.5
+    assert run.lines[-1]["rollout/accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "message"),
+    [
+        (said, {"config": {"reward": {"timeout_s": 1.0}}}, r"reward\.timeout_s=1\.0 would have no effect"),
+        (said, {"reward": lambda answer: 1.0}, "must take a task and an answer"),
+        (said, {"reward": 1.0}, r"reward=1\.0: use a function"),
+        (with_reward(said, lambda task, answer: 1.0), {"reward": print}, "has a reward function already"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_refused(agent: Any, options: dict[str, Any], message: str) -> None:
+    config = {"backend": BACKEND, "model": {"path": "scripted"}, **options.pop("config", {})}
+    with pytest.raises(ConfigError, match=message):
+        AgentTrainer(agent_run_func=agent, train_dataset=TASKS, config=config, **options)
+
+
+def test_an_environment_scores_itself() -> None:
+    with pytest.raises(ConfigError, match="env_args"):
+        AgentTrainer(
+            agent_class=MathAgent,
+            env_class=SingleTurnEnvironment,
+            env_args={"reward_fn": print},
+            reward=lambda task, answer: 1.0,
+            train_dataset=[{"question": "?"}],
+            config={"backend": BACKEND, "model": {"path": "scripted"}},
+        )
