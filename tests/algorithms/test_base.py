@@ -33,7 +33,7 @@ from .values import batch_of, gradient, group_of
         ({"dual_clip": 1.1}, r"algorithm\.dual_clip=1\.1: use a number above 1 \+ clip_high"),
         ({"gamma": 0.0}, r"algorithm\.gamma=0\.0"),
         ({"gamma": 1.5}, r"algorithm\.gamma=1\.5"),
-        ({"gamma": 0.9}, r"algorithm\.gamma=0\.9: it has no effect without level=step; set that, too"),
+        ({"gamma": 0.9}, r"algorithm\.gamma=0\.9: it has no effect without level=step or step_coef; set that, too"),
         ({"kl_coef": -1.0}, r"algorithm\.kl_coef=-1\.0"),
         ({"kl_coef": math.inf}, r"algorithm\.kl_coef=inf"),
         ({"entropy_coef": math.nan}, r"algorithm\.entropy_coef=nan: use 0 \(off\) or a number"),
@@ -45,6 +45,8 @@ from .values import batch_of, gradient, group_of
             {"correction_cap": 3.0},
             r"algorithm\.correction_cap=3\.0: it has no effect without correction; set that, too",
         ),
+        ({"correction": "mask", "correction_floor": 1.5}, r"correction_floor=1\.5: use a number from 0 to 1"),
+        ({"correction_floor": 0.5}, r"correction_floor=0\.5: it has no effect without correction"),
         ({"correction_level": "sequence"}, r"correction_level='sequence': it has no effect without correction"),
         ({"kl_estimator": "k1"}, r"kl_estimator='k1': it has no effect without kl_coef"),
         ({"aggregation": "fixed-length"}, r"algorithm\.fixed_length=None: .*use rollout\.max_tokens"),
@@ -96,7 +98,7 @@ POLICY_GRADIENT = [name for name in ALGORITHMS if name != "dr_grpo"]
 def test_the_first_update_is_the_policy_gradient(name: str) -> None:
     """At ratio 1 the gradient of the loss by a token's log-probability is minus its weight times its advantage."""
     algorithm = resolve(name, ALGORITHMS)()
-    batch = batch_of([2.0, -1.0], [0.5]).with_weights(algorithm.aggregation)
+    batch = batch_of([2.0, -1.0], [0.5], sampler_logprobs=[-0.3, -4.0, -1.0]).with_weights(algorithm.aggregation)
     got = gradient(lambda logprobs: algorithm.loss(logprobs, batch)[0], [-0.3, -4.0, -1.0])
     assert got == pytest.approx((-batch.advantages * batch.weights).tolist())
 
@@ -159,6 +161,9 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_for() -> None:
     assert corrected(batch).tolist() == pytest.approx([1.0, 1.0, 1.0])
     assert corrected(batch, correction="truncate").tolist() == pytest.approx([2.0, 1.0, 0.25])
     assert corrected(batch, correction="mask").tolist() == pytest.approx([0.0, 1.0, 0.0])
+    ice_pop = {"correction_cap": 5.0, "correction_floor": 0.5}
+    assert corrected(batch, correction="mask", **ice_pop).tolist() == pytest.approx([4.0, 1.0, 0.0])
+    assert corrected(batch, correction="truncate", correction_floor=0.5).tolist() == pytest.approx([2.0, 1.0, 0.5])
     by_sequence = {"correction_level": "sequence", "correction_cap": 3.0}
     assert corrected(batch, correction="truncate", **by_sequence).tolist() == pytest.approx([2.0, 2.0, 0.25])
     assert corrected(batch, correction="mask", **by_sequence).tolist() == pytest.approx([2.0, 2.0, 0.0])
@@ -168,7 +173,9 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_for() -> None:
 
 @pytest.mark.parametrize("name", [name for name in POLICY_GRADIENT if name != "sft"])
 def test_the_loss_of_a_batch_is_the_sum_over_its_parts(name: str) -> None:
-    algorithm = resolve(name, ALGORITHMS)(kl_coef=0.1, correction="truncate", correction_level="sequence")
+    kind = resolve(name, ALGORITHMS)
+    corrected = {} if kind.of_sampler else {"correction": "truncate", "correction_level": "sequence"}
+    algorithm = kind(kl_coef=0.1, **corrected)
     batch = batch_of(
         [2.0, -1.0], [0.5], [1.0, 1.0], old_logprobs=[-1.0, -2.0, -0.5, -1.5, -3.0], ref_logprobs=[-1.0] * 5
     ).with_weights(algorithm.aggregation)

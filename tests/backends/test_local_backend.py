@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.m2po import M2PO
 from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
 from rllm.backends.update import update_weights
 from rllm.errors import ConfigError, WeightSyncError
@@ -166,6 +167,17 @@ def test_minibatches_and_epochs_are_updates_of_their_own(make_backend: MakeBacke
     assert result.metrics["policy/ratio"] != 1.0, "later updates see a policy that has moved"
     assert result.logprobs is not None
     torch.testing.assert_close(result.logprobs, before, atol=1e-6, rtol=0)
+
+
+def test_m2po_masks_each_minibatch_by_the_policy_just_before_its_update(make_backend: MakeBackend) -> None:
+    """The sampler finds the answers unlikelier than the policy by 0.5 and 0.1 nats, so the first is masked."""
+    batch = Batch.of([sequence_of([7, 8], [20]), sequence_of([7, 9], [21])])
+    backend = make_backend(lr=1e-3)
+    batch.advantages = torch.ones(2)
+    batch.sampler_logprobs = backend.score(batch) - torch.tensor([0.5, 0.1])
+    assert update_weights(backend, batch, M2PO()).metrics["policy/clip_fraction"] == 0.5
+    halves = make_backend(lr=1e-3, num_minibatches=2)
+    assert update_weights(halves, batch, M2PO()).metrics["policy/clip_fraction"] == 0.5
 
 
 def test_the_reported_loss_is_the_mean_over_updates(make_backend: MakeBackend) -> None:

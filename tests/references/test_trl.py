@@ -14,6 +14,7 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
+from rllm.algorithms.sapo import SAPO
 
 from .rows import Rows
 
@@ -38,7 +39,13 @@ def trl_loss(rows: Rows, batch: Batch, logprobs: Tensor, *, delta: float | None 
                 None,
             ),
             "model": SimpleNamespace(training=True),
-            "args": SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
+            "args": SimpleNamespace(
+                delta=delta,
+                use_bias_correction_kl=False,
+                steps_per_generation=1,
+                sapo_temperature_pos=1.0,
+                sapo_temperature_neg=1.05,
+            ),
             "accelerator": accelerator,
             "_metrics": {"train": defaultdict(list)},
             "importance_sampling_level": "token",
@@ -86,6 +93,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "dapo": (DAPO(), {"loss_type": "dapo", "epsilon_high": 0.28}),
     # Their bound of the ratio is a number of its own, ours how far it lies above 1.
     "cispo": (CISPO(clip_high=0.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
+    "sapo": (SAPO(), {"loss_type": "sapo"}),
 }
 
 

@@ -1,15 +1,20 @@
 """Algorithms: rewards to advantages, and advantages to a loss; arithmetic only.
 
-Read `batch.py` and `base.py`, then `grpo.py`. `reinforce.py` has the algorithms with other baselines.
+Read `batch.py` and `base.py`, then `grpo.py`. `reinforce.py` has the algorithms with other baselines; `sapo.py`,
+`dppo.py` and `m2po.py` have other bounds of the ratio.
 """
 
 ALGORITHMS = {
     "cispo": "rllm.algorithms.grpo:CISPO",
     "dapo": "rllm.algorithms.grpo:DAPO",
     "distill": "rllm.algorithms.distill:Distill",
+    "dppo": "rllm.algorithms.dppo:DPPO",
     "dr_grpo": "rllm.algorithms.grpo:DrGRPO",
+    "gigpo": "rllm.algorithms.gigpo:GiGPO",
     "grpo": "rllm.algorithms.grpo:GRPO",
     "gspo": "rllm.algorithms.grpo:GSPO",
+    "m2po": "rllm.algorithms.m2po:M2PO",
+    "maxrl": "rllm.algorithms.maxrl:MaxRL",
     "opo": "rllm.algorithms.reinforce:OPO",
     "ppo": "rllm.algorithms.ppo:PPO",
     "reinforce": "rllm.algorithms.reinforce:Reinforce",
@@ -17,6 +22,7 @@ ALGORITHMS = {
     "reinforce_plus_plus_baseline": "rllm.algorithms.reinforce:ReinforcePlusPlusBaseline",
     "remax": "rllm.algorithms.reinforce:ReMax",
     "rloo": "rllm.algorithms.reinforce:RLOO",
+    "sapo": "rllm.algorithms.sapo:SAPO",
     "sft": "rllm.algorithms.sft:SFT",
 }
 """Short names for `algorithm.name`; any `package.module:Class` does as well."""

@@ -39,10 +39,14 @@ class Algorithm:
     """Needs a critic that estimates the value of each token."""
     needs_greedy: ClassVar[bool] = False
     """Needs one more rollout per task, at temperature 0 and not trained on: `TrajectoryGroup.references`."""
+    masks_minibatches: ClassVar[bool] = False
+    """Chooses tokens in `masked` before each update, which costs a forward pass."""
     needs_rewards: ClassVar[bool] = True
     """Cannot learn from unscored trajectories."""
     demonstrated: ClassVar[bool] = False
     """Trains on demonstrations, not on samples of the policy, so there is no sampler to compare with."""
+    of_sampler: ClassVar[bool] = False
+    """Takes ratios to the probabilities that tokens were sampled with, so that older weights need no correction."""
 
     usual_kl_estimator: ClassVar[KLEstimator] = "k3"
     """Estimator of the divergence in the loss if `kl_estimator` is not set."""
@@ -60,8 +64,12 @@ class Algorithm:
     level: Literal["trajectory", "step"] = "trajectory"
     """Unit of comparison within a group: trajectory compares whole trajectories; step compares their first steps
     with each other, their second ones, and so on, by the discounted return of each step."""
+    step_coef: float = 0.0
+    """Weight of a second comparison, added to the advantage of the trajectory: that of each step with the steps of the
+    group that had the same observation, by their discounted returns; see gigpo."""
     gamma: float = 1.0
-    """Discount of later rewards, where steps (level=step) or tokens (ppo, reinforce_plus_plus) are credited."""
+    """Discount of later rewards, where steps (level=step, step_coef) or tokens (ppo, reinforce_plus_plus) are
+    credited."""
     kl_coef: float = 0.0
     """Strength of the penalty for diverging from the reference, the model that the run began with."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -80,7 +88,10 @@ class Algorithm:
     correction_level: Literal["token", "sequence"] = "token"
     """Ratio of single tokens, or the geometric mean over their sequence."""
     correction_cap: float = 2.0
-    """Bound of the ratio."""
+    """Bound of the ratio from above."""
+    correction_floor: float | None = None
+    """Bound from below. None is 1 / correction_cap for mask, and no bound for truncate. IcePop (Ling Team 2025) masks
+    below 0.5 and above 5."""
 
     def __post_init__(self) -> None:
         self._require("clip_low", 0 < self.clip_low <= 1, "use a number above 0, up to 1, such as 0.2")
@@ -99,13 +110,29 @@ class Algorithm:
         self._require("teacher_coef", 0 <= self.teacher_coef < math.inf, "use 0 (off) or a number above it")
         self._require("correction_cap", self.correction_cap >= 1, "use at least 1")
         self._require(
+            "correction_floor",
+            self.correction_floor is None or 0 <= self.correction_floor <= 1,
+            "use a number from 0 to 1, such as 0.5",
+        )
+        self._require(
             "level",
             self.level == "trajectory" or not self.credits_tokens,
             "this algorithm credits single tokens; use level=trajectory",
         )
-        self._refuse_details("level=step", self.level == "step" or self.credits_tokens, "gamma")
+        self._require("step_coef", 0 <= self.step_coef < math.inf, "use 0 (off) or a number above it, such as 1")
+        self._require(
+            "step_coef",
+            not self.step_coef or (self.min_group_size > 1 and self.level == "trajectory"),
+            "it adds to the comparison of the trajectories of a group; use gigpo, or another algorithm that makes it "
+            "with level=trajectory",
+        )
+        credits_steps = self.level == "step" or self.step_coef > 0 or self.credits_tokens
+        self._refuse_details("level=step or step_coef", credits_steps, "gamma")
         self._refuse_details("kl_coef", self.needs_reference, "kl_estimator")
-        self._refuse_details("correction", self.correction != "none", "correction_level", "correction_cap")
+        of_correction = "correction_level", "correction_cap", "correction_floor"
+        self._refuse_details("correction", self.correction != "none", *of_correction)
+        if self.of_sampler:
+            self._refuse("the ratio to the sampler is part of this algorithm; leave it out", "correction")
         if self.aggregation == "fixed-length":
             given = self.fixed_length is not None and self.fixed_length > 0
             self._require("fixed_length", given, "aggregation=fixed-length divides by it; use rollout.max_tokens")
@@ -115,13 +142,14 @@ class Algorithm:
 
     def _refuse_details(self, switch: str, is_on: bool, *details: str) -> None:
         """Refuse settings of a feature that is off, since setting them suggests that it is meant to be on."""
+        if not is_on:
+            self._refuse(f"it has no effect without {switch}; set that, too", *details)
+
+    def _refuse(self, remedy: str, *names: str) -> None:
+        """Refuse settings that differ from the default of this algorithm."""
         for item in fields(self):
-            if item.name in details and not is_on:
-                self._require(
-                    item.name,
-                    getattr(self, item.name) == item.default,
-                    f"it has no effect without {switch}; set that, too",
-                )
+            if item.name in names:
+                self._require(item.name, getattr(self, item.name) == item.default, remedy)
 
     def _require(self, name: str, holds: bool, remedy: str) -> None:
         if not holds:
@@ -213,6 +241,15 @@ class Algorithm:
         )
         return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}
 
+    def masked(self, batch: Batch, logprobs: Tensor) -> tuple[Batch, Sums]:
+        """Return a minibatch without the advantages of the tokens that its update should leave out, and sums.
+
+        Args:
+            batch: all of the minibatch.
+            logprobs: [N] the policy's before the update.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define masked(batch, logprobs)")
+
     def correction_weights(self, old: Tensor, batch: Batch) -> Tensor:
         """Return [N] the weights that correct for tokens whose `old` [N] differs from their sampler's."""
         assert self.correction != "none"
@@ -223,6 +260,7 @@ class Algorithm:
             batch.sequence_of,
             level=self.correction_level,
             cap=self.correction_cap,
+            floor=self.correction_floor,
             mode=self.correction,
         )
 
@@ -236,6 +274,9 @@ class Algorithm:
             entropy: [N] of the distributions that the tokens were drawn from, with gradient; needed for `entropy_coef`.
         """
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        if self.of_sampler:
+            assert batch.sampler_logprobs is not None, "ratios are taken of what was sampled"
+            old = batch.sampler_logprobs
         losses, sums = self.surrogate(logprobs, old, batch)
         sums["policy/update_kl"] = kl_divergence(old, logprobs.detach(), "k3").sum()
         if self.correction != "none":

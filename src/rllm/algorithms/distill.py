@@ -24,9 +24,7 @@ class Distill(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("teacher_coef", self.teacher_coef > 0, "use a number above 0, such as 1")
-        for name in ("level", "gamma", "kl_in"):
-            is_default = getattr(self, name) == getattr(Algorithm, name)
-            self._require(name, is_default, "distill ignores rewards; leave it out")
+        self._refuse("distill ignores rewards; leave it out", "level", "gamma", "kl_in")
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
         return [0.0] * len(group.trajectories)

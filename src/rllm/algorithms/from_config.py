@@ -59,7 +59,8 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
     settings = _typed(kind, {key: value for key, value in section.items() if key != "name"}, name_of(section))
     if "fixed_length" not in settings and settings.get("aggregation", kind.aggregation) == "fixed-length":
         settings["fixed_length"] = rollout.max_tokens
-    if (rollout.max_staleness or config.data.replay) and kind.correction == "none" and not kind.demonstrated:
+    is_exempt = kind.demonstrated or kind.of_sampler or kind.correction != "none"
+    if (rollout.max_staleness or config.data.replay) and not is_exempt:
         settings.setdefault("correction", "truncate")
     return kind(**settings)
 

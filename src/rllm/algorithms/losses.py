@@ -82,20 +82,23 @@ def importance_weights(
     *,
     level: Literal["token", "sequence"],
     cap: float,
+    floor: float | None = None,
     mode: Literal["truncate", "mask"],
 ) -> Tensor:
     """Return the weight of each token for a sampler that differs from the trainer (Yao et al. 2025).
 
     The weight is trainer probability over sampler probability, of the token or (geometric mean) of its sequence.
-    `truncate` bounds it by `cap`; `mask` gives 0 to what lies above `cap` or below `1 / cap`. No gradient.
+    `truncate` bounds it by `cap`, and by `floor` if given; `mask` gives 0 to what lies above `cap` or below `floor`,
+    by default `1 / cap` (IcePop's mask, Ling Team 2025). No gradient.
     """
     gap = (old_logprobs - sampler_logprobs).detach()
     if level == "sequence":
         gap = mean_by_sequence(gap, sequence_of)
     weights = gap.exp()
     if mode == "truncate":
-        return weights.clamp(max=cap)
-    return torch.where((weights <= cap) & (weights >= 1.0 / cap), weights, torch.zeros_like(weights))
+        return weights.clamp(min=floor, max=cap)
+    is_inside = (weights <= cap) & (weights >= (1.0 / cap if floor is None else floor))
+    return torch.where(is_inside, weights, torch.zeros_like(weights))
 
 
 EPSILON = 1e-8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -12,8 +12,9 @@ from rllm.algorithms.batch import Batch
 from rllm.types import TrajectoryGroup
 
 _CLIP_AND_LEVEL = ("clip_low", "clip_high", "dual_clip", "level", "gamma")
-_OTHER_MODELS = ("kl_coef", "kl_in", "kl_estimator", "teacher_coef", "correction", "correction_level", "correction_cap")
-_OF_SAMPLES = (*_CLIP_AND_LEVEL, *_OTHER_MODELS)
+_OTHER_MODELS = ("kl_coef", "kl_in", "kl_estimator", "teacher_coef")
+_CORRECTION = ("correction", "correction_level", "correction_cap", "correction_floor")
+_OF_SAMPLES = (*_CLIP_AND_LEVEL, *_OTHER_MODELS, *_CORRECTION)
 """Shared options that only make sense for tokens that the policy sampled."""
 
 
@@ -28,10 +29,7 @@ class SFT(Algorithm):
     needs_rewards: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        defaults = {item.name: item.default for item in fields(self)}
-        for name in _OF_SAMPLES:
-            is_default = getattr(self, name) == defaults[name]
-            self._require(name, is_default, "demonstrations are not sampled by the policy; leave it out")
+        self._refuse("demonstrations are not sampled by the policy; leave it out", *_OF_SAMPLES)
         super().__post_init__()
 
     def credit(self, group: TrajectoryGroup) -> list[float]:

@@ -39,6 +39,9 @@ def update_weights(backend: TrainingBackend, batch: Batch, algorithm: Algorithm)
         if batch.returns is not None:
             critic.add(backend.step("critic", part, algorithm, scale=scale))
         if not plan.policy_waits:
+            if algorithm.masks_minibatches:
+                part, masked = algorithm.masked(part, backend.score(part))
+                policy.sums.update({name: float(value) for name, value in masked.items()})
             result = backend.step("policy", part, algorithm, scale=scale)
             given = 0 if result.logprobs is None else len(result.logprobs)
             if given != part.num_tokens:

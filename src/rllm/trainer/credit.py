@@ -26,6 +26,7 @@ from rllm.algorithms.batch import Batch, TokenSequence
 from rllm.algorithms.losses import kl_divergence, pull_of_teacher
 from rllm.backends.base import TrainingBackend
 from rllm.config.schema import RoleConfig
+from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, counted
 from rllm.trainer.sequences import (
     StepKey,
@@ -89,7 +90,7 @@ class CreditUnit:
     advantage: float | None = None
     """The mean over tokens, if single tokens are credited."""
     by_step: Mapping[str, float] = field(default_factory=dict)
-    """Mean advantage of each step's tokens by step id, if single tokens are credited."""
+    """Advantage of each step by its id, if steps of one unit differ; a mean over tokens, if these are credited."""
     dropped: str | None = None
 
     @property
@@ -194,7 +195,9 @@ def assemble(
     else:
         usable = _with_penalties(usable, whole, algorithm)
         usable = _with_units(usable, credited_groups(groups_of(usable), references, algorithm, roles))
-        advantages = {key: unit.advantage or 0.0 for key, unit in _units_by_step(usable)}
+        if algorithm.step_coef:
+            usable = _with_step_groups(usable, whole, algorithm, roles)
+        advantages = {key: unit.step_advantage(key[1]) or 0.0 for key, unit in _units_by_step(usable)}
         whole = replace(whole, advantages=values_by_token(whole, advantages))
     if algorithm.needs_teacher and len(whole):
         whole = _taught(whole, usable, _required(teacher), algorithm, roles, scorer)
@@ -343,6 +346,35 @@ def _with_units(samples: Sequence[Sample], groups: Groups) -> list[Sample]:
     """Return the samples with their units from `groups`, which list them in the order of the samples."""
     units = {name: iter(members) for name, members in groups.items()}
     return [replace(sample, units=[next(units[unit.group_id]) for unit in sample.units]) for sample in samples]
+
+
+def _with_step_groups(usable: Sequence[Sample], whole: Batch, algorithm: Algorithm, roles: Roles) -> list[Sample]:
+    """Return the samples with the advantage of each step, which comes from its trajectory and from its own group.
+
+    The group of a step is all steps that had its observation, in any trajectory of the task and role (GiGPO).
+    """
+    steps = [replace(sample, units=_units_by_observation(sample, algorithm.gamma)) for sample in usable]
+    steps = _with_penalties(steps, whole, algorithm)
+    steps = _with_units(steps, credited_groups(groups_of(steps), {}, algorithm, roles))
+    combined = []
+    for sample, own in zip(usable, steps, strict=True):
+        (unit,) = sample.units
+        gains = {item.steps[0].id: algorithm.step_coef * (item.advantage or 0.0) for item in own.units}
+        if unit.dropped not in NOT_COMPARED and any(gains.values()):
+            by_step = {step_id: (unit.advantage or 0.0) + gain for step_id, gain in gains.items()}
+            unit = replace(unit, by_step=by_step, dropped=None)
+        combined.append(replace(sample, units=[unit]))
+    return combined
+
+
+def _units_by_observation(sample: Sample, gamma: float) -> list[CreditUnit]:
+    """Return each step as a unit in the group of its observation: the agent's, or the last message of its prompt."""
+    units = []
+    for unit in units_of(sample, "step", gamma):
+        (step,) = unit.steps
+        seen = step.chat_completions[-2:-1] if step.observation is None else step.observation
+        units.append(replace(unit, group_id=f"{sample.role_key}/{to_json(seen, sort_keys=True).decode()}"))
+    return units
 
 
 def _whole_batch(usable: Sequence[Sample], temperature: float) -> Batch:
