@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -41,6 +41,9 @@ class CacheShape:
 class SlotCache(Cache):  # type: ignore[misc]
     """Keys and values by slot and column, in one growable tensor; column c of a slot holds the token at position c.
 
+    On a CPU the tensor is part of one as large as the cache may become: main memory is only taken where it is written
+    to, so the cache grows without a second copy of it. A GPU's memory is taken as a whole, so it grows by doubling.
+
     The sequences in progress fill the first slots, so a decode step reads a plain slice. `aim` selects the slots of
     a forward pass; the model then calls `update` once a layer.
     """
@@ -52,7 +55,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._read_step = _READ_STEP if shape.device.type == "cpu" else _READ_STEP_OF_GPU
         self._max_columns = self._whole_steps(max_columns)
         self._max_tokens = max(1, max_bytes // shape.bytes_per_token)
-        self._memory = torch.zeros(0, dtype=shape.dtype, device=shape.device)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._memory = torch.empty(0, dtype=self.shape.dtype, device=self.shape.device)
+        self._num_written = 0
         self._lay_out(0, 0)
 
     def _lay_out(self, slots: int, columns: int) -> None:
@@ -61,10 +68,12 @@ class SlotCache(Cache):  # type: ignore[misc]
         needed = prod(sizes)
         if len(self._memory) < needed:
             most = self._max_tokens * shape.numbers_per_token
-            # Zeros and not empty memory: masked columns have weight 0, and 0 * NaN is NaN.
-            self._memory = torch.zeros(
-                max(needed, min(_power_of_two(needed), most)), dtype=shape.dtype, device=shape.device
-            )
+            reserved = most if shape.device.type == "cpu" else min(_power_of_two(needed), most)
+            self._memory = torch.empty(max(needed, reserved), dtype=shape.dtype, device=shape.device)
+            self._num_written = 0
+        # Masked columns have weight 0, and 0 * NaN is NaN.
+        self._memory[self._num_written : needed].zero_()
+        self._num_written = max(self._num_written, needed)
         self.states = self._memory[:needed].view(sizes)  # [layer, key or value, slot, head, column, dim]
         self._flat = [[self.states[layer, kind].view(-1, shape.head_dim) for kind in (0, 1)] for layer in self._layers]
         heads = torch.arange(slots * shape.num_heads, device=shape.device).view(slots, shape.num_heads)
@@ -75,12 +84,13 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     def release(self) -> None:
         """Forget all slots and free their memory."""
-        self._memory = self._memory[:0].clone()
-        self._lay_out(0, 0)
+        self._forget()
 
     @property
     def nbytes(self) -> int:
-        return int(self._memory.nbytes)
+        """Bytes of memory taken."""
+        taken = self._num_written if self.shape.device.type == "cpu" else len(self._memory)
+        return taken * int(self.shape.dtype.itemsize)
 
     @property
     def _layers(self) -> range:
@@ -112,10 +122,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         wanted_slots = max(self.num_slots, min(_power_of_two(slots, _FIRST_SLOTS), max(self._max_slots, slots)))
         if not self.fits(wanted_slots, wanted_columns):
             wanted_slots, wanted_columns = slots, self._whole_steps(columns)
-        memory, used = self._memory, min(self.num_columns, wanted_columns)
-        held = self.states[:, :, :used_slots, :, :used]
+        used, before = min(self.num_columns, wanted_columns), self.states
         self._lay_out(wanted_slots, wanted_columns)
-        self.states[:, :, :used_slots, :, :used] = held.clone() if self._memory is memory else held
+        # Layer by layer, since both are in the same memory: a layer's new place is free once those on its way have
+        # moved.
+        is_larger = self.states.stride(0) > before.stride(0)
+        for layer in reversed(self._layers) if is_larger else self._layers:
+            held = before[layer, :, :used_slots, :, :used].clone()
+            self.states[layer, :, :used_slots, :, :used] = held
         return True
 
     def num_read(self, columns: int) -> int:
@@ -159,6 +173,8 @@ def _power_of_two(number: int, least: int = 1) -> int:
 
 BLOCK = 8
 """Tokens of a block of the prefix cache; at most `BLOCK - 1` shared tokens are computed again."""
+_COPIED = 1 << 26
+"""Bytes of blocks copied at a time, beside which their copy takes as much."""
 
 
 @dataclass(eq=False, slots=True)
@@ -262,23 +278,22 @@ class PrefixCache:
 
     def load(self, locations: Sequence[BlockLocation], states: torch.Tensor) -> None:
         """Copy blocks to their locations in `states` [layer, key or value, slot, head, column, dim]."""
-        if locations:
-            indices, slots, numbers = self._indices(locations)
+        for indices, slots, numbers in self._indices(locations):
             _in_blocks(states)[:, :, slots, :, numbers] = self._pool.index_select(0, indices)
 
     def store(self, locations: Sequence[BlockLocation], states: torch.Tensor) -> None:
         """Copy blocks from their locations in `states`, which are as for `load`."""
-        if locations:
-            indices, slots, numbers = self._indices(locations)
+        for indices, slots, numbers in self._indices(locations):
             self._pool.index_copy_(0, indices, _in_blocks(states)[:, :, slots, :, numbers])
-            for location in locations:
-                location.block.ready = True
+        for location in locations:
+            location.block.ready = True
 
-    def _indices(self, locations: Sequence[BlockLocation]) -> tuple[torch.Tensor, ...]:
-        """Return the indices of blocks in the pool, of slots, and of blocks within these."""
+    def _indices(self, locations: Sequence[BlockLocation]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield the indices of some blocks in the pool, of slots, and of blocks within these."""
         table = [(spot.block.index, spot.slot, spot.number) for spot in locations]
-        columns: tuple[torch.Tensor, ...] = torch.tensor(table, device=self._pool.device).unbind(1)
-        return columns
+        number = max(_COPIED // (BLOCK * self._shape.bytes_per_token), 1)
+        for start in range(0, len(table), number):
+            yield torch.tensor(table[start : start + number], device=self._pool.device).unbind(1)
 
     def _touch(self, path: list[Block]) -> None:
         for block in reversed(path):
