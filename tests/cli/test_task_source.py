@@ -35,7 +35,8 @@ def test_a_file_comes_before_a_registered_name(home):
         ("sums", None, "--split is missing: dataset 'sums' has the splits test, train"),
         ("sums", "val", "--split val: dataset 'sums' has the splits test, train"),
         ("summs", None, "--data summs: it is neither a file nor registered; registered: one.split, sums"),
-        ("countdown", None, "python -m rllm.data.prepare countdown"),
+        ("grid_world", None, "python -m rllm.data.prepare grid_world"),
+        ("math500", "train", "--data: split='train': benchmark 'math500' has test"),
         ("none.jsonl", None, "--data: 'none.jsonl' cannot be read: No such file"),
         (
             "home",

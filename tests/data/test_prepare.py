@@ -7,13 +7,16 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rllm.data import Dataset, DatasetRegistry, prepare
+from rllm.data import Dataset, DatasetRegistry, benchmarks, generated, prepare
+from rllm.data.benchmark_rows import boxed_answer
+from rllm.data.benchmarks import BENCHMARKS
 from rllm.data.dataset import PREPARED
 from rllm.environments.grid_world import GridWorldEnv, num_moves
 from rllm.errors import ConfigError, MissingDependencyError
@@ -24,14 +27,14 @@ def digit(rng: random.Random) -> dict[str, int]:
 
 
 def test_tasks_are_distinct_and_a_function_of_the_seed() -> None:
-    tasks = prepare.distinct_tasks(digit, 10, seed=1)
+    tasks = generated.distinct_tasks(digit, 10, seed=1)
     assert sorted(task["n"] for task in tasks) == list(range(10))
-    assert prepare.distinct_tasks(digit, 4, seed=1) == tasks[:4] != prepare.distinct_tasks(digit, 4, seed=2)
+    assert generated.distinct_tasks(digit, 4, seed=1) == tasks[:4] != generated.distinct_tasks(digit, 4, seed=2)
 
 
 def test_more_tasks_than_there_are() -> None:
     with pytest.raises(ConfigError, match=r"11 tasks .* 10 "):
-        prepare.distinct_tasks(digit, 11, seed=0)
+        generated.distinct_tasks(digit, 11, seed=0)
 
 
 def test_splits_share_no_task_and_the_test_split_stays(home: Path) -> None:
@@ -117,19 +120,19 @@ def test_every_countdown_task_can_be_solved(home: Path) -> None:
 
 def test_numbers_that_reach_no_target_are_drawn_again() -> None:
     rng = random.Random(550382)  # begins with 2, 1 and 2
-    assert prepare.countdown_task(rng)["nums"] == [21, 23, 41, 55]
+    assert generated.countdown_task(rng)["nums"] == [21, 23, 41, 55]
 
 
 def test_the_countdown_question_says_it_all() -> None:
-    task = prepare.countdown_task(random.Random(0))
+    task = generated.countdown_task(random.Random(0))
     assert f"equals {task['target']}," in task["question"]
     assert all(str(num) in task["question"] for num in task["nums"])
 
 
 def test_a_product_binds_before_a_sum() -> None:
-    assert prepare.value_of(2, []) == 2
-    assert prepare.value_of(2, [("+", 3), ("*", 4), ("-", 5), ("*", 2)]) == 4
-    assert prepare.value_of(2, [("*", 3), ("*", 4)]) == 24
+    assert generated.value_of(2, []) == 2
+    assert generated.value_of(2, [("+", 3), ("*", 4), ("-", 5), ("*", 2)]) == 4
+    assert generated.value_of(2, [("*", 3), ("*", 4)]) == 24
 
 
 def test_arithmetic_is_as_hard_as_wanted(home: Path) -> None:
@@ -185,78 +188,43 @@ def hub_folder(folder: Path, subsets: dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @pytest.mark.usefixtures("hub_cache")
-def test_gsm8k(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_of_the_hub(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"question": "How many?", "answer": "Add them: 600+634=<<600+634=1234>>1,234\n#### 1,234"}
     folder = hub_folder(tmp_path / "gsm8k", {"main": {"train": [row] * 3, "test": [row]}, "socratic": {"train": [row]}})
-    monkeypatch.setattr(prepare, "GSM8K", folder)
-    train, test = prepare.prepare_gsm8k(train=2)
+    monkeypatch.setitem(benchmarks.BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], hub_id=folder))
+    test, train = prepare.prepare_benchmark("gsm8k", train=2)
     assert list(train) == [{"question": "How many?", "ground_truth": "1234", "data_source": "gsm8k"}] * 2
     assert (len(test), DatasetRegistry.get_dataset_splits("gsm8k")) == (1, ["test", "train"])
-
-
-@pytest.mark.usefixtures("hub_cache")
-def test_math(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subsets = {
-        subject: {
-            "train": [
-                {
-                    "problem": subject,
-                    "level": "Level 1",
-                    "type": "Algebra",
-                    "solution": rf"So $\boxed{{\frac{{{n}}}2}}$.",
-                }
-                for n in range(2)
-            ]
-        }
-        for subject in prepare.MATH_SUBJECTS
-    }
-    held_out = {"problem": "x?", "solution": r"$\boxed{4}$", "answer": "4", "subject": "Algebra", "level": 1}
-    monkeypatch.setattr(prepare, "HENDRYCKS_MATH", hub_folder(tmp_path / "hendrycks", subsets))
-    monkeypatch.setattr(prepare, "MATH500", hub_folder(tmp_path / "math500", {"default": {"test": [held_out]}}))
-    train, test = prepare.prepare_math(train=10)
-    assert (train.name, train.split, test.name, test.split) == ("hendrycks_math", "train", "math500", "test")
-    assert (len(train), set(train[0])) == (10, {"question", "ground_truth", "data_source"})
-    assert {row["ground_truth"] for row in train} == {r"\frac{0}2", r"\frac{1}2"}
-    assert len({row["question"] for row in train}) > 5
-    assert list(test) == [{"question": "x?", "ground_truth": "4", "data_source": "math500"}]
-
-
-@pytest.mark.usefixtures("hub_cache")
-def test_hotpotqa(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {
-        "id": "5a7a",
-        "question": "Which city?",
-        "answer": "Oslo",
-        "type": "bridge",
-        "level": "hard",
-        "supporting_facts": {"title": ["Norway"], "sent_id": [0]},
-        "context": {"title": ["Norway", "Sweden"], "sentences": [["It is cold.", " Its capital is Oslo."], ["Near."]]},
-    }
-    folder = hub_folder(tmp_path / "hotpot_qa", {"distractor": {"train": [row], "validation": [row, row]}})
-    monkeypatch.setattr(prepare, "HOTPOTQA", folder)
-    train, test = prepare.prepare_hotpotqa(test=1)
-    assert list(train) == list(test)
-    assert train[0] == {
-        "id": "5a7a",
-        "question": "Which city?",
-        "ground_truth": "Oslo",
-        "context": [
-            {"title": "Norway", "text": "It is cold. Its capital is Oslo."},
-            {"title": "Sweden", "text": "Near."},
-        ],
-        "data_source": "hotpotqa",
-    }
-
-
-@pytest.mark.usefixtures("hub_cache")
-def test_a_row_of_another_form_is_named(tmp_path: Path) -> None:
-    folder = hub_folder(tmp_path / "other", {"main": {"train": [{"question": "?", "answer": "7"}]}})
-    with pytest.raises(ConfigError, match=r"row 0 of .*other \(train\): there is no '####' in the answer '7'"):
-        prepare.hub_tasks(prepare.gsm8k_task, folder, subset="main", split="train")
-    with pytest.raises(ConfigError, match="has no field 'problem', only question, answer"):
-        prepare.hub_tasks(prepare.math500_task, folder, subset="main", split="train")
     with pytest.raises(ConfigError, match="train=-1: use the largest number of rows to take, or 0 for all"):
-        prepare.hub_tasks(prepare.math500_task, folder, split="train", limit=-1)
+        prepare.prepare_benchmark("gsm8k", train=-1)
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_several_subsets_are_mixed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[{"problem": subject, "solution": rf"So $\boxed{{{n}}}$."} for n in range(2)] for subject in "abcdefg"]
+    subsets = {subject: {"train": of, "test": of} for subject, of in zip("abcdefg", rows, strict=True)}
+    chosen = replace(
+        BENCHMARKS["hendrycks_math"], hub_id=hub_folder(tmp_path / "math", subsets), subsets=tuple("abcdefg")
+    )
+    monkeypatch.setitem(benchmarks.BENCHMARKS, "hendrycks_math", chosen)
+    tasks = benchmarks.read_benchmark("hendrycks_math", "train")
+    assert sorted(task["question"] for task in tasks) == sorted("abcdefg" * 2)
+    assert len({task["question"] for task in tasks[:7]}) > 4
+    assert len(benchmarks.read_benchmark("hendrycks_math", "train", limit=10)) == 10
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_row_of_another_form_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = hub_folder(tmp_path / "other", {"main": {"test": [{"question": "?", "answer": "7"}]}})
+    monkeypatch.setitem(benchmarks.BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], hub_id=folder))
+    with pytest.raises(ConfigError, match=r"row 0 of .*other \(test\): there is no '####' in the answer '7'"):
+        benchmarks.read_benchmark("gsm8k")
+    chosen = replace(BENCHMARKS["math500"], hub_id=folder, subsets=("main",))
+    monkeypatch.setitem(benchmarks.BENCHMARKS, "math500", chosen)
+    with pytest.raises(ConfigError, match="has no field 'problem', only question, answer"):
+        benchmarks.read_benchmark("math500")
+    with pytest.raises(ConfigError, match="benchmark 'math500' has test"):
+        benchmarks.read_benchmark("math500", "train")
 
 
 @pytest.mark.parametrize(
@@ -269,10 +237,10 @@ def test_a_row_of_another_form_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_answer_is_in_the_last_box(solution: str, answer: str) -> None:
-    assert prepare.boxed_answer(solution) == answer
+    assert boxed_answer(solution) == answer
 
 
 @pytest.mark.parametrize(("solution", "told"), [("It is 5.", r"there is no .boxed"), (r"\boxed{5", "no closing brace")])
 def test_a_solution_without_an_answer_is_refused(solution: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        prepare.boxed_answer(solution)
+        boxed_answer(solution)

@@ -280,6 +280,7 @@ def _report_rows(report: Report) -> Iterator[tuple[str, str]]:
     if report.mean_reward is not None:
         roles = ", ".join(f"{role} {reward:.3f}" for role, reward in report.rewards.items())
         yield "mean reward", f"{report.mean_reward:.3f}" + (f" ({roles})" if len(report.rewards) > 1 else "")
+    yield from ((escape(name), f"{mean:.3f}") for name, mean in report.metrics.items())
     rates = [task.accuracy for task in report.tasks if task.accuracy is not None]
     always, never = rates.count(1.0), rates.count(0.0)
     sometimes = len(rates) - always - never

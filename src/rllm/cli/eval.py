@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 def evaluate(
     context: typer.Context,
     agent: Annotated[
-        str | None, typer.Argument(help="The agent: FILE.py:function.", metavar="FILE.py:function", show_default=False)
+        str | None,
+        typer.Argument(
+            help="The agent, FILE.py:function, or a benchmark such as gsm8k, which is asked for each task once.",
+            metavar="FILE.py:function",
+            show_default=False,
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -50,7 +55,12 @@ def evaluate(
     reward: Reward = None,
     dataset: Annotated[
         str | None,
-        optional("Tasks: a file, the name of a registered dataset, or a hub id.", "--data", "--dataset"),
+        optional(
+            "Tasks: a file, the name of a registered dataset or a benchmark, or a hub id. Instead of an agent, a "
+            "benchmark takes a file with rows of its dataset.",
+            "--data",
+            "--dataset",
+        ),
     ] = None,
     split: Split = None,
     model: ModelOrName = None,
@@ -76,13 +86,14 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate any agent: accuracy, pass@k, reward, cost, and reasons for failed rollouts.
+    """Evaluate any agent, or a model on a benchmark: accuracy, pass@k, reward, cost, and reasons for failed rollouts.
 
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import embedded, key_of_server, load_agent, served, tasks_for
+    from rllm.cli.inputs import benchmark_in, embedded, key_of_server, load_agent, served, tasks_for
     from rllm.cli.training import announce, lead_to_gateway
+    from rllm.data.benchmarks import BENCHMARKS
 
     if compare is not None:
         from rllm.cli.display import show_comparison
@@ -100,7 +111,11 @@ def evaluate(
         return
     started = time.perf_counter()
     if agent is None:
-        raise ConfigError("the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ...")
+        raise ConfigError(
+            "the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ..., or rllm eval gsm8k ..."
+        )
+    benchmark = benchmark_in(agent)
+    dataset = dataset or benchmark
     if dataset is None:
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
@@ -108,6 +123,8 @@ def evaluate(
     model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before lead_to_gateway replaces it
     config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
+    if benchmark is not None:
+        sampling = {**BENCHMARKS[benchmark].sampling, **sampling}
     if base_url is None:
         announce(config)
     from rllm.config.schema import refuse_changes
@@ -117,10 +134,10 @@ def evaluate(
 
     config.gateway.port = lead_to_gateway(config)
     function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
-    if reward is None:
+    if reward is None and benchmark is None:
         refuse_changes(config.reward, "reward", ["timeout_s"], "without --reward; leave it out")
     scoring = Scoring.of(reward_of(function), config.reward, timeout_s=timeout)
-    data = tasks_for(function, dataset, split, option="--data")
+    data = tasks_for(function, dataset, split, option="--data", benchmark=benchmark, benchmark_split="test")
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
     identity = {"agent": _identity_of(agent), **({"reward": _identity_of(reward)} if reward else {}), **source.identity}
@@ -136,7 +153,7 @@ def evaluate(
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
         _complete(evaluation, function, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
         report = evaluation.report()
-    title = f"{agent} on {dataset} with {source.name}"
+    title = f"{agent if dataset == agent else f'{agent} on {dataset}'} with {source.name}"
     _show(report, title, folder, seconds=time.perf_counter() - started, as_json=as_json)
 
 

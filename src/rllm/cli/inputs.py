@@ -15,13 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
+from rllm.data.benchmarks import BENCHMARKS, read_benchmark, read_benchmark_file
 from rllm.data.dataset import PREPARED, Dataset, DatasetRegistry
 from rllm.data.sources import READERS
 from rllm.engine.signature import check_rows
 from rllm.errors import ConfigError, InferenceError, PluginError, concerning
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, Upstream, UpstreamKind
 from rllm.gateway.upstream.token_prompts import TokenPrompts
-from rllm.registry import load_object, own_frames
+from rllm.registry import did_you_mean, load_object, own_frames
 
 if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
@@ -31,7 +32,11 @@ AgentFunction: TypeAlias = Callable[..., object]
 
 
 def load_agent(agent: str, reward: str | None = None) -> AgentFunction:
-    """Import an agent function, and wrap it with a reward function if one is given."""
+    """Import an agent function, or make the agent of a benchmark; wrap it with a reward function if one is given."""
+    if agent in BENCHMARKS:
+        from rllm.agents.benchmark_agent import benchmark_agent
+
+        return benchmark_agent(agent, None if reward is None else load_function(reward, what="reward", reload=False))
     function = load_function(agent)
     if reward is None:
         from rllm.engine.validation import check_promise
@@ -41,6 +46,23 @@ def load_agent(agent: str, reward: str | None = None) -> AgentFunction:
     from rllm.rewards.scoring import with_reward
 
     return with_reward(function, load_function(reward, what="reward", reload=False))
+
+
+def benchmark_in(agent: str) -> str | None:
+    """Return the agent if it is the name of a benchmark, and `None` if it names a function.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    if ":" in agent:
+        return None
+    if agent not in BENCHMARKS:
+        meant = did_you_mean(agent, BENCHMARKS)
+        raise ConfigError(
+            f"agent={agent!r}: use FILE.py:function, package.module:function or the name of a benchmark"
+            + (f"; {meant}" if meant else f" ({', '.join(BENCHMARKS)})")
+        )
+    return agent
 
 
 def load_function(spec: str, *, what: str = "agent", reload: bool = True) -> AgentFunction:
@@ -96,31 +118,57 @@ def _module_of(path: Path, what: str, *, reload: bool) -> ModuleType:
 _NAME = re.compile(r"[\w.+-]+")
 
 
-def tasks_for(function: AgentFunction, source: str, split: str | None, *, option: str) -> Dataset:
-    """Read tasks for an agent function; see `read_tasks`."""
-    data = read_tasks(source, split, option=option)
+def tasks_for(
+    function: AgentFunction,
+    source: str,
+    split: str | None,
+    *,
+    option: str,
+    benchmark: str | None = None,
+    benchmark_split: str | None = None,
+) -> Dataset:
+    """Read tasks for an agent function; see `read_tasks`. A file for a benchmark's agent has rows of its dataset."""
+    if benchmark is not None and Path(source).suffix.lower() in READERS:
+        with concerning(option):
+            _refuse_split_of_file(source, split, option)
+            data = Dataset.of_tasks(read_benchmark_file(benchmark, source), name=benchmark)
+    else:
+        data = read_tasks(source, split, option=option, benchmark_split=benchmark_split)
     with concerning(option):
         check_rows(function, data)
     return data
 
 
-def read_tasks(source: str, split: str | None, *, option: str) -> Dataset:
-    """Read the tasks of a registered dataset, or of any source of `Dataset.load`.
+def _refuse_split_of_file(source: str, split: str | None, option: str) -> None:
+    if split is not None and Path(source).expanduser().is_file():
+        raise ConfigError(f"{_split_option(option)} {split}: {source!r} is a file, which has no splits")
+
+
+def _split_option(option: str) -> str:
+    return "--val-split" if option == "--val" else "--split"
+
+
+def read_tasks(source: str, split: str | None, *, option: str, benchmark_split: str | None = None) -> Dataset:
+    """Read the tasks of a registered dataset, a benchmark, or any source of `Dataset.load`.
 
     Args:
         source: file, registered name or hub id.
         split: split to use, if there are several.
         option: command-line option that gave the source, for error messages.
+        benchmark_split: split of a benchmark to use if none is chosen.
     """
-    split_option = "--val-split" if option == "--val" else "--split"
+    _refuse_split_of_file(source, split, option)
     path = Path(source).expanduser()
-    if split is not None and path.is_file():
-        raise ConfigError(f"{split_option} {split}: {source!r} is a file, which has no splits")
     if path.exists() or path.suffix.lower() in READERS or not _NAME.fullmatch(source):
         with concerning(option):
             return Dataset.load(source, split=split)
     with concerning(option):
         splits = DatasetRegistry.get_dataset_splits(source)
+    if source in BENCHMARKS:
+        split = split or benchmark_split
+    if not splits and source in BENCHMARKS and split is not None:
+        with concerning(option):
+            return Dataset.of_tasks(read_benchmark(source, split), name=source, split=split)
     if not splits:
         made_by = f"; `python -m rllm.data.prepare {source}` registers it" if source in PREPARED else ""
         names = ", ".join(DatasetRegistry.get_dataset_names()) or "none"
@@ -129,7 +177,7 @@ def read_tasks(source: str, split: str | None, *, option: str) -> Dataset:
     data = DatasetRegistry.load_dataset(source, chosen) if chosen in splits else None
     if data is None:
         raise ConfigError(
-            f"{split_option} {split or 'is missing'}: dataset {source!r} has the splits {', '.join(splits)}"
+            f"{_split_option(option)} {split or 'is missing'}: dataset {source!r} has the splits {', '.join(splits)}"
         )
     return data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,8 @@ def train(
     agent: Annotated[
         str | None,
         typer.Argument(
-            help="Agent: FILE.py:function. With --resume this and other arguments default to those of the run.",
+            help="Agent: FILE.py:function, or a benchmark with a training split, such as gsm8k. "
+            "With --resume this and other arguments default to those of the run.",
             metavar="FILE.py:function",
             show_default=False,
         ),
@@ -30,8 +32,8 @@ def train(
     data: Annotated[
         list[str] | None,
         optional(
-            "Tasks to train on: a file, the name of a registered dataset, or a hub id; repeated, several datasets, to "
-            "which data.weights=[...] may give shares."
+            "Tasks to train on: a file, the name of a registered dataset or a benchmark, or a hub id; repeated, several "
+            "datasets, to which data.weights=[...] may give shares."
         ),
     ] = None,
     backend: Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")] = None,
@@ -42,7 +44,7 @@ def train(
     The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL,
     which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
     """
-    from rllm.cli.inputs import load_agent, tasks_for
+    from rllm.cli.inputs import benchmark_in, load_agent, tasks_for
     from rllm.cli.training import (
         as_typed,
         begun_as,
@@ -63,6 +65,9 @@ def train(
         )
     if "agent" not in begun:
         raise ConfigError("the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
+    benchmark = benchmark_in(begun["agent"])
+    if benchmark is not None:
+        begun.setdefault("data", benchmark)
     if "data" not in begun:
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
@@ -70,8 +75,13 @@ def train(
     config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
     port = lead_to_gateway(config)
     function = load_agent(begun["agent"], begun.get("reward"))
-    sources = [tasks_for(function, each, begun.get("split"), option="--data") for each in begun["data"].split("\n")]
-    held_out = tasks_for(function, begun["val"], begun.get("val_split"), option="--val") if "val" in begun else None
+    read = partial(tasks_for, function, benchmark=benchmark)
+    sources = [
+        read(each, begun.get("split"), option="--data", benchmark_split="train") for each in begun["data"].split("\n")
+    ]
+    held_out = (
+        read(begun["val"], begun.get("val_split"), option="--val", benchmark_split="test") if "val" in begun else None
+    )
     quiet_libraries()  # slow imports, as below
     from rllm.config.loading import locating_errors
     from rllm.trainer.agent_trainer import AgentTrainer

@@ -124,7 +124,7 @@ _INSTEAD = {
     "use AgentTrainer(backend='verl')": "trainer.verl",
     "name an algorithm of your own: algorithm.name=package.module:Name": "trainer.algorithms",
     "use rllm.trainer.AgentTrainer": "trainer.unified_trainer experimental",
-    "run python -m rllm.data.prepare math500": "data.prepare_hendrycks_math",
+    "run python -m rllm.data.prepare hendrycks_math, or math500": "data.prepare_hendrycks_math",
     "use rllm.data.Dataset and DatasetRegistry": (
         "data.utils data.dataset_types data.TrainDataset data.TestDataset data.Problem data.DatasetConfig"
     ),

@@ -3,7 +3,9 @@
 * `dataset`: a list of tasks, datasets kept by name and split, and the tasks of a training step. Read this first.
 * `sources`: files, folders, the Hugging Face hub and functions to rows.
 * `rows`: Python objects and Arrow tables to plain dicts.
-* `prepare`: known datasets, generated or from the hub; `python -m rllm.data.prepare NAME`.
+* `benchmarks`: benchmarks by name: their datasets, questions and scorers; `benchmark_rows` has the schemas.
+* `generated`: random tasks.
+* `prepare`: known datasets, to be registered; `python -m rllm.data.prepare NAME`.
 """
 
 from rllm.data.dataset import Dataset as Dataset

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import overload
 
 from rllm._runtime.files import lock, sync
+from rllm.data.benchmarks import BENCHMARKS
 from rllm.data.rows import Table, json_value, tasks_of
 from rllm.data.sources import name_of, read_file, rows_of
 from rllm.errors import ConfigError, MissingDependencyError, counted, shown
@@ -25,7 +26,7 @@ from rllm.types import JSONMapping, JSONObject, Task, task_id_of
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".jsonl"
-PREPARED = frozenset({"arithmetic", "countdown", "grid_world", "gsm8k", "hendrycks_math", "hotpotqa", "math500"})
+PREPARED = frozenset({"grid_world", *BENCHMARKS})
 """Datasets that `rllm.data.prepare` registers."""
 
 _ROUNDING = 1e-9

@@ -41,6 +41,8 @@ class Outcome:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Mean reward of the scored trajectories, by role."""
     cost: Cost = Cost()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers in the metadata of the reward."""
 
     @classmethod
     def of(cls, episode: Episode) -> Self:
@@ -59,6 +61,7 @@ class Outcome:
                 num_calls=episode.metrics.get(NUM_CALLS),
                 seconds=episode.metrics.get(SECONDS),
             ),
+            metrics={name: value for name, value in episode.metrics.items() if "/" not in name},
         )
 
 
@@ -113,6 +116,8 @@ class Report:
     rewards: dict[str, float]
     """Mean reward of each role."""
     cost: Cost
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Mean of each number in the metadata of the reward, over the rollouts that have it."""
     failures: list[Reason] = field(default_factory=list)
     """Reasons for failures, most frequent first."""
     unscored: list[Reason] = field(default_factory=list)
@@ -144,6 +149,7 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
         mean_reward=mean_of_known(_reward(outcome) for outcome in outcomes),
         rewards=_means(pair for outcome in outcomes for pair in outcome.rewards.items()),
         cost=_cost(outcomes),
+        metrics=_means(pair for outcome in outcomes for pair in outcome.metrics.items()),
         failures=count_reasons(outcome.failure for outcome in outcomes if outcome.failure is not None),
         unscored=count_reasons(outcome.unscored for outcome in outcomes if outcome.unscored is not None),
         tasks=tasks,

@@ -49,6 +49,7 @@ class RewardCodeFn:
     """Reward for the last closed block of Python in a text, which must pass every test that `read_tests` finds.
 
     If the tests call a function, the block is the last one that defines it, if any: examples of its use may follow.
+    The task's `preamble`, such as the imports above a function to complete, is put in front of the block.
 
     The verdict is never computed in a process that executes the solution, so a solution cannot win by changing its own
     process. Outputs and results of calls are compared outside the sandbox, which never receives expected values. Tests
@@ -82,6 +83,8 @@ class RewardCodeFn:
         if not blocks:
             reason = "there is no closed block of Python (```python ... ```)"
             return RewardOutput(self.config.format_error_reward, {"reason": reason}, False)
+        if preamble := given.task_info.get("preamble"):
+            blocks = [f"{preamble}\n{block}" for block in blocks]
         match tests:
             case InputTests():
                 metadata = self._run_inputs(blocks[-1], tests)

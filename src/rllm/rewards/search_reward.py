@@ -77,7 +77,7 @@ class RewardSearchFn:
         golds = texts_of(field_of(given.task_info, "ground_truth", "answer", reward=NAME), NAME)
         answer = stated_answer(text_of_action(given.action, NAME))
         if not answer:
-            return RewardOutput(self.config.format_error_reward, {"reason": "there is no answer"}, False)
+            return RewardOutput(self.config.format_error_reward, {"reason": "there is no answer", "f1": 0.0}, False)
         f1 = max(f1_score(answer, gold) for gold in golds)
         metadata = {"extracted": answer, "ground_truth": golds, "f1": f1}
         if exact_match(answer, golds):

@@ -1,0 +1,183 @@
+"""Rows of benchmarks on the Hugging Face hub to tasks, one function for each schema.
+
+A task has a `question` and a `ground_truth`, or what its scorer reads instead; documents to read are in `context`, and
+the texts to choose from in `choices`. A function raises `KeyError` for a missing field and `ValueError` for a value
+that it cannot read.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from rllm.types import Task
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+# Mathematics
+
+
+def gsm8k_task(row: Task) -> Task:
+    """Convert a row whose `answer` is a solution that ends with `#### 1,234`."""
+    _, mark, answer = row["answer"].rpartition("####")
+    if not mark:
+        raise ValueError(f"there is no '####' in the answer {row['answer']!r}")
+    return {"question": row["question"], "ground_truth": answer.strip().replace(",", "")}
+
+
+def hendrycks_task(row: Task) -> Task:
+    r"""Convert a row whose answer is in the last `\boxed{}` of its `solution`."""
+    return {"question": row["problem"], "ground_truth": boxed_answer(row["solution"])}
+
+
+def svamp_task(row: Task) -> Task:
+    """Convert a row whose `Body` precedes its `Question`."""
+    return {"id": row["ID"], "question": f"{row['Body'].strip()} {row['Question']}", "ground_truth": row["Answer"]}
+
+
+def short_answer(question: str = "question", answer: str = "answer") -> Callable[[Task], Task]:
+    """Return a conversion of rows with a question and an answer (or a list of accepted ones) in these fields."""
+    return lambda row: {"question": row[question], "ground_truth": row[answer]}
+
+
+def boxed_answer(solution: str) -> str:
+    r"""Return the content of the last `\boxed{...}` or `\boxed ...`; escaped braces are text.
+
+    Raises:
+        ValueError: if there is none, or if it does not end.
+    """
+    *_, last = [None, *_BOX.finditer(solution)]
+    if last is None:
+        raise ValueError(f"there is no \\boxed{{}} in the solution {solution[-80:]!r}")
+    rest = solution[last.end() :]
+    if not rest.startswith("{"):
+        return rest.partition("$")[0].strip()
+    depth = 0
+    for match in _BRACE.finditer(rest):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return rest[1 : match.start()].strip()
+    raise ValueError(f"\\boxed{rest[:80]!r} has no closing brace")
+
+
+# Multiple choice
+
+
+def choice_task(question: str, choices: Sequence[str], right: int, **fields: object) -> Task:
+    """Return a task that lists its choices below the question; `right` is the place of the right one, from 0."""
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+    return {
+        **fields,
+        "question": f"{question.strip()}\n\n{listed}",
+        "choices": list(choices),
+        "ground_truth": LETTERS[right],
+    }
+
+
+def gpqa_task(row: Task) -> Task:
+    """Convert a row with one right and three wrong answers, in an order that depends on the question alone."""
+    question, right = row["Question"], row["Correct Answer"].strip()
+    choices = [right, *(row[f"Incorrect Answer {number}"].strip() for number in (1, 2, 3))]
+    random.Random(question).shuffle(choices)
+    return choice_task(question, choices, choices.index(right))
+
+
+def mmlu_task(row: Task) -> Task:
+    """Convert a row with `choices`, and as `answer` the place of the right one."""
+    return choice_task(row["question"], row["choices"], row["answer"])
+
+
+def mmlu_pro_task(row: Task) -> Task:
+    """Convert a row with up to ten `options`, and as `answer_index` the place of the right one."""
+    return choice_task(row["question"], row["options"], row["answer_index"])
+
+
+def labelled_choices(question: str = "question") -> Callable[[Task], Task]:
+    """Return a conversion of rows whose `answerKey` is one of the labels of their `choices`."""
+
+    def convert(row: Task) -> Task:
+        labels, texts = row["choices"]["label"], row["choices"]["text"]
+        return choice_task(row[question], texts, labels.index(row["answerKey"]), id=row["id"])
+
+    return convert
+
+
+def hellaswag_task(row: Task) -> Task:
+    """Convert a row with the beginning of a text, `ctx`, and four `endings`."""
+    question = f"How does this text continue?\n\n{row['ctx']}"
+    return choice_task(question, row["endings"], int(row["label"]))
+
+
+def winogrande_task(row: Task) -> Task:
+    """Convert a row whose `sentence` has a blank, `_`, for one of two options."""
+    question = f"What belongs in the place of the underscore?\n\n{row['sentence']}"
+    return choice_task(question, [row["option1"], row["option2"]], int(row["answer"]) - 1)
+
+
+# Questions
+
+
+def hotpotqa_task(row: Task) -> Task:
+    """Convert a row whose `context` has a list of titles and one of sentence lists, to a list of documents."""
+    documents = zip(row["context"]["title"], row["context"]["sentences"], strict=True)
+    return {
+        "id": row["id"],
+        "question": row["question"],
+        "ground_truth": row["answer"],
+        "context": [{"title": title, "text": "".join(sentences).strip()} for title, sentences in documents],
+    }
+
+
+def squad_task(row: Task) -> Task:
+    """Convert a row about one passage, with several accepted answers."""
+    context = [{"title": row["title"].replace("_", " "), "text": row["context"]}]
+    answers = row["answers"]["text"]
+    return {"id": row["id"], "question": row["question"], "ground_truth": answers, "context": context}
+
+
+def triviaqa_task(row: Task) -> Task:
+    """Convert a row whose `answer` has a value and its aliases."""
+    answers = list(dict.fromkeys([row["answer"]["value"], *row["answer"]["aliases"]]))
+    return {"id": row["question_id"], "question": row["question"], "ground_truth": answers}
+
+
+def boolq_task(row: Task) -> Task:
+    """Convert a row about one passage whose `answer` is a boolean."""
+    return {
+        "question": f"{row['question'].strip().rstrip('?').capitalize()}? Answer yes or no.",
+        "ground_truth": "yes" if row["answer"] else "no",
+        "context": [{"title": "", "text": row["passage"]}],
+    }
+
+
+# Programs
+
+
+def humaneval_task(row: Task) -> Task:
+    """Convert a row whose `prompt` begins a function that `test` checks.
+
+    Imports and helpers above that function belong to the program, also if the answer does not repeat them.
+    """
+    prompt, name = row["prompt"], row["entry_point"]
+    above, _, _ = prompt.rpartition(f"def {name}(")
+    return {
+        "id": row["task_id"],
+        "question": f"Complete this function.\n\n```python\n{prompt.strip()}\n```",
+        "preamble": above,
+        "test": row["test"],
+        "entry_point": name,
+    }
+
+
+def mbpp_task(row: Task) -> Task:
+    """Convert a row with a description in `text` and assertions in `test_list`, which the question shows."""
+    tests = "\n".join(row["test_list"])
+    return {
+        "id": str(row["task_id"]),
+        "question": f"{row['text'].strip()}\n\nThe program must pass these tests:\n\n```python\n{tests}\n```",
+        "test": f"{row['test_setup_code']}\n{tests}".strip(),
+    }

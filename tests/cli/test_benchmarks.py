@@ -1,0 +1,70 @@
+"""`rllm eval NAME` and `rllm train NAME`, with rows from a file or generated."""
+
+import json
+import sys
+
+import pytest
+
+from rllm import cli
+from rllm.testing.scripted import ScriptedEngine
+from rllm.testing.scripted_server import ScriptedServer
+
+from .conftest import as_a_program
+
+ROWS = [{"question": f"What is {n} + {n}?", "answer": f"Twice.\n#### {2 * n}"} for n in range(1, 5)]
+
+
+@pytest.fixture
+def server():
+    with ScriptedServer(ScriptedEngine(lambda messages: r"It is \boxed{4}."), model="big") as server:
+        yield server
+
+
+def report_of(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rllm", "eval", *arguments, "--json"])
+    with as_a_program(), pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    assert ended.value.code in (0, None), printed.err
+    return json.loads(printed.out)
+
+
+def test_a_file_of_its_rows_takes_the_place_of_the_hub(work, server, monkeypatch, capsys):
+    (work / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    arguments = ["gsm8k", "--data", "rows.jsonl", "--base-url", server.base_url, "--out", "out", "--limit", "3"]
+    report = report_of([*arguments, "sampling.max_tokens=50"], monkeypatch, capsys)
+    assert (report["accuracy"]["value"], report["num_rollouts"]) == (pytest.approx(1 / 3), 3)
+    assert {(asked["temperature"], asked["max_tokens"]) for asked in server.requests} == {(0.0, 50)}
+    [asked] = [asked for asked in server.requests if "1 + 1" in asked["messages"][0]["content"]]
+    assert asked["messages"][0]["content"].endswith("final answer in \\boxed{}.")
+    assert json.loads((work / "out" / "evaluation.json").read_text())["agent"] == "gsm8k"
+
+
+def test_a_reward_of_the_user_replaces_the_scorer(work, server, monkeypatch, capsys):
+    (work / "mine.py").write_text("def judge(task, answer):\n    return 0.25, {'length': len(answer)}\n")
+    arguments = ["arithmetic", "--reward", "mine.py:judge", "--base-url", server.base_url, "--limit", "2"]
+    report = report_of(arguments, monkeypatch, capsys)
+    assert report["mean_reward"] == 0.25
+    assert report["metrics"] == {"length": len(r"It is \boxed{4}.")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "gsm8", "--model", "any"], "did you mean 'gsm8k'?"),
+        (["train", "countdwn", "--model", "any"], "did you mean 'countdown'?"),
+        (["train", "math500", "--model", "any"], "benchmark 'math500' has test"),
+        (["eval", "gsm8k", "--data", "tasks.jsonl", "--model", "any"], "row 0 of tasks.jsonl: there is no '####'"),
+        (["eval", "gsm8k", "--data", "tasks.jsonl", "--split", "test", "--model", "any"], "is a file, which has no"),
+    ],
+)
+def test_mistakes_are_named(work, fails, arguments, message):
+    code, errors = fails(*arguments)
+    assert (code, message in errors) == (2, True), errors
+
+
+def test_a_benchmark_is_trained_on(work, policy, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rllm", "train", "countdown", "--model", str(policy), "--dry-run"])
+    with as_a_program(), pytest.raises(SystemExit):
+        cli.main()
+    assert "1000 tasks" in capsys.readouterr().out.replace(",", "")
