@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from rllm.data.benchmarks import BENCHMARKS, messages_of
 from rllm.registry import load_object
-from rllm.rewards.scoring import Judge, with_reward
+from rllm.rewards.scoring import AnyReward, with_reward
 from rllm.types import JSONObject
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 
-def benchmark_agent(name: str, reward: Judge | None = None) -> Callable[..., Any]:
+def benchmark_agent(name: str, reward: AnyReward | None = None) -> Callable[..., Any]:
     """Return an agent function for the tasks of a benchmark; `reward` replaces its scorer.
 
     The answer to score is the model's text, or its tool calls as `{"name": ..., "arguments": {...}}`, if the task

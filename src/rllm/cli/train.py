@@ -32,8 +32,8 @@ def train(
     data: Annotated[
         list[str] | None,
         optional(
-            "Tasks to train on: a file, the name of a registered dataset or a benchmark, or a hub id; repeated, several "
-            "datasets, to which data.weights=[...] may give shares."
+            "Tasks to train on: a file, the name of a registered dataset or a benchmark, or a hub id; repeated, "
+            "several datasets, to which data.weights=[...] may give shares."
         ),
     ] = None,
     backend: Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")] = None,
