@@ -84,6 +84,8 @@ NOT_TEXT_KEY = "rllm.not_text"
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 """Types of the parts of a message's content that are text."""
 
+REWARD_KEY = "reward"
+"""Metadata key of a gateway's session: its reward, a number that may be known long after its calls."""
 SOURCE_KEY = "source"
 """Key of an episode's `info`, and of its session's metadata: name of the dataset of its task, if there are several."""
 VERDICT_KEY = "verdict"

@@ -536,3 +536,32 @@ def test_session_ids_admit_to_calls_and_models_only(serve):
     assert served.http.get("/sessions/never-begun/v1/models").status_code == 401
     operator = {"authorization": "Bearer secret"}
     assert served.http.delete(f"/sessions/{name}", headers=operator).status_code == 200
+
+
+def test_a_reward_may_come_after_the_calls_and_again(serve):
+    served = serve()
+    served.post("/sessions/a/v1/chat/completions")
+    assert served.post("/sessions/a/reward", {"reward": 1}).json() == {"id": "a", "reward": 1.0}
+    assert served.store.session("a").metadata["reward"] == 1.0
+    assert served.post("/sessions/a/reward", {"reward": 0.25}).status_code == 200
+    assert served.store.session("a").metadata["reward"] == 0.25
+    assert len(served.store.by_session("a")) == 1
+
+
+@pytest.mark.parametrize("body", [{}, {"reward": "good"}, {"reward": True}, {"rewards": 1.0}])
+def test_a_reward_that_is_no_number_is_refused(serve, body):
+    served = serve()
+    served.post("/sessions/a/v1/chat/completions")
+    refused = served.post("/sessions/a/reward", body)
+    assert (refused.status_code, "reward" in refused.json()["error"]["message"]) == (400, True)
+    assert "reward" not in served.store.session("a").metadata
+
+
+def test_only_the_operator_rewards_a_session_that_exists(serve):
+    served = serve(config=GatewayConfig(api_key="secret"))
+    key = {"authorization": "Bearer secret"}
+    opened = served.post("/sessions", {"id": "a"}, headers=key).json()
+    own = {"authorization": f"Bearer {opened['api_key']}"}
+    assert served.post("/sessions/a/reward", {"reward": 1.0}, headers=own).status_code in (401, 403)
+    assert served.post("/sessions/b/reward", {"reward": 1.0}, headers=key).status_code == 404
+    assert served.post("/sessions/a/reward", {"reward": 1.0}, headers=key).status_code == 200

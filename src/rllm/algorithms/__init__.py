@@ -15,6 +15,7 @@ ALGORITHMS = {
     "gspo": "rllm.algorithms.grpo:GSPO",
     "m2po": "rllm.algorithms.m2po:M2PO",
     "maxrl": "rllm.algorithms.maxrl:MaxRL",
+    "online": "rllm.algorithms.online:Online",
     "opo": "rllm.algorithms.reinforce:OPO",
     "ppo": "rllm.algorithms.ppo:PPO",
     "reinforce": "rllm.algorithms.reinforce:Reinforce",

@@ -36,6 +36,14 @@ def train(
             "several datasets, to which data.weights=[...] may give shares."
         ),
     ] = None,
+    from_sessions: Annotated[
+        str | None,
+        optional(
+            "Learn online from the sessions of users in this store of a gateway, in the place of an agent and --data: "
+            "as their rewards arrive by POST /sessions/ID/reward.",
+            metavar="STORE",
+        ),
+    ] = None,
     backend: Annotated[str | None, optional("Backend that trains: local or verl; the same as backend=...")] = None,
     ray_address: Annotated[str | None, optional("Ray cluster, host:port or auto; the same as ray.address=...")] = None,
 ) -> None:
@@ -57,7 +65,10 @@ def train(
 
     started = time.perf_counter()
     agent, settings = options.leading_setting(agent)
-    begun = begun_as("train", options, agent=agent, reward=reward, data=several(data))
+    begun = begun_as("train", options, agent=agent, reward=reward, data=several(data), from_sessions=from_sessions)
+    if "from_sessions" in begun:
+        _train_online(begun, settings, options, {"backend": backend, "ray.address": ray_address}, started)
+        return
     if options.resume is not None and not {"agent", "data"} <= begun.keys():
         raise ConfigError(
             f"--resume {options.resume}: the run was not started by a command, so arguments are missing; resume it in "
@@ -95,6 +106,28 @@ def train(
             resume=options.resume is not None,
         )
     carry_out(trainer, layers, options, begun=begun, started=started, port=port, measure="accuracy")
+
+
+def _train_online(
+    begun: dict[str, str], settings: list[str], options: RunOptions, others: dict[str, str | None], started: float
+) -> None:
+    from rllm.cli.terminal import console
+    from rllm.cli.training import carry_out, chosen_settings, quiet_libraries
+
+    if unused := [name for name in ("agent", "reward", "data", "val") if name in begun]:
+        name = "the agent" if unused[0] == "agent" else f"--{unused[0]}"
+        raise ConfigError(f"--from-sessions {begun['from_sessions']}: leave out {name}, since users make the sessions")
+    config, layers = chosen_settings(settings, options, others)
+    quiet_libraries()
+    from rllm.config.loading import locating_errors
+    from rllm.trainer.online import session_trainer, way_to_users
+
+    resumed = config.store if options.resume is not None else None
+    with locating_errors(layers):
+        trainer = session_trainer(resumed or begun["from_sessions"], config, resume=options.resume is not None)
+    if not options.dry_run:
+        console(stderr=True).print(way_to_users(trainer.config), soft_wrap=True, markup=False)
+    carry_out(trainer, layers, options, begun=begun, started=started, measure="accuracy")
 
 
 @with_options

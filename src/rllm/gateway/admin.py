@@ -22,7 +22,7 @@ from rllm.gateway.identity import authorization_of, caller_of, check_no_page_ask
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
-from rllm.types import JSONObject
+from rllm.types import REWARD_KEY, JSONObject
 
 _MAX_PAGE = 1000
 _MAX_DRAIN_S = 3600.0
@@ -54,6 +54,7 @@ class Admin:
             self._route("/sessions", self._list_sessions, "GET"),
             self._route("/sessions/{session_id}", self._show_session, "GET"),
             self._route("/sessions/{session_id}", self._delete_session, "DELETE"),
+            self._route("/sessions/{session_id}/reward", self._reward_session, "POST"),
             self._route("/sessions/{session_id}/traces", self._list_traces, "GET"),
             self._route("/metrics", self._metrics, "GET"),
             Route("/healthz", self._healthz, methods=["GET"]),
@@ -126,6 +127,17 @@ class Admin:
         info = await self._known_session(request)
         deleted = await self._sessions.delete(info.id)
         return _json({"id": info.id, "deleted": True, "num_traces": deleted})
+
+    async def _reward_session(self, request: Request) -> Response:
+        """Set the reward of a session, for training; only the operator may, since agents must not reward themselves."""
+        info = await self._known_session(request)
+        reward = (await members_of(request, reward=(int, float))).get("reward")
+        if reward is None:
+            raise GatewayError(400, "'reward' is missing: send {reward}, a number", param="reward")
+        metadata = {REWARD_KEY: float(reward)}
+        write = await asyncio.to_thread(self._sessions.open, info.id, metadata=metadata, sampling=None)
+        await self._gateway.writes.wait(write)
+        return _json({"id": info.id, **metadata})
 
     async def _list_traces(self, request: Request) -> Response:
         info = await self._known_session(request)

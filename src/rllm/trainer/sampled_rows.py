@@ -18,6 +18,7 @@ from rllm.trainer.selection import NOT_TEXT
 from rllm.types import (
     NOT_TEXT_KEY,
     OUTCOME_KEY,
+    REWARD_KEY,
     Episode,
     JSONMapping,
     JSONObject,
@@ -134,23 +135,31 @@ def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
     """Yield training sessions that did not fail, and scored sessions of gateways, oldest first."""
     for session in every_session(store, oldest_first=True, run_id=run_id):
         metadata = session.metadata
-        of_gateway = run_id is None and "split" not in metadata and _reward_of(metadata) is not None
+        of_gateway = run_id is None and "split" not in metadata and reward_of(metadata) is not None
         outcome = metadata.get(OUTCOME_KEY)
         has_failed = isinstance(outcome, Mapping) and bool(outcome.get("error"))
         if (metadata.get("split") == "train" or of_gateway) and not has_failed:
             yield session
 
 
-def _reward_of(metadata: JSONMapping) -> float | None:
-    reward = metadata.get("reward")
+def reward_of(metadata: JSONMapping) -> float | None:
+    """Return the reward in a session's metadata; `None` if there is no number."""
+    reward = metadata.get(REWARD_KEY)
     return float(reward) if isinstance(reward, int | float) else None
+
+
+def learnable_steps(traces: Sequence[Trace]) -> list[Step]:
+    """Return the successful calls of a session as steps, without side calls and content other than text."""
+    aside = side_calls(traces)
+    steps = [Step.from_trace(trace) for trace in traces if trace.error is None and trace.id not in aside]
+    return [step for step in steps if NOT_TEXT_KEY not in step.info]
 
 
 def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
     """Return one row for each trained trajectory, or for each reward if its steps were rewarded separately."""
     task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
     if "split" not in session.metadata:
-        return _judged(store.by_session(session.id), _reward_of(session.metadata), task_id)
+        return _judged(store.by_session(session.id), reward_of(session.metadata), task_id)
     credits_of = credits_by_trace(store.credits(session.id))
     by_trajectory: dict[tuple[int, str, float | None], list[Step]] = {}
     for trace in store.by_session(session.id):
@@ -165,11 +174,9 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
 
 
 def _judged(traces: Sequence[Trace], reward: float | None, task_id: str) -> list[Row]:
-    """Return a session as one trajectory of its successful calls, without side calls."""
-    aside = side_calls(traces)
-    steps = [Step.from_trace(trace) for trace in traces if trace.error is None and trace.id not in aside]
-    learnable = [step for step in steps if NOT_TEXT_KEY not in step.info]
-    return [row_of(Trajectory(name="agent", steps=learnable, reward=reward), task_id)] if learnable else []
+    """Return a session as one trajectory."""
+    steps = learnable_steps(traces)
+    return [row_of(Trajectory(name="agent", steps=steps, reward=reward), task_id)] if steps else []
 
 
 def rows_of_items(items: Iterable[Any]) -> list[Row]:
