@@ -64,6 +64,20 @@ def test_a_dry_run_shows_what_is_sampled_of_several_datasets(work, policy):
     assert (wrong.returncode, wrong.stderr.count("data.weights=[1.0]: there are 2 datasets (tasks, more)")) == (2, 1)
 
 
+def test_a_dry_run_of_online_learning(work, fails, policy):
+    given = ["train", "--from-sessions", "sessions.db", "--model", str(policy), "gateway.port=8080", "run_dir=run"]
+    done = here(*given, "--dry-run", cwd=work)
+    assert done.returncode == 0, done.stderr
+    told = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line}
+    assert (told["algorithm.name"], told["algorithm.correction"]) == ("online", "truncate")
+    assert told["rollout.group_size"] == "1"
+    assert not (work / "run").exists()
+    code, errors = fails(*given, "--data", "tasks.jsonl")
+    assert (code, errors.count("leave out --data")) == (2, 1)
+    code, errors = fails(*given, "rollout.max_tokens=9")
+    assert (code, errors.count("rollout.max_tokens=9")) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
