@@ -17,7 +17,11 @@ from rllm.types import Episode, StepCredit, TerminationReason, Trajectory
 
 from .conftest import Run, RunTrainer
 
-REPLAY = {"rollout": {"group_size": 2}, "data": {"replay": 0.5, "replay_steps": 2}, "tasks_per_step": 2}
+REPLAY = {
+    "rollout": {"group_size": 2, "max_concurrent": 1},
+    "data": {"replay": 0.5, "replay_steps": 2},
+    "tasks_per_step": 2,
+}
 
 
 def numbers_of(batch: Batch) -> list[Any]:
