@@ -411,3 +411,21 @@ def test_a_server_that_does_not_answer_is_named_first(eval_work, fails, server):
     assert code == 1
     assert f"the upstream http://127.0.0.1:{port}/v1 broke off or cannot be reached" in errors
     assert not (eval_work / "evals").exists()
+
+
+def test_a_judge_scores_and_its_verdicts_are_kept(work, policy):
+    (work / "said.py").write_text(AGENT.partition("    if")[0] + "    return response.choices[0].message.content\n")
+    write_tasks(work, ROWS)
+    judged = [json.dumps({"reasoning": "so", "scores": {"right": score}}) for score in (10, 5)]
+    with ScriptedServer(ScriptedEngine(judged)) as server:
+        rubric = {"model": "m", "base_url": server.base_url, "criteria": [{"name": "right", "description": "right"}]}
+        (work / "rubric.yaml").write_text(json.dumps(rubric))
+        asked = ("eval", "said.py:agent", "--reward", "judge:rubric.yaml", "--data", "tasks.jsonl", "--model", policy)
+        done = here(*asked, "--out", "evals/one", cwd=work)
+        assert done.returncode == 0, done.stderr
+    episodes = list(EpisodeLog.read(work / "evals/one/episodes.jsonl"))
+    assert sorted(item.trajectories[0].reward for item in episodes) == [0.5, 1.0]
+    assert episodes[0].trajectories[0].info["verdict"]["reasoning"] == "so"
+    assert len((work / "evals/one/verdicts.jsonl").read_text().splitlines()) == 2
+    refused = here(*asked[:3], "judge:none.yaml", *asked[4:], cwd=work)
+    assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)

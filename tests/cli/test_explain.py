@@ -24,7 +24,8 @@ def agent(question):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, policy):
     folder = tmp_path_factory.mktemp("explain")
-    (folder / "agent.py").write_text(AGENT)
+    in_parts = AGENT.replace("float(next(turns) % 2)", '{"right": next(turns) % 2, "brief": 0}')
+    (folder / "agent.py").write_text(in_parts)
     (folder / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=4", "run_dir=run"]
     done = here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=folder)
@@ -88,6 +89,8 @@ def test_a_table_says_what_was_learned_from(run):
     assert done.returncode == 0, done.stderr
     for word in (
         "a:b@0.0.0",
+        "agent, right: ",
+        "agent, brief: 0",
         ", train, step 1, reward ",
         "baseline",
         "0.5",

@@ -59,6 +59,8 @@ def make_agent() -> Callable[..., list[Trajectory]]:
             raise ValueError("the shelf fell down")
         judged = judge(question)
         solved.reward, judged.reward = float(turn % 2), 1.0
+        solved.reward_parts = {"politeness": 0.25}
+        judged.info["verdict"] = {"reasoning": "it counted <b>well</b>"}
         return [solved, judged]
 
     return agent

@@ -109,8 +109,9 @@ def test_an_episode_shows_its_task(client: TestClient, run: Run) -> None:
 def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if not item.error)
     told = words(page(client, f"/run/real/episode/{whole.session_id}"))
-    for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "continues call 1"):
+    for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "continues call 1", "politeness"):
         assert word in told, word
+    assert "it counted &lt;b&gt;well&lt;/b&gt;" in page(client, f"/run/real/episode/{whole.session_id}")
     broken = next(item for item in run.rollouts.of_step(1) if item.error)
     told = words(page(client, f"/run/real/episode/{broken.session_id}"))
     assert "the shelf fell down" in told

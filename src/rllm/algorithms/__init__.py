@@ -10,6 +10,7 @@ ALGORITHMS = {
     "distill": "rllm.algorithms.distill:Distill",
     "dppo": "rllm.algorithms.dppo:DPPO",
     "dr_grpo": "rllm.algorithms.grpo:DrGRPO",
+    "gdpo": "rllm.algorithms.gdpo:GDPO",
     "gigpo": "rllm.algorithms.gigpo:GiGPO",
     "grpo": "rllm.algorithms.grpo:GRPO",
     "gspo": "rllm.algorithms.grpo:GSPO",

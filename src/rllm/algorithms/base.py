@@ -8,7 +8,7 @@ to all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Literal
 
@@ -23,7 +23,7 @@ from rllm.algorithms.losses import (
     pull_of_teacher,
 )
 from rllm.errors import ConfigError
-from rllm.types import JSONObject, TrajectoryGroup
+from rllm.types import JSONObject, Trajectory, TrajectoryGroup
 
 Sums = dict[str, Tensor]
 """Sums over tokens by the name of the metric."""
@@ -205,6 +205,10 @@ class Algorithm:
     def credit(self, group: TrajectoryGroup) -> list[float]:
         """Return the advantage of each trajectory of a group, in order."""
         raise NotImplementedError(f"{type(self).__name__} must define credit(group)")
+
+    def compared(self, trajectory: Trajectory) -> Hashable:
+        """Return what must differ within a group for something to be learned from it: the reward."""
+        return trajectory.final_reward()
 
     def baseline(self, group: TrajectoryGroup) -> float | None:
         """Return the value that the rewards of a group were compared with, for the records."""

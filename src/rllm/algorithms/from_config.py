@@ -62,6 +62,8 @@ def algorithm_of(config: TrainConfig) -> Algorithm:
     is_exempt = kind.demonstrated or kind.of_sampler or kind.correction != "none"
     if (rollout.max_staleness or config.data.replay) and not is_exempt:
         settings.setdefault("correction", "truncate")
+    if config.reward.weights and "weights" in {item.name for item in fields(kind)}:
+        settings.setdefault("weights", config.reward.weights)
     return kind(**settings)
 
 

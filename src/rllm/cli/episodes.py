@@ -107,6 +107,10 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     facts += [] if episode.step is None else [f"step {episode.step}"]
     facts += [f"reward {_rewards(episode.rewards)}"] if episode.rewards else []
     console.print(Text.assemble((episode.episode_id, "bold"), ", ", ", ".join(filter(None, facts))), soft_wrap=True)
+    for role in {**episode.reward_parts, **episode.verdicts}:
+        named = {name: number(value, digits=4) for name, value in episode.reward_parts.get(role, {}).items()}
+        for name, value in {**named, **episode.verdicts.get(role, {})}.items():
+            console.print(Text(f"  {role}, {name}: {value}"), soft_wrap=True)
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
     for place, step in enumerate(episode.steps):
         table.add_row(
@@ -230,7 +234,8 @@ def rescore(
     reward: Annotated[
         str,
         typer.Option(
-            help="Reward function, called with each task and the last answer's text.", metavar="FILE.py:function"
+            help="Reward function, called with each task and the last answer's text; or judge:RUBRIC.yaml.",
+            metavar="FILE.py:function",
         ),
     ],
     data: Annotated[str | None, optional("Training tasks of the run, if its folder has no tasks.jsonl.")] = None,
@@ -247,16 +252,17 @@ def rescore(
     """
     from rich.progress import Progress, TextColumn
 
-    from rllm.cli.inputs import load_function
-    from rllm.rewards.scoring import check_reward
+    from rllm.cli.inputs import load_reward
+    from rllm.rewards.scoring import check_reward, keep_verdicts
     from rllm.trainer.episode_records import stored_episodes
     from rllm.trainer.rescore import compare, write_rewards
     from rllm.trainer.rescore import rescore as scored_again
 
     for name in _KEYS:
         os.environ.setdefault(name, "unused")
-    function = load_function(reward, what="reward")
+    function = load_reward(reward)
     check_reward(function)
+    keep_verdicts(function, run)
     tasks = {**_tasks("train", data, split, "--data"), **_tasks("eval", val, val_split, "--val")}
     console = terminal.console(stderr=as_json)
     columns = TextColumn("scoring {task.completed}")

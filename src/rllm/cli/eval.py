@@ -130,7 +130,7 @@ def evaluate(
     from rllm.config.schema import refuse_changes
     from rllm.engine.scoring import Scoring
     from rllm.evaluation.evaluate import Evaluation  # which imports torch
-    from rllm.rewards.scoring import reward_of, with_deadline
+    from rllm.rewards.scoring import keep_verdicts, reward_of, with_deadline
 
     config.gateway.port = lead_to_gateway(config)
     function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
@@ -150,6 +150,7 @@ def evaluate(
         sampling=sampling,
         scoring=scoring,
     ) as evaluation:
+        keep_verdicts(reward_of(function), folder)
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
         _complete(evaluation, function, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
         report = evaluation.report()
@@ -311,6 +312,8 @@ def _identity_of(function: str) -> str:
     from rllm.evaluation.folder import file_identity
 
     place, _, name = function.rpartition(":")
+    if place == "judge" and name.endswith((".yaml", ".yml")):
+        return f"{function} ({file_identity(Path(name).expanduser())})"
     file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
     if file is None:
         return function

@@ -45,7 +45,18 @@ def load_agent(agent: str, reward: str | None = None) -> AgentFunction:
         return function
     from rllm.rewards.scoring import with_reward
 
-    return with_reward(function, load_function(reward, what="reward", reload=False))
+    return with_reward(function, load_reward(reward, reload=False))
+
+
+def load_reward(reward: str, *, reload: bool = True) -> AgentFunction:
+    """Import a reward function, or make the judge of `judge:RUBRIC.yaml`."""
+    scheme, _, rubric = reward.partition(":")
+    if scheme == "judge" and rubric.endswith((".yaml", ".yml")):
+        from rllm.rewards.llm_judge import judge
+
+        with concerning("--reward"):
+            return judge(rubric)
+    return load_function(reward, what="reward", reload=reload)
 
 
 def benchmark_in(agent: str) -> str | None:

@@ -120,7 +120,8 @@ Settings: TypeAlias = Annotated[
 Reward: TypeAlias = Annotated[
     str | None,
     optional(
-        "Reward function, called with the task and the agent's result. Without it the agent returns its reward.",
+        "Reward function, called with the task and the agent's result; or judge:RUBRIC.yaml. Without it the agent "
+        "returns its reward.",
         metavar="FILE.py:function",
     ),
 ]

@@ -3,7 +3,7 @@
 `reward_fn` has the ready-made functions and the protocol of your own; `scoring` calls any of them, validates the
 result, and combines an agent and a reward. `math_reward`, `search_reward` (questions and multiple choice),
 `countdown_reward` and `code_reward` score one kind of task each; `reward_types` has their input, output and settings,
-and finds answers in texts.
+and finds answers in texts. `llm_judge` has judges that are models, and `verdicts` what they wrote.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rllm._runtime.lazy import lazy_names
 if TYPE_CHECKING:
     from rllm.rewards.code_reward import RewardCodeFn as RewardCodeFn
     from rllm.rewards.countdown_reward import countdown_reward_fn as countdown_reward_fn
+    from rllm.rewards.llm_judge import judge as judge
     from rllm.rewards.math_reward import RewardMathFn as RewardMathFn
     from rllm.rewards.reward_fn import RewardFunction as RewardFunction
     from rllm.rewards.reward_fn import as_reward_output as as_reward_output
@@ -45,6 +46,7 @@ __all__ = [
     "countdown_reward_fn",
     "f1_reward_fn",
     "group_reward",
+    "judge",
     "math_reward_fn",
     "multiple_choice_reward_fn",
     "search_reward_fn",
@@ -67,6 +69,7 @@ __getattr__, __dir__ = lazy_names(
         "countdown_reward_fn": "rllm.rewards.countdown_reward",
         "f1_reward_fn": "rllm.rewards.reward_fn",
         "group_reward": "rllm.rewards.scoring",
+        "judge": "rllm.rewards.llm_judge",
         "math_reward_fn": "rllm.rewards.reward_fn",
         "multiple_choice_reward_fn": "rllm.rewards.reward_fn",
         "search_reward_fn": "rllm.rewards.reward_fn",

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
@@ -189,6 +190,12 @@ def info_of(verdict: RewardOutput) -> JSONObject:
     """Return what an environment reports about a reward in the `info` of its last step."""
     parts = {PARTS_KEY: verdict.parts} if verdict.parts else {}
     return {"is_correct": verdict.is_correct, "reward_metadata": verdict.metadata, **parts}
+
+
+def keep_verdicts(reward_fn: object, folder: Path) -> None:
+    """Let a judge keep its verdicts in the folder of a run or an evaluation; do nothing for other functions."""
+    if callable(keep_in := getattr(reward_fn, "keep_in", None)):
+        keep_in(folder)
 
 
 def weights_of(reward_fn: object) -> Weights:

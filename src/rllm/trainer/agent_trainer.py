@@ -39,6 +39,7 @@ from rllm.registry import resolve
 from rllm.rewards.scoring import (
     AnyReward,
     check_reward,
+    keep_verdicts,
     reward_of,
     scores_groups,
     weights_of,
@@ -337,6 +338,7 @@ class AgentTrainer:
         upstream = upstream_of(backend.inference, MODEL_NAME)
         gateway = stack.enter_context(GatewayServer(store, upstream, gateway_config(self.config)))
         context = RolloutContext(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
+        keep_verdicts(self._reward, self.run_dir)
         scoring = Scoring.of(self._reward, self.config.reward, timeout_s=self.config.rollout.timeout_s)
         runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway, scoring))
         trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])

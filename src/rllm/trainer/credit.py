@@ -541,7 +541,7 @@ def num_uniform_groups(groups: Groups, references: References, algorithm: Algori
     """
 
     def are_equal(units: Sequence[CreditUnit], others: Sequence[Trajectory] = ()) -> bool:
-        rewards = [item.final_reward() for item in (*(unit.trajectory for unit in units), *others)]
+        rewards = [algorithm.compared(item) for item in (*(unit.trajectory for unit in units), *others)]
         return algorithm.needs_rewards and len(rewards) > 1 and len(set(rewards)) == 1
 
     compared = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
-from rllm.engine.episode_log import EPISODES, EpisodeLog, Key, plain_task_id, read_tasks
+from rllm.engine.episode_log import EPISODES, EpisodeLog, Key, plain_task_id, read_tasks, to_json
 from rllm.engine.join import DEFAULT_NAME
 from rllm.errors import ConfigError, StoreError
 from rllm.rewards.scoring import is_number
@@ -22,7 +23,9 @@ from rllm.types import (
     DRIFT_KEY,
     OUTCOME_KEY,
     SOURCE_KEY,
+    VERDICT_KEY,
     Episode,
+    JSONMapping,
     JSONObject,
     Step,
     StepCredit,
@@ -85,6 +88,8 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
     return {
         "name": path.name or DEFAULT_NAME,
         "reward": path.final_reward() if all(map(_is_finite, scored)) else None,
+        **({"reward_parts": dict(path.reward_parts)} if path.reward_parts else {}),
+        **({VERDICT_KEY: _short(verdict)} if isinstance(verdict := path.info.get(VERDICT_KEY), Mapping) else {}),
         "trainable": path.trainable,
         "advantage": next((credit.advantage for credit in known if credit.advantage is not None), None),
         "dropped": next((credit.dropped for credit in known if credit.dropped), None) if None not in reasons else None,
@@ -93,6 +98,15 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
         "tools": sorted({name for step in path.steps for name in _tools_of(step)}),
         "steps": [_step_record(step, credit) for step, credit in zip(path.steps, decided, strict=True)],
     }
+
+
+def _short(verdict: JSONMapping) -> JSONObject:
+    """Return a verdict as JSON values of bounded size."""
+    short: JSONObject = {}
+    for name, value in verdict.items():
+        text = value if isinstance(value, str) else to_json(value).decode()
+        short[str(name)] = text[:_MAX_TEXT] if isinstance(value, str) or len(text) > _MAX_TEXT else json.loads(text)
+    return short
 
 
 def _step_record(step: Step, credit: StepCredit | None) -> JSONObject:
@@ -200,6 +214,8 @@ def episode_of(session: SessionInfo, tasks: Mapping[Key, Task]) -> Episode:
                 {
                     "name": path["name"],
                     "reward": path.get("reward"),
+                    "reward_parts": path.get("reward_parts") or {},
+                    "info": {VERDICT_KEY: path[VERDICT_KEY]} if VERDICT_KEY in path else {},
                     "trainable": path.get("trainable", True),
                     "steps": [{"id": step["id"], "reward": step.get("reward")} for step in path.get("steps") or ()],
                 }

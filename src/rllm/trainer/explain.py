@@ -11,7 +11,16 @@ from typing import TypeAlias
 from rllm.capture.side_calls import side_calls
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.types import OUTCOME_KEY, JSONObject, Message, StepCredit, Trace, credits_by_trace, token_versions
+from rllm.types import (
+    OUTCOME_KEY,
+    VERDICT_KEY,
+    JSONObject,
+    Message,
+    StepCredit,
+    Trace,
+    credits_by_trace,
+    token_versions,
+)
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
 """Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which
@@ -75,6 +84,10 @@ class ListedEpisode:
     """As metrics count: that of the training step, or the steps that were done before an evaluation."""
     rewards: dict[str, float | None]
     """By role, the mean where one has several trajectories; none of an episode that has not ended."""
+    reward_parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By role, the named parts of the reward of its last trajectory that has some."""
+    verdicts: dict[str, JSONObject] = field(default_factory=dict)
+    """By role, what the reward function gave beside the reward, such as a judge's reasons."""
     error: dict[str, str] | None = None
     """`type`, `message` and `traceback` of the error; type `unreadable` if another program wrote the outcome."""
 
@@ -111,6 +124,8 @@ def _step_of(session: SessionInfo) -> int | None:
 def _ending(session: SessionInfo) -> JSONObject:
     """Return the fields of a `ListedEpisode`; another program may have written the outcome."""
     rewards: dict[str, float | None] = {}
+    parts: dict[str, dict[str, float]] = {}
+    verdicts: dict[str, JSONObject] = {}
     error: dict[str, str] | None = None
     outcome = session.metadata.get(OUTCOME_KEY) or {}
     try:
@@ -118,10 +133,14 @@ def _ending(session: SessionInfo) -> JSONObject:
         for path in outcome.get("trajectories") or ():
             scored = by_role.setdefault(path["name"], [])
             scored += [] if path.get("reward") is None else [path["reward"]]
+            if path.get("reward_parts"):
+                parts[path["name"]] = dict(path["reward_parts"])
+            if path.get(VERDICT_KEY):
+                verdicts[path["name"]] = dict(path[VERDICT_KEY])
         rewards = {role: fmean(scored) if scored else None for role, scored in by_role.items()}
         if raised := outcome.get("error"):
             error = {name: str(raised.get(name, "")) for name in ("type", "message", "traceback")}
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         error = {"type": "unreadable", "message": "another program wrote the outcome of this rollout", "traceback": ""}
     return {
         "episode_id": _episode_id(session) or session.id,
@@ -129,6 +148,8 @@ def _ending(session: SessionInfo) -> JSONObject:
         "split": str(session.metadata.get("split", "")),
         "step": _step_of(session),
         "rewards": rewards,
+        "reward_parts": parts,
+        "verdicts": verdicts,
         "error": error,
     }
 

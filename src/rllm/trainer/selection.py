@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -132,7 +132,7 @@ class _Group:
 
     members: list[Trajectory] = field(default_factory=list)
     """Those that may be trained on."""
-    rewards: set[float | None] = field(default_factory=set)
+    rewards: set[Hashable] = field(default_factory=set)
     """Distinct rewards, including the greedy rollout's if it is compared with."""
     num_compared: int = 0
     has_reference: bool = False
@@ -158,7 +158,7 @@ def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_GroupKey
             for place, unit in enumerate(units if may_learn or is_greedy else ()):
                 group = groups.setdefault((episode.task_id, trajectory.name, place), _Group())
                 group.members += [trajectory] if may_learn else []
-                group.rewards.add(unit.trajectory.final_reward())
+                group.rewards.add(algorithm.compared(unit.trajectory))
                 group.num_compared += 1
                 group.has_reference = group.has_reference or is_greedy
     return groups
