@@ -13,7 +13,7 @@ from rllm.workflows.simple_workflow import SimpleWorkflow
 
 from .alphabet import NUM_HELD_OUT, reward, tasks
 
-BESIDE_RL = {"sft", "distill", "online"}
+BESIDE_RL = {"sft", "distill", "sdft", "online"}
 """Names in the registry that learn from what others say, or from sessions of users (`examples/online_learning`)."""
 NAMES = sorted(ALGORITHMS.keys() - BESIDE_RL)
 SEEDS = (0, 1, 2)

@@ -79,7 +79,7 @@ class Says:
     def __init__(self, *logprobs: float) -> None:
         self.logprobs = torch.tensor(logprobs)
 
-    def score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch, samples: object = ()) -> Tensor:
         return self.logprobs
 
 

@@ -25,6 +25,7 @@ ALGORITHMS = {
     "remax": "rllm.algorithms.reinforce:ReMax",
     "rloo": "rllm.algorithms.reinforce:RLOO",
     "sapo": "rllm.algorithms.sapo:SAPO",
+    "sdft": "rllm.algorithms.sdft:SDFT",
     "sft": "rllm.algorithms.sft:SFT",
 }
 """Short names for `algorithm.name`; any `package.module:Class` does as well."""

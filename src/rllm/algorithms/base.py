@@ -45,6 +45,8 @@ class Algorithm:
     """Cannot learn from unscored trajectories."""
     demonstrated: ClassVar[bool] = False
     """Trains on demonstrations, not on samples of the policy, so there is no sampler to compare with."""
+    is_own_teacher: ClassVar[bool] = False
+    """Its teacher is the policy itself, shown more than the policy was."""
     of_sampler: ClassVar[bool] = False
     """Takes ratios to the probabilities that tokens were sampled with, so that older weights need no correction."""
 
@@ -82,6 +84,9 @@ class Algorithm:
     teacher_coef: float = 0.0
     """Advantage added to each token for every nat by which the teacher finds it likelier than the policy: on-policy
     distillation, beside any other credit."""
+    observation_coef: float = 0.0
+    """Strength of the cross-entropy of what the environment answered to the policy, such as results of tools; see
+    `rllm.algorithms.echo`."""
     correction: Literal["none", "truncate", "mask"] = "none"
     """Treatment of a sampler whose probabilities differ from the trainer's: weigh tokens by their bounded ratio, or
     also mask those out of bounds."""
@@ -108,6 +113,7 @@ class Algorithm:
         )
         self._require("entropy_coef", math.isfinite(self.entropy_coef), "use 0 (off) or a number such as 0.01")
         self._require("teacher_coef", 0 <= self.teacher_coef < math.inf, "use 0 (off) or a number above it")
+        self._require("observation_coef", 0 <= self.observation_coef < math.inf, "use 0 (off) or a number above it")
         self._require("correction_cap", self.correction_cap >= 1, "use at least 1")
         self._require(
             "correction_floor",
@@ -170,6 +176,11 @@ class Algorithm:
         return self.kl_coef > 0
 
     @property
+    def needs_original(self) -> bool:
+        """Return whether the weights that the run began with are needed, as a reference or a teacher."""
+        return self.needs_reference
+
+    @property
     def needs_teacher(self) -> bool:
         """Return whether the teacher's log-probabilities are needed."""
         return self.teacher_coef > 0
@@ -193,8 +204,11 @@ class Algorithm:
     def learns_without_advantage(self) -> bool:
         """Return whether tokens without advantage still move weights.
 
-        Those are the critic's weights, or the policy's through its entropy, its divergence or its teacher.
+        Those are the critic's weights, or the policy's through its entropy, its divergence, its teacher or what it
+        observed.
         """
+        if self.observation_coef:
+            return True
         regularised = self.entropy_coef != 0 or (self.needs_reference and self.kl_in == "loss")
         return self.needs_values or self.needs_teacher or regularised
 

@@ -12,7 +12,7 @@ from rllm.algorithms.batch import Batch
 from rllm.types import TrajectoryGroup
 
 _CLIP_AND_LEVEL = ("clip_low", "clip_high", "dual_clip", "level", "gamma")
-_OTHER_MODELS = ("kl_coef", "kl_in", "kl_estimator", "teacher_coef")
+_OTHER_MODELS = ("kl_coef", "kl_in", "kl_estimator", "teacher_coef", "observation_coef")
 _CORRECTION = ("correction", "correction_level", "correction_cap", "correction_floor")
 _OF_SAMPLES = (*_CLIP_AND_LEVEL, *_OTHER_MODELS, *_CORRECTION)
 """Shared options that only make sense for tokens that the policy sampled."""

@@ -60,6 +60,7 @@ from rllm.trainer.resume import StartingPoint, check_identity, identity_of, star
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
+from rllm.trainer.self_teacher import check_demonstrations, own_teacher
 from rllm.trainer.settings import (
     check_evaluations,
     check_fit,
@@ -213,6 +214,7 @@ class AgentTrainer:
         """Origin of `optim.lr`, if the user did not set it."""
         self.config = fitted_to_memory(self.config)
         check_teacher(self.config, self.algorithm)
+        check_demonstrations(self.algorithm, self.train_data)
         check_rollouts(self.config, self.source)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
@@ -352,7 +354,7 @@ class AgentTrainer:
             backend=backend,
             algorithm=self.algorithm,
             episode_metrics=self.source.episode_metrics(self.algorithm, backend, self.config.roles),
-            teacher=teacher,
+            teacher=own_teacher(self.config, self.algorithm, backend) or teacher,
             batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
             runner=runner,
             store=store,

@@ -469,7 +469,7 @@ def _taught(
     weights = torch.tensor(weight_of)[batch.trajectory_of]
     own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs
     assert own is not None, "a teacher scores what was sampled"
-    teacher_logprobs = teacher.score(batch)
+    teacher_logprobs = teacher.score(batch, usable)
     pull = pull_of_teacher(own, teacher_logprobs)
     advantages = batch.advantages + algorithm.teacher_coef * weights * pull
     return replace(batch, teacher_logprobs=teacher_logprobs, advantages=advantages)

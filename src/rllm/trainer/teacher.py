@@ -22,12 +22,18 @@ from rllm.types import JSONObject
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rllm.trainer.credit import Sample
+
 
 class Teacher(Protocol):
     """A model that the policy learns from, with the policy's tokens. It blocks, and is called in a thread."""
 
-    def score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch, samples: Sequence[Sample] = ()) -> Tensor:
         """Return [N] the teacher's log-probabilities of the batch's tokens.
+
+        Args:
+            batch: its `trajectory_of` counts the samples.
+            samples: what the tokens were sampled in, for teachers that read tasks or messages.
 
         Raises:
             InferenceError: if it cannot be reached, or does not return them.
@@ -41,6 +47,9 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
     if not algorithm.needs_teacher:
         if teacher != TeacherConfig():
             raise ConfigError("teacher is set but not used: set algorithm.name=distill, or algorithm.teacher_coef")
+        return
+    if algorithm.is_own_teacher:
+        refuse_changes(teacher, "teacher", TeacherConfig.model_fields, "where the policy teaches itself; leave it out")
         return
     if (teacher.path is None) == (teacher.url is None):
         raise ConfigError(
@@ -63,7 +72,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
 
 @contextmanager
 def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher | None]:
-    """Yield the teacher; `None` if the algorithm needs none.
+    """Yield the teacher; `None` if the algorithm needs none beside the policy.
 
     Raises:
         ConfigError: if the server does not return log-probabilities of prompts, has another vocabulary, or a shorter
@@ -71,7 +80,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         InferenceError: if it cannot be reached.
     """
     teacher = config.teacher
-    if not algorithm.needs_teacher:
+    if algorithm.is_own_teacher or not algorithm.needs_teacher:
         yield None
     elif teacher.path is not None:
         from rllm.backends.local.policy import LocalTeacher
@@ -170,7 +179,7 @@ class TeacherEndpoint:
                     f"there and {own!r} here; use a teacher of the same family"
                 )
 
-    def score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch, samples: Sequence[Sample] = ()) -> Tensor:
         """Return [N] the teacher's log-probabilities of the batch's tokens; see `Teacher.score`."""
         entries = self._pool.map(self._prompt_logprobs, [sequence.ids for sequence in batch.sequences])
         values = [

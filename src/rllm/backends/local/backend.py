@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +19,7 @@ from torch import Tensor
 from rllm._runtime.process import resident_memory, return_memory
 from rllm.algorithms.base import Algorithm, Sums
 from rllm.algorithms.batch import Batch
+from rllm.algorithms.echo import num_observed, with_observations
 from rllm.algorithms.from_config import algorithm_of, check_critic
 from rllm.backends.base import Role, StepResult, UpdatePlan, loading_checkpoint, non_finite_weight
 from rllm.backends.local.critic import Critic
@@ -141,7 +142,7 @@ class LocalBackend:
         if config.model.lora_rank:
             why = "with an adapter (model.lora_rank), since the reference is the policy without it; leave it out"
             refuse_changes(config.model, "model", ("reference_offload",), why)
-        elif config.model.reference_offload and not algorithm_of(config).needs_reference:
+        elif config.model.reference_offload and not algorithm_of(config).needs_original:
             why = "without a reference; set algorithm.kl_coef, too"
             refuse_changes(config.model, "model", ("reference_offload",), why)
         check_serving(config)
@@ -264,10 +265,20 @@ class LocalBackend:
         The entropies of the batch's tokens are appended to `entropies`, in pieces.
         """
         before = self._held()
+        observed = num_observed(batch) if algorithm.observation_coef else 0
+        if algorithm.observation_coef and not observed:
+            _warn_of_no_observations()
 
         def loss_of(part: Batch) -> tuple[Tensor, Sums, Tensor]:
-            logprobs, entropy = self.policy.logprobs(part, entropy_gradient=algorithm.entropy_coef != 0)
+            given, own = with_observations(part) if observed else (part, torch.ones(part.num_tokens).bool())
+            own = own.to(self.device)
+            found, spread = self.policy.logprobs(given, entropy_gradient=algorithm.entropy_coef != 0)
+            logprobs, entropy = found[own], spread[own]
             loss, sums = algorithm.loss(logprobs, aligned(part, logprobs), entropy)
+            if observed:  # their mean over the whole minibatch, however the loss beside it is averaged
+                surprise = -found[~own].sum() / observed
+                loss = loss + algorithm.observation_coef * surprise / scale
+                sums["policy/observation_nll"] = surprise.detach() * batch.num_tokens
             if entropies is not None:
                 entropies.append(entropy.detach().cpu())
             self._memory["activations"] = max(self._memory["activations"], self._held() - before)
@@ -328,6 +339,14 @@ class LocalBackend:
     def close(self) -> None:
         self._unpublished.close()
         self._sampler.close()
+
+
+@cache
+def _warn_of_no_observations() -> None:
+    logger.warning(
+        "algorithm.observation_coef has no effect on a batch where nothing stands between the policy's answers, as "
+        "with agents that call the model once"
+    )
 
 
 def _check_few_bits(config: TrainConfig) -> None:

@@ -216,7 +216,8 @@ class LocalTeacher:
         self._policy = Policy.of(model, Trunk.of(body_of(model)))
         self._max_tokens = micro_batch_tokens
 
-    def score(self, batch: Batch) -> Tensor:
+    def score(self, batch: Batch, samples: Sequence[object] = ()) -> Tensor:
+        """Return [N] log-probabilities of the batch's tokens, for which their samples need not be known."""
         return self._policy.score(batch, self._max_tokens)
 
 

@@ -205,7 +205,7 @@ def needs_critic(config: TrainConfig) -> bool:
 
 def needs_reference(config: TrainConfig) -> bool:
     """Return whether a reference model is needed; with LoRA the policy without its adapter is the reference."""
-    return algorithm_of(config).needs_reference and not config.model.lora_rank
+    return algorithm_of(config).needs_original and not config.model.lora_rank
 
 
 def _given(config: TrainConfig) -> dict[str, object]:

@@ -69,6 +69,11 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: naming the setting, its value and the remedy.
     """
+    if observation_coef := algorithm_of(config).observation_coef:
+        raise ConfigError(
+            f"algorithm.observation_coef={observation_coef}: verl's workers compute sampled tokens only; use "
+            "backend=local, or leave it out"
+        )
     template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
     check_source(config.model.path, template=template, trains_all=trains_all)
     if is_adapter(config.model.path):

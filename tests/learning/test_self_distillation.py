@@ -1,0 +1,44 @@
+"""A policy that can follow an example, and seldom answers rightly without one, learns to from its own scores."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rllm.testing.tiny_policy import tiny_policy
+from rllm.types import Message
+
+from .alphabet import RECIPE, STARTS_RIGHTLY, conversations
+from .runs import curve_of, train
+from .test_learning import MARGIN
+
+INSTRUCTION = "like"
+
+
+def _both(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
+    """Conversations without an example, and as many with one, whose answer is right."""
+    rng = random.Random(seed)
+    plain, right = conversations(seed, starts_rightly=starts_rightly), conversations(seed + 1, starts_rightly=1.0)
+    while True:
+        if rng.random() < 0.5:
+            yield next(plain)
+        else:
+            question, answer = next(right)
+            yield [{"role": "user", "content": f"{INSTRUCTION}\n\n{answer['content']}"}, question, answer]
+
+
+@pytest.mark.learning
+def test_it_learns_what_the_examples_show_without_any_reward(tmp_path: Path) -> None:
+    beginner = tiny_policy(
+        partial(_both, starts_rightly=1.0),
+        partial(_both, starts_rightly=STARTS_RIGHTLY),
+        recipe=replace(RECIPE, context_length=96),
+    )
+    shown = ["algorithm.demonstration=answer", f"algorithm.instruction={INSTRUCTION}"]
+    first, *_, last = curve_of(train("sdft", 0, policy=beginner, run_dir=tmp_path, settings=shown)).values()
+    assert last > first + MARGIN
