@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rllm.backends.local import logprobs as module
-from rllm.backends.local.logprobs import TokenLogprobs, logprobs_and_entropy
+from rllm.backends.local.logprobs import Head, TokenLogprobs, energies, logprobs_and_entropy
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 29])
@@ -149,3 +149,17 @@ def test_an_impossible_token_has_its_log_probability_all_the_same() -> None:
     assert (logprobs.item(), spread.item()) == (-500.0, 0.0)
     assert logits.grad is not None
     assert logits.grad.tolist() == [[1.0, -1.0]]
+
+
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+def test_energies_are_the_squared_norms_of_gradients(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_rows * 50)
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(16, 50)
+    head, hidden = Head(linear=linear, out_features=50), torch.randn(3, 16)
+    targets, state_of = torch.tensor([5, 6, 7, 5]), torch.tensor([0, 2, 1, 0])
+    found = energies(hidden, head, targets, state_of=state_of, temperature=1.0)
+    for target, state, value in zip(targets, state_of, found, strict=True):
+        logits = head(hidden[state : state + 1])[0].detach().requires_grad_()
+        (slope,) = torch.autograd.grad(logits.log_softmax(-1)[target], logits)
+        assert value.item() == pytest.approx(slope.square().sum().item(), abs=1e-5)

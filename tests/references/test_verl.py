@@ -16,6 +16,7 @@ from rllm.algorithms.batch import Aggregation
 from rllm.algorithms.dppo import DPPO
 from rllm.algorithms.grpo import CISPO, GRPO, GSPO
 from rllm.algorithms.losses import KLEstimator, importance_weights, kl_divergence
+from rllm.algorithms.otb import OTB
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import OPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReMax
 from rllm.algorithms.sapo import SAPO
@@ -76,6 +77,22 @@ def test_remax(verl: ModuleType, rows: Rows) -> None:
     baselines = torch.tensor([0.25 * group for group in rows.groups_of])
     theirs = outcome_advantages(verl.compute_remax_outcome_advantage, rows, reward_baselines=baselines)
     assert_close(rows.by_token(ReMax().credits(groups)), theirs)
+
+
+@SEEDS
+def test_otb(verl: ModuleType, rows: Rows) -> None:
+    batch, squares = rows.batch(), rows.random("squares", 0.0, 1.0)
+    batch.rewards = rows.flat(rows.score_rows)
+    batch.trajectory_of, batch.group_of = batch.sequence_of, torch.tensor(rows.groups_of)[batch.sequence_of]
+    assert batch.old_logprobs is not None
+    batch.energies = 1 - 2 * batch.old_logprobs.exp() + squares
+    theirs = outcome_advantages(
+        verl.compute_multi_turn_optimal_token_baseline_advantage,
+        rows,
+        old_log_probs=rows.pad(batch.old_logprobs),
+        sum_pi_squared=rows.pad(squares),
+    )
+    assert_close(OTB().token_advantages(batch)[0], theirs)
 
 
 def as_ours(whitened: Tensor) -> Tensor:

@@ -84,6 +84,9 @@ class ScriptedBackend:
     def values(self, batch: Batch) -> Tensor:
         return torch.zeros(batch.num_tokens)
 
+    def energies(self, batch: Batch) -> Tensor:
+        return torch.ones(batch.num_tokens)
+
     learning_rate = 0.0
 
     def begin_update(self, batch: Batch) -> UpdatePlan:

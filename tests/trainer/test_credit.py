@@ -15,6 +15,7 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.otb import OTB
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import ReinforcePlusPlus, ReMax
 from rllm.errors import ConfigError, TokenMismatchError
@@ -77,6 +78,9 @@ class TableScorer:
 
     def values(self, batch: Batch) -> Tensor:
         return self._of(batch, self.critic)
+
+    def energies(self, batch: Batch) -> Tensor:
+        return torch.ones(batch.num_tokens)
 
     def _of(self, batch: Batch, table: Mapping[int, float]) -> Tensor:
         return torch.tensor([table.get(token, 0.0) for token in batch.ids.tolist()])
@@ -540,3 +544,14 @@ def test_token_credit_equals_a_plain_loop_over_random_episodes(episodes: list[Ep
     assert [value for step_id in found for value in found[step_id]] == pytest.approx(
         [value for step_id in found for value in expected[step_id]], abs=1e-5
     )
+
+
+def test_positions_are_compared_within_their_group() -> None:
+    """OTB, with energies of 1: at the last of two positions siblings have added up the same."""
+    episodes = [
+        *episodes_of(path(1.0), path(0.0), task_id="one"),
+        *episodes_of(path(4.0), path(2.0), task_id="other"),
+    ]
+    found = assembled(episodes, OTB(), TableScorer())
+    assert found.batch.advantages.tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5, 1.0, 1.0, -1.0, -1.0])
+    assert found.batch.group_of is None

@@ -18,6 +18,7 @@ ALGORITHMS = {
     "maxrl": "rllm.algorithms.maxrl:MaxRL",
     "online": "rllm.algorithms.online:Online",
     "opo": "rllm.algorithms.reinforce:OPO",
+    "otb": "rllm.algorithms.otb:OTB",
     "ppo": "rllm.algorithms.ppo:PPO",
     "reinforce": "rllm.algorithms.reinforce:Reinforce",
     "reinforce_plus_plus": "rllm.algorithms.reinforce:ReinforcePlusPlus",

@@ -37,6 +37,8 @@ class Algorithm:
     """Smallest number of rollouts of a task that it compares."""
     needs_values: ClassVar[bool] = False
     """Needs a critic that estimates the value of each token."""
+    needs_energies: ClassVar[bool] = False
+    """Needs the squared norm of the gradient of each token by its logits: `Batch.energies`."""
     needs_greedy: ClassVar[bool] = False
     """Needs one more rollout per task, at temperature 0 and not trained on: `TrajectoryGroup.references`."""
     masks_minibatches: ClassVar[bool] = False
@@ -128,7 +130,7 @@ class Algorithm:
         self._require("step_coef", 0 <= self.step_coef < math.inf, "use 0 (off) or a number above it, such as 1")
         self._require(
             "step_coef",
-            not self.step_coef or (self.min_group_size > 1 and self.level == "trajectory"),
+            not self.step_coef or (self.min_group_size > 1 and self.level == "trajectory" and not self.credits_tokens),
             "it adds to the comparison of the trajectories of a group; use gigpo, or another algorithm that makes it "
             "with level=trajectory",
         )
@@ -198,7 +200,7 @@ class Algorithm:
     @property
     def needs_scores(self) -> bool:
         """Return whether the batch must be scored before rewards become advantages."""
-        return self.needs_values or self.penalises_divergence
+        return self.needs_values or self.needs_energies or self.penalises_divergence
 
     @property
     def learns_without_advantage(self) -> bool:

@@ -80,6 +80,8 @@ class Batch:
     ref_logprobs: Tensor | None = None  # [N] the reference model's
     teacher_logprobs: Tensor | None = None  # [N] the teacher's
     trajectory_of: Tensor | None = None  # [N] which trajectory each belongs to; its tokens lie together, in order
+    group_of: Tensor | None = None  # [N] which group of trajectories each belongs to, while tokens are credited
+    energies: Tensor | None = None  # [N] the squared norm of the gradient of its log-probability by the logits
     rewards: Tensor | None = None  # [N] what was earned by having chosen the token, for critics
     values: Tensor | None = None  # [N] the critic's estimate of what follows, before the token is chosen
     returns: Tensor | None = None  # [N] what the critic should have estimated

@@ -126,6 +126,14 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def energies(self, batch: Batch) -> Tensor:
+        """Return [N] the squared norm of the gradient of each token's log-probability by the logits.
+
+        Raises:
+            ConfigError: if the backend cannot compute it.
+        """
+        ...
+
     def begin_update(self, batch: Batch) -> UpdatePlan:
         """Prepare for the optimizer steps on a batch that is not empty.
 

@@ -387,9 +387,11 @@ def _whole_batch(usable: Sequence[Sample], temperature: float) -> Batch:
 def _scored(batch: Batch, scorer: TrainingBackend, algorithm: Algorithm) -> Batch:
     """Return the batch with the log-probabilities and values that credit depends on."""
     if not len(batch):
-        return replace(batch, values=torch.zeros(0))
+        return replace(batch, values=torch.zeros(0), energies=torch.zeros(0))
     if algorithm.penalises_divergence:
         batch = replace(batch, old_logprobs=scorer.score(batch), ref_logprobs=scorer.score_reference(batch))
+    if algorithm.needs_energies:
+        batch = replace(batch, energies=scorer.energies(batch))
     return replace(batch, values=scorer.values(batch)) if algorithm.needs_values else batch
 
 
@@ -424,7 +426,10 @@ def _token_credited(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm
     rewards = -_divergence(batch, algorithm)
     for key, tokens in step_spans(batch):
         rewards[tokens.stop - 1] += earned[key]
-    batch = replace(batch, rewards=rewards)
+    assert batch.trajectory_of is not None
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(sample.role_key for sample in usable))}
+    group_of = torch.tensor([numbers[sample.role_key] for sample in usable], dtype=torch.long)[batch.trajectory_of]
+    batch = replace(batch, rewards=rewards, group_of=group_of)
     # A trajectory may continue one sequence after it has begun another, so its tokens need not be in order.
     order = token_order(batch, earned)
     advantages, returns = algorithm.token_advantages(reordered(batch, order))
@@ -432,7 +437,8 @@ def _token_credited(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm
         if values is not None:
             _check_token_values(values, batch, algorithm)
     back = order.argsort()
-    return replace(batch, advantages=advantages[back], returns=None if returns is None else returns[back])
+    returns = None if returns is None else returns[back]
+    return replace(batch, advantages=advantages[back], returns=returns, group_of=None, energies=None)
 
 
 def _check_token_values(values: Tensor, batch: Batch, algorithm: Algorithm) -> None:

@@ -124,6 +124,7 @@ def test_megatron_reads_a_section_for_adapters_of_its_own() -> None:
             "would have no effect: advantages are estimated by rllm: set algorithm",
         ),
         ("algorithm.observation_coef=0.1", r"algorithm\.observation_coef=0\.1: verl's workers compute sampled tokens"),
+        ("algorithm.name=otb", r"algorithm\.name='otb': verl's workers do not compute the energies"),
         ("verl.overrides.trainer.nnodes=2", "see num_steps, save_every, eval.every, verl.num_nodes"),
         ("verl.overrides.actor_rollout_ref.rollout.n=4", "rollouts are made by rllm's runner"),
         (f"verl.overrides.{ACTOR}.use_kl_loss=true", "would have no effect: set algorithm.kl_coef"),

@@ -208,6 +208,10 @@ class LocalBackend:
         with self._sampler.paused():
             return self.critic.values(batch)
 
+    def energies(self, batch: Batch) -> Tensor:
+        with self._sampler.paused():
+            return self.policy.energies(batch, self.settings.micro_batch_tokens)
+
     @property
     def critic(self) -> Critic:
         """Critic, made when it is first used."""

@@ -160,6 +160,22 @@ def logprobs_and_entropy(
     return logprobs[order.argsort()], spread[state_of]
 
 
+def energies(hidden: Tensor, head: Head, targets: Tensor, *, state_of: Tensor, temperature: float) -> Tensor:
+    """Return [N] `1 - 2 p + sum of all p²` for targets of probability p; arguments as of `logprobs_and_entropy`.
+
+    It is the squared norm of the gradient of log p by the logits, at temperature 1. Without gradient.
+    """
+    found = torch.empty(len(targets), dtype=torch.float32, device=targets.device)
+    num_rows = max(CHUNK_ELEMENTS // head.out_features, 1)
+    for start in range(0, len(hidden), num_rows):
+        probabilities = _scores(head(hidden[start : start + num_rows]), temperature).softmax(-1)
+        (tokens,) = ((state_of >= start) & (state_of < start + num_rows)).nonzero(as_tuple=True)
+        rows = state_of[tokens] - start
+        own, all_squared = probabilities[rows, targets[tokens]], probabilities.square().sum(-1)
+        found[tokens] = (1 - 2 * own + all_squared[rows]).float()
+    return found
+
+
 class TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
     """Log-probabilities [n] of targets and entropies [u] of rows of logits.
 

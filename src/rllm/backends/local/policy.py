@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
-from rllm.backends.local.logprobs import Head, body_of, logprobs_and_entropy
+from rllm.backends.local.logprobs import Head, body_of, energies, logprobs_and_entropy
 from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
 from rllm.config.sizes import ModelShape
 from rllm.errors import ConfigError, first_line
@@ -149,6 +149,17 @@ class Policy:
 
     def score(self, batch: Batch, max_tokens: int) -> Tensor:
         return score_in_parts(batch, max_tokens, lambda part: self.logprobs(part, entropy=False)[0])
+
+    def energies(self, batch: Batch, max_tokens: int) -> Tensor:
+        """Return [N] the energies of the batch's tokens; see `logprobs.energies`."""
+
+        def of_part(part: Batch) -> Tensor:
+            with self.trunk.arithmetic():
+                states, state_of = self.trunk.before_tokens(part)
+                ids = part.ids.to(self.trunk.device)
+                return energies(states, self.head, ids, state_of=state_of, temperature=part.temperature)
+
+        return score_in_parts(batch, max_tokens, of_part)
 
 
 def score_in_parts(batch: Batch, max_tokens: int, score: Callable[[Batch], Tensor]) -> Tensor:

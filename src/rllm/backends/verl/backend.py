@@ -169,6 +169,9 @@ class VerlBackend:
     def learning_rate(self) -> float:
         return self._schedules["policy"].learning_rate(self._counts.updates["policy"])
 
+    def energies(self, batch: Batch) -> Tensor:
+        raise ConfigError("algorithm: verl's workers do not compute the energies of tokens; use backend=local")
+
     def begin_update(self, batch: Batch) -> UpdatePlan:
         """Let the sampler leave a shared device to the workers."""
         self._published.rest()

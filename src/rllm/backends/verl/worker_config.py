@@ -69,10 +69,16 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         ConfigError: naming the setting, its value and the remedy.
     """
-    if observation_coef := algorithm_of(config).observation_coef:
+    algorithm = algorithm_of(config)
+    if algorithm.observation_coef:
         raise ConfigError(
-            f"algorithm.observation_coef={observation_coef}: verl's workers compute sampled tokens only; use "
+            f"algorithm.observation_coef={algorithm.observation_coef}: verl's workers compute sampled tokens only; use "
             "backend=local, or leave it out"
+        )
+    if algorithm.needs_energies:
+        raise ConfigError(
+            f"algorithm.name={name_of(config.algorithm)!r}: verl's workers do not compute the energies of tokens; use "
+            "backend=local"
         )
     template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
     check_source(config.model.path, template=template, trains_all=trains_all)
