@@ -1,9 +1,9 @@
 """The `rllm` command line. Programs import nothing from here.
 
 One module a command or two: `train` (train, sft), `demo`, `eval`, `run`, `serving` (gateway, serve, view), `episodes`
-(explain, export, rescore), `stores` (traces, store) and `project` (init, config, doctor). They share `options` (also
-those generated from config classes), `terminal` (output, Ctrl-C), `display` (progress and reports), `inputs` (agents,
-tasks, models) and `training` (settings, runs, `--resume`). Read `train` first.
+(explain, export, rescore), `stores` (traces, store), `listing` (list) and `project` (init, config, doctor). They share
+`options` (also those generated from config classes), `terminal` (output, Ctrl-C), `display` (progress and reports),
+`inputs` (agents, tasks, models) and `training` (settings, runs, `--resume`). Read `train` first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rllm import __version__
 from rllm.cli.demo import demo
 from rllm.cli.episodes import explain, export, rescore
 from rllm.cli.eval import evaluate
+from rllm.cli.listing import list_names
 from rllm.cli.options import PlainCommand, PlainGroup
 from rllm.cli.project import config, doctor, init
 from rllm.cli.run import run
@@ -57,6 +58,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "gateway": gateway,
     "run": run,
+    "list": list_names,
     "doctor": doctor,
     "config": config,
 }

@@ -1,0 +1,87 @@
+"""`rllm list`: names that other commands take."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rllm.cli import terminal
+from rllm.cli.options import OnlyJson
+from rllm.errors import ConfigError
+from rllm.registry import did_you_mean
+from rllm.types import JSONObject
+
+
+def list_names(
+    kind: Annotated[str, typer.Argument(help="agents, algorithms or benchmarks.", show_default=False)],
+    as_json: OnlyJson = False,
+) -> None:
+    """List the names of agents, algorithms or benchmarks, with a line about each."""
+    if kind not in _KINDS:
+        hint = did_you_mean(kind, _KINDS) or f"use one of {', '.join(_KINDS)}"
+        raise ConfigError(f"rllm list {kind}: there is no such list; {hint}")
+    _print(kind, list(_KINDS[kind]()), as_json=as_json)
+
+
+def _print(kind: str, rows: list[JSONObject], *, as_json: bool) -> None:
+    if as_json:
+        terminal.print_json({kind: rows})
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*rows[0])
+    for row in rows:
+        cells = (", ".join(value) if isinstance(value, list) else str(value) for value in row.values())
+        table.add_row(*map(Text, cells))
+    terminal.console(wide=True).print(table)
+
+
+def _agents() -> Iterator[JSONObject]:
+    from rllm import agents
+
+    for name in agents.__all__:
+        found = getattr(agents, name)
+        ours = issubclass(found, agents.BaseAgent) and found.__module__.startswith("rllm.agents.")
+        if ours and not inspect.isabstract(found):
+            yield {"name": f"rllm.agents:{name}", "about": (found.__doc__ or "").partition("\n")[0]}
+
+
+def _algorithms() -> Iterator[JSONObject]:
+    from rllm.algorithms import ALGORITHMS
+
+    for name, path in sorted(ALGORITHMS.items()):
+        yield {"name": name, "about": _first_line(path)}
+
+
+def _benchmarks() -> Iterator[JSONObject]:
+    from rllm.data.benchmarks import BENCHMARKS
+
+    for name, benchmark in BENCHMARKS.items():
+        splits = [split for split in ("train", "test") if benchmark.generate is not None or split in benchmark.splits]
+        tasks = benchmark.hub_id or "generated"
+        yield {"name": name, "tasks": tasks, "splits": splits, "metric": benchmark.metric, "about": benchmark.about}
+
+
+_KINDS: dict[str, Callable[[], Iterator[JSONObject]]] = {
+    "agents": _agents,
+    "algorithms": _algorithms,
+    "benchmarks": _benchmarks,
+}
+
+
+def _first_line(path: str) -> str:
+    """Return the first line of a class's docstring without importing its module, which may need torch."""
+    module, _, name = path.partition(":")
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return (ast.get_docstring(found) or "").partition("\n")[0]

@@ -1,0 +1,49 @@
+"""`rllm list`: every name that another command takes, with a line about it."""
+
+import json
+import sys
+
+import pytest
+
+from rllm import cli
+from rllm.algorithms import ALGORITHMS
+from rllm.data.benchmarks import BENCHMARKS
+from rllm.registry import load_object
+
+from .conftest import as_a_program
+
+
+def printed_by(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rllm", "list", *arguments])
+    with as_a_program(), pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def test_algorithms_are_listed_with_the_first_line_of_their_docstrings(monkeypatch, capsys):
+    rows = json.loads(printed_by(["algorithms", "--json"], monkeypatch, capsys))["algorithms"]
+    lines = {name: load_object(path).__doc__.partition("\n")[0] for name, path in ALGORITHMS.items()}
+    assert {row["name"]: row["about"] for row in rows} == lines
+
+
+def test_benchmarks_are_listed_with_their_splits(monkeypatch, capsys):
+    rows = json.loads(printed_by(["benchmarks", "--json"], monkeypatch, capsys))["benchmarks"]
+    assert [row["name"] for row in rows] == list(BENCHMARKS)
+    splits = {row["name"]: (row["tasks"], row["splits"]) for row in rows}
+    assert splits["math500"] == ("HuggingFaceH4/MATH-500", ["test"])
+    assert splits["countdown"] == ("generated", ["train", "test"])
+    table = printed_by(["benchmarks"], monkeypatch, capsys)
+    assert all(name in table for name in BENCHMARKS)
+
+
+def test_agents_are_listed_by_paths_that_can_be_imported(monkeypatch, capsys):
+    rows = json.loads(printed_by(["agents", "--json"], monkeypatch, capsys))["agents"]
+    assert "rllm.agents:ToolAgent" in {row["name"] for row in rows}
+    for row in rows:
+        load_object(row["name"])()
+
+
+def test_an_unknown_list_is_refused_with_the_nearest_name(fails):
+    code, errors = fails("list", "algoritms")
+    assert (code, "did you mean 'algorithms'?" in errors) == (2, True)
