@@ -104,3 +104,12 @@ async def test_a_group_that_takes_too_long_fails(size: int) -> None:
 
     episodes, _ = await run(Scoring(group_reward=endless, timeout_s=0.01), a=["fig"] * size)
     assert all("did not finish within 0.01 s" in item.info["error"]["message"] for item in episodes.values())
+
+
+async def test_a_weight_of_no_part_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    scoring = Scoring(weights={"shrot": 0.2, "right": 1.0})
+    for _ in range(2):
+        await run(scoring, a=[[Trajectory(reward=1.5, reward_parts={"right": 1.0, "short": 0.5})]])
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("reward.weights.shrot has had no effect")
+    assert "did you mean 'short'?" in warning

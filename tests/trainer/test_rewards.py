@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +13,12 @@ import pytest
 from rllm.agents.math_agent import MathAgent
 from rllm.environments.base.single_turn_env import SingleTurnEnvironment
 from rllm.errors import ConfigError, RolloutError
+from rllm.rewards import judge
 from rllm.rewards.scoring import group_reward, with_reward
+from rllm.store import open_store
+from rllm.testing import ScriptedEngine, ScriptedServer
 from rllm.trainer.agent_trainer import AgentTrainer
-from rllm.types import Trajectory
+from rllm.types import OUTCOME_KEY, Trajectory
 
 from .conftest import BACKEND, TASKS, RunTrainer, ask
 
@@ -82,6 +88,36 @@ def test_a_reward_that_cannot_be_used_is_refused(agent: Any, options: dict[str, 
     config = {"backend": BACKEND, "model": {"path": "scripted"}, **options.pop("config", {})}
     with pytest.raises(ConfigError, match=message):
         AgentTrainer(agent_run_func=agent, train_dataset=TASKS, config=config, **options)
+
+
+def test_an_environment_may_have_a_judge(tmp_path: Path) -> None:
+    with ScriptedServer(ScriptedEngine(['{"reasoning": "so", "scores": {"right": 8}}', "nonsense"])) as server:
+        rubric = {"model": "m", "base_url": server.base_url, "num_retries": 0}
+        scored = judge({**rubric, "criteria": [{"name": "right", "description": "right"}]})
+        trainer = AgentTrainer(
+            agent_class=MathAgent,
+            env_class=SingleTurnEnvironment,
+            env_args={"reward_fn": scored},
+            train_dataset=[{"question": "fig"}, {"question": "kiwi"}],
+            config={
+                "run_dir": str(tmp_path / "run"),
+                "backend": BACKEND,
+                "model": {"path": "scripted"},
+                "trackers": ["jsonl"],
+                "num_steps": 1,
+                "tasks_per_step": 2,
+                "rollout": {"group_size": 1, "max_concurrent": 1},
+                "algorithm": {"name": "reinforce"},
+            },
+        )
+        trainer.train()
+    [line] = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (line["rollout/part/right"], line["judge/failed"], line["rollout/num_unscored"]) == (0.8, 0.5, 1.0)
+    assert len((tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()) == 1
+    with closing(open_store(str(tmp_path / "run" / "traces.db"), read_only=True)) as store:
+        paths = [session.metadata[OUTCOME_KEY]["trajectories"][0] for session in store.sessions(limit=9)]
+    assert sorted(path["verdict"].get("reasoning", "") for path in paths) == ["", "so"]
+    assert sum("the judge gave no verdict" in path["verdict"].get("error", "") for path in paths) == 1
 
 
 def test_an_environment_scores_itself() -> None:

@@ -26,8 +26,8 @@ from rllm.engine.validation import check_trajectories, checked_metrics
 from rllm.environments.base.base_env import BaseEnv, accepted_arguments, prepared_args
 from rllm.errors import AgentError, ConfigError, EnvError, boundary
 from rllm.inference.engine import InferenceEngine
-from rllm.rewards.scoring import PARTS_KEY, checked_reward, is_number
-from rllm.types import Episode, JSONMapping, JSONObject, Task, TerminationReason, Trajectory
+from rllm.rewards.scoring import METADATA_KEY, PARTS_KEY, checked_reward, is_number, numbers_in
+from rllm.types import VERDICT_KEY, Episode, JSONMapping, JSONObject, Task, TerminationReason, Trajectory
 from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.interaction import Interaction, Limits, discounted_returns
 
@@ -216,11 +216,18 @@ class AgentExecutionEngine:
         parts, correct = info.get(PARTS_KEY), info.get("is_correct")
         if isinstance(parts, Mapping):
             trajectory.reward_parts = checked_metrics(parts, "the environment")
+        verdict = info.get(METADATA_KEY)
+        if isinstance(verdict, Mapping) and verdict:
+            trajectory.info[VERDICT_KEY] = dict(verdict)
         is_correct = bool(correct) if is_number(correct) else reward is not None and reward >= 1.0
         episode = Episode(trajectories=[trajectory], termination_reason=reason, is_correct=is_correct)
         if self.overlong_filter and reason in ENDED_BY_A_LIMIT:
             trajectory.trainable = False
             episode.info["filtered"] = f"overlong_filter: the rollout ended by {reason.value}"
+        if isinstance(verdict, Mapping):
+            episode.metrics.update(numbers_in(verdict))
+            if reward is None and "error" in verdict:
+                episode.info["unscored"] = f"reward function: {verdict['error']}"
         for warning in play.warnings:
             warn(episode, warning)
         episode.metrics.update({f"timing/{name}_s": seconds for name, seconds in play.seconds.items()})

@@ -151,6 +151,8 @@ class RolloutRunner:
             self._num_runs -= 1
         if fatal is not None:
             raise fatal
+        if pending:
+            self.scoring.warn_of_unknown_parts()
         return [episodes[position] for position in range(len(pending))]
 
     async def _work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,14 @@ from rllm.config.schema import RewardSettings
 from rllm.engine.failures import error_record
 from rllm.engine.request import RolloutRequest
 from rllm.errors import RewardError
+from rllm.registry import did_you_mean
 from rllm.rewards.scoring import AnyReward, give_reward, score_group, scores_groups, weighted_sum, weights_of
 from rllm.types import Episode, TerminationReason, Trajectory, is_scored
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class Scoring:
     """Completion of the rewards of rollouts after they have ended."""
 
@@ -25,6 +29,8 @@ class Scoring:
     """Seconds that one call of it may take."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Factors on named parts of rewards; empty leaves rewards as they are."""
+    _known_parts: set[str] | None = field(default_factory=set, init=False)
+    """Names of the parts so far; `None` once unknown weights were named."""
 
     @classmethod
     def of(cls, reward: object, settings: RewardSettings, *, timeout_s: float) -> Self:
@@ -45,8 +51,17 @@ class Scoring:
             for members in _by_role(scored).values():
                 await self._score(self.group_reward, members)
         for path in (path for episode in scored for path in episode.trajectories):
+            if self._known_parts is not None:
+                self._known_parts |= path.reward_parts.keys()
             if self.weights and path.reward_parts and path.final_reward() is not None:
                 _weigh(path, self.weights)
+
+    def warn_of_unknown_parts(self) -> None:
+        """Warn of weights of parts that no reward has had; called when the first rollouts have ended."""
+        known, self._known_parts = self._known_parts, None
+        for name in sorted(self.weights.keys() - known) if known is not None else ():
+            names = did_you_mean(name, known or ()) or f"the parts are: {', '.join(sorted(known or ())) or 'none'}"
+            logger.warning("reward.weights.%s has had no effect: no reward has a part of this name; %s", name, names)
 
     async def _score(self, reward: AnyReward, members: Sequence[tuple[Episode, Trajectory]]) -> None:
         paths, task = [path for _, path in members], members[0][0].task

@@ -12,6 +12,7 @@ from rllm.evaluation.pass_at_k import Estimate, mean_over_tasks, pass_at_k
 from rllm.types import Episode, JSONObject
 
 PROMPT_TOKENS, SAMPLED_TOKENS = "rollout/prompt_tokens", "rollout/sampled_tokens"
+_OURS = ("rollout/", "timing/")
 NUM_CALLS, SECONDS = "rollout/num_calls", "timing/rollout_s"
 
 
@@ -61,7 +62,7 @@ class Outcome:
                 num_calls=episode.metrics.get(NUM_CALLS),
                 seconds=episode.metrics.get(SECONDS),
             ),
-            metrics={name: value for name, value in episode.metrics.items() if "/" not in name},
+            metrics={name: value for name, value in episode.metrics.items() if not name.startswith(_OURS)},
         )
 
 

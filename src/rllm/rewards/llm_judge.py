@@ -13,6 +13,7 @@ import json
 import os
 import random
 import threading
+import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -162,7 +163,9 @@ class _Judge:
 
         rubric = self.rubric
         key = "unused" if rubric.key_env is None else _key(rubric.key_env)
-        return OpenAI(base_url=rubric.base_url, api_key=key, timeout=rubric.timeout_s, max_retries=rubric.num_retries)
+        client = OpenAI(base_url=rubric.base_url, api_key=key, timeout=rubric.timeout_s, max_retries=rubric.num_retries)
+        weakref.finalize(self, client.close)
+        return client
 
     def _judged(self, system: str, material: JSONMapping, names: Sequence[str]) -> Verdict:
         """Return the judge's scores of these names, kept or new."""

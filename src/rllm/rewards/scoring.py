@@ -30,6 +30,9 @@ ACCEPTED = (
 PARTS_KEY = "reward_parts"
 """Key of the `info` of an environment's last step for the named parts of its reward."""
 
+METADATA_KEY = "reward_metadata"
+"""Key of the `info` of an environment's last step for the metadata of its reward."""
+
 AnyReward: TypeAlias = Callable[..., object]
 """A reward function of a user, sync or async; `as_reward_output` lists what it may return."""
 Weights: TypeAlias = Mapping[str, float]
@@ -189,7 +192,7 @@ def _checked_parts(parts: Mapping[Any, object], name: str) -> dict[str, float]:
 def info_of(verdict: RewardOutput) -> JSONObject:
     """Return what an environment reports about a reward in the `info` of its last step."""
     parts = {PARTS_KEY: verdict.parts} if verdict.parts else {}
-    return {"is_correct": verdict.is_correct, "reward_metadata": verdict.metadata, **parts}
+    return {"is_correct": verdict.is_correct, METADATA_KEY: verdict.metadata, **parts}
 
 
 def keep_verdicts(reward_fn: object, folder: Path) -> None:
@@ -353,6 +356,12 @@ def _unscored_episode(answer: object) -> object:
     return Episode(trajectories=[Trajectory(output=answer)])
 
 
+def numbers_in(metadata: JSONMapping) -> dict[str, float]:
+    """Return the finite numbers of a reward's metadata, which become metrics."""
+    numbers = {str(name): as_float(value) for name, value in metadata.items() if is_number(value)}
+    return {name: value for name, value in numbers.items() if abs(value) <= MAX_REWARD}
+
+
 def give_reward(episode: Episode, trajectory: Trajectory, verdict: RewardOutput, reward: AnyReward) -> None:
     """Record a verdict on a trajectory and its episode, in the place of any reward that it had."""
     trajectory.reward, trajectory.reward_parts = verdict.reward, dict(verdict.parts)
@@ -362,8 +371,7 @@ def give_reward(episode: Episode, trajectory: Trajectory, verdict: RewardOutput,
         trajectory.info[VERDICT_KEY] = dict(verdict.metadata)
     right = verdict.reward is not None and verdict.reward >= 1.0
     episode.is_correct = right if verdict.is_correct is None else verdict.is_correct
-    numbers = {name: as_float(value) for name, value in verdict.metadata.items() if is_number(value)}
-    episode.metrics.update({name: value for name, value in numbers.items() if abs(value) <= MAX_REWARD})
+    episode.metrics.update(numbers_in(verdict.metadata))
     if verdict.reward is None:
         reason = f": {verdict.metadata['error']}" if "error" in verdict.metadata else " returned None"
         episode.info["unscored"] = f"reward {_name_of(reward)}{reason}"

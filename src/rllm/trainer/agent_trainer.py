@@ -340,7 +340,8 @@ class AgentTrainer:
         upstream = upstream_of(backend.inference, MODEL_NAME)
         gateway = stack.enter_context(GatewayServer(store, upstream, gateway_config(self.config)))
         context = RolloutContext(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
-        keep_verdicts(self._reward, self.run_dir)
+        for function in (self._reward, *self.source.arguments):
+            keep_verdicts(function, self.run_dir)
         scoring = Scoring.of(self._reward, self.config.reward, timeout_s=self.config.rollout.timeout_s)
         runner = self._runner = stack.enter_context(running(self.config, self.source, context, gateway, scoring))
         trackers = Trackers.start(self.config.trackers, self.run_dir, [*self.trackers, TaskFile(self.run_dir)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -79,6 +79,11 @@ class RolloutSource(ABC):
         """Reward function that was given to it, as by `with_reward`."""
         return None
 
+    @property
+    def arguments(self) -> Iterable[object]:
+        """Values that it passes to environments or workflows, a judge perhaps among them."""
+        return ()
+
     @abstractmethod
     def check(self, data: Dataset) -> None:
         """Raise `ConfigError` if these tasks cannot be rolled out."""
@@ -120,6 +125,10 @@ class AgentEnvSource(RolloutSource):
     agent_args: JSONMapping = field(default_factory=dict)
     env_args: JSONMapping = field(default_factory=dict)
 
+    @property
+    def arguments(self) -> Iterable[object]:
+        return self.env_args.values()
+
     def check(self, data: Dataset) -> None:
         """Let the environment class check the first task."""
         check_first_task(self.env_class, {**data[0], **prepared_args(self.env_class, self.env_args)})
@@ -149,6 +158,10 @@ class WorkflowSource(RolloutSource):
     @property
     def max_parallel(self) -> int | None:
         return None if self.workflow_class.is_multithread_safe() else 1
+
+    @property
+    def arguments(self) -> Iterable[object]:
+        return self.workflow_args.values()
 
     def check(self, data: Dataset) -> None:
         """Accept any task."""
