@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import textwrap
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +16,10 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
+from rllm.algorithms.gdpo import GDPO
 from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
 from rllm.algorithms.sapo import SAPO
+from rllm.types import Trajectory, TrajectoryGroup
 
 from .rows import Rows
 
@@ -141,3 +146,43 @@ def test_the_penalty_of_overlong_answers() -> None:
     ours, lengths = DAPO(overlong_length=20, overlong_buffer=5), range(1, 30)
     theirs = punish(completion_ids=[[0] * length for length in lengths])
     assert [-ours.overlong_penalty(length) for length in lengths] == pytest.approx(theirs)
+
+
+def trl_advantages_by_part(parts: Tensor, weights: Tensor, *, group_size: int) -> Tensor:
+    """Advantages of TRL's normalize_then_sum: its statements, taken from the method that also samples."""
+    module = importlib.import_module("trl.trainer.grpo_trainer")
+    tree = ast.parse(textwrap.dedent(inspect.getsource(module.GRPOTrainer._generate_and_score_completions)))
+    [branch] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("== 'normalize_then_sum'")
+    ]
+    names = {
+        **vars(module),
+        "self": SimpleNamespace(reward_weights=weights, reward_funcs=[None] * len(weights)),
+        "device": "cpu",
+        "rewards_per_func": parts,
+        "num_generations": group_size,
+        "unscorable_mask": torch.isnan(parts).all(dim=1),
+    }
+    exec(compile(ast.Module(branch.body, []), "trl", "exec"), names)
+    advantages: Tensor = names["advantages"]
+    return advantages
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gdpo(seed: int) -> None:
+    """TRL's deviation of the batch is that of a sample, larger by the root of N / (N - 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.rand((24, 3), generator=generator) * torch.tensor([1.0, 10.0, 0.1])
+    groups = [
+        TrajectoryGroup(
+            trajectories=[
+                Trajectory(reward=1.0, reward_parts=dict(zip("abc", row, strict=True))) for row in members.tolist()
+            ]
+        )
+        for members in parts.view(3, 8, 3)
+    ]
+    ours = torch.tensor(GDPO(weights={"b": 0.5, "c": 2.0}).credits(groups)).flatten()
+    theirs = trl_advantages_by_part(parts, torch.tensor([1.0, 0.5, 2.0]), group_size=8)
+    torch.testing.assert_close(ours, theirs * (24 / 23) ** 0.5, rtol=0, atol=2e-2)
