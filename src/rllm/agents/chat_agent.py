@@ -88,6 +88,13 @@ class ChatAgent(BaseAgent):
         return {**message, "content": self.split(text_of(message)).answer}
 
 
+class TextAgent(ChatAgent):
+    """A chat whose actions are the model's answers, with its reasoning left out."""
+
+    def response_to_action(self, response: str) -> str:
+        return self.split(response).answer
+
+
 def observation_to_text(observation: Any) -> str:
     """Return the text of an observation: the observation itself, or the question of a task.
 

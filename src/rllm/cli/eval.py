@@ -19,22 +19,26 @@ from rllm.cli import terminal
 from rllm.cli.options import (
     AsJson,
     CheckpointOfRun,
+    Env,
     ModelOrName,
     Reward,
     Server,
     ServerKind,
     Split,
     above_zero,
+    leading_setting,
     optional,
 )
 from rllm.cli.terminal import CTRL_C
 from rllm.errors import ConfigError, RolloutError, all_of
 
 if TYPE_CHECKING:
-    from rllm.cli.inputs import AgentFunction, ModelSource
+    from rllm.cli.inputs import ModelSource
+    from rllm.data.dataset import Dataset
     from rllm.evaluation.evaluate import Evaluation
     from rllm.evaluation.report import Report
     from rllm.trainer.config import TrainConfig
+    from rllm.trainer.rollout_sources import RolloutSource
     from rllm.types import JSONObject
 
 
@@ -52,6 +56,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(help="Settings, such as sampling.max_tokens=512 or model.dtype=bfloat16.", metavar="KEY=VALUE"),
     ] = None,
+    env: Env = None,
     reward: Reward = None,
     dataset: Annotated[
         str | None,
@@ -91,38 +96,19 @@ def evaluate(
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import benchmark_in, embedded, key_of_server, load_agent, served, tasks_for
+    from rllm.cli.inputs import embedded, key_of_server, served
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
 
     if compare is not None:
-        from rllm.cli.display import show_comparison
-        from rllm.evaluation.folder import compare as compared
-
-        for parameter in context.command.params:
-            origin = context.get_parameter_source(parameter.name or "")
-            if getattr(origin, "name", "") == "COMMANDLINE" and parameter.name not in ("compare", "as_json"):
-                name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
-                raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave out {name}")
-        comparison = compared(*compare)
-        show_comparison(terminal.console(stderr=as_json), *compare, comparison)
-        if as_json:
-            terminal.print_json(comparison.to_dict())
+        _compare(context, compare, as_json=as_json)
         return
     started = time.perf_counter()
-    if agent is None:
-        raise ConfigError(
-            "the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ..., or rllm eval gsm8k ..."
-        )
-    benchmark = benchmark_in(agent)
-    dataset = dataset or benchmark
-    if dataset is None:
-        raise ConfigError(
-            "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
-        )
+    agent, settings = leading_setting(agent, settings)
+    dataset, benchmark = _tasks_named(agent, env, reward, dataset, split)
     model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before lead_to_gateway replaces it
-    config, sampling = _settings(settings or [], model, temperature, served=base_url is not None)
+    config, sampling = _settings(settings, model, temperature, served=base_url is not None)
     if benchmark is not None:
         sampling = {**BENCHMARKS[benchmark].sampling, **sampling}
     if base_url is None:
@@ -130,17 +116,17 @@ def evaluate(
     from rllm.config.schema import refuse_changes
     from rllm.engine.scoring import Scoring
     from rllm.evaluation.evaluate import Evaluation  # which imports torch
-    from rllm.rewards.scoring import keep_verdicts, reward_of, with_deadline
+    from rllm.rewards.scoring import keep_verdicts
 
     config.gateway.port = lead_to_gateway(config)
-    function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
+    rollouts, data = _work(agent, env, reward, dataset, split, benchmark, config)
     if reward is None and benchmark is None:
         refuse_changes(config.reward, "reward", ["timeout_s"], "without --reward; leave it out")
-    scoring = Scoring.of(reward_of(function), config.reward, timeout_s=timeout)
-    data = tasks_for(function, dataset, split, option="--data", benchmark=benchmark, benchmark_split="test")
+    scoring = Scoring.of(rollouts.reward, config.reward, timeout_s=timeout)
     source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
-    identity = {"agent": _identity_of(agent), **({"reward": _identity_of(reward)} if reward else {}), **source.identity}
+    made_by = {"agent": agent and _identity_of(agent), "env": env, "reward": reward and _identity_of(reward)}
+    identity = {**{name: value for name, value in made_by.items() if value}, **source.identity}
     with Evaluation.opened(
         data,
         folder=folder,
@@ -150,12 +136,76 @@ def evaluate(
         sampling=sampling,
         scoring=scoring,
     ) as evaluation:
-        keep_verdicts(reward_of(function), folder)
+        keep_verdicts(rollouts.reward, folder)
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
-        _complete(evaluation, function, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
+        _complete(evaluation, rollouts, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
         report = evaluation.report()
-    title = f"{agent if dataset == agent else f'{agent} on {dataset}'} with {source.name}"
+    title = f"{' on '.join(dict.fromkeys(filter(None, (agent, env or dataset))))} with {source.name}"
     _show(report, title, folder, seconds=time.perf_counter() - started, as_json=as_json)
+
+
+def _compare(context: typer.Context, folders: tuple[Path, Path], *, as_json: bool) -> None:
+    """Show the difference between two evaluations."""
+    from rllm.cli.display import show_comparison
+    from rllm.evaluation.folder import compare as compared
+
+    for parameter in context.command.params:
+        origin = context.get_parameter_source(parameter.name or "")
+        if getattr(origin, "name", "") == "COMMANDLINE" and parameter.name not in ("compare", "as_json"):
+            name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+            raise ConfigError(f"--compare takes two finished evaluations and evaluates nothing: leave out {name}")
+    comparison = compared(*folders)
+    show_comparison(terminal.console(stderr=as_json), *folders, comparison)
+    if as_json:
+        terminal.print_json(comparison.to_dict())
+
+
+def _tasks_named(
+    agent: str | None, env: str | None, reward: str | None, dataset: str | None, split: str | None
+) -> tuple[str | None, str | None]:
+    """Check that agent and tasks are named; return the dataset, and the benchmark if the agent is one."""
+    from rllm.cli.inputs import benchmark_in, refuse_beside_env
+
+    if env is not None:
+        refuse_beside_env(env, {"data": dataset, "reward": reward, "split": split})
+        return None, None
+    if agent is None:
+        raise ConfigError(
+            "the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ..., or rllm eval gsm8k ..., or "
+            "rllm eval --env NAME ..."
+        )
+    benchmark = benchmark_in(agent)
+    dataset = dataset or benchmark
+    if dataset is None:
+        raise ConfigError(
+            "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
+        )
+    return dataset, benchmark
+
+
+def _work(
+    agent: str | None,
+    env: str | None,
+    reward: str | None,
+    dataset: str | None,
+    split: str | None,
+    benchmark: str | None,
+    config: TrainConfig,
+) -> tuple[RolloutSource, Dataset]:
+    """Return what makes the rollouts, and the tasks."""
+    from rllm.cli.inputs import agent_in_env, load_agent, tasks_for
+    from rllm.environments.named import open_env
+    from rllm.rewards.scoring import with_deadline
+    from rllm.trainer.rollout_sources import FunctionSource, source_in
+
+    if env is not None:
+        named = open_env(env)
+        return source_in(named, **agent_in_env(agent)), named.tasks
+    assert agent is not None
+    assert dataset is not None
+    function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
+    data = tasks_for(function, dataset, split, option="--data", benchmark=benchmark, benchmark_split="test")
+    return FunctionSource(agent_run_func=function), data
 
 
 def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: bool) -> None:
@@ -193,7 +243,7 @@ def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind
 
 def _complete(
     evaluation: Evaluation,
-    function: AgentFunction,
+    rollouts: RolloutSource,
     source: ModelSource,
     config: TrainConfig,
     again: str,
@@ -206,13 +256,13 @@ def _complete(
     Ctrl-C ends the process and prints `again`, the command that continues.
     """
     from rllm.cli.display import EvaluationDisplay
-    from rllm.engine.agent_function_engine import AgentFunctionEngine
     from rllm.engine.event_loop import run_to_end
     from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
     from rllm.sdk.variables import run_key
     from rllm.store import open_store
     from rllm.trainer.episode_records import note_outcome
+    from rllm.trainer.rollout_sources import RolloutContext
 
     console = terminal.console(stderr=True)
     folder = evaluation.folder.path
@@ -237,7 +287,16 @@ def _complete(
             source.upstream as upstream,
             closing(open_store(str(folder / "traces.db"))) as store,
             GatewayServer(store, upstream, listens) as gateway,
-            AgentFunctionEngine(function, gateway=gateway, store=store) as engine,
+            rollouts.open(
+                RolloutContext(
+                    inference=source.engine_of(upstream),
+                    gateway=gateway,
+                    store=store,
+                    rollout=config.rollout.model_copy(
+                        update={"max_concurrent": max_concurrent, "timeout_s": timeout_s}
+                    ),
+                )
+            ) as engine,
             closing(EvaluationDisplay(console)) as display,
         ):
             work = evaluation.run(
@@ -282,7 +341,13 @@ def _settings(
     from rllm.gateway.sessions import check_sampling
     from rllm.trainer.config import load_config
 
-    ours = ("gateway.", "reward.", "rollout.num_retries=", *(() if served else ("model.", "seed=")))
+    ours = (
+        "gateway.",
+        "reward.",
+        "rollout.num_retries=",
+        "rollout.max_steps=",
+        *(() if served else ("model.", "seed=")),
+    )
     options = {"sampling.temperature": temperature, "model.path": None if served else model}
     pairs = [*pairs, *(f"{key}={value}" for key, value in options.items() if value is not None)]
     sampling: JSONObject = {}

@@ -8,12 +8,12 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rllm.data.benchmarks import BENCHMARKS, read_benchmark, read_benchmark_file
 from rllm.data.dataset import PREPARED, Dataset, DatasetRegistry
@@ -22,6 +22,8 @@ from rllm.engine.signature import check_rows
 from rllm.errors import ConfigError, InferenceError, PluginError, concerning
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, Upstream, UpstreamKind
 from rllm.gateway.upstream.token_prompts import TokenPrompts
+from rllm.inference.engine import InferenceEngine
+from rllm.inference.openai_engine import OpenAIEngine
 from rllm.registry import did_you_mean, load_object, own_frames
 
 if TYPE_CHECKING:
@@ -76,13 +78,30 @@ def benchmark_in(agent: str) -> str | None:
     return agent
 
 
-def load_function(spec: str, *, what: str = "agent", reload: bool = True) -> AgentFunction:
+def agent_in_env(agent: str | None) -> dict[str, Any]:
+    """Return the agent of a named environment, a function or a class, as an argument of `AgentTrainer`."""
+    if agent is None:
+        return {}
+    found = load_function(agent, or_class=True)
+    return {"agent_class" if isinstance(found, type) else "agent_run_func": found}
+
+
+def refuse_beside_env(env: str, begun: Mapping[str, object]) -> None:
+    """Refuse options that an environment's own tasks and rewards leave without effect."""
+    for name in ("data", "reward", "split", "val_split"):
+        if begun.get(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} would have no effect with --env {env}, which has its own; leave one out")
+
+
+def load_function(spec: str, *, what: str = "agent", reload: bool = True, or_class: bool = False) -> AgentFunction:
     """Import a function.
 
     Args:
         spec: `FILE.py:function` or `package.module:function`.
         what: its role, for error messages.
         reload: run its file even if it was imported before.
+        or_class: accept a class, too.
     """
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
@@ -97,9 +116,12 @@ def load_function(spec: str, *, what: str = "agent", reload: bool = True) -> Age
             own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
             raise ConfigError(f"{what}={spec!r}: {place} defines no {name!r}; it has {', '.join(own) or 'nothing'}")
         found = getattr(module, name)
-    if not callable(found) or isinstance(found, type):
+    if not callable(found) or (isinstance(found, type) and not or_class):
         kind = "a class" if isinstance(found, type) else type(found).__name__
-        way = "; classes are trained from Python: AgentTrainer(agent_class=..., env_class=...) or (workflow_class=...)"
+        way = (
+            "; classes are trained from Python: AgentTrainer(agent_class=..., env_class=...) or (workflow_class=...), "
+            "or with --env"
+        )
         is_of_agent = isinstance(found, type) and what == "agent"
         raise ConfigError(f"{what}={spec!r} is {kind}, not a function{way if is_of_agent else ''}")
     function: AgentFunction = found
@@ -206,6 +228,15 @@ class ModelSource:
     """Facts that identify the model."""
     upstream: AbstractContextManager[Upstream]
     """Context that loads the model; entered only if it is needed."""
+    server: InferenceEngine | None = None
+    """Client of the model's server, for agents that call it without HTTP of their own."""
+
+    def engine_of(self, upstream: Upstream) -> InferenceEngine:
+        """Return the engine behind the opened `upstream`."""
+        if isinstance(upstream, EngineUpstream):
+            return upstream.engine
+        assert self.server is not None
+        return self.server
 
 
 def embedded(config: TrainConfig, max_concurrent: int) -> ModelSource:
@@ -287,7 +318,8 @@ def served(
     name = model or found[0]
     tokens = token_prompts(tokenizer, chat_template)
     upstream = HTTPUpstream(base_url, api_key=api_key, model=name, kind=kind, tokens=tokens)
-    return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream))
+    server = OpenAIEngine(name, base_url=base_url, api_key=api_key, kind=kind)
+    return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream), server=server)
 
 
 async def _models(server: HTTPUpstream, wanted: str | None) -> list[str]:

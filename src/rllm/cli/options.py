@@ -125,6 +125,13 @@ Reward: TypeAlias = Annotated[
         metavar="FILE.py:function",
     ),
 ]
+Env: TypeAlias = Annotated[
+    str | None,
+    optional(
+        "Environment by name, which has tasks, rewards and an agent; `rllm list envs` prints the schemes.",
+        metavar="SCHEME:NAME?key=value&...",
+    ),
+]
 Split: TypeAlias = Annotated[str | None, optional("Split of the data to use, if it has several: train, test, ...")]
 ValSplit: TypeAlias = Annotated[str | None, optional("Split of --val to use, if it has several.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout at the end.")]
@@ -152,13 +159,14 @@ class RunOptions:
     ] = False
     as_json: AsJson = False
 
-    def leading_setting(self, first: str | None) -> tuple[str | None, list[str]]:
-        """Separate an optional argument from settings; if it is missing, the first setting is in its place."""
-        rest = list(self.settings or [])
-        files = [] if first is None else [first, first.rpartition(":")[0] or first]
-        if first is not None and _SETTING.match(first) and not any(Path(file).exists() for file in files):
-            return None, [first, *rest]
-        return first, rest
+
+def leading_setting(first: str | None, settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """Separate an optional argument from settings; if it is missing, the first setting is in its place."""
+    rest = list(settings or [])
+    files = [] if first is None else [first, first.rpartition(":")[0] or first]
+    if first is not None and _SETTING.match(first) and not any(Path(file).exists() for file in files):
+        return None, [first, *rest]
+    return first, rest
 
 
 CheckpointOfRun: TypeAlias = Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rllm.cli.options import Reward, RunOptions, optional, with_options
+from rllm.cli.options import Env, Reward, RunOptions, leading_setting, optional, with_options
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def train(
     ] = None,
     *,
     options: RunOptions,
+    env: Env = None,
     reward: Reward = None,
     data: Annotated[
         list[str] | None,
@@ -51,8 +52,11 @@ def train(
 
     The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL,
     which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
+
+    With --env, tasks and rewards are those of an environment, and the agent is optional: a function, which also gets
+    the environment as env, or a BaseAgent class, FILE.py:Class.
     """
-    from rllm.cli.inputs import benchmark_in, load_agent, tasks_for
+    from rllm.cli.inputs import agent_in_env, load_agent, refuse_beside_env, tasks_for
     from rllm.cli.training import (
         as_typed,
         begun_as,
@@ -64,18 +68,51 @@ def train(
     )
 
     started = time.perf_counter()
-    agent, settings = options.leading_setting(agent)
-    begun = begun_as("train", options, agent=agent, reward=reward, data=several(data), from_sessions=from_sessions)
+    agent, settings = leading_setting(agent, options.settings)
+    given = {"agent": agent, "env": env, "reward": reward, "data": several(data), "from_sessions": from_sessions}
+    begun = begun_as("train", options, **given)
     if "from_sessions" in begun:
         _train_online(begun, settings, options, {"backend": backend, "ray.address": ray_address}, started)
         return
+    benchmark = _check_beginning(begun, options)
+    config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
+    port = lead_to_gateway(config)
+    work: dict[str, Any]
+    if "env" in begun:
+        refuse_beside_env(begun["env"], begun)
+        work = {**agent_in_env(begun.get("agent")), "env": begun["env"], "val_dataset": begun.get("val")}
+    else:
+        function = load_agent(begun["agent"], begun.get("reward"))
+        read = partial(tasks_for, function, benchmark=benchmark)
+        paths = begun["data"].split("\n")
+        tasks = [read(path, begun.get("split"), option="--data", benchmark_split="train") for path in paths]
+        work = {"agent_run_func": function, "train_dataset": tasks}
+        if "val" in begun:
+            work["val_dataset"] = read(begun["val"], begun.get("val_split"), option="--val", benchmark_split="test")
+    quiet_libraries()  # slow imports, as below
+    from rllm.config.loading import locating_errors
+    from rllm.trainer.agent_trainer import AgentTrainer
+
+    with as_typed(train_dataset="--data", val_dataset="--val", env="--env"), locating_errors(layers):
+        trainer = AgentTrainer(**work, config=config, resume=options.resume is not None)
+    carry_out(trainer, layers, options, begun=begun, started=started, port=port, measure="accuracy")
+
+
+def _check_beginning(begun: dict[str, str], options: RunOptions) -> str | None:
+    """Check that agent and tasks are named; return the benchmark, if the agent is one, as the data by default."""
+    from rllm.cli.inputs import benchmark_in
+
+    if "env" in begun:
+        return None
     if options.resume is not None and not {"agent", "data"} <= begun.keys():
         raise ConfigError(
             f"--resume {options.resume}: the run was not started by a command, so arguments are missing; resume it in "
             "its program with AgentTrainer(..., resume=True), or give the agent and --data"
         )
     if "agent" not in begun:
-        raise ConfigError("the agent is missing: rllm train FILE.py:function --data tasks.jsonl ...")
+        raise ConfigError(
+            "the agent is missing: rllm train FILE.py:function --data tasks.jsonl ..., or rllm train --env NAME ..."
+        )
     benchmark = benchmark_in(begun["agent"])
     if benchmark is not None:
         begun.setdefault("data", benchmark)
@@ -83,29 +120,7 @@ def train(
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
         )
-    config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
-    port = lead_to_gateway(config)
-    function = load_agent(begun["agent"], begun.get("reward"))
-    read = partial(tasks_for, function, benchmark=benchmark)
-    sources = [
-        read(each, begun.get("split"), option="--data", benchmark_split="train") for each in begun["data"].split("\n")
-    ]
-    held_out = (
-        read(begun["val"], begun.get("val_split"), option="--val", benchmark_split="test") if "val" in begun else None
-    )
-    quiet_libraries()  # slow imports, as below
-    from rllm.config.loading import locating_errors
-    from rllm.trainer.agent_trainer import AgentTrainer
-
-    with as_typed(train_dataset="--data", val_dataset="--val"), locating_errors(layers):
-        trainer = AgentTrainer(
-            agent_run_func=function,
-            train_dataset=sources,
-            val_dataset=held_out,
-            config=config,
-            resume=options.resume is not None,
-        )
-    carry_out(trainer, layers, options, begun=begun, started=started, port=port, measure="accuracy")
+    return benchmark
 
 
 def _train_online(
@@ -114,7 +129,7 @@ def _train_online(
     from rllm.cli.terminal import console
     from rllm.cli.training import carry_out, chosen_settings, quiet_libraries
 
-    if unused := [name for name in ("agent", "reward", "data", "val") if name in begun]:
+    if unused := [name for name in ("agent", "env", "reward", "data", "val") if name in begun]:
         name = "the agent" if unused[0] == "agent" else f"--{unused[0]}"
         raise ConfigError(f"--from-sessions {begun['from_sessions']}: leave out {name}, since users make the sessions")
     config, layers = chosen_settings(settings, options, others)
@@ -152,7 +167,7 @@ def sft(
     from rllm.cli.training import as_typed, begun_as, carry_out, chosen_settings, quiet_libraries
 
     started = time.perf_counter()
-    data, settings = options.leading_setting(data)
+    data, settings = leading_setting(data, options.settings)
     begun = begun_as("sft", options, data=data)
     if "data" not in begun:
         raise ConfigError(

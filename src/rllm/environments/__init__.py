@@ -2,8 +2,8 @@
 
 Read `base/base_env.py` first: the protocol, and how a dataset row becomes an environment. `base/multi_turn_env.py` and
 `base/single_turn_env.py` are base classes for tasks with a reward per turn and with one answer, `tools/tool_env.py`
-lets the agent call tools, `gymnasium_env.py` adapts any Gymnasium environment, and `grid_world.py` is a small world for
-tests.
+lets the agent call tools, and `grid_world.py` is a small world for tests. `named.py` opens environments by name, with
+an adapter for each scheme: `gymnasium_env.py`, `reasoning_gym_env.py`.
 
 Each environment works without an engine:
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rllm.environments.base.single_turn_env import SingleTurnEnvironment as SingleTurnEnvironment
     from rllm.environments.grid_world import GridWorldEnv as GridWorldEnv
     from rllm.environments.gymnasium_env import GymnasiumEnv as GymnasiumEnv
+    from rllm.environments.named import NamedEnvironment as NamedEnvironment
+    from rllm.environments.named import open_env as open_env
     from rllm.environments.tools.tool_env import ToolEnvironment as ToolEnvironment
 
 __all__ = [
@@ -33,8 +35,10 @@ __all__ = [
     "GridWorldEnv",
     "GymnasiumEnv",
     "MultiTurnEnvironment",
+    "NamedEnvironment",
     "SingleTurnEnvironment",
     "ToolEnvironment",
+    "open_env",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -45,7 +49,9 @@ __getattr__, __dir__ = lazy_names(
         "GridWorldEnv": "rllm.environments.grid_world",
         "GymnasiumEnv": "rllm.environments.gymnasium_env",
         "MultiTurnEnvironment": "rllm.environments.base.multi_turn_env",
+        "NamedEnvironment": "rllm.environments.named",
         "SingleTurnEnvironment": "rllm.environments.base.single_turn_env",
         "ToolEnvironment": "rllm.environments.tools.tool_env",
+        "open_env": "rllm.environments.named",
     },
 )

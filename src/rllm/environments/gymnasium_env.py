@@ -7,13 +7,39 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv, load_named_code, refuse_code, unwrapped
+from rllm.environments.named import NamedEnvironment, value_of, whole_number
 from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
 from rllm.types import JSONMapping, JSONObject
 
 MAX_ACTION_CHARS = 20_000
 """Number of characters at the end of an answer in which an action is searched."""
 _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text", "parse_action")
+
+
+def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
+    """Return the environment of an id, with one task for each seed: `gymnasium:FrozenLake-v1?render_mode=ansi`.
+
+    Args:
+        name: an id, or `module:id` where a module registers it.
+        params: `size` (100) and `seed` (0) of the tasks, whose seeds follow each other; `max_steps` (50); `labels` of
+            the actions, separated by commas; others are arguments of the environment, as JSON or text.
+
+    Raises:
+        ConfigError: if the environment or a parameter is refused.
+    """
+    own = dict(params)
+    size, seed = whole_number(own, "size", 100, least=1), whole_number(own, "seed", 0)
+    max_steps = whole_number(own, "max_steps", 50, least=1)
+    labels = [label for label in own.pop("labels", "").split(",") if label]
+    kwargs = {key: value_of(text) for key, text in own.items() if key not in ("size", "seed", "max_steps")}
+    env_args = {"env": name, "env_kwargs": kwargs, "action_labels": labels}
+    GymnasiumEnv.from_dict(load_named_code(env_args)).close()
+    rows = [{"id": f"{name}/{number}", "seed": number} for number in range(seed, seed + size)]
+    return NamedEnvironment(
+        tasks=Dataset.of_tasks(rows, name=name), env_class=GymnasiumEnv, env_args=env_args, max_steps=max_steps
+    )
 
 
 class GymnasiumEnv(BaseEnv):

@@ -32,6 +32,7 @@ from rllm.engine.event_loop import UnderWay, ignore_interrupted_tasks, rarely_co
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.environments.base.base_env import BaseEnv
+from rllm.environments.named import SCHEMES, NamedEnvironment, open_env
 from rllm.errors import ConfigError, concerning, counted, shown
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of
@@ -57,7 +58,7 @@ from rllm.trainer.config import ConfigSource
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
-from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source, source_in
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
 from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.self_teacher import check_demonstrations, own_teacher
@@ -103,6 +104,8 @@ class AgentTrainer:
       (or trajectories, see `rllm.engine.validation`). Its model calls are those sent to `OPENAI_BASE_URL`.
     * `agent_class` and `env_class`: a `BaseAgent`, stepped through a `BaseEnv`.
     * `workflow_class`: a `Workflow`.
+
+    With `env`, the name of an environment, tasks and environment come from it, and the agent is optional.
     """
 
     def __init__(
@@ -117,7 +120,8 @@ class AgentTrainer:
         workflow_args: JSONMapping | None = None,
         source: RolloutSource | None = None,
         reward: AnyReward | None = None,
-        train_dataset: TaskSources,
+        env: str | None = None,
+        train_dataset: TaskSources | None = None,
         val_dataset: TaskSources | None = None,
         config: ConfigSource = None,
         backend: str | None = None,
@@ -137,9 +141,13 @@ class AgentTrainer:
             source: or any other source of episodes.
             reward: reward function of the answers of `agent_run_func` (see `rllm.rewards.scoring.with_reward`), or one
                 of groups, which may score agents of any form.
-            train_dataset: tasks to learn from: rows, a function that returns rows, or what `Dataset.load` reads: the
-                path of a file, or the id of a dataset of Hugging Face; or a list of several datasets or paths.
-            val_dataset: held-out tasks, in the same forms.
+            env: name of an environment, such as `reasoning-gym:leg_counting?size=500` (see
+                `rllm.environments.open_env`). Its agent may be replaced by `agent_class`, or by an `agent_run_func`
+                that takes the environment as `env`.
+            train_dataset: tasks to learn from, those of `env` by default: rows, a function that returns rows, or what
+                `Dataset.load` reads: the path of a file, or the id of a dataset of Hugging Face; or a list of several
+                datasets or paths.
+            val_dataset: held-out tasks, in the same forms, or the name of an environment.
             config: a `TrainConfig`, a mapping (hydra's `DictConfig`, too), a YAML path, or a list of `key=value`.
             backend: the same as `config.backend`.
             trackers: more trackers, besides those of `config.trackers`.
@@ -150,9 +158,15 @@ class AgentTrainer:
         """
         layers = layers_of(config, [] if backend is None else [f"backend={backend}"])
         self.config = from_layers(layers)
-        self.train_data = _dataset(train_dataset, "train_dataset")
+        named = None if env is None else _named(env, train_dataset, reward, env_class, workflow_class, source)
+        if named is None and train_dataset is None:
+            raise ConfigError("train_dataset is missing: pass tasks, or the name of an environment as env")
+        self.train_data = _dataset(train_dataset, "train_dataset") if named is None else named.tasks
         self.val_data = None if val_dataset is None else _dataset(val_dataset, "val_dataset")
         self.config = fitted_to_tasks(self.config, len(self.train_data))
+        if named is not None:
+            source = source_in(named, agent_run_func=agent_run_func, agent_class=agent_class, agent_args=agent_args)
+            agent_run_func = agent_class = agent_args = None
         self.source = rollout_source(
             agent_run_func=_rewarded(agent_run_func, reward, self.config.reward.timeout_s),
             agent_class=agent_class,
@@ -403,6 +417,14 @@ def _rewarded(
     return with_deadline(agent if reward is None else with_reward(agent, reward), timeout_s)
 
 
+def _named(env: str, *others: object) -> NamedEnvironment:
+    names = ("train_dataset", "reward", "env_class", "workflow_class", "source")
+    for name, value in zip(names, others, strict=True):
+        if value is not None:
+            raise ConfigError(f"{name} would have no effect with env={env!r}, which brings its own; leave one out")
+    return open_env(env)
+
+
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:
     """Warn if held-out tasks are also trained on, comparing the content of rows, not ids or splits."""
     if val_data is None:
@@ -426,7 +448,7 @@ def _content(row: JSONMapping) -> bytes:
     return hashlib.sha256(to_json(own, sort_keys=True)).digest()
 
 
-def _dataset(source: TaskSources, name: str) -> Dataset:
+def _dataset(source: TaskSources | None, name: str) -> Dataset:
     """Return the tasks of a source, or those of several together."""
     if isinstance(source, list | tuple) and source and all(isinstance(each, Dataset | str | Path) for each in source):
         parts = [_single_dataset(each, name) for each in source]
@@ -437,6 +459,8 @@ def _dataset(source: TaskSources, name: str) -> Dataset:
 def _single_dataset(source: Any, name: str) -> Dataset:
     if isinstance(source, Dataset):
         data = source
+    elif isinstance(source, str) and source.partition(":")[0] in SCHEMES:
+        data = open_env(source).tasks
     elif isinstance(source, str | Path) or callable(source):
         with concerning(name):
             data = Dataset.load(source)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from rllm.agents.agent import BaseAgent
@@ -23,6 +24,7 @@ from rllm.engine.runner import Rollout
 from rllm.engine.signature import check_arguments, check_made_with, check_rows, name_of
 from rllm.engine.validation import check_promise
 from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_args
+from rllm.environments.named import NamedEnvironment
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import AnyReward, reward_of
@@ -30,12 +32,12 @@ from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles
 from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
 from rllm.types import JSONMapping
+from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 
 _MAX_STEPS = 5
-"""Value of `rollout.max_steps=None`."""
 
 
 class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
@@ -116,6 +118,25 @@ class FunctionSource(RolloutSource):
         return AgentFunctionEngine(self.agent_run_func, gateway=context.gateway, store=context.store)
 
 
+@dataclass(frozen=True)
+class InEnvironment:
+    """Agent function that calls another one with the fields of the task and its environment, `env`, which it closes."""
+
+    agent_run_func: Callable[..., object]
+    env_class: type[BaseEnv]
+    env_args: JSONMapping
+
+    async def __call__(self, **task: Any) -> object:
+        calls = BlockingCalls()
+        row = {**task, **prepared_args(self.env_class, self.env_args)}
+        try:
+            async with environment_of(self.env_class, row, calls) as env:
+                play = partial(self.agent_run_func, **task, env=env)
+                return await calls.call(play, name=name_of(self.agent_run_func))
+        finally:
+            calls.close()
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentEnvSource(RolloutSource):
     """`agent_class` and `env_class`."""
@@ -124,6 +145,8 @@ class AgentEnvSource(RolloutSource):
     env_class: type[BaseEnv]
     agent_args: JSONMapping = field(default_factory=dict)
     env_args: JSONMapping = field(default_factory=dict)
+    max_steps: int = _MAX_STEPS
+    """Value of `rollout.max_steps=None`."""
 
     @property
     def arguments(self) -> Iterable[object]:
@@ -143,7 +166,7 @@ class AgentEnvSource(RolloutSource):
             capture=context.capture,
             max_workers=context.rollout.max_concurrent,
             trajectory_timeout=context.rollout.timeout_s,
-            max_steps=context.rollout.max_steps or _MAX_STEPS,
+            max_steps=context.rollout.max_steps or self.max_steps,
         )
 
 
@@ -179,6 +202,37 @@ class WorkflowSource(RolloutSource):
             n_parallel_tasks=context.rollout.max_concurrent,
             capture=context.capture,
         )
+
+
+def source_in(
+    env: NamedEnvironment,
+    *,
+    agent_run_func: Callable[..., object] | None = None,
+    agent_class: type[BaseAgent] | None = None,
+    agent_args: JSONMapping | None = None,
+) -> RolloutSource:
+    """Return the rollouts of an environment, by its own agent unless one is given.
+
+    Raises:
+        ConfigError: if the agent does not fit.
+    """
+    if env.agent_run_func is not None:
+        if agent_run_func is not None or agent_class is not None:
+            raise ConfigError("this environment makes its rollouts by itself; leave out the agent")
+        return FunctionSource(agent_run_func=env.agent_run_func)
+    assert env.env_class is not None
+    if agent_run_func is not None:
+        return FunctionSource(agent_run_func=InEnvironment(agent_run_func, env.env_class, env.env_args))
+    if agent_class is None:
+        agent_class, agent_args = env.agent_class, {**env.agent_args, **(agent_args or {})}
+    check_made_with(agent_class, "agent_args", agent_args or {})
+    return AgentEnvSource(
+        agent_class=agent_class,
+        env_class=env.env_class,
+        agent_args=dict(agent_args or {}),
+        env_args=env.env_args,
+        max_steps=env.max_steps,
+    )
 
 
 def rollout_source(

@@ -1,0 +1,131 @@
+"""Environments by name: `open_env("reasoning-gym:leg_counting?size=500&seed=1")`.
+
+To add a scheme, write a module with a function `open_env(name, params)`, and add its row to `SCHEMES`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from rllm.agents.agent import BaseAgent
+from rllm.agents.chat_agent import TextAgent
+from rllm.data.dataset import Dataset
+from rllm.environments.base.base_env import BaseEnv
+from rllm.errors import ConfigError, MissingDependencyError
+from rllm.registry import did_you_mean, load_object
+from rllm.types import JSONMapping
+
+
+class Scheme(NamedTuple):
+    """What is known of a scheme before it is opened."""
+
+    opener: str
+    """`module:function`, called with the name and the parameters."""
+    about: str
+    package: str | None = None
+    """Module of the package that it needs."""
+    extra: str | None = None
+    """Extra that installs it."""
+
+
+SCHEMES: dict[str, Scheme] = {
+    "gymnasium": Scheme(
+        "rllm.environments.gymnasium_env:open_env", "any Gymnasium environment, as text", "gymnasium", "gym"
+    ),
+    "reasoning-gym": Scheme(
+        "rllm.environments.reasoning_gym_env:open_env",
+        "generated reasoning tasks of 100 families, scored by their own rules",
+        "reasoning_gym",
+        "reasoning-gym",
+    ),
+}
+"""Schemes by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedEnvironment:
+    """Tasks, and either a class of environments or a function that makes whole rollouts."""
+
+    tasks: Dataset
+    """Rows that hold all that a rollout needs, each with an `id`."""
+    env_class: type[BaseEnv] | None = None
+    """Created as `env_class.from_dict({**task, **env_args})`, and stepped by an agent."""
+    env_args: JSONMapping = field(default_factory=dict)
+    agent_class: type[BaseAgent] = TextAgent
+    """The agent of a user who names none, created as `agent_class(**agent_args)`."""
+    agent_args: JSONMapping = field(default_factory=dict)
+    max_steps: int = 1
+    """Answers of the model in a rollout, unless `rollout.max_steps` is set."""
+    agent_run_func: Callable[..., Any] | None = None
+    """Instead of `env_class`: makes a rollout by itself, with model calls to `OPENAI_BASE_URL`."""
+
+
+def open_env(spec: str) -> NamedEnvironment:
+    """Open an environment by name.
+
+    Args:
+        spec: `SCHEME:NAME?key=value&...`; parameters are those of the scheme and of the environment.
+
+    Raises:
+        ConfigError: if the scheme, the name or a parameter is not known.
+        MissingDependencyError: if a package is not installed; the message names the extra.
+    """
+    scheme, separator, rest = spec.partition(":")
+    if scheme not in SCHEMES or not separator:
+        meant = did_you_mean(scheme, SCHEMES)
+        raise ConfigError(
+            f"env={spec!r}: use SCHEME:NAME?key=value&..., with a scheme of {', '.join(SCHEMES)}"
+            + (f"; {meant}" if meant else "")
+        )
+    name, params = _parts(spec, rest)
+    known = SCHEMES[scheme]
+    if known.package is not None and importlib.util.find_spec(known.package) is None:
+        raise MissingDependencyError.of(known.package, known.extra or scheme, f"env={spec!r}")
+    try:
+        opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
+    except ConfigError as error:
+        raise ConfigError(f"env={spec!r}: {error}") from error
+    return opened
+
+
+def _parts(spec: str, rest: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the parameters. The last `?` begins these, since a name may be a URL with its own."""
+    name, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
+    if not name:
+        raise ConfigError(f"env={spec!r}: the name is missing: use SCHEME:NAME?key=value&...")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigError(f"env={spec!r}: {query!r} is not key=value&...") from error
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ConfigError(f"env={spec!r}: a parameter is given twice")
+    return name, dict(pairs)
+
+
+def value_of(text: str) -> Any:
+    """Return the value of a parameter: JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def whole_number(params: Mapping[str, str], key: str, default: int, *, least: int = 0) -> int:
+    """Return a parameter that is a whole number; raise `ConfigError` if it is not, or is below `least`."""
+    text = params.get(key, str(default))
+    if not text.removeprefix("-").isdecimal() or int(text) < least:
+        raise ConfigError(f"{key}={text}: use a whole number of at least {least}")
+    return int(text)
+
+
+def refuse_unknown(params: Collection[str], known: Collection[str]) -> None:
+    """Raise `ConfigError` for the first parameter that is not known."""
+    for key in params:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"known here: {', '.join(sorted(known))}"
+            raise ConfigError(f"{key} is not a parameter; {hint}")

@@ -1,0 +1,57 @@
+"""Environments by name, with Gymnasium as the scheme that is always installed here."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllm.agents.chat_agent import TextAgent
+from rllm.environments import GymnasiumEnv, open_env
+from rllm.environments.named import SCHEMES, Scheme
+from rllm.errors import ConfigError, MissingDependencyError
+
+
+def test_a_name_gives_tasks_with_seeds_and_the_environment_that_plays_them() -> None:
+    opened = open_env("gymnasium:FrozenLake-v1?size=3&seed=5&render_mode=ansi&max_steps=7&is_slippery=false")
+    assert [row["seed"] for row in opened.tasks] == [5, 6, 7]
+    assert [row["id"] for row in opened.tasks] == ["FrozenLake-v1/5", "FrozenLake-v1/6", "FrozenLake-v1/7"]
+    assert opened.env_class is GymnasiumEnv
+    assert (opened.agent_class, opened.max_steps) == (TextAgent, 7)
+    env = GymnasiumEnv.from_dict({**opened.tasks[0], **opened.env_args})
+    observation, _ = env.reset()
+    assert observation.startswith("\n[S]FFF")  # ansi, so the option reached the environment
+    observation, reward, done, info = env.step("2")
+    assert "S[F]FF" in observation
+    assert (reward, done, info["terminated"]) == (0.0, False, False)
+
+
+def test_labels_are_the_legal_actions() -> None:
+    opened = open_env("gymnasium:CartPole-v1?size=1&labels=left,right")
+    env = GymnasiumEnv.from_dict({**opened.tasks[0], **opened.env_args})
+    env.reset()
+    assert env.step("I go right")[3]["num_invalid_actions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gymnasum:CartPole-v1", "did you mean 'gymnasium'?"),
+        ("CartPole-v1", "use SCHEME:NAME?key=value"),
+        ("gymnasium:", "the name is missing"),
+        ("gymnasium:CartPole-v1?size", "'size' is not key=value"),
+        ("gymnasium:CartPole-v1?size=0", "size=0: use a whole number of at least 1"),
+        ("gymnasium:CartPole-v1?size=2&size=3", "a parameter is given twice"),
+        ("gymnasium:CartPole-v1?labels=left", "pass one label for each action"),
+        ("gymnasium:NoSuchGame-v0", "NoSuchGame"),
+    ],
+)
+def test_a_wrong_name_says_what_is_known(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        open_env(spec)
+    assert message in str(raised.value)
+    assert spec in str(raised.value)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMES, "other", Scheme("no_module:open_env", "", "no_such_package", "other-extra"))
+    with pytest.raises(MissingDependencyError, match=r"no_such_package.*rllm\[other-extra\]"):
+        open_env("other:name")
