@@ -366,5 +366,6 @@ def test_the_section_data_may_have_keys_of_both() -> None:
     config = load_config(["data.train_batch_size=8", "data.sampling=difficulty", "data.weights=[2,1]"])
     assert (config.tasks_per_step, config.data.sampling, config.data.weights) == (8, "difficulty", [2.0, 1.0])
     assert load_config({"data": {"sampling": "easy_first"}}).data.sampling == "easy_first"
+    assert load_config({"data": {}}).data == load_config().data
     with pytest.raises(ConfigError, match=r"data\.train_batch_sise is not a setting; did you mean"):
         load_config(["data.train_batch_sise=8", "data.sampling=difficulty"])

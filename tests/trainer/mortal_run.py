@@ -1,6 +1,6 @@
 """A real training run of a very small policy that can be told when to die: a program, and what it is made of.
 
-python mortal_run.py RUN_DIR POLICY NUM_STEPS      takes lines that say when to die, such as update:3, and dies so often
+python mortal_run.py RUN_DIR POLICY NUM_STEPS DATA    takes lines that say when to die, such as update:3, and dies as often
 
 Each life is a fork of the program, which has imported everything by then, and goes on where the one before it ended.
 """
@@ -15,6 +15,7 @@ import sys
 import urllib.request
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -96,7 +97,14 @@ def agent(question: str, base_url: str) -> float:
     return float(zlib.crc32(json.dumps(messages).encode()) % 5)
 
 
-def trainer_of(run_dir: Path, model: Path, num_steps: int, max_staleness: int = 0, **options: Any) -> AgentTrainer:
+def trainer_of(
+    run_dir: Path,
+    model: Path,
+    num_steps: int,
+    max_staleness: int = 0,
+    data: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> AgentTrainer:
     """Five tasks, three a step: the second and the fourth step lie across the end of an epoch."""
     config = {
         "model": {"path": str(model)},
@@ -109,15 +117,16 @@ def trainer_of(run_dir: Path, model: Path, num_steps: int, max_staleness: int = 
         "rollout": {"group_size": 4, "max_staleness": max_staleness},
         "optim": {"lr": 1e-3, "num_minibatches": 2},
         "trackers": ["jsonl"],
+        "data": dict(data or {}),
     }
     return AgentTrainer(
         agent_run_func=agent, train_dataset=QUESTIONS, val_dataset=QUESTIONS[:2], config=config, **options
     )
 
 
-def live(run_dir: Path, model: Path, num_steps: int) -> None:
+def live(run_dir: Path, model: Path, num_steps: int, data: Mapping[str, Any]) -> None:
     """Train, in this process."""
-    trainer = trainer_of(run_dir, model, num_steps, resume=(run_dir / "config.yaml").exists())
+    trainer = trainer_of(run_dir, model, num_steps, data=data, resume=(run_dir / "config.yaml").exists())
     say(f"begins {os.getpid()}")
     trainer.train()
 
@@ -135,5 +144,5 @@ if __name__ == "__main__":
             say(str(os.waitstatus_to_exitcode(status)))
         else:
             os.environ["DIES_AT"] = dies_at.strip()
-            live(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+            live(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
             break

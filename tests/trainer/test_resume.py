@@ -55,9 +55,11 @@ def model(policies: Path) -> Path:
 class Lives:
     """A run in processes of its own, one after the other."""
 
-    def __init__(self, run_dir: Path, model: Path, num_steps: int = NUM_STEPS) -> None:
+    def __init__(
+        self, run_dir: Path, model: Path, num_steps: int = NUM_STEPS, data: Mapping[str, Any] | None = None
+    ) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, mortal_run.__file__, str(run_dir), str(model), str(num_steps)],
+            [sys.executable, mortal_run.__file__, str(run_dir), str(model), str(num_steps), json.dumps(data or {})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -133,6 +135,19 @@ def test_a_run_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path:
     mortal_run.trainer_of(run_dir, model, NUM_STEPS, resume=True).train()
     assert_the_same(run_dir, uninterrupted)
     assert len(lines_of(run_dir)) == NUM_STEPS + 4
+
+
+@pytest.mark.slow
+def test_a_killed_run_samples_by_outcomes_and_replays_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
+    run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
+    data = {"sampling": "difficulty", "replay": 0.4, "replay_steps": 2}
+    with Lives(run_dir, model, data=data) as run:
+        run.begin("update:4")
+        mortal_run.trainer_of(uninterrupted, model, NUM_STEPS, data=data).train()
+        assert run.end() == -signal.SIGKILL
+    mortal_run.trainer_of(run_dir, model, NUM_STEPS, data=data, resume=True).train()
+    assert_the_same(run_dir, uninterrupted)
+    assert [dict(line)["batch/replayed"] for line in lines_of(run_dir) if "batch/replayed" in dict(line)][-1] == 0.4
 
 
 @pytest.mark.slow

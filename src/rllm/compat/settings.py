@@ -68,9 +68,9 @@ def _split(mapping: JSONMapping) -> tuple[JSONObject, JSONObject]:
     published = {key: value for key, value in mapping.items() if key in _GROUPS}
     ours = {key: value for key, value in mapping.items() if key not in _GROUPS}
     values = published.get("data")
-    if isinstance(values, Mapping) and (own := {key: values[key] for key in values if key in DataConfig.model_fields}):
-        ours["data"] = own
-        published["data"] = {key: value for key, value in values.items() if key not in own}
+    if isinstance(values, Mapping):  # ours by name, all others in the framework's words
+        ours["data"] = {key: value for key, value in values.items() if key in DataConfig.model_fields}
+        published["data"] = {key: value for key, value in values.items() if key not in ours["data"]}
         if not published["data"]:
             del published["data"]
     for section, known in _SHARED.items():
