@@ -426,6 +426,7 @@ def test_a_judge_scores_and_its_verdicts_are_kept(work, policy):
     episodes = list(EpisodeLog.read(work / "evals/one/episodes.jsonl"))
     assert sorted(item.trajectories[0].reward for item in episodes) == [0.5, 1.0]
     assert episodes[0].trajectories[0].info["verdict"]["reasoning"] == "so"
+    assert [len(item.trajectories[0].steps) for item in episodes] == [1, 1], "the judge's call is not the agent's"
     assert len((work / "evals/one/verdicts.jsonl").read_text().splitlines()) == 2
     refused = here(*asked[:3], "judge:none.yaml", *asked[4:], cwd=work)
     assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)

@@ -81,8 +81,8 @@ def test_a_verdict_that_cannot_be_read_is_asked_for_again_with_the_reason() -> N
     with judged_by("Great answer!", num_retries=1) as (scored, _):
         verdict = scored(TASK, "4")
     assert verdict.reward is None
-    assert verdict.metadata["error"].startswith(
-        "the judge gave no verdict: there is no JSON object with scores: 'Great"
+    assert verdict.metadata["error"] == (
+        "the judge gave no verdict: there is no JSON object with scores; it returned 'Great answer!'"
     )
     assert verdict.metadata["judge/failed"] == 1.0
 
@@ -181,6 +181,28 @@ def test_scores_become_ranks() -> None:
         found = compared(TASK, [], paths)
         assert [item.reward for item in found] == pytest.approx([0.5 / 3, 2 / 3, 0.5 / 3, 1.0])
         assert compared(TASK, [], paths[:1])[0].reward is None
+
+
+def test_a_conversation_is_judged_with_its_tools() -> None:
+    call = {"function": {"name": "look_up", "arguments": '{"fruit": "fig"}'}, "id": "1", "type": "function"}
+    chat = [
+        {"role": "user", "content": "What does a fig cost?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "0.40"},
+        {"role": "assistant", "content": "0.40 euro"},
+    ]
+    looked = Trajectory(steps=[Step(chat_completions=chat, model_response="0.40 euro")])
+    guessed = Trajectory(steps=[Step(chat_completions=[chat[0], chat[3]], model_response="0.40 euro")])
+
+    def by_tools(messages: list[dict[str, Any]]) -> str:
+        conversation = json.loads(messages[1]["content"])["conversation"]
+        looked = any(call["name"] == "look_up" for item in conversation for call in item.get("tool_calls", ()))
+        return json.dumps({"reasoning": "", "scores": {"right": 10, "brief": 10 * looked}})
+
+    with judged_by(by_tools, conversation=True) as (scored, server):
+        found = scored(TASK, ["0.40 euro"] * 2, [looked, guessed])
+    assert [item.parts["brief"] for item in found] == [1.0, 0.0]
+    assert len(server.requests) == 2
 
 
 def test_a_result_that_no_message_has_is_shown() -> None:

@@ -103,6 +103,8 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     from rich.table import Table
     from rich.text import Text
 
+    from rllm._runtime.untrusted import shown
+
     facts = [f"session {episode.session_id}", episode.split]
     facts += [] if episode.step is None else [f"step {episode.step}"]
     facts += [f"reward {_rewards(episode.rewards)}"] if episode.rewards else []
@@ -110,7 +112,7 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     for role in {**episode.reward_parts, **episode.verdicts}:
         named = {name: number(value, digits=4) for name, value in episode.reward_parts.get(role, {}).items()}
         for name, value in {**named, **episode.verdicts.get(role, {})}.items():
-            console.print(Text(f"  {role}, {name}: {value}"), soft_wrap=True)
+            console.print(Text(shown(f"  {role}, {name}: {value}")), soft_wrap=True)
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
     for place, step in enumerate(episode.steps):
         table.add_row(

@@ -225,8 +225,7 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
         head = f"{all_of(report.num_rollouts, 'rollout')} failed, so there is no result:"
         raise RolloutError("\n  ".join([head, *map(str, report.failures[:3])]) + f"\n{where}")
     if report.num_failed + report.num_unscored == report.num_rollouts:
-        reasons = "\n  ".join(["", *map(str, report.unscored[:3])])
-        raise RolloutError(f"no rollout was scored, so there is no result: let the agent return a reward{reasons}")
+        raise RolloutError("no rollout was scored, so there is no result: let the agent return a reward")
 
 
 def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind: ServerKind) -> str | None:

@@ -29,8 +29,9 @@ class Scoring:
     """Seconds that one call of it may take."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Factors on named parts of rewards; empty leaves rewards as they are."""
-    _known_parts: set[str] | None = field(default_factory=set, init=False)
-    """Names of the parts so far; `None` once unknown weights were named."""
+    _known_parts: set[str] | None = field(default=None, init=False)
+    """Names of the parts of the first rewards; `None` before them."""
+    _has_warned: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, reward: object, settings: RewardSettings, *, timeout_s: float) -> Self:
@@ -51,16 +52,19 @@ class Scoring:
             for members in _by_role(scored).values():
                 await self._score(self.group_reward, members)
         for path in (path for episode in scored for path in episode.trajectories):
-            if self._known_parts is not None:
-                self._known_parts |= path.reward_parts.keys()
+            if path.final_reward() is not None and not self._has_warned:
+                self._known_parts = {*(self._known_parts or ()), *path.reward_parts}
             if self.weights and path.reward_parts and path.final_reward() is not None:
                 _weigh(path, self.weights)
 
     def warn_of_unknown_parts(self) -> None:
         """Warn of weights of parts that no reward has had; called when the first rollouts have ended."""
-        known, self._known_parts = self._known_parts, None
-        for name in sorted(self.weights.keys() - known) if known is not None else ():
-            names = did_you_mean(name, known or ()) or f"the parts are: {', '.join(sorted(known or ())) or 'none'}"
+        known = self._known_parts
+        if known is None or self._has_warned:
+            return
+        self._has_warned = True
+        for name in sorted(self.weights.keys() - known):
+            names = did_you_mean(name, known) or f"the parts are: {', '.join(sorted(known)) or 'none'}"
             logger.warning("reward.weights.%s has had no effect: no reward has a part of this name; %s", name, names)
 
     async def _score(self, reward: AnyReward, members: Sequence[tuple[Episode, Trajectory]]) -> None:

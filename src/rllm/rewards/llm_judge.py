@@ -1,9 +1,9 @@
 """LLM as judge: answers scored by criteria, or ranked within their group, by a model of its own server.
 
-A `Rubric` has the criteria and the model. `judge("rubric.yaml")` returns a reward function: a `RubricJudge`
-scores one answer, and with `relative: true` a `RelativeJudge` compares all answers to a task, as RULER does (ART,
-OpenPipe 2025). Verdicts are kept in the run's folder, so none is paid for twice. A judge that cannot be reached, or
-whose verdict cannot be read, leaves answers unscored, with the reason.
+A `Rubric` has the criteria and the model. `judge("rubric.yaml")` returns a reward function: a `RubricJudge` scores one
+answer, a `ConversationJudge` all messages (`conversation: true`), and a `RelativeJudge` compares all answers to a task
+(`relative: true`), as RULER does (ART, OpenPipe 2025). Verdicts are kept in the run's folder, so none is paid for
+twice. A judge that cannot be reached, or whose verdict cannot be read, leaves answers unscored, with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import threading
 import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from rllm.config.schema import Section
 from rllm.config.yaml_file import read_settings
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, shown
 from rllm.registry import did_you_mean
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import answer_of
@@ -58,6 +59,8 @@ class Rubric(Section):
     """What answers are scored by. A relative judge needs none."""
     instructions: str = ""
     """More about the task and how strict to be."""
+    conversation: bool = False
+    """Show the judge all messages of a rollout, not only its answer; a relative judge is always shown them."""
     relative: bool = False
     """Compare all answers to a task with each other, conversations included, in place of scoring each by itself."""
     ranks: bool = False
@@ -94,7 +97,7 @@ class Rubric(Section):
         return self
 
 
-def judge(rubric: str | Path | JSONMapping) -> RubricJudge | RelativeJudge:
+def judge(rubric: str | Path | JSONMapping) -> RubricJudge | ConversationJudge | RelativeJudge:
     """Return the reward function of a rubric: the path of a YAML file, or its settings.
 
     Raises:
@@ -114,7 +117,9 @@ def judge(rubric: str | Path | JSONMapping) -> RubricJudge | RelativeJudge:
         raise ConfigError(f"{name}: {_explained(error)}") from None
     if checked.key_env is not None:
         _key(checked.key_env)
-    return (RelativeJudge if checked.relative else RubricJudge)(checked, name)
+    if checked.relative:
+        return RelativeJudge(checked, name)
+    return (ConversationJudge if checked.conversation else RubricJudge)(checked, name)
 
 
 def _explained(error: ValidationError) -> str:
@@ -170,8 +175,8 @@ class _Judge:
     def _judged(self, system: str, material: JSONMapping, names: Sequence[str]) -> Verdict:
         """Return the judge's scores of these names, kept or new."""
         # As JSON, so that no answer can end its own quotation.
-        shown = json.dumps(material, ensure_ascii=False, indent=1, default=str)
-        messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": shown}]
+        text = json.dumps(material, ensure_ascii=False, indent=1, default=str)
+        messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         asked = json.dumps([self.rubric.model, self.rubric.temperature, self.rubric.scale, messages], sort_keys=True)
         return self._kept.get_or_make(hashlib.sha256(asked.encode()).hexdigest(), lambda: self._ask(messages, names))
 
@@ -190,7 +195,8 @@ class _Judge:
                 with self._slots:
                     answer = self._answer(messages, names)
             except openai.OpenAIError as error:
-                reason = f"the judge at {self.rubric.base_url} failed: {type(error).__name__}: {error}"
+                cause = f": {error.__cause__}" if isinstance(error, openai.APIConnectionError) else ""
+                reason = f"the judge at {self.rubric.base_url} failed: {type(error).__name__}: {error}{cause}"
                 raise VerdictError(reason, tokens_in, tokens_out) from error
             text = str(answer.choices[0].message.content or "") if answer.choices else ""
             tokens_in += answer.usage.prompt_tokens if answer.usage else 0
@@ -198,7 +204,7 @@ class _Judge:
             try:
                 scores, reasoning = read_scores(text, names, self.rubric.scale)
             except ValueError as error:
-                problem = f"{error}: {text!r:.200}"
+                problem = f"{error}; it returned {shown(text)}"
                 again = f"This cannot be used: {error}. Answer with the JSON object alone."
                 messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": again}]
                 continue
@@ -240,8 +246,8 @@ class _Judge:
     def _task(self, task: object) -> object:
         if not isinstance(task, Mapping):
             return task
-        shown = task if self.rubric.show is None else self.rubric.show
-        return {name: task[name] for name in shown if name in task and name not in TASK_ID_FIELDS}
+        names = task if self.rubric.show is None else self.rubric.show
+        return {name: task[name] for name in names if name in task and name not in TASK_ID_FIELDS}
 
     def _metadata(self, verdict: Verdict | VerdictError, share: int = 1) -> JSONObject:
         """Return what is kept on the episode: reasons, and the tokens that its share of the verdict took."""
@@ -272,14 +278,31 @@ class RubricJudge(_Judge):
 
     def __call__(self, task: object, answer: object) -> RewardOutput:
         """Return the weighted mean of the scores, or `None` if there is no verdict."""
-        system = self._system("Judge how good an answer to a task is.", "criterion, by its name")
+        return self._scored("Judge how good an answer to a task is.", {"task": self._task(task), "answer": answer})
+
+    def _scored(self, what: str, material: JSONMapping) -> RewardOutput:
         try:
-            verdict = self._judged(system, {"task": self._task(task), "answer": answer}, list(self.weights))
+            verdict = self._judged(self._system(what, "criterion, by its name"), material, list(self.weights))
         except VerdictError as error:
             return RewardOutput(None, self._metadata(error))
         parts = {name: verdict.scores[name] for name in self.weights}
         reward = sum(self.weights[name] * value for name, value in parts.items())
         return RewardOutput(reward, self._metadata(verdict), reward >= self.rubric.passing - 1e-9, parts)
+
+
+class ConversationJudge(RubricJudge):
+    """The same for whole conversations, which are known when rollouts have ended: a reward function of groups."""
+
+    scores_groups = True
+
+    def __call__(  # type: ignore[override]  # it is called with a group
+        self, task: object, answers: Sequence[object], trajectories: Sequence[Trajectory]
+    ) -> list[RewardOutput]:
+        """Return the score of each conversation, judged by itself."""
+        what = "Judge how well an agent did a task. The material has all messages, its tools' among them."
+        given = [{"task": self._task(task), "conversation": _conversation(path)} for path in trajectories]
+        with ThreadPoolExecutor(max_workers=self.rubric.max_concurrent) as pool:
+            return list(pool.map(partial(self._scored, what), given))
 
 
 class RelativeJudge(_Judge):
@@ -332,20 +355,20 @@ def _ranked(scores: Sequence[float]) -> list[float]:
 def _conversation(path: Trajectory) -> list[JSONObject]:
     """Return the messages of a trajectory, and its result if that is not the last of them."""
     messages = path.steps[-1].chat_completions if path.steps else []
-    shown: list[JSONObject] = []
+    listed: list[JSONObject] = []
     for message in messages:
         calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-        shown.append(
+        listed.append(
             {"role": message.get("role"), "content": text_of(message), **({"tool_calls": calls} if calls else {})}
         )
     answer = answer_of(path)
     if (
-        not shown
-        or (isinstance(answer, str) and answer.strip() not in shown[-1]["content"])
+        not listed
+        or (isinstance(answer, str) and answer.strip() not in listed[-1]["content"])
         or not isinstance(answer, str)
     ):
-        shown.append({"role": "result", "content": answer})
-    return shown
+        listed.append({"role": "result", "content": answer})
+    return listed
 
 
 def _split_prefix(conversations: Sequence[list[_T]]) -> tuple[list[_T], list[list[_T]]]:
