@@ -7,6 +7,7 @@ model computes what a model with the dequantised weights computes. int8 has one 
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -23,6 +24,8 @@ _BLOCK = 64
 """Numbers of a weight in nf4 that share a scale."""
 _LARGEST = 127
 """Largest number in eight bits."""
+_PIECE = 2**16
+"""Numbers in nf4 that are dequantised at a time."""
 
 
 def bitsandbytes_for(setting: str, device: torch.device) -> Any:
@@ -72,7 +75,7 @@ class QuantizedLinear(nn.Linear):  # type: ignore[misc]
         """Quantise the weight of a layer; nf4 needs bitsandbytes."""
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self.kind, self._dtype = kind, linear.weight.dtype
+        self.kind, self.dtype = kind, linear.weight.dtype
         codes, scales = (_to_nf4 if kind == "nf4" else _to_int8)(linear.weight.detach())
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
@@ -80,15 +83,27 @@ class QuantizedLinear(nn.Linear):  # type: ignore[misc]
     @property
     def weight(self) -> Tensor:
         """The dequantised weight [out, in], computed at each access."""
+        return self.dequantized_in(torch.empty(0, dtype=self.dtype, device=self.codes.device))
+
+    def dequantized_in(self, memory: Tensor) -> Tensor:
+        """Return the dequantised weight [out, in], in this memory, which grows if it is too small."""
+        size = self.out_features * self.in_features
+        if memory.numel() < size:
+            memory.resize_(size)
+        flat = memory[:size]
         if self.kind == "int8":
-            return (self.codes * self.scales).to(self._dtype)
+            return torch.mul(self.codes, self.scales, out=flat.view(self.out_features, self.in_features))
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
-        # As one row: on CPUs, bitsandbytes 0.50 takes each row to begin a block.
-        shape = torch.Size((1, self.out_features * self.in_features))
-        state = QuantState(self.scales, shape=shape, blocksize=_BLOCK, quant_type="nf4", dtype=self._dtype)
-        weight: Tensor = dequantize_4bit(self.codes, state)
-        return weight.view(self.out_features, self.in_features)
+        codes = self.codes.view(-1)
+        for start in range(0, size, _PIECE):
+            part = flat[start : start + _PIECE]
+            # As one row: on CPUs, bitsandbytes 0.50 takes each row to begin a block.
+            shape = torch.Size((1, len(part)))
+            scales = self.scales[start // _BLOCK : -(-(start + len(part)) // _BLOCK)]
+            state = QuantState(scales, shape=shape, blocksize=_BLOCK, quant_type="nf4", dtype=self.dtype)
+            part.copy_(dequantize_4bit(codes[start // 2 : -(-(start + len(part)) // 2), None], state).view(-1))
+        return flat.view(self.out_features, self.in_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = _Product.apply(inputs, self)
@@ -124,11 +139,26 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
-        return nn.functional.linear(inputs, layer.weight, layer.bias)
+        return nn.functional.linear(inputs, _dequantized(layer), layer.bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ ctx.layer.weight.to(gradient.dtype), None
+        return gradient @ _dequantized(ctx.layer).to(gradient.dtype), None
+
+
+_scratch = threading.local()
+
+
+def _dequantized(layer: QuantizedLinear) -> Tensor:
+    """Return a layer's weight in memory that the next one of this thread overwrites.
+
+    In memory of its own, each would lie between activations that are kept, and leave a gap of its size there.
+    """
+    memory: dict[tuple[torch.device, torch.dtype], Tensor] = vars(_scratch)
+    kind = layer.codes.device, layer.dtype
+    if kind not in memory:
+        memory[kind] = torch.empty(0, dtype=layer.dtype, device=layer.codes.device)
+    return layer.dequantized_in(memory[kind])
 
 
 def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -> float:
