@@ -92,7 +92,7 @@ class QuantizedLinear(nn.Linear):  # type: ignore[misc]
             memory.resize_(size)
         flat = memory[:size]
         if self.kind == "int8":
-            return torch.mul(self.codes, self.scales, out=flat.view(self.out_features, self.in_features))
+            return flat.view(self.out_features, self.in_features).copy_(self.codes).mul_(self.scales)
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
         codes = self.codes.view(-1)
