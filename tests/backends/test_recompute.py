@@ -80,6 +80,20 @@ def test_much_less_is_kept_for_the_backward_pass(make_model: Make, groups: Calla
     assert spared < (kept - weights) / 3
 
 
+def test_of_long_sequences_as_little_is_kept(
+    make_model: Make, groups: Callable[..., Batch], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batch = make_model(num_layers=6).model, groups()
+    num_tokens = len(batch.tree.ids)
+    short, long = (Trunk.of(model, most_kept=most) for most in (num_tokens, num_tokens - 1))
+    always, never = (Trunk.of(model, recompute=recompute) for recompute in (True, False))
+    assert kept_for_backward(short, batch) == kept_for_backward(never, batch)
+    assert not caplog.messages
+    kept_for_backward(long, batch)  # the first time it is tried out, too
+    assert kept_for_backward(long, batch) == kept_for_backward(always, batch)
+    assert [f"optim.micro_batch_tokens={num_tokens - 1}" in message for message in caplog.messages] == [True]
+
+
 def test_layers_are_themselves_again_afterwards(make_model: Make) -> None:
     layers = recomputable_layers(make_model().model)
     assert len(layers) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rllm.trainer.config import load_config
-from rllm.trainer.settings import bytes_of_token, fitted_to_memory
+from rllm.trainer.settings import bytes_of_token, fitted_to_memory, predicted_memory, prompt_tokens
 
 GB, CPU = 10**9, "model.device=cpu"
 
@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> str:
 def test_what_a_token_takes(model: str) -> None:
     of_layer = 6 * 768 + 3 * (768 + 2 * 384) + 2 * 2048  # 13,312
     assert bytes_of_token(load_config([model, CPU])) == 4 * 12 * of_layer == 638_976
-    assert bytes_of_token(load_config([model, CPU, "model.dtype=bfloat16"])) == 638_976 // 2
+    assert bytes_of_token(load_config([model, CPU, "model.dtype=bfloat16"])) == 2 * 12 * (of_layer + 3 * 768)
     recomputed = load_config([model, CPU, "model.gradient_checkpointing=true"])
     assert bytes_of_token(recomputed) == 4 * (12 * 768 * 3 // 2 + of_layer)
 
@@ -42,3 +42,40 @@ def test_what_a_token_takes(model: str) -> None:
 def test_micro_batches_fit_memory_unless_set(model: str, memory: int, asked: list[str], taken: int) -> None:
     config = load_config([model, CPU, *asked])
     assert fitted_to_memory(config, memory).optim.micro_batch_tokens == taken
+
+
+def write_header(model: str, number: int) -> None:
+    """Write the header of a file of weights, from which their number is read."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [number], "data_offsets": [0, 0]}}).encode()
+    path = Path(model.removeprefix("model.path=")) / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def test_a_prompt_has_the_tokens_of_the_longest_text() -> None:
+    assert prompt_tokens([{"id": 7, "question": "abcd" * 10, "answer": "4"}, {"question": "ab"}]) == 24 + 10
+    assert prompt_tokens([]) == 64
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "tokens"),
+    [
+        (10, ["rollout.max_tokens=50"], 247),  # half of the weights, 4 * 79 million / 2 / 638,976
+        (100, ["rollout.max_tokens=100"], 600),  # a sixth of which is the prompt
+        (400, ["rollout.max_tokens=50"], 800),  # a whole group of 8
+        (400, ["rollout.max_tokens=50", "optim.micro_batch_tokens=500"], 500),
+        (400, ["rollout.max_tokens=2000", "optim.micro_batch_tokens=500"], 2400),  # a single sequence
+    ],
+)
+def test_the_passes_that_are_predicted(model: str, prompt: int, asked: list[str], tokens: int) -> None:
+    write_header(model, 79_000_000)
+    found = predicted_memory(load_config([model, CPU, "rollout.group_size=8", *asked]), prompt)
+    assert found is not None
+    assert f"activations of {tokens:,} tokens" in found.updating
+
+
+def test_long_sequences_are_predicted_to_be_run_again(model: str) -> None:
+    write_header(model, 79_000_000)
+    asked = [model, CPU, "rollout.max_tokens=4000"]
+    peaks = [predicted_memory(load_config([*asked, *more])) for more in ([], ["optim.micro_batch_tokens=1024"])]
+    kept, again = (sum(each.updating.values()) for each in peaks if each)
+    assert again < kept / 3

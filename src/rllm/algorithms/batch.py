@@ -13,7 +13,7 @@ from rllm.algorithms.tree import TokenTree, build_tree, end_of_shared
 from rllm.errors import TokenMismatchError
 
 Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
-_MOST_REPEATED = 1 / 6
+MOST_REPEATED = 1 / 6
 """Part of a run that may be computed again in the next one where runs end early; see `Batch.split`."""
 
 
@@ -166,7 +166,7 @@ class Batch:
     def _end_of_run(self, start: int, shared: Sequence[int], max_tokens: int, aim: int) -> int:
         """Return the end of the run that begins with a sequence, given what each shares with the one before it."""
         size = len(self.sequences[start].ids)
-        best, least = 0, _MOST_REPEATED
+        best, least = 0, MOST_REPEATED
         for index in range(start + 1, len(self)):
             repeated = shared[index] / size
             if repeated <= least:

@@ -123,7 +123,7 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
 
 def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None:
     from rllm.backends.lora import planned_coverage
-    from rllm.trainer.settings import training_memory
+    from rllm.trainer.settings import prompt_tokens, training_memory
 
     settings = origins(trainer.config, layers, trainer.algorithm.settings(), rate_origin=trainer.rate_origin)
     widths = [max(len(str(getattr(item, name))) for item in settings) for name in ("key", "value")]
@@ -133,7 +133,7 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None
     for sentence in [
         *sizes_in_words(trainer.config, len(trainer.train_data), needs_greedy=trainer.algorithm.needs_greedy),
         *([] if trainer.source.demonstrates else trainer.sampler.in_words(trainer.steps_done)),
-        *training_memory(trainer.config),
+        *training_memory(trainer.config, prompt_tokens(trainer.train_data)),
     ]:
         print(sentence)
     adapter = planned_coverage(trainer.config) if trainer.config.model.lora_rank else None

@@ -270,6 +270,9 @@ class OptimConfig(Section):
     micro_batch_tokens: PositiveInt = 16384
     """Tokens in one forward and backward pass; bounds the memory and never changes the result.
 
+    A longer sequence is a pass of its own; the local backend runs its layers again, as with
+    model.gradient_checkpointing.
+
     Unless set, on a CPU no more than a quarter of main memory has room for. Passes on a CPU also end earlier, at about
     half the bytes of the weights, where little has to be computed again for it: larger ones are no faster.
     """

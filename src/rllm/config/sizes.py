@@ -218,10 +218,10 @@ class ModelShape:
     def kept_bytes(self, *, itemsize: int, recompute: bool) -> int:
         """Return the bytes that a forward pass keeps of each token for the backward pass.
 
-        Counted in float32 in Qwen3 of three widths and a Llama, and within a tenth of it. In bfloat16 it is up to a
-        third more, since norms keep float32.
+        Counted in Qwen3 of three widths and a Llama, and within a tenth of it. Norms keep float32 in any case.
         """
-        of_layer = 6 * self.hidden + 3 * self.attention + 2 * self.intermediate
+        of_norms = 3 * self.hidden if itemsize < FLOAT32 else 0
+        of_layer = 6 * self.hidden + of_norms + 3 * self.attention + 2 * self.intermediate
         return itemsize * (self.layers * self.hidden * 3 // 2 + of_layer if recompute else self.layers * of_layer)
 
     def pass_tokens(self, weight_bytes: int, itemsize: int) -> int:

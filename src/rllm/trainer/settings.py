@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rllm._runtime.process import total_memory
 from rllm.algorithms.base import Algorithm
+from rllm.algorithms.batch import MOST_REPEATED
 from rllm.algorithms.from_config import algorithm_of, kind_of, name_of
 from rllm.backends.local.logprobs import CHUNK_ELEMENTS
 from rllm.backends.verl.settings import needs_critic, needs_reference
@@ -133,12 +134,15 @@ _PARTS = 4
 _LEAST = 1024
 _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""
-_SPREAD = 1.25
-"""Passes end after a whole sequence, and the allocator leaves gaps: activations take so much more than counted."""
-_KEPT = 2.5
-"""Keys and values of finished answers are kept for later turns, and their memory grows by doubling."""
+_SPREAD = 2.0
+"""Activations take so much more than counted: before version 2.38, glibc seldom uses a gap between them again."""
+_KEPT = 2.1
+"""Keys and values of finished answers are kept for later turns, and some of their memory is spare."""
 _PROMPT, _ANSWER = 64, 256
-"""Tokens that are assumed of a prompt, and of an answer where rollout.max_tokens is not set."""
+"""Tokens that are assumed of a prompt where there are no tasks, and of an answer where rollout.max_tokens is not
+set."""
+_TEMPLATE, _CHARACTERS = 24, 4
+"""Tokens that a chat template adds to a prompt, and characters of a token, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +167,18 @@ class PredictedMemory:
         return sum(self.largest.values())
 
 
-def predicted_memory(config: TrainConfig) -> PredictedMemory | None:
-    """Return the memory that training in this process takes; `None` for other backends and unknown models."""
+def prompt_tokens(tasks: Sequence[Mapping[str, object]]) -> int:
+    """Return about the number of tokens of a long prompt: that of the longest text in any of the tasks."""
+    texts = (value for task in tasks for value in task.values() if isinstance(value, str))
+    longest = max(map(len, texts), default=None)
+    return _PROMPT if longest is None else _TEMPLATE + longest // _CHARACTERS
+
+
+def predicted_memory(config: TrainConfig, prompt: int = _PROMPT) -> PredictedMemory | None:
+    """Return the memory that training in this process takes; `None` for other backends and unknown models.
+
+    `prompt` is the number of tokens of a prompt.
+    """
     number = size_of(config.model.path)
     if config.backend != "local" or number is None:
         return None
@@ -180,13 +194,25 @@ def predicted_memory(config: TrainConfig) -> PredictedMemory | None:
     if on_cpu:
         held["Python and torch"] = _PROCESS
     if shape is not None:
-        tokens = config.optim.micro_batch_tokens
-        tokens = min(tokens, shape.pass_tokens(int(number * itemsize), itemsize)) if on_cpu else tokens
-        each = shape.kept_bytes(itemsize=itemsize, recompute=config.model.gradient_checkpointing)
+        aim = shape.pass_tokens(int(held["weights"]), itemsize) if on_cpu else None
+        tokens = _tokens_of_pass(config, prompt, aim)
+        is_long = tokens > config.optim.micro_batch_tokens
+        each = shape.kept_bytes(itemsize=itemsize, recompute=config.model.gradient_checkpointing or is_long)
         logits = min(tokens * shape.vocabulary, CHUNK_ELEMENTS) * 2 * itemsize
         updating[f"activations of {tokens:,} tokens"] = tokens * each * _SPREAD + logits
-    sampling = _sampler(config, number, shape, itemsize) if on_cpu and config.model.engine == "embedded" else {}
+    samples_here = on_cpu and config.model.engine == "embedded"
+    sampling = _sampler(config, number, shape, itemsize, prompt) if samples_here else {}
     return PredictedMemory(device=device.type, held=held, updating=updating, sampling=sampling)
+
+
+def _tokens_of_pass(config: TrainConfig, prompt: int, aim: int | None) -> int:
+    """Return the tokens of an update's largest pass, see `Batch.split`."""
+    answer, most = config.rollout.max_tokens or _ANSWER, config.optim.micro_batch_tokens
+    sequence = prompt + answer
+    if aim is None:
+        return max(sequence, most)
+    group = prompt + config.rollout.group_size * answer
+    return max(sequence, min(most, max(aim, min(int(prompt / MOST_REPEATED), group))))
 
 
 def _trained(config: TrainConfig, number: float, shape: ModelShape | None, itemsize: int) -> dict[str, float]:
@@ -207,35 +233,37 @@ def _trained(config: TrainConfig, number: float, shape: ModelShape | None, items
     return trained
 
 
-def _sampler(config: TrainConfig, number: float, shape: ModelShape | None, itemsize: int) -> dict[str, float]:
+def _sampler(
+    config: TrainConfig, number: float, shape: ModelShape | None, itemsize: int, prompt: int
+) -> dict[str, float]:
     """Return the bytes that the embedded sampler takes on a CPU until the next update."""
     parts: dict[str, float] = {}
     if itemsize == FLOAT32 and number * FLOAT32 * SHARE_OF_MEMORY <= total_memory():
         parts["packed weights"] = number * FLOAT32
     if shape is not None:
         count = min(config.rollout.max_concurrent, num_episodes(config))
-        length = _PROMPT + (config.rollout.max_tokens or _ANSWER)
+        length = prompt + (config.rollout.max_tokens or _ANSWER)
         cached = count * length * shape.layers * shape.cached * itemsize * _KEPT
         parts[f"keys and values of {count} sequences of {length:,} tokens"] = min(cached, total_memory() / 4)
     return parts
 
 
-def training_memory(config: TrainConfig) -> list[str]:
+def training_memory(config: TrainConfig, prompt: int = _PROMPT) -> list[str]:
     """Return lines on the memory that training in this process takes; none for other backends and unknown models."""
-    found = predicted_memory(config)
+    found = predicted_memory(config, prompt)
     if found is None:
         return []
     listed = ", ".join(f"{size / GB:.2f} GB {name}" for name, size in found.largest.items())
     beside = "" if found.device == "cpu" or config.model.engine == "vllm" else ", beside the sampler's cache"
     lines = [f"predicted peak of memory for training on {found.device}: {found.peak / GB:.2f} GB ({listed}){beside}"]
-    if (saving := best_saving(config)) is not None:
+    if (saving := best_saving(config, prompt)) is not None:
         lines.append(f"what saves most: {saving}")
     return lines
 
 
-def best_saving(config: TrainConfig) -> str | None:
+def best_saving(config: TrainConfig, prompt: int = _PROMPT) -> str | None:
     """Return the setting that lowers the predicted peak most, and that peak; `None` if none lowers it by a tenth."""
-    now = predicted_memory(config)
+    now = predicted_memory(config, prompt)
     if now is None:
         return None
     fewer = max(config.rollout.max_concurrent // 4, 1)
@@ -251,7 +279,7 @@ def best_saving(config: TrainConfig) -> str | None:
     peaks: dict[str, float] = {}
     for name, (section, change) in changes.items():
         changed = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
-        if (then := predicted_memory(changed)) is not None:
+        if (then := predicted_memory(changed, prompt)) is not None:
             peaks[name] = then.peak
     name, peak = min(peaks.items(), key=lambda item: item[1])
     return f"{name} ({peak / GB:.2f} GB)" if peak < 0.9 * now.peak else None

@@ -112,7 +112,12 @@ class LocalBackend:
         if quantize is not None:
             _quantize(self.model, quantize, self.device)
         with nullcontext() if self.adapter is None else self.adapter.with_effect():
-            trunk = Trunk.of(body_of(self.model), autocast=settings.autocast, recompute=gradient_checkpointing)
+            trunk = Trunk.of(
+                body_of(self.model),
+                autocast=settings.autocast,
+                recompute=gradient_checkpointing,
+                most_kept=settings.micro_batch_tokens,
+            )
             if serve is None:
                 self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, autocast=settings.autocast, **sampling)
             else:

@@ -6,6 +6,7 @@ head.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from rllm.inference.local.model_forward import check_causal, use_grouped_attenti
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trunk:
@@ -41,9 +44,13 @@ class Trunk:
     """Run matrix products in bfloat16, whatever the format of the weights."""
     recompute: bool = False
     """Run layers again in the backward pass instead of keeping their activations."""
+    most_kept: int | None = None
+    """Tokens of a pass above which layers are run again in any case, where the model allows it."""
 
     @classmethod
-    def of(cls, module: PreTrainedModel, *, autocast: bool = False, recompute: bool = False) -> Trunk:
+    def of(
+        cls, module: PreTrainedModel, *, autocast: bool = False, recompute: bool = False, most_kept: int | None = None
+    ) -> Trunk:
         """Return the module with the fastest forward pass that suits it.
 
         Raises:
@@ -52,7 +59,8 @@ class Trunk:
         if recompute:
             check_recomputing(module)
         use_grouped_attention(module)
-        return cls(module=module, hidden_states=choose_forward(module), autocast=autocast, recompute=recompute)
+        forward = choose_forward(module)
+        return cls(module=module, hidden_states=forward, autocast=autocast, recompute=recompute, most_kept=most_kept)
 
     def like(self, module: PreTrainedModel) -> Trunk:
         """Return a module of the same kind, run in the same way."""
@@ -66,8 +74,9 @@ class Trunk:
         weights = sum(weight.nbytes for weight in self.module.parameters())
         return shape.pass_tokens(weights, next(self.module.parameters()).dtype.itemsize)
 
-    def _saving_memory(self) -> AbstractContextManager[object]:
-        if self.recompute:
+    def _saving_memory(self, num_tokens: int) -> AbstractContextManager[object]:
+        is_long = self.most_kept is not None and num_tokens > self.most_kept
+        if self.recompute or (is_long and self._can_recompute):
             layers = recomputable_layers(self.module)
             inside = {part for layer in layers for part in layer.modules()}
             return running_otherwise({**summed(set(self.module.modules()) - inside), **_run_again(layers, summed)})
@@ -75,6 +84,22 @@ class Trunk:
         # Layers that are run again outside this block have to be the same in it.
         again = {part for layer in products if not can_sum(layer.down_proj) for part in layer.down_proj.modules()}
         return running_otherwise({**summed(set(self.module.modules()) - again), **products})
+
+    @cached_property
+    def _can_recompute(self) -> bool:
+        """Whether layers can be run again, found out and logged at the first sequence that is too long."""
+        sequence = f"a sequence has more than optim.micro_batch_tokens={self.most_kept} tokens"
+        try:
+            check_recomputing(self.module)
+        except ConfigError as error:
+            logger.warning("%s, and all of its activations are kept: %s", sequence, error)
+            return False
+        logger.warning(
+            "%s: the layers of such sequences are run again in the backward pass, as with "
+            "model.gradient_checkpointing=true, which takes a third longer",
+            sequence,
+        )
+        return True
 
     @cached_property
     def _gated_layers(self) -> list[Module]:
@@ -100,7 +125,7 @@ class Trunk:
             before it.
         """
         sources, state_of = torch.tensor(_predecessors(batch), dtype=torch.long).unique(return_inverse=True)
-        with self._saving_memory() if torch.is_grad_enabled() else nullcontext():
+        with self._saving_memory(len(batch.tree.ids)) if torch.is_grad_enabled() else nullcontext():
             states = self.hidden_states(self.module, batch.tree)
         return states.index_select(0, sources.to(self.device)), state_of.to(self.device)
 
