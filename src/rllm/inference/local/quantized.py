@@ -146,7 +146,12 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         return gradient @ _dequantized(ctx.layer).to(gradient.dtype), None
 
 
-_scratch = threading.local()
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.memory: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
+_scratch = _Scratch()
 
 
 def _dequantized(layer: QuantizedLinear) -> Tensor:
@@ -154,11 +159,10 @@ def _dequantized(layer: QuantizedLinear) -> Tensor:
 
     In memory of its own, each would lie between activations that are kept, and leave a gap of its size there.
     """
-    memory: dict[tuple[torch.device, torch.dtype], Tensor] = vars(_scratch)
     kind = layer.codes.device, layer.dtype
-    if kind not in memory:
-        memory[kind] = torch.empty(0, dtype=layer.dtype, device=layer.codes.device)
-    return layer.dequantized_in(memory[kind])
+    if kind not in _scratch.memory:
+        _scratch.memory[kind] = torch.empty(0, dtype=layer.dtype, device=layer.codes.device)
+    return layer.dequantized_in(_scratch.memory[kind])
 
 
 def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -> float:
