@@ -20,6 +20,7 @@ ALGORITHMS = {
     "opo": "rllm.algorithms.reinforce:OPO",
     "otb": "rllm.algorithms.otb:OTB",
     "ppo": "rllm.algorithms.ppo:PPO",
+    "rae": "rllm.algorithms.rae:RAE",
     "reinforce": "rllm.algorithms.reinforce:Reinforce",
     "reinforce_plus_plus": "rllm.algorithms.reinforce:ReinforcePlusPlus",
     "reinforce_plus_plus_baseline": "rllm.algorithms.reinforce:ReinforcePlusPlusBaseline",

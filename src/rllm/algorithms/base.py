@@ -23,7 +23,7 @@ from rllm.algorithms.losses import (
     pull_of_teacher,
 )
 from rllm.errors import ConfigError
-from rllm.types import JSONObject, Trajectory, TrajectoryGroup
+from rllm.types import JSONMapping, JSONObject, Trajectory, TrajectoryGroup
 
 Sums = dict[str, Tensor]
 """Sums over tokens by the name of the metric."""
@@ -229,6 +229,13 @@ class Algorithm:
     def baseline(self, group: TrajectoryGroup) -> float | None:
         """Return the value that the rewards of a group were compared with, for the records."""
         return None
+
+    def state(self) -> JSONObject:
+        """Return what later batches are credited by, as JSON for the checkpoint; `{}` if nothing."""
+        return {}
+
+    def restore(self, state: JSONMapping) -> None:
+        """Continue from a `state`; `{}` is the one before the first batch."""
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return advantages [N], and for a critic the returns [N] that it should have estimated.
