@@ -119,14 +119,22 @@ BACKEND = f"{__name__}:ScriptedBackend"
 
 def ask(base_url: str, messages: str | list[dict[str, str]], *, api_key: str = "", **options: Any) -> str:
     """One chat call, in the fewest words."""
+    content: str = ask_for(base_url, messages, api_key=api_key, **options)["choices"][0]["message"]["content"]
+    return content
+
+
+def ask_for(
+    base_url: str, messages: str | list[dict[str, str]], *, api_key: str = "", **options: Any
+) -> dict[str, Any]:
+    """The whole answer of a chat call."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
     with urllib.request.urlopen(request, timeout=60) as response:
-        content: str = json.load(response)["choices"][0]["message"]["content"]
-    return content
+        answer: dict[str, Any] = json.load(response)
+    return answer
 
 
 @dataclass

@@ -99,6 +99,7 @@ def evaluate(
     from rllm.cli.inputs import embedded, key_of_server, served
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
+    from rllm.environments.seats import PastPolicies
 
     if compare is not None:
         _compare(context, compare, as_json=as_json)
@@ -120,6 +121,8 @@ def evaluate(
 
     config.gateway.port = lead_to_gateway(config)
     rollouts, data = _work(agent, env, reward, dataset, split, benchmark, config)
+    if PastPolicies.of(data) is not None:
+        raise ConfigError("opponent=start and pool are earlier policies of a training run: use self, random or a URL")
     if reward is None and benchmark is None:
         refuse_changes(config.reward, "reward", ["timeout_s"], "without --reward; leave it out")
     scoring = Scoring.of(rollouts.reward, config.reward, timeout_s=timeout)

@@ -48,7 +48,8 @@ class ModelCall:
 
     def __post_init__(self) -> None:
         # A session that is not kept has this call only.
-        self.route = Route(None if self.session.parents is None else self.session.id)
+        session_id = None if self.session.parents is None else self.session.id
+        self.route = Route(session_id, seed=self.session.sampling.parameters.get("seed"))
         if self.session.conversations is not None:
             self.digests = MessageDigests.of(
                 self.asked["messages"], self.asked.get("tools"), self.session.conversations

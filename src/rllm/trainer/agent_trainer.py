@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,6 +34,7 @@ from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.named import SCHEMES, NamedEnvironment, open_env
+from rllm.environments.seats import PastPolicies
 from rllm.errors import ConfigError, concerning, counted, shown
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of
@@ -56,6 +58,7 @@ from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.checkpoint import Checkpoints, seed_generators
 from rllm.trainer.config import ConfigSource
 from rllm.trainer.loop import TrainingLoop
+from rllm.trainer.opponents import OpponentPool, OpponentUpstream, check_opponents
 from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source, source_in
@@ -230,6 +233,8 @@ class AgentTrainer:
         check_teacher(self.config, self.algorithm)
         check_demonstrations(self.algorithm, self.train_data)
         check_rollouts(self.config, self.source)
+        self._past = PastPolicies.of(chain(self.train_data, self.val_data or ()))
+        check_opponents(self.config, self._past)
         self._backend: type[TrainingBackend] = resolve(self.config.backend, BACKENDS, kind="backend")
         self._backend.check(self.config)
 
@@ -342,6 +347,7 @@ class AgentTrainer:
     def _loop(self, stack: ExitStack) -> TrainingLoop:
         start = self._start
         seed_generators(self.config.seed)
+        self.algorithm.restore(start.state.get("algorithm", {}))
         teacher = stack.enter_context(open_teacher(self.config, self.algorithm))
         stack.enter_context(on_ray(self.config))
         backend = self._loaded_backend(stack)
@@ -351,7 +357,17 @@ class AgentTrainer:
         stack.callback(store.close)
         if self.config.store is None:
             start.forget_sessions(store)
-        upstream = upstream_of(backend.inference, MODEL_NAME)
+        upstream, opponents = upstream_of(backend.inference, MODEL_NAME), None
+        if self._past is not None:
+            opponents = OpponentPool(
+                self._past,
+                policy=backend.inference,
+                checkpoints=self._checkpoints,
+                config=self.config,
+                steps_done=start.steps_done,
+            )
+            stack.callback(opponents.close)
+            upstream = OpponentUpstream(opponents, MODEL_NAME)
         gateway = stack.enter_context(GatewayServer(store, upstream, gateway_config(self.config)))
         context = RolloutContext(inference=backend.inference, gateway=gateway, store=store, rollout=self.config.rollout)
         for function in (self._reward, *self.source.arguments):
@@ -370,6 +386,7 @@ class AgentTrainer:
             algorithm=self.algorithm,
             episode_metrics=self.source.episode_metrics(self.algorithm, backend, self.config.roles),
             teacher=own_teacher(self.config, self.algorithm, backend) or teacher,
+            opponents=opponents,
             batch_log=BatchLog(self.run_dir, steps_done=start.steps_done, keep=self.config.keep_batches),
             runner=runner,
             store=store,

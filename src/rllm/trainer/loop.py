@@ -45,6 +45,7 @@ from rllm.trainer.metrics import (
     staleness,
     success_rates,
 )
+from rllm.trainer.opponents import OpponentPool
 from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.rollouts import eval_attempts, training_attempts
 from rllm.trainer.run_health import RunHealth
@@ -86,6 +87,8 @@ class TrainingLoop:
     """Turns episodes into metrics."""
     teacher: Teacher | None = None
     """Teacher model for distillation, if the algorithm uses one."""
+    opponents: OpponentPool | None = None
+    """Earlier policies that self-play is against, if the agent asks for them."""
     batch_log: BatchLog | None = None
     """Log of batches for `rllm view`."""
     num_unattributed_calls: Callable[[], int] = lambda: 0
@@ -171,6 +174,8 @@ class TrainingLoop:
         self.replay.add(self.steps_done, episodes, assembled.credits)
         self.sampler.record(self.steps_done, success_rates(self._sampled(episodes)))
         self.steps_done += 1
+        if self.opponents is not None:
+            await self._in_thread(self.opponents.after_step, self.steps_done)
         with _timed(times, "explain"):
             await self._explain(assembled, update, episodes)
         metrics = self._metrics(episodes, assembled, update, times) | ages | memory_metrics(update.memory)
@@ -272,6 +277,7 @@ class TrainingLoop:
             "last_session": await self._last_session(),
             "success_rates": self.sampler.records,
             "replay": self.replay.sessions,
+            "algorithm": self.algorithm.state(),
         }
 
     async def _last_session(self) -> str | None:

@@ -33,6 +33,8 @@ class Route:
 
     session_id: str | None = None
     """Session of the call, whose calls share prompt prefixes; `None` for a call that nothing continues."""
+    seed: int | None = None
+    """Seed that the session imposes on its calls, before each gets one derived from it."""
     deadline: float | None = None
     """End of the call's time, waiting and retries included, on `time.monotonic`'s clock; `None` until a pool sets
     it."""
