@@ -40,6 +40,42 @@ def test_a_file_of_its_rows_takes_the_place_of_the_hub(work, server, monkeypatch
     assert json.loads((work / "out" / "evaluation.json").read_text())["agent"] == "gsm8k"
 
 
+def test_instructions_are_counted_over_all_tasks(work, monkeypatch, capsys):
+    pytest.importorskip("langdetect")
+    kinds = ["punctuation:no_comma", "detectable_format:title", "startend:quotation"]
+    rows = [
+        {"key": number, "prompt": "Write.", "instruction_id_list": kinds[:number], "kwargs": [{}] * number}
+        for number in (1, 3)
+    ]
+    (work / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with ScriptedServer(ScriptedEngine(lambda messages: "*<<A title>>*"), model="big") as server:
+        report = report_of(["ifeval", "--data", "rows.jsonl", "--base-url", server.base_url], monkeypatch, capsys)
+    assert report["accuracy"]["value"] == 0.5
+    assert report["metrics"]["accuracy of instructions"] == 3 / 4
+    assert report["metrics"]["accuracy of instructions, loose"] == 3 / 4
+
+
+def test_the_default_agent_offers_tools(work, monkeypatch, capsys):
+    function = {"name": "area.of", "description": "", "parameters": {"type": "dict", "properties": {}, "required": []}}
+    rows = [
+        {
+            "id": f"{category}_0",
+            "question": [[{"role": "user", "content": category}]],
+            "function": [function],
+            "ground_truth": [] if category == "irrelevance" else [{"area.of": {}}],
+        }
+        for category in ("simple", "irrelevance")
+    ]
+    (work / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call = [{"id": "1", "type": "function", "function": {"name": "area_of", "arguments": "{}"}}]
+    with ScriptedServer(
+        ScriptedEngine(lambda messages: {"role": "assistant", "content": None, "tool_calls": call}), model="big"
+    ) as server:
+        report = report_of(["bfcl", "--data", "rows.json", "--base-url", server.base_url], monkeypatch, capsys)
+    assert report["metrics"] == {"irrelevance": 0.0, "simple": 1.0}
+    assert [asked["tools"][0]["function"]["name"] for asked in server.requests] == ["area_of"] * 2
+
+
 def test_a_reward_of_the_user_replaces_the_scorer(work, server, monkeypatch, capsys):
     (work / "mine.py").write_text("def judge(task, answer):\n    return 0.25, {'length': len(answer)}\n")
     arguments = ["arithmetic", "--reward", "mine.py:judge", "--base-url", server.base_url, "--limit", "2"]

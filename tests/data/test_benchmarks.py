@@ -106,7 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
 
 
 def test_every_benchmark_without_a_test_of_its_own_is_here() -> None:
-    assert set(BENCHMARKS) - set(CASES) == {"gpqa", "humaneval", "mbpp", "countdown", "arithmetic"}
+    assert set(BENCHMARKS) - set(CASES) == {"gpqa", "ifeval", "humaneval", "mbpp", "bfcl", "countdown", "arithmetic"}
 
 
 def is_correct(name: str, task: dict[str, Any], answer: Any) -> bool | None:
@@ -146,6 +146,24 @@ def test_choices_of_gpqa_are_in_an_order_of_their_own(tmp_path: Path) -> None:
     assert f"{letters[0]}. right" in tasks[0]["question"]
     assert is_correct("gpqa", tasks[0], f"Answer: {letters[0]}")
     assert not is_correct("gpqa", tasks[0], "Answer: none")
+
+
+def test_instructions_have_the_arguments_that_are_not_null(tmp_path: Path) -> None:
+    row = {
+        "key": 1000,
+        "prompt": "Write two words, without commas.",
+        "instruction_id_list": ["length_constraints:number_words", "punctuation:no_comma"],
+        "kwargs": [{"num_words": 3, "relation": "less than", "language": None}, {"num_words": None}],
+    }
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    [task] = read_benchmark_file("ifeval", tmp_path / "rows.jsonl")
+    assert task["instructions"] == [
+        {"id": "length_constraints:number_words", "num_words": 3, "relation": "less than"},
+        {"id": "punctuation:no_comma"},
+    ]
+    assert messages_of(BENCHMARKS["ifeval"], task) == [{"role": "user", "content": row["prompt"]}]
+    assert is_correct("ifeval", task, "Two words.")
+    assert not is_correct("ifeval", task, "Two, words.")
 
 
 HUMANEVAL = {

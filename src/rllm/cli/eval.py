@@ -142,7 +142,7 @@ def evaluate(
         keep_verdicts(rollouts.reward, folder)
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
         _complete(evaluation, rollouts, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
-        report = evaluation.report()
+        report = evaluation.report({} if benchmark is None else BENCHMARKS[benchmark].ratios)
     title = f"{' on '.join(dict.fromkeys(filter(None, (agent, env or dataset))))} with {source.name}"
     _show(report, title, folder, seconds=time.perf_counter() - started, as_json=as_json)
 

@@ -181,3 +181,19 @@ def mbpp_task(row: Task) -> Task:
         "question": f"{row['text'].strip()}\n\nThe program must pass these tests:\n\n```python\n{tests}\n```",
         "test": f"{row['test_setup_code']}\n{tests}".strip(),
     }
+
+
+# Instructions
+
+
+def ifeval_task(row: Task) -> Task:
+    """Convert a row with a list of instruction ids and one of their arguments, in which absent ones are null."""
+    pairs = zip(row["instruction_id_list"], row["kwargs"], strict=True)
+    return {
+        "id": str(row["key"]),
+        "question": row["prompt"],
+        "instructions": [
+            {"id": name, **{key: value for key, value in arguments.items() if value is not None}}
+            for name, arguments in pairs
+        ],
+    }

@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from rllm.data import benchmark_rows as rows
+from rllm.data.bfcl import ANSWERS, bfcl_task, read_bfcl
 from rllm.data.generated import arithmetic_task, countdown_task, distinct_tasks
-from rllm.data.sources import read_hub, rows_of
+from rllm.data.sources import hub_files, read_file, read_hub
 from rllm.errors import ConfigError
 from rllm.types import JSONMapping, Message, Task
 
@@ -33,6 +33,10 @@ class Benchmark:
     """Dataset on the Hugging Face hub; `None` if tasks are generated."""
     subsets: tuple[str | None, ...] = (None,)
     """Subsets of the dataset, read one after the other; several are shuffled."""
+    files: tuple[str, ...] = ()
+    """Files of the dataset to read instead; those in folders belong to others."""
+    read_file: Callable[[Path], list[Task]] = read_file
+    """Reader of such a file, and of one that the user passes."""
     splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test"})
     """Splits of the dataset, by our names `test` and `train`."""
     to_task: Callable[[Task], Task] = dict
@@ -47,6 +51,8 @@ class Benchmark:
     """Import path of a function that raises if a package of the scorer is missing."""
     metric: str = "accuracy"
     """Meaning of the accuracy in the report."""
+    ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Metrics of the report that are the ratio of two means."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Sampling parameters of an evaluation, unless the user sets others; those of the authors where they state them."""
 
@@ -83,6 +89,9 @@ _CODE = Benchmark(
 )
 _BOTH = {"test": "test", "train": "train"}
 _VALIDATION = {"test": "validation", "train": "train"}  # where the answers of the test split are secret
+_BFCL = tuple(
+    f"BFCL_v3_{category}.json" for category in ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
+)
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "gsm8k": replace(
@@ -243,6 +252,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         splits=_VALIDATION,
         to_task=rows.boolq_task,
     ),
+    "ifeval": Benchmark(
+        about="instructions that a program can check, 25 kinds (arXiv:2311.07911)",
+        hub_id="google/IFEval",
+        splits={"test": "train"},
+        to_task=rows.ifeval_task,
+        reward="rllm.rewards.ifeval_reward:ifeval_reward_fn",
+        check="rllm.rewards.ifeval_reward:check_installed",
+        metric="all instructions followed, strict",
+        ratios={
+            "accuracy of instructions": ("followed", "instructions"),
+            "accuracy of instructions, loose": ("followed_loose", "instructions"),
+        },
+        sampling={"temperature": 0.0, "max_tokens": 1280},
+    ),
     "humaneval": replace(
         _CODE,
         about="164 functions to complete (arXiv:2107.03374)",
@@ -257,6 +280,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         subsets=("full",),
         splits=_BOTH,
         to_task=rows.mbpp_task,
+    ),
+    "bfcl": Benchmark(
+        about="function calls: one, one of several, several, none (gorilla.cs.berkeley.edu)",
+        hub_id="gorilla-llm/Berkeley-Function-Calling-Leaderboard",
+        files=(*_BFCL, *(f"{ANSWERS}/{file}" for file in _BFCL if "irrelevance" not in file)),
+        read_file=read_bfcl,
+        to_task=bfcl_task,
+        reward="rllm.rewards.function_call_reward:function_call_reward_fn",
+        metric="accepted calls",
+        sampling={"temperature": 0.001, "max_tokens": 4096},
     ),
     "countdown": Benchmark(
         about="an expression of given numbers that equals a target; generated",
@@ -294,10 +327,8 @@ def read_benchmark(name: str, split: str = "test", *, limit: int = 0) -> list[Ta
         tasks = distinct_tasks(benchmark.generate, sum(NUM_GENERATED.values()), seed=0)
         held_out = NUM_GENERATED["test"]
         return (tasks[held_out:] if split == "train" else tasks[:held_out])[: limit or None]
-    assert benchmark.hub_id is not None
-    read = partial(read_hub, benchmark.hub_id, split=benchmark.splits[split], limit=limit)
     try:
-        found = [row for subset in benchmark.subsets for row in read(subset=subset)]
+        found = _rows_on_hub(benchmark, split, limit)
     except ConfigError as error:
         reason = "reached" if isinstance(error.__cause__, ConnectionError) else f"read ({error})"
         raise ConfigError(
@@ -310,13 +341,26 @@ def read_benchmark(name: str, split: str = "test", *, limit: int = 0) -> list[Ta
     return tasks[: limit or None]
 
 
+def _rows_on_hub(benchmark: Benchmark, split: str, limit: int) -> list[Task]:
+    source, name = str(benchmark.hub_id), benchmark.splits[split]
+    if benchmark.files:
+        files = hub_files(source, benchmark.files)
+        return [
+            row
+            for file, path in zip(benchmark.files, files, strict=True)
+            if "/" not in file
+            for row in benchmark.read_file(path)
+        ]
+    return [row for subset in benchmark.subsets for row in read_hub(source, split=name, subset=subset, limit=limit)]
+
+
 def read_benchmark_file(name: str, source: str | Path) -> list[Task]:
     """Return the tasks of a file whose rows have the fields of the benchmark's dataset.
 
     Raises:
         ConfigError: if the file cannot be read, or a row has another form.
     """
-    return _converted(name, rows_of(source, split=None, subset=None), str(source))
+    return _converted(name, BENCHMARKS[name].read_file(Path(source).expanduser()), str(source))
 
 
 def _converted(name: str, found: Iterable[Task], source: str) -> list[Task]:

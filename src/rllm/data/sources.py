@@ -267,6 +267,26 @@ def read_hub(source: str, *, split: str | None, subset: str | None = None, limit
     return list(tasks_of(loaded, repr(source)))
 
 
+def hub_files(source: str, names: Iterable[str]) -> list[Path]:
+    """Return the local copies of files of a dataset on the hub.
+
+    Raises:
+        ConfigError: if they cannot be loaded.
+        MissingDependencyError: without `datasets`.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError as error:
+        raise MissingDependencyError.of("datasets", "data", f"reading {source!r}") from error
+    try:
+        return [Path(hf_hub_download(source, name, repo_type="dataset")) for name in names]
+    except (LocalEntryNotFoundError, ConnectionError) as error:
+        raise ConfigError(f"Hugging Face dataset {source!r} cannot be reached: {error}") from ConnectionError(error)
+    except Exception as error:  # the library raises many kinds
+        raise ConfigError(f"Hugging Face dataset {source!r} cannot be loaded: {error}") from error
+
+
 def _load(source: str, split: str | None, subset: str | None) -> datasets.Dataset | datasets.DatasetDict:
     try:
         import datasets

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from rllm.config.sampling import derived_seed
@@ -205,9 +206,14 @@ class Evaluation:
         report_progress()
         await runner.run(missing, on_episode=keep)
 
-    def report(self) -> Report:
-        """Return the report on all finished rollouts, and write it into the folder."""
+    def report(self, ratios: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> Report:
+        """Return the report on all finished rollouts, and write it into the folder.
+
+        `ratios` adds metrics that are the ratio of two others, such as a share of all instructions of all tasks.
+        """
         report = report_on([self._outcomes[key] for key in self._planned if key in self._outcomes])
+        means = report.metrics
+        means |= {name: means[part] / means[whole] for name, (part, whole) in ratios.items() if means.get(whole)}
         self.folder.write_report(report)
         return report
 
