@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import random
 import textwrap
 from collections import defaultdict
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.gdpo import GDPO
 from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
 from rllm.algorithms.sapo import SAPO
+from rllm.trainer.text_teacher import pieces
 from rllm.types import Trajectory, TrajectoryGroup
 
 from .rows import Rows
@@ -139,6 +142,18 @@ def test_divergence_in_the_loss(rows: Rows) -> None:
     their_part, our_part = 1 - (-distance).exp(), distance
     difference = 0.3 * (our_part - their_part) / batch.num_tokens
     torch.testing.assert_close(ours[1] - theirs[1], difference, rtol=1e-4, atol=1e-6)
+
+
+@SEEDS
+def test_pieces_of_two_tokenisations(rows: Rows) -> None:
+    """Theirs are lists of tokens for each piece, of offsets in bytes; ours are the piece of each token."""
+    align = importlib.import_module("trl.experimental.gold.gold_trainer").ULDLoss._align_by_byte_offsets
+    chance, text = random.Random(rows.seed), b"abcdefghijklmnopqrst"
+    cuts = [sorted({0, len(text), *chance.sample(range(1, len(text)), 8)}) for _ in range(2)]
+    own, theirs = ([text[start:stop] for start, stop in pairwise(bounds)] for bounds in cuts)
+    expected = align(*([list(pair) for pair in pairwise(bounds)] for bounds in cuts))
+    for found, groups in zip(pieces(own, theirs), expected, strict=False):
+        assert found == [piece for piece, group in enumerate(groups) for _ in group]
 
 
 def test_the_penalty_of_overlong_answers() -> None:

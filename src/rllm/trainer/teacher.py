@@ -16,6 +16,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.config.schema import TeacherConfig, TrainConfig, refuse_changes
 from rllm.errors import ConfigError, InferenceError
+from rllm.parser.tool_prompt import TemplateChoice
 from rllm.sdk.variables import key_of_user
 from rllm.types import JSONObject
 
@@ -57,6 +58,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
             f"{algorithm.teacher_coef} needs a teacher: set one of the two"
         )
     if teacher.url is not None:
+        refuse_changes(teacher, "teacher", ("align",), "on a server, which is asked about ids; use teacher.path")
         refuse_changes(teacher, "teacher", ("dtype", "device"), "on a server; leave it out")
         if config.rollout.temperature != 1.0:
             raise ConfigError(
@@ -67,7 +69,8 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
     assert teacher.path is not None
     of_servers = ("model", "max_concurrent", "timeout_s", "num_retries")
     refuse_changes(teacher, "teacher", of_servers, "on a teacher in this process (teacher.path); leave it out")
-    _check_model(config, teacher.path)
+    if teacher.align == "tokens":
+        _check_model(config, teacher.path)
 
 
 @contextmanager
@@ -87,7 +90,8 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         from rllm.inference.local.loading import load_model
 
         loaded = load_model(teacher.path, dtype=teacher.dtype, device=teacher.device)
-        yield LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
+        same = LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
+        yield same if teacher.align == "tokens" else _by_text(config, teacher.path, same)
     else:
         from rllm.inference.local.loading import load_tokenizer
 
@@ -109,9 +113,17 @@ def _check_model(config: TrainConfig, teacher: str) -> None:
         differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
         raise ConfigError(
             f"teacher.path={teacher!r} has another vocabulary than model.path={student!r}: {len(differing)} tokens "
-            f"differ, such as {differing[0]!r}; use a teacher of the same family"
+            f"differ, such as {differing[0]!r}; use a teacher of the same family, or teacher.align=text"
         )
     _check_length(config, policy.context_length, f"teacher.path={teacher!r}", judge.context_length)
+
+
+def _by_text(config: TrainConfig, path: str, teacher: Teacher) -> Teacher:
+    from rllm.inference.local.loading import load_tokenizer
+    from rllm.trainer.text_teacher import TextTeacher
+
+    own = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
+    return TextTeacher(teacher, own=own, theirs=load_tokenizer(path))
 
 
 def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int | None) -> None:
