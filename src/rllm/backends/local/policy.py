@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
 from rllm.backends.local.logprobs import Head, body_of, energies, logprobs_and_entropy
+from rllm.backends.local.rms_norm import lean_norms
 from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
 from rllm.config.sizes import ModelShape
 from rllm.errors import ConfigError, first_line
@@ -83,7 +84,12 @@ class Trunk:
         products = running_products_again(self._gated_layers)
         # Layers that are run again outside this block have to be the same in it.
         again = {part for layer in products if not can_sum(layer.down_proj) for part in layer.down_proj.modules()}
-        return running_otherwise({**summed(set(self.module.modules()) - again), **products})
+        norms = {} if self.autocast else self._norms
+        return running_otherwise({**summed(set(self.module.modules()) - again), **products, **norms})
+
+    @cached_property
+    def _norms(self) -> Mapping[Module, Callable[..., Tensor]]:
+        return lean_norms(self.module.modules())
 
     @cached_property
     def _can_recompute(self) -> bool:
