@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from rllm.inference.local.kv_cache import CacheShape
+from rllm.inference.local.kv_cache import BLOCK, CacheShape
 from rllm.inference.local.model_forward import (
     cache_argument,
     check_causal,
@@ -24,13 +24,14 @@ from rllm.inference.local.model_forward import (
     use_grouped_attention,
 )
 from rllm.inference.local.scheduler import Added, Decoder
-from rllm.inference.local.slot_decoder import SlotDecoder
+from rllm.inference.local.slot_decoder import LEAST_SHARED, SlotDecoder
 
 State = TypeVar("State")
 logger = logging.getLogger(__name__)
 
-_PROBE = ([7, 3, 5, 2, 11, 13, 1], [4, 9, 6], [8], [7, 3, 5, 2, 11, 13, 1])
-"""Prompts of different lengths, one of them twice."""
+_LONGEST = [7, 3, 5, 2, 11, 13, 1, 10, 12]
+_PROBE = (_LONGEST, [4, 9, 6], [8], _LONGEST)
+"""Prompts of different lengths, one of them twice, and longer than a block."""
 _PROBE_STEPS = 3
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Allowed difference of logits as a share of the largest; other types are only good to about 5 %.
@@ -64,12 +65,14 @@ def choose_decoder(
         ConfigError: if the model is not causal, or cannot be run at all.
     """
 
-    def slots() -> Decoder:
+    def slots(least_shared: int | None = None) -> Decoder:
         use_grouped_attention(model)
         limits = {"max_sequences": max_sequences, "max_length": max_length, "max_bytes": max_bytes}
-        return SlotDecoder(model, _cache_shape(model), **limits)
+        return SlotDecoder(model, _cache_shape(model), **limits, least_shared=least_shared)
 
     candidates: list[Callable[[], Decoder]] = [slots] if has_full_attention(model) else []
+    if candidates and model.device.type == "cpu":
+        candidates.insert(0, lambda: slots(BLOCK))  # so that the shortest prompts try it, too
     candidates += [lambda: DynamicDecoder(model), lambda: RecomputeDecoder(model)]
     probe: _Probe | None = None
     for build in candidates if max_length >= len(_PROBE[0]) + _PROBE_STEPS else ():
@@ -85,7 +88,9 @@ def choose_decoder(
             break
     else:
         decoder = RecomputeDecoder(original or model)
-    if not isinstance(decoder, SlotDecoder):
+    if isinstance(decoder, SlotDecoder):
+        decoder.least_shared = decoder.least_shared and LEAST_SHARED
+    else:
         check_causal(original or model)
         logger.warning(
             "%s does not use plain full attention, so it is sampled by the slower %s: exact, but without batching or "

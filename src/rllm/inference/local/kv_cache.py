@@ -39,7 +39,7 @@ class CacheShape:
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Keys and values by slot and column, in one growable tensor; column c of a slot holds the token at position c.
+    """Keys and values by slot and column, in one growable tensor; column c of a slot holds its c-th token.
 
     On a CPU the tensor is part of one as large as the cache may become: main memory is only taken where it is written
     to, so the cache grows without a second copy of it. A GPU's memory is taken as a whole, so it grows by doubling.

@@ -1,7 +1,8 @@
 """Batched decoding with slot caches and shared prefixes, for models with plain full attention.
 
 Sequences that are equal so far are one *row* of the batch until they diverge, as the samples of one prompt do after
-a few tokens. Prompts are computed in slots of their own, from the longest cached prefix on, and copied to their rows.
+a few tokens. Prompts are computed in slots of their own, from the longest cached prefix on, and copied to their rows;
+on a CPU, the states of a long prompt are kept and read once for all of its rows (`prompt_attention.py`).
 
 On a CPU, results of one row are the same bit for bit whatever else is in the batch: products of packed weights do
 not depend on the number of rows (`packed.py`), and attention reads widths that are summed alike (`stable_width`).
@@ -23,11 +24,14 @@ from transformers import PreTrainedModel
 from rllm.inference.local.decode_graphs import DecodeGraphs
 from rllm.inference.local.kv_cache import BLOCK, Block, BlockLocation, CacheShape, PrefixCache, SlotCache
 from rllm.inference.local.model_forward import cache_argument, last_logits_only
+from rllm.inference.local.prompt_attention import PromptAttention
 from rllm.inference.local.scheduler import Added
 
 QUERY_STEP = 16
 """Attention of a multiple of this many queries is summed alike on a CPU, however many there are. Fewer are summed
 in another order on some CPUs: below 8 from a head size of 96 on, below 12 from 256 on."""
+LEAST_SHARED = 128
+"""Tokens of a prompt from which on its states are kept once; those of shorter ones are quickly read with the rest."""
 _ROW_STEP = 4
 """Rows of a decode step are padded to a multiple of this on a CPU, and of more on a GPU, for fewer graphs."""
 _SUMMED_COLUMNS = 512
@@ -72,15 +76,45 @@ class _Row:
     length: int
     """Number of tokens whose states are cached."""
     num_sequences: int
+    prompt: Tensor | None = None
+    """States of its first tokens, [layer, key or value, head, token, dim]; its slot holds those of the others."""
+
+    @property
+    def num_in_prompt(self) -> int:
+        return 0 if self.prompt is None else int(self.prompt.shape[3])
+
+    @property
+    def num_columns(self) -> int:
+        """Number of tokens whose states are in its slot."""
+        return self.length - self.num_in_prompt
 
 
 class SlotDecoder:
     """A `Decoder` with one slot of the cache for each row of the batch."""
 
     def __init__(
-        self, model: PreTrainedModel, shape: CacheShape, *, max_sequences: int, max_length: int, max_bytes: int
+        self,
+        model: PreTrainedModel,
+        shape: CacheShape,
+        *,
+        max_sequences: int,
+        max_length: int,
+        max_bytes: int,
+        least_shared: int | None = None,
     ) -> None:
+        """Lay out the cache.
+
+        Args:
+            model: model to run.
+            shape: size of its states.
+            max_sequences: sequences decoded at a time.
+            max_length: tokens of a sequence.
+            max_bytes: memory for keys and values.
+            least_shared: tokens from which on a prompt's states are kept once, on a CPU, for models whose attention
+                takes `above`; `None`: each row has its own.
+        """
         self._model = model
+        self.least_shared = least_shared
         self._device = shape.device
         on_cpu = shape.device.type == "cpu"
         self._pass_tokens = _PASS_TOKENS if on_cpu else _PASS_TOKENS_OF_GPU
@@ -95,6 +129,7 @@ class SlotDecoder:
         self._rows: list[_Row] = []  # by slot
         self._sequences: list[_Row] = []
         self._row_of_sequence: Tensor | None = None  # [sequences]; None: the batch has changed
+        self._attention: PromptAttention | None = None  # None: no row has a prompt apart
         self._graphs = DecodeGraphs(self._device)
         self._make_buffers()
 
@@ -103,6 +138,7 @@ class SlotDecoder:
         self._graphs.clear()
         self._inputs = torch.zeros((slots, 1), dtype=torch.long, device=self._device)
         self._columns = torch.zeros((slots, 1), dtype=torch.long, device=self._device)  # of the next token
+        self._starts = torch.zeros_like(self._columns)  # position of column 0
         # Added to attention scores: 0 where a column holds a token.
         self._mask = torch.full((slots, 1, 1, columns), -torch.inf, dtype=self._cache.shape.dtype, device=self._device)
         self._mask_start = torch.arange(slots, device=self._device) * columns
@@ -110,9 +146,10 @@ class SlotDecoder:
             self._mark(row)
 
     def _mark(self, row: _Row) -> None:
-        self._columns[row.slot] = row.length
-        self._mask[row.slot, ..., : row.length] = 0
-        self._mask[row.slot, ..., row.length :] = -torch.inf
+        self._columns[row.slot] = row.num_columns
+        self._starts[row.slot] = row.num_in_prompt
+        self._mask[row.slot, ..., : row.num_columns] = 0
+        self._mask[row.slot, ..., row.num_columns :] = -torch.inf
 
     def fits(self, num_sequences: int, length: int) -> bool:
         return self._cache.fits(num_sequences, length)
@@ -141,7 +178,8 @@ class SlotDecoder:
         added = []
         for tokens, indices in members.items():
             if (done := computed.get(tokens)) is not None:
-                row = self._append(self._prompts, done.slot, len(tokens), len(indices))
+                row = _Row(-1, len(tokens), len(indices), self._shared_states(done.slot, len(tokens)))
+                self._append(row, self._prompts, done.slot, row.num_in_prompt)
                 self._sequences += [row] * len(indices)
                 added += [Added(indices[0], done.num_cached), *(Added(index, len(tokens)) for index in indices[1:])]
         return added
@@ -172,17 +210,23 @@ class SlotDecoder:
         new = [spot for item in items for spot in BlockLocation.of(item.new, item.slot, len(item.known))]
         self._prefixes.store(new, self._prompts.states)
 
-    def _append(self, source: SlotCache, slot: int, length: int, num_sequences: int) -> _Row:
-        """Add a row, whose states are copied from a slot."""
-        self._reserve(len(self._rows) + 1, length + 1)
-        row = _Row(len(self._rows), length, num_sequences)
+    def _shared_states(self, slot: int, length: int) -> Tensor | None:
+        """Return a copy of the states of whole blocks of a prompt, which is in its slot; `None` if it is short."""
+        if self.least_shared is None or length < self.least_shared:
+            return None
+        return self._prompts.states[:, :, slot, :, : length - length % BLOCK].clone()
+
+    def _append(self, row: _Row, source: SlotCache, slot: int, first: int) -> None:
+        """Add a row, whose states are copied from a slot, from a column on."""
+        stop = row.num_columns
+        self._reserve(len(self._rows) + 1, stop + 1)
+        row.slot = len(self._rows)
         self._rows.append(row)
-        self._cache.states[:, :, row.slot, :, :length] = source.states[:, :, slot, :, :length]
+        self._cache.states[:, :, row.slot, :, :stop] = source.states[:, :, slot, :, first : first + stop]
         self._mark(row)
-        return row
 
     def _reserve(self, slots: int, columns: int) -> None:
-        columns = max([columns, *(row.length for row in self._rows)])
+        columns = max([columns, *(row.num_columns for row in self._rows)])
         if self._cache.reserve(slots, columns, len(self._rows)):
             self._make_buffers()
 
@@ -206,7 +250,9 @@ class SlotDecoder:
             # Padding is written after the prompt, where no one reads; its positions only have to exist.
             self._forward(self._prompts, inputs, columns.minimum(ends - 1), mask.unsqueeze(1))
 
-    def _forward(self, cache: SlotCache, inputs: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def _forward(
+        self, cache: SlotCache, inputs: Tensor, positions: Tensor, mask: Tensor, above: PromptAttention | None = None
+    ) -> Tensor:
         logits: Tensor = self._model(
             input_ids=inputs,
             position_ids=positions,
@@ -214,21 +260,25 @@ class SlotDecoder:
             use_cache=True,
             **{self._cache_argument: cache},
             **self._options,
+            **({} if above is None else {"above": above}),
         ).logits
         return logits
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         self._split_rows(tokens)
         count, num_rows = len(self._rows), self._padded(len(self._rows))
-        width = self._read_width(max(row.length for row in self._rows) + 1, self._queries_per_key)
+        width = self._read_width(max(row.num_columns for row in self._rows) + 1, self._queries_per_key)
         self._reserve(num_rows, width)
         if self._row_of_sequence is None:
             self._row_of_sequence = torch.tensor([row.slot for row in self._sequences], device=self._device)
+            prompts = [row.prompt for row in self._rows] + [None] * (num_rows - count)
+            has_prompts = any(prompt is not None for prompt in prompts)
+            self._attention = PromptAttention(prompts) if has_prompts else None
         inputs = [[0]] * num_rows
         for row, token in zip(self._sequences, tokens, strict=True):
             inputs[row.slot] = [token]
-        columns = self._columns[:num_rows]
-        columns[count:] = 0  # of slots that are not in use
+        columns, starts = self._columns[:num_rows], self._starts[:num_rows]
+        columns[count:] = starts[count:] = 0  # of slots that are not in use
         self._mask.view(-1).index_fill_(0, self._mask_start[:num_rows] + columns[:, 0], 0)
         self._inputs[:num_rows] = torch.tensor(inputs)
         num_read = self._cache.num_read(width)
@@ -236,7 +286,7 @@ class SlotDecoder:
         def forward() -> Tensor:
             self._cache.aim(0, num_rows, columns, width)
             mask = self._mask[:num_rows, ..., :num_read]
-            return self._forward(self._cache, self._inputs[:num_rows], columns, mask)
+            return self._forward(self._cache, self._inputs[:num_rows], columns + starts, mask, self._attention)
 
         logits = self._graphs.run((num_rows, num_read), forward)[:, -1]
         columns += 1
@@ -261,7 +311,8 @@ class SlotDecoder:
             row.num_sequences -= 1
             if (other := others.get((row, token))) is None:
                 self._row_of_sequence = None
-                other = others[row, token] = self._append(self._cache, row.slot, row.length, 0)
+                other = others[row, token] = _Row(-1, row.length, 0, row.prompt)
+                self._append(other, self._cache, row.slot, 0)
             other.num_sequences += 1
             self._sequences[number] = other
 
@@ -284,7 +335,7 @@ class SlotDecoder:
             if row.slot >= len(kept):
                 slot = next(free)
                 states = self._cache.states
-                states[:, :, slot, :, : row.length] = states[:, :, row.slot, :, : row.length]
+                states[:, :, slot, :, : row.num_columns] = states[:, :, row.slot, :, : row.num_columns]
                 row.slot = slot
                 self._mark(row)
         self._rows = sorted(kept, key=lambda row: row.slot)
@@ -295,13 +346,15 @@ class SlotDecoder:
         computed: list[BlockLocation] = []
         for row, known in ended:
             path = self._prefixes.match(known)
-            computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, len(path))
+            number = len(path) - row.num_in_prompt // BLOCK  # of the first new block in the slot
+            if number >= 0:  # else its prompt was forgotten meanwhile, for want of memory
+                computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, number)
         self._prefixes.store(computed, self._cache.states)
 
     def clear(self) -> None:
         self._rows.clear()
         self._sequences.clear()
-        self._row_of_sequence = None
+        self._row_of_sequence = self._attention = None
         self._prefixes.clear()
         self._graphs.clear()
         if self._device.type == "cpu":  # a GPU's memory stays laid out
@@ -311,7 +364,8 @@ class SlotDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        return self._prompts.nbytes + self._cache.nbytes + self._prefixes.nbytes
+        apart = {id(row.prompt): row.prompt.nbytes for row in self._rows if row.prompt is not None}
+        return self._prompts.nbytes + self._cache.nbytes + self._prefixes.nbytes + int(sum(apart.values()))
 
 
 def prefill_batches(items: Iterable[PrefillItem], max_tokens: int, max_padding: int) -> list[list[PrefillItem]]:
