@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 
 from rllm.errors import ConfigError
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.store import open_store
+from rllm.testing.scripted import ScriptedEngine
 from rllm.trainer.config import load_config
 from rllm.trainer.online import LEARNED_KEY, session_trainer
 
@@ -147,6 +151,17 @@ def test_a_session_is_learned_from_once_and_again_only_after_lost_steps(run: Run
         store.open_session(newest.id, {LEARNED_KEY: {**newest.metadata[LEARNED_KEY], "step": 2}}).result()
     run(lambda user: user.talk(1.0), {"num_steps": 3}, resume=True)
     assert steps_of() == [0, 0, 1, 2, 2]
+
+
+def test_sessions_of_another_gateway_are_learned_from(run: Run, tmp_path: Path) -> None:
+    upstream = EngineUpstream(ScriptedEngine(["hello", "bye"]), "policy")
+    config = GatewayConfig(api_key=KEY)
+    with open_store(str(tmp_path / "traces.db")) as store, GatewayServer(store, upstream, config) as gateway:
+        for reward in (1.0, 0.0):
+            User(int(gateway.url.rpartition(":")[2])).talk(reward, task_id="greeting")
+        (line,) = run(lambda user: None, {"num_steps": 1})
+    assert line["rollout/reward"] == 0.5
+    assert advantages() == [[-0.5, 0.5]]
 
 
 def test_tokens_of_another_distribution_are_dropped_by_name(run: Run, caplog: pytest.LogCaptureFixture) -> None:
