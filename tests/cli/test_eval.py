@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -14,8 +15,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from rllm import cli
+from rllm.cli.inputs import load_agent
 from rllm.engine.episode_log import EpisodeLog
 from rllm.gateway.server import ServerThread
+from rllm.rewards.llm_judge import RelativeJudge
+from rllm.rewards.scoring import reward_of
 from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
@@ -430,3 +434,10 @@ def test_a_judge_scores_and_its_verdicts_are_kept(work, policy):
     assert len((work / "evals/one/verdicts.jsonl").read_text().splitlines()) == 2
     refused = here(*asked[:3], "judge:none.yaml", *asked[4:], cwd=work)
     assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)
+
+
+def test_a_judge_may_score_a_benchmark(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rubric = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "relative": True}
+    Path("rubric.yaml").write_text(json.dumps(rubric))
+    assert isinstance(reward_of(load_agent("gsm8k", "judge:rubric.yaml")), RelativeJudge)

@@ -38,7 +38,7 @@ def load_agent(agent: str, reward: str | None = None) -> AgentFunction:
     if agent in BENCHMARKS:
         from rllm.agents.benchmark_agent import benchmark_agent
 
-        return benchmark_agent(agent, None if reward is None else load_function(reward, what="reward", reload=False))
+        return benchmark_agent(agent, None if reward is None else load_reward(reward, reload=False))
     function = load_function(agent)
     if reward is None:
         from rllm.engine.validation import check_promise
