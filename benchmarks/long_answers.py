@@ -1,9 +1,10 @@
 """Long answers of a pretrained model: time of a token and peak memory, by the length of the answers.
 
-    python benchmarks/long_answers.py MODEL [--lengths 512 1024 2048 4096] [--group 8] [--threads 1]
+    python benchmarks/long_answers.py MODEL [--lengths 512 1024 2048 4096] [--group 8] [--kept 2048] [--threads 1]
 
 A group of answers to one prompt is sampled and trained on, in a process of its own for each length. Attention reads all
-earlier tokens, so a token's time grows with its position by that much; everything else should stay as it is.
+earlier tokens, so a token's time grows with its position by that much; everything else should stay as it is. Layers of
+sequences of more than `--kept` tokens are run again in the backward pass, as by `optim.micro_batch_tokens`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ GB = 1e9
 """Bytes; `ru_maxrss` counts kilobytes."""
 
 
-def measure(model: str, length: int, group: int, threads: int) -> dict[str, float]:
+def measure(model: str, length: int, group: int, kept: int, threads: int) -> dict[str, float]:
     """Sample and train on one group, and return milliseconds of CPU for each token, and gigabytes."""
     torch.set_num_threads(threads)
     workload = replace(WORKLOADS["fixed"], num_prompts=1, group_size=group, answer_tokens=length)
-    backend = LocalBackend(
-        load_model(model, dtype="float32", device="cpu"), OptimConfig(lr=1e-6), max_concurrent=group, seed=0
-    )
+    settings = OptimConfig(lr=1e-6, micro_batch_tokens=kept)
+    backend = LocalBackend(load_model(model, dtype="float32", device="cpu"), settings, max_concurrent=group, seed=0)
     task = next(questions(workload, 0))
     begin = time.process_time()
     episodes = asyncio.run(roll_out(backend, workload, [task]))
@@ -62,11 +62,12 @@ def main() -> None:
     parser.add_argument("model", help="folder of a pretrained model")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--group", type=int, default=8, help="answers to the prompt")
+    parser.add_argument("--kept", type=int, default=2048, help="optim.micro_batch_tokens")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     for length in options.lengths:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found = pool.apply(measure, (options.model, length, options.group, options.threads))
+            found = pool.apply(measure, (options.model, length, options.group, options.kept, options.threads))
         print(json.dumps({name: round(value, 5) for name, value in found.items()}), flush=True)
 
 
