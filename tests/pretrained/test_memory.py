@@ -27,16 +27,16 @@ def is_even(task: Task, answer: str) -> float:
     return float(len(answer) % 2 == 0)
 
 
-def tasks_of(num_words: int) -> list[dict[str, object]]:
-    return [{**task, "question": "please " * num_words + str(task["question"])} for task in sum_tasks(4, seed=0)]
+def tasks_of(num_times: int) -> list[dict[str, object]]:
+    return [{**task, "question": "Read the whole of it before you answer. " * num_times + str(task["question"])} for task in sum_tasks(4, seed=0)]
 
 
-def peak_of_training(settings: list[str], num_words: int) -> int:
+def peak_of_training(settings: list[str], num_times: int) -> int:
     """Train for two steps, and return the most bytes that this process held."""
     AgentTrainer(
         workflow_class=SimpleWorkflow,
         workflow_args={"reward_function": is_even},
-        train_dataset=tasks_of(num_words),
+        train_dataset=tasks_of(num_times),
         config=settings,
     ).train()
     status = Path("/proc/self/status").read_text()
@@ -44,7 +44,7 @@ def peak_of_training(settings: list[str], num_words: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("num_words", "settings"),
+    ("num_times", "settings"),
     [
         (0, []),
         (0, ["model.lora_rank=16"]),
@@ -54,16 +54,16 @@ def peak_of_training(settings: list[str], num_words: int) -> int:
         (0, ["optim.name=adamw8bit"]),
         (0, ["model.gradient_checkpointing=true"]),
         (0, ["model.dtype=bfloat16"]),
-        (600, ["model.lora_rank=16"]),
+        (60, ["model.lora_rank=16"]),
     ],
     ids=str,
 )
 def test_the_peak_is_within_a_fifth_of_what_is_predicted(
-    smollm: Path, tmp_path: Path, num_words: int, settings: list[str]
+    smollm: Path, tmp_path: Path, num_times: int, settings: list[str]
 ) -> None:
     asked = [f"model.path={smollm}", f"run_dir={tmp_path / 'run'}", *SETTINGS, *settings]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        measured = pool.apply(peak_of_training, (asked, num_words))
-    predicted = predicted_memory(load_config(asked), prompt_tokens(tasks_of(num_words)))
+        measured = pool.apply(peak_of_training, (asked, num_times))
+    predicted = predicted_memory(load_config(asked), prompt_tokens(tasks_of(num_times)))
     assert predicted is not None
     assert measured == pytest.approx(predicted.peak, rel=0.2)

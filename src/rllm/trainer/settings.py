@@ -136,8 +136,8 @@ _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""
 _SPREAD = 2.0
 """Activations take so much more than counted: before version 2.38, glibc seldom uses a gap between them again."""
-_KEPT = 2.1
-"""Keys and values of finished answers are kept for later turns, and some of their memory is spare."""
+_SPARE = 1.125
+"""Some columns of the sampler's cache are spare."""
 _PROMPT, _ANSWER = 64, 256
 """Tokens that are assumed of a prompt where there are no tasks, and of an answer where rollout.max_tokens is not
 set."""
@@ -242,8 +242,11 @@ def _sampler(
         parts["packed weights"] = number * FLOAT32
     if shape is not None:
         count = min(config.rollout.max_concurrent, num_episodes(config))
-        length = prompt + (config.rollout.max_tokens or _ANSWER)
-        cached = count * length * shape.layers * shape.cached * itemsize * _KEPT
+        answer = config.rollout.max_tokens or _ANSWER
+        length = prompt + answer
+        # Finished answers are kept for later turns, and each prompt once.
+        kept = count * answer + -(-count // config.rollout.group_size) * prompt
+        cached = (count * length * _SPARE + kept) * shape.layers * shape.cached * itemsize
         parts[f"keys and values of {count} sequences of {length:,} tokens"] = min(cached, total_memory() / 4)
     return parts
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
 from rllm._runtime.process import total_memory
-from rllm.inference.local.quantized import QuantizedLinear
+from rllm.inference.local.quantized import QuantizedLinear, dequantized
 
 _ROWS = 64
 """Number of rows that a layout is chosen for; it serves any other, too."""
@@ -111,7 +111,8 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         return 0 if self._packed is None else self.in_features * self.out_features * self._dtype.itemsize
 
     def _pack(self) -> Tensor:
-        bias, weight = self.linear.bias, self.linear.weight
+        linear, bias = self.linear, self.linear.bias
+        weight = dequantized(linear) if isinstance(linear, QuantizedLinear) else linear.weight
         self._shift = None if bias is None else bias.detach().to(self._dtype)
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), _ROWS)
         return packed

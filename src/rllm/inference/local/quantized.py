@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from rllm._runtime.process import return_memory
 from rllm.errors import ConfigError, MissingDependencyError, first_line
 
 if TYPE_CHECKING:
@@ -139,11 +140,11 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
-        return nn.functional.linear(inputs, _dequantized(layer), layer.bias)
+        return nn.functional.linear(inputs, dequantized(layer), layer.bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ _dequantized(ctx.layer).to(gradient.dtype), None
+        return gradient @ dequantized(ctx.layer).to(gradient.dtype), None
 
 
 class _Scratch(threading.local):
@@ -154,10 +155,11 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _dequantized(layer: QuantizedLinear) -> Tensor:
+def dequantized(layer: QuantizedLinear) -> Tensor:
     """Return a layer's weight in memory that the next one of this thread overwrites.
 
-    In memory of its own, each would lie between activations that are kept, and leave a gap of its size there.
+    In memory of its own, each would lie between activations or packed weights that are kept, and leave a gap of its
+    size there.
     """
     kind = layer.codes.device, layer.dtype
     if kind not in _scratch.memory:
@@ -188,6 +190,7 @@ def quantize(model: PreTrainedModel, kind: Quantization, device: torch.device) -
             if type(child) is nn.Linear and not child.weight.requires_grad and child.weight is not head:
                 num_quantized += child.in_features * child.out_features
                 setattr(parent, name, QuantizedLinear(child.to(device), kind))
+                return_memory()
     if not num_quantized:
         raise ConfigError(f"model.quantize={kind!r}: {type(model).__name__} has no linear layers; leave it out")
     for weight in model.parameters():
