@@ -28,7 +28,10 @@ def is_even(task: Task, answer: str) -> float:
 
 
 def tasks_of(num_times: int) -> list[dict[str, object]]:
-    return [{**task, "question": "Read the whole of it before you answer. " * num_times + str(task["question"])} for task in sum_tasks(4, seed=0)]
+    return [
+        {**task, "question": "Read the whole of it before you answer. " * num_times + str(task["question"])}
+        for task in sum_tasks(4, seed=0)
+    ]
 
 
 def peak_of_training(settings: list[str], num_times: int) -> int:
