@@ -9,7 +9,7 @@ VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,13 @@ test-pretrained: $(VENV)/.dev .pretrained/.installed .bitsandbytes $(if $(SHORT)
 
 test-references: $(VENV)/.dev .references .templates  ## Compare estimators, losses and tool calls with those of verl, TRL and renderers.
 	PYTHONPATH=.references RLLM_TEMPLATES=.templates $(PYTEST) -m references tests/references
+
+.games: tests/games/requirements.txt | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+test-games: $(VENV)/.dev .games  ## Games of the real TextArena, and self-play that must beat its start: some minutes.
+	PYTHONPATH=$(CURDIR)/.games $(PYTEST) -m games tests/games tests/examples
 
 .clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
@@ -188,7 +195,7 @@ test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those o
 
 # The long suites in three parts: TURN=0, 1 or 2 runs one of them, as .ci/run does by day; without TURN all run.
 NIGHTLY_0 := test-vllm test-litellm test-trackers test-examples
-NIGHTLY_1 := test-slow test-learning test-accelerator test-kills
+NIGHTLY_1 := test-slow test-learning test-games test-accelerator test-kills
 NIGHTLY_2 := test-verl test-pretrained test-fuzz test-frameworks
 
 nightly: $(VENV)/.dev  ## The long suites; TURN=0, 1 or 2 for a third of them.
@@ -247,4 +254,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .games .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -43,6 +43,12 @@ SCHEMES: dict[str, Scheme] = {
         "reasoning_gym",
         "reasoning-gym",
     ),
+    "textarena": Scheme(
+        "rllm.environments.textarena:open_env",
+        "games of one or more players: self-play, or against an opponent",
+        "textarena",
+        "textarena",
+    ),
 }
 """Schemes by name."""
 

@@ -1,0 +1,230 @@
+"""`textarena:TicTacToe-v0`: games of TextArena for one or more players, by self-play or against an opponent.
+
+Each seat of the policy is a conversation and a trajectory of its own, named `player_0`, `player_1`, ...; its reward is
+that of the game. Moves of an opponent are part of what the policy observes, and are not trained on.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rllm._runtime.threads import in_thread
+from rllm.data.dataset import Dataset
+from rllm.environments.named import NamedEnvironment, value_of, whole_number
+from rllm.environments.seats import (
+    POOL,
+    RANDOM,
+    SELF,
+    START,
+    Seat,
+    check_opponent,
+    listed_moves,
+    opponent_of,
+    policy,
+)
+from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary
+from rllm.registry import did_you_mean
+from rllm.sdk.context import SESSION_UID
+from rllm.types import Episode, JSONMapping, JSONObject, TerminationReason, Trajectory
+
+_NUM_PLAYERS = (2, 1, 3, 4, 5, 6, 7, 8)
+"""Numbers of players that are tried if none is given."""
+_random = threading.Lock()
+"""Held while a game works: games share Python's global generator."""
+
+
+def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
+    """Return the games of a name, with one task for each seed.
+
+    Args:
+        name: an id that TextArena registers, such as `TicTacToe-v0`.
+        params: `size` (100) and `seed` (0) of the tasks; `players`; `max_turns` (100), after which a game is unscored;
+            `opponent`: self (the default), random, start (the policy that the run began with), pool (snapshots of the
+            policy `every` 10 steps, the newest `keep` 4 of them), or the URL of a server with its `opponent_model`;
+            `seat` of the policy, by default each in turn. Others are passed to the game, as JSON or text.
+
+    Raises:
+        ConfigError: if the game or a parameter is unknown or does not fit.
+        MissingDependencyError: if textarena is not installed.
+    """
+    own = dict(params)
+    size, seed, seat = _whole(own, "size", 100, least=1), _whole(own, "seed", 0), _whole(own, "seat", -1, least=-1)
+    players, max_turns = _whole(own, "players", 0), _whole(own, "max_turns", 100, least=1)
+    opponent, model = own.pop("opponent", SELF), own.pop("opponent_model", None)
+    check_opponent(opponent, model)
+    past = None
+    if opponent == POOL:
+        past = {"every": _whole(own, "every", 10, least=1), "keep": _whole(own, "keep", 4, least=1)}
+    elif opponent == START:
+        past = {"every": 0, "keep": 1}
+    game: JSONObject = {"game": _registered(name), "options": {key: value_of(text) for key, text in own.items()}}
+    game["num_players"] = _num_players(game, [players] if players else _NUM_PLAYERS)
+    _check_seat(seat, game["num_players"], opponent)
+    if opponent == RANDOM and not listed_moves(str(Game(**game, seed=seed).observe()[1])):
+        raise ConfigError(f"opponent=random: {name} lists no moves to choose from; use opponent=self or a model")
+    shared = {**game, "max_turns": max_turns, "opponent": opponent, "opponent_model": model, "past_policies": past}
+    tasks = [
+        {
+            "id": f"{name}/{seed + place}",
+            **shared,
+            "seed": seed + place,
+            "seat": place % game["num_players"] if seat < 0 else seat,
+        }
+        for place in range(size)
+    ]
+    return NamedEnvironment(tasks=Dataset(tasks), agent_run_func=play)
+
+
+async def play(**task: Any) -> Episode:
+    """Play the game of a task to its end.
+
+    Returns an episode with a trajectory for each seat of the policy.
+    """
+    names = ("game", "options", "num_players", "seed")
+    game = await in_thread(lambda: Game(**{name: task[name] for name in names}), name=f"start of {task['game']}")
+    is_trained = [task["opponent"] == SELF or player == task["seat"] for player in range(task["num_players"])]
+    seats = [Seat(policy if trained else opponent_of(task)) for trained in is_trained]
+    while not game.done and game.num_turns < task["max_turns"]:
+        player, observed = game.observe()
+        game.move(await seats[player].answer(observed))
+    trained = {player: seat for player, seat in enumerate(seats) if is_trained[player]}
+    return _episode(game, trained, is_against=task["opponent"] != SELF)
+
+
+class Game:
+    """One game at TextArena, with random numbers of its own."""
+
+    def __init__(self, *, game: str, options: JSONMapping, num_players: int, seed: int) -> None:
+        """Start it; raises `EnvError` if TextArena does."""
+        self.name = game.removesuffix("-raw")
+        self.done = False
+        self.num_turns = 0
+        self.num_invalid = [0] * num_players
+        """Moves of each player that the game did not accept."""
+        self._generator = random.Random(seed).getstate()
+        textarena = _textarena()
+        with self._at_work("reset"):
+            self._env = textarena.make(game, **options)
+            self._env.reset(num_players=num_players, seed=seed)
+
+    @contextmanager
+    def _at_work(self, method: str) -> Iterator[None]:
+        with _random, boundary(EnvError, f"{self.name}.{method}"):
+            others = random.getstate()
+            random.setstate(self._generator)
+            try:
+                yield
+            finally:
+                self._generator = random.getstate()
+                random.setstate(others)
+
+    def observe(self) -> tuple[int, str | list[str]]:
+        """Return whose turn it is, and the messages since their last one; a text instead is the whole state."""
+        with self._at_work("get_observation"):
+            player, observed = self._env.get_observation()
+        if isinstance(observed, str):
+            return player, observed
+        roles = self._env.state.role_mapping
+        return player, [
+            text if sender < 0 else f"[{roles.get(sender, f'Player {sender}')}] {text}"
+            for sender, text, _ in observed
+            if sender != player
+        ]
+
+    def move(self, text: str) -> None:
+        """Make a move of the player whose turn it is; an invalid one costs what TextArena rules."""
+        state = self._env.state
+        player, before = state.current_player_id, getattr(state, "error_count", 0)
+        was_out = state.game_info[player].get("invalid_move", False)
+        with self._at_work("step"):
+            self.done, _ = self._env.step(text)
+        is_out = state.game_info[player].get("invalid_move", False) and not was_out
+        self.num_turns += 1
+        self.num_invalid[player] += is_out or getattr(state, "error_count", 0) > before
+
+    def rewards(self) -> Mapping[int, float]:
+        """Return the reward of each player; none of a game that has not ended."""
+        with self._at_work("close"):
+            rewards, _ = self._env.close()
+        return rewards if self.done and rewards else {}
+
+
+def _episode(game: Game, seats: Mapping[int, Seat], *, is_against: bool) -> Episode:
+    rewards = game.rewards()
+    trajectories = [
+        Trajectory(
+            name=f"player_{player}",
+            steps=seat.steps,
+            reward=float(rewards[player]) if player in rewards else None,
+            trainable=bool(seat.steps),  # the others may have lost before it had a turn
+            info={
+                "game": game.name,
+                "num_invalid_moves": game.num_invalid[player],
+                SESSION_UID: seat.uid,  # calls without a step are another seat's
+            },
+        )
+        for player, seat in seats.items()
+    ]
+    metrics = {
+        "game/turns": float(game.num_turns),
+        "game/invalid_moves": float(sum(game.num_invalid[player] for player in seats)),
+        "game/unfinished": float(not game.done),
+    }
+    result = sum(rewards.get(player, 0) for player in seats)
+    if is_against:
+        metrics |= {"game/win": float(result > 0), "game/draw": float(game.done and result == 0)}
+    ended = TerminationReason.ENV_DONE if game.done else TerminationReason.MAX_TURNS_EXCEEDED
+    return Episode(trajectories=trajectories, metrics=metrics, is_correct=result > 0, termination_reason=ended)
+
+
+def _textarena() -> Any:
+    try:
+        import textarena
+    except ImportError as error:
+        raise MissingDependencyError.of("textarena", "textarena", "textarena:NAME") from error
+    return textarena
+
+
+def _registered(name: str) -> str:
+    """Return the id of the game without wrappers, if it has one: a seat's messages then only ever grow."""
+    known = _textarena().envs.registration.ENV_REGISTRY
+    if f"{name}-raw" in known:
+        return f"{name}-raw"
+    if name not in known:
+        names = [other for other in known if not other.endswith("-raw")]
+        raise ConfigError(f"{name!r} is not a game of TextArena: {did_you_mean(name, names) or 'see its list'}")
+    return name
+
+
+def _num_players(game: JSONObject, candidates: Sequence[int]) -> int:
+    """Return the first number of players with which the game starts."""
+    failures = []
+    for number in candidates:
+        try:
+            Game(**game, num_players=number, seed=0)
+        except EnvError as failure:
+            failures.append(failure)
+        else:
+            return number
+    raise ConfigError(f"textarena: {failures[0]}")
+
+
+def _check_seat(seat: int, num_players: int, opponent: str) -> None:
+    if opponent != SELF and num_players == 1:
+        raise ConfigError(f"opponent={opponent!r}: the game has one player; leave it out")
+    if seat >= num_players or (seat >= 0 and opponent == SELF):
+        remedy = (
+            "in self-play the policy has all seats; leave it out" if opponent == SELF else f"use 0 to {num_players - 1}"
+        )
+        raise ConfigError(f"seat={seat}: {remedy}")
+
+
+def _whole(params: dict[str, str], key: str, default: int, *, least: int = 0) -> int:
+    """Take a whole number from the parameters, so that those of the game remain."""
+    value = whole_number(params, key, default, least=least)
+    params.pop(key, None)
+    return value
