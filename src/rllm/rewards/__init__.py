@@ -2,8 +2,9 @@
 
 `reward_fn` has the ready-made functions and the protocol of your own; `scoring` calls any of them, validates the
 result, and combines an agent and a reward. `math_reward`, `search_reward` (questions and multiple choice),
-`countdown_reward` and `code_reward` score one kind of task each; `reward_types` has their input, output and settings,
-and finds answers in texts. `llm_judge` has judges that are models, and `verdicts` what they wrote.
+`countdown_reward`, `code_reward`, `function_call_reward` and `ifeval_reward` score one kind of task each.
+`reward_types` has their input, output and settings, and finds answers in texts. `llm_judge` has judges that are
+models, and `verdicts` what they wrote.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from rllm._runtime.lazy import lazy_names
 if TYPE_CHECKING:
     from rllm.rewards.code_reward import RewardCodeFn as RewardCodeFn
     from rllm.rewards.countdown_reward import countdown_reward_fn as countdown_reward_fn
+    from rllm.rewards.function_call_reward import function_call_reward_fn as function_call_reward_fn
+    from rllm.rewards.ifeval_reward import ifeval_reward_fn as ifeval_reward_fn
     from rllm.rewards.llm_judge import judge as judge
     from rllm.rewards.math_reward import RewardMathFn as RewardMathFn
     from rllm.rewards.reward_fn import RewardFunction as RewardFunction
@@ -45,7 +48,9 @@ __all__ = [
     "code_reward_fn",
     "countdown_reward_fn",
     "f1_reward_fn",
+    "function_call_reward_fn",
     "group_reward",
+    "ifeval_reward_fn",
     "judge",
     "math_reward_fn",
     "multiple_choice_reward_fn",
@@ -68,8 +73,10 @@ __getattr__, __dir__ = lazy_names(
         "code_reward_fn": "rllm.rewards.reward_fn",
         "countdown_reward_fn": "rllm.rewards.countdown_reward",
         "f1_reward_fn": "rllm.rewards.reward_fn",
+        "function_call_reward_fn": "rllm.rewards.function_call_reward",
         "group_reward": "rllm.rewards.scoring",
         "judge": "rllm.rewards.llm_judge",
+        "ifeval_reward_fn": "rllm.rewards.ifeval_reward",
         "math_reward_fn": "rllm.rewards.reward_fn",
         "multiple_choice_reward_fn": "rllm.rewards.reward_fn",
         "search_reward_fn": "rllm.rewards.reward_fn",
