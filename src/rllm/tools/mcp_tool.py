@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import json
 import logging
@@ -105,6 +106,10 @@ class MCPTool(Tool):
         self._connection = connection
         self._remote_name = name
 
+    def __reduce__(self) -> tuple[object, ...]:
+        arguments = self._connection, self._remote_name, self.description, self._parameters, self.max_output_chars
+        return MCPTool, arguments, {"name": self.name}
+
     async def async_forward(self, **arguments: object) -> ToolOutput:
         """Call the tool on its server."""
         try:
@@ -146,19 +151,24 @@ async def mcp_tools(
     """
     connection = MCPConnection(MCPServer.of(server), timeout_s=timeout_s, start_timeout_s=start_timeout_s)
     try:
-        tools = [
-            MCPTool(connection, listed.name, listed.description or "", listed.input_schema, max_output_chars)
-            for listed in await connection.list_tools()
-        ]
-        taken: set[str] = set()
-        for tool in tools:  # names such as `a.b` and `a_b` are now equal
-            own, numbers = tool.name[:60], itertools.count(2)
-            while tool.name in taken:
-                tool.name = f"{own}_{next(numbers)}"
-            taken.add(tool.name)
-        yield tools
+        yield await tools_of(connection, max_output_chars=max_output_chars)
     finally:
         await asyncio.to_thread(connection.close)
+
+
+async def tools_of(connection: MCPConnection, *, max_output_chars: int = MAX_OUTPUT_CHARS) -> list[MCPTool]:
+    """Return the tools of a connection, each with a name of its own; see `MCPConnection.list_tools`."""
+    tools = [
+        MCPTool(connection, listed.name, listed.description or "", listed.input_schema, max_output_chars)
+        for listed in await connection.list_tools()
+    ]
+    taken: set[str] = set()
+    for tool in tools:  # names such as `a.b` and `a_b` are now equal
+        own, numbers = tool.name[:60], itertools.count(2)
+        while tool.name in taken:
+            tool.name = f"{own}_{next(numbers)}"
+        taken.add(tool.name)
+    return tools
 
 
 class MCPCallError(Exception):
@@ -196,6 +206,15 @@ class MCPConnection:
             ConfigError: if the server cannot be started or reached, with the end of its standard error.
         """
         return await self._thread.run(self._list_tools)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let tools be sent to another process, which opens a connection of its own."""
+        return shared_connection, (self.server, self.timeout_s, self.start_timeout_s)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closed
 
     def close(self) -> None:
         """Cancel the calls that are under way, and end the server's process and the thread. Idempotent."""
@@ -336,6 +355,23 @@ class MCPConnection:
     def _stderr_note(self) -> str:
         text = self._stderr.text if self._stderr else ""
         return f"; its standard error ends: {text}" if text else ""
+
+
+_shared: dict[str, MCPConnection] = {}
+_sharing = threading.Lock()
+
+
+def shared_connection(
+    server: MCPServer, timeout_s: float = CALL_TIMEOUT_S, start_timeout_s: float = START_TIMEOUT_S
+) -> MCPConnection:
+    """Return this process's connection to a server; it is closed when the process ends."""
+    key = repr((server, timeout_s, start_timeout_s))
+    with _sharing:
+        found = _shared.get(key)
+        if found is None or found.closed:
+            found = _shared[key] = MCPConnection(server, timeout_s=timeout_s, start_timeout_s=start_timeout_s)
+            atexit.register(found.close)
+        return found
 
 
 class _StderrTail:
