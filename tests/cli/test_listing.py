@@ -8,6 +8,7 @@ import pytest
 from rllm import cli
 from rllm.algorithms import ALGORITHMS
 from rllm.data.benchmarks import BENCHMARKS
+from rllm.environments.named import SCHEMES, Scheme
 from rllm.registry import load_object
 
 from .conftest import as_a_program
@@ -42,6 +43,42 @@ def test_agents_are_listed_by_paths_that_can_be_imported(monkeypatch, capsys):
     assert "rllm.agents:ToolAgent" in {row["name"] for row in rows}
     for row in rows:
         load_object(row["name"])()
+
+
+def test_schemes_of_environments_are_listed_with_their_extras(monkeypatch, capsys):
+    rows = json.loads(printed_by(["envs", "--json"], monkeypatch, capsys))["envs"]
+    assert [row["scheme"] for row in rows] == list(SCHEMES)
+    gymnasium = next(row for row in rows if row["scheme"] == "gymnasium")
+    assert (gymnasium["extra"], gymnasium["installed"]) == ("rllm[gym]", True)
+    monkeypatch.setitem(SCHEMES, "other", Scheme("a:b", "", "no_such_package", "x", f"{__name__}:names"))
+    table = printed_by(["envs"], monkeypatch, capsys)
+    assert [line.split()[5] for line in table.splitlines() if " other " in line] == ["no"]
+
+
+def names():
+    return ["chess", "go"]
+
+
+def test_all_names_of_a_scheme_are_listed_where_its_package_lists_them(monkeypatch, capsys):
+    monkeypatch.setitem(SCHEMES, "games", Scheme("a:b", "", names=f"{__name__}:names"))
+    assert json.loads(printed_by(["envs", "games", "--json"], monkeypatch, capsys)) == {
+        "envs": [{"name": "chess"}, {"name": "go"}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["envs", "gymnasum"], 2, "did you mean 'gymnasium'?"),
+        (["envs", "mcp"], 2, "are not listed"),
+        (["envs", "other"], 1, "rllm[x]"),
+        (["agents", "mcp"], 2, "leave mcp out"),
+    ],
+)
+def test_a_list_that_cannot_be_printed_is_refused(monkeypatch, fails, arguments, code, message):
+    monkeypatch.setitem(SCHEMES, "other", Scheme("a:b", "", "no_such_package", "x", f"{__name__}:names"))
+    ended, errors = fails("list", *arguments)
+    assert (ended, message in errors) == (code, True), errors
 
 
 def test_an_unknown_list_is_refused_with_the_nearest_name(fails):

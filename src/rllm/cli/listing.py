@@ -13,20 +13,27 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import OnlyJson
+from rllm.environments.named import SCHEMES, names_of
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
 from rllm.types import JSONObject
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(help="agents, algorithms or benchmarks.", show_default=False)],
+    kind: Annotated[str, typer.Argument(help="agents, algorithms, benchmarks or envs.", show_default=False)],
+    scheme: Annotated[
+        str | None, typer.Argument(help="With envs: print all names of this scheme.", show_default=False)
+    ] = None,
     as_json: OnlyJson = False,
 ) -> None:
-    """List the names of agents, algorithms or benchmarks, with a line about each."""
+    """List the names of agents, algorithms, benchmarks or schemes of environments, with a line about each."""
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS) or f"use one of {', '.join(_KINDS)}"
         raise ConfigError(f"rllm list {kind}: there is no such list; {hint}")
-    _print(kind, list(_KINDS[kind]()), as_json=as_json)
+    if scheme is not None and kind != "envs":
+        raise ConfigError(f"rllm list {kind} {scheme}: only envs have further names; leave {scheme} out")
+    rows = list(_KINDS[kind]()) if scheme is None else [{"name": name} for name in names_of(scheme)]
+    _print(kind, rows, as_json=as_json)
 
 
 def _print(kind: str, rows: list[JSONObject], *, as_json: bool) -> None:
@@ -38,9 +45,14 @@ def _print(kind: str, rows: list[JSONObject], *, as_json: bool) -> None:
 
     table = Table(*rows[0])
     for row in rows:
-        cells = (", ".join(value) if isinstance(value, list) else str(value) for value in row.values())
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     terminal.console(wide=True).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def _agents() -> Iterator[JSONObject]:
@@ -69,10 +81,17 @@ def _benchmarks() -> Iterator[JSONObject]:
         yield {"name": name, "tasks": tasks, "splits": splits, "metric": benchmark.metric, "about": benchmark.about}
 
 
+def _envs() -> Iterator[JSONObject]:
+    for name, scheme in SCHEMES.items():
+        extra = f"rllm[{scheme.extra}]" if scheme.extra else ""
+        yield {"scheme": name, "extra": extra, "installed": scheme.installed, "about": scheme.about}
+
+
 _KINDS: dict[str, Callable[[], Iterator[JSONObject]]] = {
     "agents": _agents,
     "algorithms": _algorithms,
     "benchmarks": _benchmarks,
+    "envs": _envs,
 }
 
 

@@ -31,17 +31,28 @@ class Scheme(NamedTuple):
     """Module of the package that it needs."""
     extra: str | None = None
     """Extra that installs it."""
+    names: str | None = None
+    """`module:function` that returns all names, if the package lists them."""
+
+    @property
+    def installed(self) -> bool:
+        """Return whether its package is installed."""
+        return self.package is None or importlib.util.find_spec(self.package) is not None
 
 
 SCHEMES: dict[str, Scheme] = {
     "gymnasium": Scheme(
         "rllm.environments.gymnasium_env:open_env", "any Gymnasium environment, as text", "gymnasium", "gym"
     ),
+    "mcp": Scheme(
+        "rllm.environments.mcp_env:open_env", "questions of a file, with the tools of an MCP server", "mcp", "mcp"
+    ),
     "reasoning-gym": Scheme(
         "rllm.environments.reasoning_gym_env:open_env",
         "generated reasoning tasks of 100 families, scored by their own rules",
         "reasoning_gym",
         "reasoning-gym",
+        "rllm.environments.reasoning_gym_env:families",
     ),
     "textarena": Scheme(
         "rllm.environments.textarena:open_env",
@@ -90,13 +101,36 @@ def open_env(spec: str) -> NamedEnvironment:
         )
     name, params = _parts(spec, rest)
     known = SCHEMES[scheme]
-    if known.package is not None and importlib.util.find_spec(known.package) is None:
-        raise MissingDependencyError.of(known.package, known.extra or scheme, f"env={spec!r}")
+    _check_installed(scheme, f"env={spec!r}")
     try:
         opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
     except ConfigError as error:
         raise ConfigError(f"env={spec!r}: {error}") from error
     return opened
+
+
+def names_of(scheme: str) -> list[str]:
+    """Return all names of a scheme.
+
+    Raises:
+        ConfigError: if there is no such scheme, or its package does not list them.
+        MissingDependencyError: if its package is not installed.
+    """
+    if scheme not in SCHEMES:
+        hint = did_you_mean(scheme, SCHEMES) or f"use one of {', '.join(SCHEMES)}"
+        raise ConfigError(f"there is no scheme {scheme!r} of environments; {hint}")
+    lister = SCHEMES[scheme].names
+    if lister is None:
+        raise ConfigError(f"the names of {scheme} are not listed; see its own documentation")
+    _check_installed(scheme, f"the list of {scheme}")
+    names: list[str] = load_object(lister, kind="env")()
+    return names
+
+
+def _check_installed(scheme: str, purpose: str) -> None:
+    known = SCHEMES[scheme]
+    if known.package is not None and not known.installed:
+        raise MissingDependencyError.of(known.package, known.extra or scheme, purpose)
 
 
 def _parts(spec: str, rest: str) -> tuple[str, dict[str, str]]:
