@@ -7,6 +7,7 @@ import pytest
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.grpo import GRPO
+from rllm.algorithms.rae import RAE
 from rllm.algorithms.reinforce import ReMax
 from rllm.config.schema import FilterConfig, RoleConfig
 from rllm.data.dataset import Dataset
@@ -77,6 +78,15 @@ def test_a_task_is_informative_if_rewards_of_any_role_differ() -> None:
     assert num_informative(roles, GRPO(), {"judge": RoleConfig(trainable=False)}) == 0
     drop_uniform(episodes := [*alike, *different], GRPO())
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
+
+
+def test_equal_rewards_teach_an_algorithm_that_does_not_compare_them() -> None:
+    episodes = [episode_of(1.0, task="nim"), episode_of(1.0, task="nim")]
+    assert [num_informative(episodes, algorithm) for algorithm in (GRPO(), RAE())] == [0, 1]
+    assembled = assemble(episodes, RAE(decay=0.5), step=0, temperature=1.0)
+    assert (assembled.advantages, assembled.num_uniform_groups) == ([0.5, 0.25], 0)
+    drop_uniform(episodes, RAE())
+    assert reasons(episodes) == [None, None]
 
 
 def test_lone_rollouts_are_counted_apart_from_equal_ones() -> None:

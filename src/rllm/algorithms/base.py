@@ -35,6 +35,8 @@ class Algorithm:
 
     min_group_size: ClassVar[int] = 1
     """Smallest number of rollouts of a task that it compares."""
+    compares_rollouts: ClassVar[bool] = True
+    """Equal rewards of all rollouts of a task teach nothing. False for baselines that other tasks have a part in."""
     needs_values: ClassVar[bool] = False
     """Needs a critic that estimates the value of each token."""
     needs_energies: ClassVar[bool] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from rllm.algorithms.base import Algorithm
 from rllm.types import JSONMapping, JSONObject, Trajectory, TrajectoryGroup
@@ -18,6 +19,8 @@ class RAE(Algorithm):
     in the order of the batch, `b` becomes `decay * b + (1 - decay) * r`, and the advantage is `r - b`. A role is the
     name of a trajectory, a game its `info["game"]`. Baselines begin at 0 and are part of the checkpoint.
     """
+
+    compares_rollouts: ClassVar[bool] = False
 
     decay: float = 0.95
     """Weight of the baseline before a trajectory, from 0 to below 1."""

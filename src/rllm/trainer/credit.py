@@ -548,7 +548,8 @@ def num_uniform_groups(groups: Groups, references: References, algorithm: Algori
 
     def are_equal(units: Sequence[CreditUnit], others: Sequence[Trajectory] = ()) -> bool:
         rewards = [algorithm.compared(item) for item in (*(unit.trajectory for unit in units), *others)]
-        return algorithm.needs_rewards and len(rewards) > 1 and len(set(rewards)) == 1
+        may_be_equal = algorithm.needs_rewards and algorithm.compares_rollouts
+        return may_be_equal and len(rewards) > 1 and len(set(rewards)) == 1
 
     compared = {
         name: units for name, units in groups.items() if not any(unit.dropped in NOT_COMPARED for unit in units)

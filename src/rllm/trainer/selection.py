@@ -134,12 +134,14 @@ class _Group:
     """Those that may be trained on."""
     rewards: set[Hashable] = field(default_factory=set)
     """Distinct rewards, including the greedy rollout's if it is compared with."""
+    may_be_equal: bool = False
+    """Equal rewards teach, too."""
     num_compared: int = 0
     has_reference: bool = False
 
     @property
     def differs(self) -> bool:
-        return len(self.rewards) > 1
+        return self.may_be_equal or len(self.rewards) > 1
 
 
 _GroupKey: TypeAlias = tuple[str, str, int]
@@ -156,7 +158,9 @@ def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_GroupKey
             is_greedy = algorithm.needs_greedy and is_reference(trajectory)
             units = units_of(Sample(episode=episode, index=index), algorithm.level, algorithm.gamma)
             for place, unit in enumerate(units if may_learn or is_greedy else ()):
-                group = groups.setdefault((episode.task_id, trajectory.name, place), _Group())
+                group = groups.setdefault(
+                    (episode.task_id, trajectory.name, place), _Group(may_be_equal=not algorithm.compares_rollouts)
+                )
                 group.members += [trajectory] if may_learn else []
                 group.rewards.add(algorithm.compared(unit.trajectory))
                 group.num_compared += 1
