@@ -293,6 +293,7 @@ ELSEWHERE = {
     "verl.timeout_s": "../verl/test_workers.py::test_workers_that_take_too_long",
     "teacher.path": "test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
     "teacher.url": "test_teacher.py::test_a_teacher_and_its_use_belong_together",
+    "teacher.align": "test_text_teacher.py::test_settings",
 }
 READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
 """What is handed on to a part whose own tests turn it; here, that somebody reads it."""
