@@ -118,7 +118,8 @@ def test_pieces_of_the_other_tokenizer_by_hand(own: LoadedTokenizer, other: Load
     expected = []
     for piece in (*own_pieces, count):
         given = sum(value for value, of in zip(logprobs, (*their_pieces, count), strict=True) if of == piece)
-        expected.append(given + [*own_pieces, count].count(piece))  # the policy's are all -1
+        size = [*own_pieces, count].count(piece)  # of log-probabilities of -1 each
+        expected.append((given + size) / size)
     found = assembled(own, teacher, ids).batch.advantages
     assert found.tolist() == pytest.approx([min(max(value, -20.0), 20.0) for value in expected], abs=1e-4)
 

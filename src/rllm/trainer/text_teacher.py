@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 
 APART = -1
 """Piece of tokens without a common boundary after them, which are not compared."""
+SURE = 1e-6
+"""Surprise of a token without any, in nats, so that a piece of such tokens can be divided."""
 
 
 class TextTeacher:
     """Compares the policy's answers with a teacher of another vocabulary.
 
-    Each token of a piece gets the whole piece's difference, as each is a choice that leads to it. A piece of one token
-    on either side is compared as by a teacher with the same vocabulary.
+    The difference of a piece is divided among its tokens by the policy's surprise at each: a token that the policy was
+    sure of was hardly a choice. A piece of one token on either side is compared as by a teacher with the same
+    vocabulary. The sum over an answer is that of the whole text.
     """
 
     def __init__(self, teacher: Teacher, *, own: LoadedTokenizer, theirs: LoadedTokenizer) -> None:
@@ -48,7 +51,7 @@ class TextTeacher:
         self._tokenizer, self._context_length = theirs.tokenizer, theirs.context_length
 
     def score(self, batch: Batch, samples: Sequence[Sample] = ()) -> Tensor:
-        """Return [N] the policy's log-probability of each token plus the teacher's lead on its piece.
+        """Return [N] the policy's log-probability of each token plus its part of the teacher's lead on its piece.
 
         Raises:
             ConfigError: if an answer has no messages, or does not fit into the teacher's context.
@@ -124,8 +127,10 @@ def pieces(own: Sequence[bytes], theirs: Sequence[bytes]) -> tuple[list[int], li
 
 
 def _leads(own: Tensor, own_pieces: list[int], theirs: Tensor, their_pieces: list[int]) -> Tensor:
-    """Return [n] how much likelier the teacher finds the piece of each of the policy's tokens; 0 for those apart."""
+    """Return [n] each policy token's part of how much likelier the teacher finds its piece; 0 for those apart."""
     own_of, their_of = torch.tensor(own_pieces), torch.tensor(their_pieces, dtype=torch.long)
-    sums = torch.zeros(max([*own_pieces, *their_pieces], default=0) + 2)  # the last is that of `APART`
-    sums = sums.index_add(0, their_of % len(sums), theirs).index_add(0, own_of % len(sums), -own)
-    return torch.where(own_of == APART, torch.zeros_like(own), sums[own_of])
+    surprise = -own + SURE
+    none = torch.zeros(max([*own_pieces, *their_pieces], default=0) + 2)  # the last is that of `APART`
+    leads = none.index_add(0, their_of % len(none), theirs).index_add(0, own_of % len(none), -own)
+    parts = surprise / none.index_add(0, own_of % len(none), surprise)[own_of]
+    return torch.where(own_of == APART, torch.zeros_like(own), parts * leads[own_of])
