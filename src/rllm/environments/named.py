@@ -22,7 +22,7 @@ from rllm.types import JSONMapping
 
 
 class Scheme(NamedTuple):
-    """What is known of a scheme before it is opened."""
+    """A scheme: its module, and the package that it needs."""
 
     opener: str
     """`module:function`, called with the name and the parameters."""
@@ -59,6 +59,12 @@ SCHEMES: dict[str, Scheme] = {
         "games of one or more players: self-play, or against an opponent",
         "textarena",
         "textarena",
+    ),
+    "verifiers": Scheme(
+        "rllm.environments.verifiers_env:open_env",
+        "environments of the package verifiers, which make their own rollouts",
+        "verifiers",
+        "verifiers",
     ),
 }
 """Schemes by name."""

@@ -21,7 +21,7 @@ FORMATS = {
     "text": "\n\nAnswer with the final answer only.",
     "number": "\n\nEnd with the final answer, a number.",
 }
-"""What is read as the answer, and how the prompt says so: the last tags, the whole text, or the last number in it."""
+"""Formats of answers, and their part of the prompt: the last tags, the whole text, or the last number in the text."""
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
