@@ -78,6 +78,7 @@ def test_the_facade_gives_what_it_lists() -> None:
 BY_NAME = {
     "_runtime.lazy",
     "compat.import_hook",
+    "environments.verifiers_env",
     "registry",
     "rewards.code_harness",
     "sdk.propagation",

@@ -93,7 +93,7 @@ class Trunk:
 
     @cached_property
     def _can_recompute(self) -> bool:
-        """Whether layers can be run again, found out and logged at the first sequence that is too long."""
+        """Ability of the layers to be run again, found out and logged at the first sequence that is too long."""
         sequence = f"a sequence has more than optim.micro_batch_tokens={self.most_kept} tokens"
         try:
             check_recomputing(self.module)
