@@ -27,7 +27,11 @@ from .pages import (
 
 FOLDERS = ("tutorials", "concepts", "howto")
 """Pages elsewhere have tests of their own, beside the code that they tell of."""
-PAGES = [DOCS / "index.md", *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md")))]
+PAGES = [
+    DOCS / "index.md",
+    DOCS / "environments.md",
+    *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))),
+]
 READ_ONLY = {"pip", "make", "cd", "export", "source", "curl", "ray", "docker", "kubectl"}
 LANGUAGES = {"python", "sh", "json", "jsonl", "yaml", "text"}
 
