@@ -132,7 +132,8 @@ async def _awaited(reward_fn: AnyReward, call: Callable[[], object], name: str, 
 
 def is_async(function: AnyReward) -> bool:
     """Return whether this is a coroutine function, or an object that is called as one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    called = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def _call(reward_fn: AnyReward, task: object, action: object) -> object:
