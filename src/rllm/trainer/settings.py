@@ -135,7 +135,8 @@ _LEAST = 1024
 _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""
 _SPREAD = 2.0
-"""Activations take so much more than counted: before version 2.38, glibc seldom uses a gap between them again."""
+"""Activations, and weights packed between them, take so much more than counted: before version 2.38, glibc seldom
+uses a gap again."""
 _SPARE = 1.125
 """Some columns of the sampler's cache are spare."""
 _PROMPT, _ANSWER = 64, 256
@@ -239,7 +240,7 @@ def _sampler(
     """Return the bytes that the embedded sampler takes on a CPU until the next update."""
     parts: dict[str, float] = {}
     if itemsize == FLOAT32 and number * FLOAT32 * SHARE_OF_MEMORY <= total_memory():
-        parts["packed weights"] = number * FLOAT32
+        parts["packed weights"] = number * FLOAT32 * _SPREAD
     if shape is not None:
         count = min(config.rollout.max_concurrent, num_episodes(config))
         answer = config.rollout.max_tokens or _ANSWER
