@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rllm.algorithms.grpo import GRPO
+from rllm.environments.named import names_of
 from rllm.environments.textarena import Game, open_env, play
 from rllm.errors import ConfigError, EnvError
 from rllm.testing.gateway import scripted_gateway
@@ -119,6 +120,10 @@ def test_games_draw_their_own_random_numbers() -> None:
 
     assert cards(1, disturbed=True) == cards(1, disturbed=False)
     assert cards(1, disturbed=True)[0] == cards(2, disturbed=False)[0]
+
+
+def test_the_games_are_listed_by_name() -> None:
+    assert {"TicTacToe-v0", "TicTacToe-v0-train", "Nim-v0"} <= set(names_of("textarena"))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ SCHEMES: dict[str, Scheme] = {
         "games of one or more players: self-play, or against an opponent",
         "textarena",
         "textarena",
+        "rllm.environments.textarena:names",
     ),
     "verifiers": Scheme(
         "rllm.environments.verifiers_env:open_env",

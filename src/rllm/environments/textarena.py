@@ -84,8 +84,8 @@ async def play(**task: Any) -> Episode:
 
     Returns an episode with a trajectory for each seat of the policy.
     """
-    names = ("game", "options", "num_players", "seed")
-    game = await in_thread(lambda: Game(**{name: task[name] for name in names}), name=f"start of {task['game']}")
+    fields = ("game", "options", "num_players", "seed")
+    game = await in_thread(lambda: Game(**{name: task[name] for name in fields}), name=f"start of {task['game']}")
     is_trained = [task["opponent"] == SELF or player == task["seat"] for player in range(task["num_players"])]
     seats = [Seat(policy if trained else opponent_of(task)) for trained in is_trained]
     while not game.done and game.num_turns < task["max_turns"]:
@@ -189,14 +189,20 @@ def _textarena() -> Any:
     return textarena
 
 
+def names() -> list[str]:
+    """Return the names of all games."""
+    known = _textarena().envs.registration.ENV_REGISTRY
+    return sorted(name for name in known if not name.endswith("-raw"))
+
+
 def _registered(name: str) -> str:
     """Return the id of the game without wrappers, if it has one: a seat's messages then only ever grow."""
     known = _textarena().envs.registration.ENV_REGISTRY
     if f"{name}-raw" in known:
         return f"{name}-raw"
     if name not in known:
-        names = [other for other in known if not other.endswith("-raw")]
-        raise ConfigError(f"{name!r} is not a game of TextArena: {did_you_mean(name, names) or 'see its list'}")
+        hint = did_you_mean(name, names()) or "`rllm list envs textarena` prints them"
+        raise ConfigError(f"{name!r} is not a game of TextArena: {hint}")
     return name
 
 
