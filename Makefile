@@ -103,7 +103,7 @@ test-references: $(VENV)/.dev .references .templates  ## Compare estimators, los
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-test-games: $(VENV)/.dev .games  ## Games of the real TextArena, and self-play that must beat its start: some minutes.
+test-games: $(VENV)/.dev .games  ## Games of the real TextArena, tasks of reasoning-gym, and self-play that must beat its start: some minutes.
 	PYTHONPATH=$(CURDIR)/.games $(PYTEST) -m games tests/games tests/examples
 
 .clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev

@@ -38,9 +38,9 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
 
     Args:
         name: a family, such as `leg_counting`.
-        params: `size` (500) and `seed` (0) of the tasks; `level` of the family's curriculum, from 0, which sets its
-            difficulty; `format` of the answer (see `FORMATS`); and the settings of the family's dataset, such as
-            `max_animals=5`, as JSON or text.
+        params: `size` (500) and `seed` (0) of the tasks, of which number i follows from `seed` + i; `level` of the
+            family's curriculum, from 0, which sets its difficulty; `format` of the answer (see `FORMATS`); and the
+            settings of the family's dataset, such as `max_animals=5`, as JSON or text.
 
     Raises:
         ConfigError: if the family or a parameter is unknown, or a value is refused.

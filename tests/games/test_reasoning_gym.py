@@ -1,0 +1,64 @@
+"""`reasoning-gym:FAMILY` with the real package."""
+
+import re
+
+import pytest
+
+from rllm.environments import open_env
+from rllm.environments.named import names_of
+from rllm.errors import ConfigError
+
+pytestmark = pytest.mark.games
+
+
+def opened(spec):
+    named = open_env(f"reasoning-gym:{spec}")
+    return named, [named.env_class.from_dict({**row, **named.env_args}) for row in named.tasks]
+
+
+def test_a_task_follows_from_the_seed_plus_its_number():
+    first, again, next_seed, apart = (
+        list(open_env(f"reasoning-gym:leg_counting?size=3&seed={seed}").tasks) for seed in (1, 1, 2, 4)
+    )
+    assert first == again
+    assert [row["id"] for row in first] == ["leg_counting/1/0", "leg_counting/1/1", "leg_counting/1/2"]
+    assert [row["question"] for row in first[1:]] == [row["question"] for row in next_seed[:2]]
+    assert not {row["question"] for row in first} & {row["question"] for row in apart}
+
+
+def test_an_answer_in_the_stated_format_is_scored_by_the_package():
+    _, [env] = opened("chain_sum?size=1&min_terms=2&max_terms=2&min_digits=1&max_digits=1")
+    question, _ = env.reset()
+    assert "between <answer> and </answer>" in question
+    first, sign, second = re.findall(r"(\d+) ([+-]) (\d+)", question)[-1]
+    result = int(first) + int(second) * (1 if sign == "+" else -1)
+    _, reward, done, info = env.step(f"First <answer>0</answer>, no: <answer>{result}</answer>")
+    assert (reward, done, info["is_correct"]) == (1.0, True, True)
+    assert env.step(f"<answer>{result + 1}</answer>")[1] < 1.0
+    assert env.step(str(result))[3]["answer"] is None, "without tags there is no answer"
+
+
+def test_a_level_of_the_curriculum_makes_tasks_harder():
+    longest = [
+        max(len(row["question"]) for row in open_env(f"reasoning-gym:chain_sum?size=20&level={level}").tasks)
+        for level in (0, 3)
+    ]
+    assert longest[0] < longest[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("leg_countin", "did you mean 'leg_counting'"),
+        ("leg_counting?max_animal=3", "did you mean 'max_animals'"),
+        ("leg_counting?min_animals=9&max_animals=3", "refuses its settings"),
+        ("leg_counting?format=xml", "format=xml"),
+    ],
+)
+def test_bad_input_is_refused(spec, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        open_env(f"reasoning-gym:{spec}")
+
+
+def test_more_than_a_hundred_families_are_listed():
+    assert len(names_of("reasoning-gym")) > 100
