@@ -9,7 +9,7 @@ VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-openenv test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -190,11 +190,20 @@ $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 	$(PIP) -r $<
 	@touch $@
 
+# The package asks for an older mcp than the project, so it has an environment of its own.
+$(VENV)-openenv/.installed: pyproject.toml tests/openenv/requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)-openenv
+	$(VENV)-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openenv]' -r tests/openenv/requirements.txt
+	@touch $@
+
+test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv servers: a minute.
+	$(VENV)-openenv/bin/pytest -m openenv tests/openenv
+
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.
 	RLLM_TEST_POSTGRES=required $(PYTEST) -m postgres tests/store tests/viewer tests/gateway/test_shared_store.py
 
 # The long suites in three parts: TURN=0, 1 or 2 runs one of them, as .ci/run does by day; without TURN all run.
-NIGHTLY_0 := test-vllm test-litellm test-trackers test-examples
+NIGHTLY_0 := test-vllm test-litellm test-trackers test-openenv test-examples
 NIGHTLY_1 := test-slow test-learning test-games test-accelerator test-kills
 NIGHTLY_2 := test-verl test-pretrained test-fuzz test-frameworks
 
@@ -254,4 +263,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers .autogen .references .games .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers $(VENV)-openenv .autogen .references .games .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -256,7 +256,7 @@ def parse_action(text: str, action_space: Any, labels: Sequence[str] = ()) -> An
     elif isinstance(action_space, spaces.Text):
         action = text.strip()
     else:
-        action = _of_space(_last_json(tail), action_space)
+        action = _of_space(last_json(tail), action_space)
     if not action_space.contains(action):
         raise ValueError(f"{str(to_plain(action))[:200]} is not among the legal actions")
     return action
@@ -283,7 +283,8 @@ def _last_discrete(text: str, space: Any, labels: Sequence[str]) -> int:
     return actions[found[-1]] if found[-1] in actions else int(found[-1])
 
 
-def _last_json(text: str) -> Any:
+def last_json(text: str) -> Any:
+    """Return the last outermost list or object in the text; raise `ValueError` if there is none."""
     values = list(_json_values(text))
     if not values:
         raise ValueError("the answer holds no JSON")

@@ -47,6 +47,12 @@ SCHEMES: dict[str, Scheme] = {
     "mcp": Scheme(
         "rllm.environments.mcp_env:open_env", "questions of a file, with the tools of an MCP server", "mcp", "mcp"
     ),
+    "openenv": Scheme(
+        "rllm.environments.openenv_env:open_env",
+        "the environment of an OpenEnv server, by its URL",
+        "openenv",
+        "openenv",
+    ),
     "reasoning-gym": Scheme(
         "rllm.environments.reasoning_gym_env:open_env",
         "generated reasoning tasks of 100 families, scored by their own rules",

@@ -125,7 +125,7 @@ class ToolEnvironment(BaseEnv):
         if self.done:
             raise EnvError(f"ToolEnvironment.step: the rollout was over after step {self.num_steps}; call reset")
         action = unwrapped(action)
-        calls = {} if isinstance(action, str) else _read_calls(action)
+        calls = {} if isinstance(action, str) else read_calls(action)
         answer = _final_answer(calls) if calls else (action or "")
         self.num_steps += 1
         truncated = answer is None and self.num_steps >= self.max_steps
@@ -157,7 +157,7 @@ class ToolEnvironment(BaseEnv):
         return {}, verdict.reward, True, info | info_of(verdict)
 
 
-def _read_calls(action: object) -> dict[str, ToolCall | ToolOutput]:
+def read_calls(action: object) -> dict[str, ToolCall | ToolOutput]:
     """Return each call by its id; what cannot be read as a call becomes the error output that answers it.
 
     `action` is a list, or one item of it: OpenAI tool calls, mappings of `name` and `arguments`, or `ToolCall`s.
