@@ -9,7 +9,7 @@ VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-openenv test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-openenv test-verifiers test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,17 @@ test-references: $(VENV)/.dev .references .templates  ## Compare estimators, los
 
 test-games: $(VENV)/.dev .games  ## Games of the real TextArena, tasks of reasoning-gym, and self-play that must beat its start: some minutes.
 	PYTHONPATH=$(CURDIR)/.games $(PYTEST) -m games tests/games tests/examples
+
+# Its versions pin other packages than the project does, so each has an environment of its own; tests run in .venv.
+.verifiers/old/.installed: VERIFIERS := verifiers==0.1.14
+.verifiers/new/.installed: VERIFIERS := verifiers==0.4.0 uv
+.verifiers/%/.installed: pyproject.toml | $(VENV)/.dev
+	$(PYTHON) -m venv .verifiers/$*
+	.verifiers/$*/bin/python -m pip install --quiet --disable-pip-version-check -e . $(VERIFIERS)
+	@touch $@
+
+test-verifiers: $(VENV)/.dev .verifiers/old/.installed .verifiers/new/.installed  ## Environments of verifiers, old and new: a minute or two.
+	$(BIN)/pytest -m envs tests/verifiers
 
 .clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
@@ -205,7 +216,7 @@ test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those o
 # The long suites in three parts: TURN=0, 1 or 2 runs one of them, as .ci/run does by day; without TURN all run.
 NIGHTLY_0 := test-vllm test-litellm test-trackers test-openenv test-examples
 NIGHTLY_1 := test-slow test-learning test-games test-accelerator test-kills
-NIGHTLY_2 := test-verl test-pretrained test-fuzz test-frameworks
+NIGHTLY_2 := test-verifiers test-verl test-pretrained test-fuzz test-frameworks
 
 nightly: $(VENV)/.dev  ## The long suites; TURN=0, 1 or 2 for a third of them.
 	@for suite in $(if $(TURN),$(NIGHTLY_$(TURN)),$(NIGHTLY_0) $(NIGHTLY_1) $(NIGHTLY_2)); do \
@@ -263,4 +274,4 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/viewer.py
 
 clean:  ## Remove the environment and caches; runs stay.
-	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers $(VENV)-openenv .autogen .references .games .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site $(VENV)-newest $(VENV)-trackers $(VENV)-openenv .autogen .references .games .verifiers .clients .litellm .vllm .sglang .verl .verl-* .browser .frameworks .pretrained .bitsandbytes .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rllm.cli.options import RunOptions
+from rllm.cli.options import RunOptions, leading_setting
 from rllm.cli.training import begun_as, several
 from rllm.errors import ConfigError
 from rllm.tracking.about import seal
@@ -61,14 +61,14 @@ def test_another_command_began_it(run):
 )
 def test_settings_may_stand_where_the_agent_would(typed, meant):
     first, settings = typed
-    assert RunOptions(settings=settings).leading_setting(first) == meant
+    assert leading_setting(first, settings) == meant
 
 
 @pytest.mark.parametrize("argument", ["lr=1/agent.py:run", "lr=1/agent.py"])
 def test_a_file_whose_folder_looks_like_a_setting_is_none(work, argument):
     (work / "lr=1").mkdir()
     (work / "lr=1" / "agent.py").touch()
-    assert RunOptions(settings=["seed=2"]).leading_setting(argument) == (argument, ["seed=2"])
+    assert leading_setting(argument, ["seed=2"]) == (argument, ["seed=2"])
 
 
 def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):

@@ -107,9 +107,10 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
                 if not self._ready:
                     await asyncio.sleep(_POLL_S)
             session = self._ready.popleft()
+            baseline = self._baseline_before(session)
         mark = {LEARNED_KEY: {"run": attempt.run_id, "step": attempt.training_step}}
         await asyncio.wrap_future(self._store.open_session(session.id, mark))
-        return self._episode(session, await asyncio.to_thread(self._store.by_session, session.id))
+        return self._episode(session, await asyncio.to_thread(self._store.by_session, session.id), baseline)
 
     def _new_sessions(self, attempt: RolloutRequest) -> Iterator[SessionInfo]:
         """Yield the scored sessions that were not learned from before this training step, oldest first."""
@@ -123,12 +124,19 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
             else:
                 yield session
 
-    def _episode(self, session: SessionInfo, traces: Sequence[Trace]) -> Episode:
+    def _baseline_before(self, session: SessionInfo) -> float:
+        """Return the running mean of earlier rewards, and add this session's; called in the order of the sessions."""
+        reward = reward_of(session.metadata)
+        assert reward is not None
+        baseline = fmean(self._rewards or [reward])
+        self._rewards.append(reward)
+        return baseline
+
+    def _episode(self, session: SessionInfo, traces: Sequence[Trace], baseline: float) -> Episode:
         reward, steps = reward_of(session.metadata), learnable_steps(traces)
         assert reward is not None
         trajectory = Trajectory(name="agent", steps=steps, reward=reward)
-        trajectory.info[BASELINE_KEY] = fmean(self._rewards or [reward])
-        self._rewards.append(reward)
+        trajectory.info[BASELINE_KEY] = baseline
         if (problem := self._problem_of(steps, traces)) is not None:
             reason, told = problem
             trajectory.info[DROPPED_KEY] = reason
