@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv, load_named_code, refuse_code, unwrapped
-from rllm.environments.named import NamedEnvironment, value_of, whole_number
+from rllm.environments.named import NamedEnvironment, take_seeded_tasks, take_whole_number, values_of
 from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
 from rllm.types import JSONMapping, JSONObject
 
@@ -30,16 +29,11 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         ConfigError: if the environment or a parameter is refused.
     """
     own = dict(params)
-    size, seed = whole_number(own, "size", 100, least=1), whole_number(own, "seed", 0)
-    max_steps = whole_number(own, "max_steps", 50, least=1)
+    tasks, max_steps = take_seeded_tasks(name, own), take_whole_number(own, "max_steps", 50, least=1)
     labels = [label for label in own.pop("labels", "").split(",") if label]
-    kwargs = {key: value_of(text) for key, text in own.items() if key not in ("size", "seed", "max_steps")}
-    env_args = {"env": name, "env_kwargs": kwargs, "action_labels": labels}
+    env_args = {"env": name, "env_kwargs": values_of(own), "action_labels": labels}
     GymnasiumEnv.from_dict(load_named_code(env_args)).close()
-    rows = [{"id": f"{name}/{number}", "seed": number} for number in range(seed, seed + size)]
-    return NamedEnvironment(
-        tasks=Dataset.of_tasks(rows, name=name), env_class=GymnasiumEnv, env_args=env_args, max_steps=max_steps
-    )
+    return NamedEnvironment(tasks=tasks, env_class=GymnasiumEnv, env_args=env_args, max_steps=max_steps)
 
 
 class GymnasiumEnv(BaseEnv):

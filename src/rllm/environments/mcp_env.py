@@ -11,7 +11,7 @@ from rllm._runtime.threads import run_in_own_loop
 from rllm.agents.chat_agent import QUESTION_KEYS
 from rllm.agents.tool_agent import ToolAgent
 from rllm.data.dataset import Dataset
-from rllm.environments.named import NamedEnvironment, refuse_unknown, whole_number
+from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number
 from rllm.environments.tools.tool_env import ToolEnvironment
 from rllm.errors import ConfigError
 from rllm.tools.mcp_tool import MCPServer, shared_connection, tools_of
@@ -35,7 +35,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         ConfigError: if the server cannot be started or reached, or a parameter or a row is refused.
     """
     refuse_unknown(params, ("tasks", "reward", "max_steps", "parser"))
-    max_steps = whole_number(params, "max_steps", 10, least=1)
+    max_steps = take_whole_number(dict(params), "max_steps", 10, least=1)
     if not params.get("tasks"):
         raise ConfigError("tasks is missing: name a file with one task a line, as in mcp:COMMAND?tasks=tasks.jsonl")
     tasks = Dataset.load(params["tasks"])

@@ -18,7 +18,7 @@ from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.registry import did_you_mean, load_object
-from rllm.types import JSONMapping
+from rllm.types import JSONMapping, JSONObject
 
 
 class Scheme(NamedTuple):
@@ -160,20 +160,30 @@ def _parts(spec: str, rest: str) -> tuple[str, dict[str, str]]:
     return name, dict(pairs)
 
 
-def value_of(text: str) -> Any:
-    """Return the value of a parameter: JSON, or else the text itself."""
+def values_of(params: Mapping[str, str]) -> JSONObject:
+    """Return the values of parameters: JSON, or else the text itself."""
+    return {key: _value_of(text) for key, text in params.items()}
+
+
+def _value_of(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def whole_number(params: Mapping[str, str], key: str, default: int, *, least: int = 0) -> int:
-    """Return a parameter that is a whole number; raise `ConfigError` if it is not, or is below `least`."""
-    text = params.get(key, str(default))
+def take_whole_number(params: dict[str, str], key: str, default: int, *, least: int = 0) -> int:
+    """Remove a parameter and return its whole number; raise `ConfigError` if it is not one, or is below `least`."""
+    text = params.pop(key, str(default))
     if not text.removeprefix("-").isdecimal() or int(text) < least:
         raise ConfigError(f"{key}={text}: use a whole number of at least {least}")
     return int(text)
+
+
+def take_seeded_tasks(name: str, params: dict[str, str]) -> Dataset:
+    """Remove `size` (100) and `seed` (0), and return a task for each seed from `seed` on."""
+    size, seed = take_whole_number(params, "size", 100, least=1), take_whole_number(params, "seed", 0)
+    return Dataset.of_tasks([{"id": f"{name}/{number}", "seed": number} for number in range(seed, seed + size)], name)
 
 
 def refuse_unknown(params: Collection[str], known: Collection[str]) -> None:

@@ -15,10 +15,9 @@ from typing import Any, NoReturn, Self
 
 from rllm._runtime.threads import run_in_own_loop
 from rllm.agents.tool_agent import ToolAgent
-from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv, unwrapped
 from rllm.environments.gymnasium_env import last_json
-from rllm.environments.named import NamedEnvironment, value_of, whole_number
+from rllm.environments.named import NamedEnvironment, take_seeded_tasks, take_whole_number, values_of
 from rllm.environments.tools.tool_env import read_calls
 from rllm.errors import ConfigError, EnvError
 from rllm.tools.tool_base import Tool, ToolCall, ToolOutput
@@ -42,24 +41,20 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     Raises:
         ConfigError: if no server answers, or it does not reset.
     """
-    size, seed = whole_number(params, "size", 100, least=1), whole_number(params, "seed", 0)
-    max_steps = whole_number(params, "max_steps", 50, least=1)
+    own = dict(params)
+    tasks, max_steps = take_seeded_tasks(name, own), take_whole_number(own, "max_steps", 50, least=1)
     action = _action_schema(name)
     # Servers of MCP tools have actions that call or list these, or the package's base class of all actions.
     has_tools = set(action.get("properties", {})) <= {"type", "tool_name", "arguments"}
-    own = {"size", "seed", "max_steps", *(["parser"] if has_tools else [])}
-    reset_args = {key: value_of(text) for key, text in params.items() if key not in own}
-    env_args: JSONObject = {"url": name, "reset_args": reset_args, "action": action, "tools": has_tools}
-    tools = run_in_own_loop(_try(OpenEnv(seed=seed, **env_args)))
+    parser = own.pop("parser", "qwen") if has_tools else None
+    env_args: JSONObject = {"url": name, "reset_args": values_of(own), "action": action, "tools": has_tools}
+    tools = run_in_own_loop(_reset_once(OpenEnv(seed=tasks[0]["seed"], **env_args)))
     agent: JSONObject = {}
     if has_tools:
-        agent_args: JSONObject = {"tools": tools, "parser_name": params.get("parser", "qwen")}
+        agent_args: JSONObject = {"tools": tools, "parser_name": parser}
         ToolAgent(**agent_args)  # refuses an unknown format
         agent = {"agent_class": ToolAgent, "agent_args": agent_args}
-    rows = [{"id": f"{name}/{number}", "seed": number} for number in range(seed, seed + size)]
-    return NamedEnvironment(
-        tasks=Dataset.of_tasks(rows, name=name), env_class=OpenEnv, env_args=env_args, max_steps=max_steps, **agent
-    )
+    return NamedEnvironment(tasks=tasks, env_class=OpenEnv, env_args=env_args, max_steps=max_steps, **agent)
 
 
 def _action_schema(url: str) -> JSONObject:
@@ -79,14 +74,14 @@ def _action_schema(url: str) -> JSONObject:
     return {"type": "object", "properties": properties, **kept}
 
 
-async def _try(env: OpenEnv) -> list[Tool]:
+async def _reset_once(env: OpenEnv) -> list[Tool]:
     """Reset the environment once and return its tools."""
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             await env.reset()
             return await env.list_tools()
     except TimeoutError as error:
-        raise ConfigError(f"the server at {env.url} has not reset within {OPEN_TIMEOUT_S:g} s") from error
+        raise ConfigError(f"the server at {env.url} did not reset within {OPEN_TIMEOUT_S:g} s") from error
     except EnvError as error:
         raise ConfigError(str(error)) from error
     finally:
@@ -111,7 +106,7 @@ class OpenEnv(BaseEnv):
         self._connection: Any = None
         self._arguments = {"seed": seed, **reset_args}
         self._tools = tools
-        self._text_field, self._how_to_act = (None, "") if tools else _reading_of(action)
+        self._text_field, self._how_to_act = (None, "") if tools else _action_format(action)
         self._num_invalid_actions = 0
 
     @classmethod
@@ -229,7 +224,7 @@ def _refuse_to_call(**arguments: Any) -> NoReturn:
     raise EnvError("tools of an OpenEnv server are called by `OpenEnv.step`, to which an agent passes the calls")
 
 
-def _reading_of(action: JSONMapping) -> tuple[str | None, str]:
+def _action_format(action: JSONMapping) -> tuple[str | None, str]:
     """Return the only field of the actions if it is a text, and the instruction that the model gets."""
     (name, field), *others = action["properties"].items()
     if others or field.get("type") != "string":

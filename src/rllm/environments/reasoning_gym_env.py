@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv, unwrapped
-from rllm.environments.named import NamedEnvironment, refuse_unknown, value_of, whole_number
+from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number, values_of
 from rllm.errors import ConfigError, EnvError, RewardError, boundary
 from rllm.registry import did_you_mean
 from rllm.types import JSONMapping, JSONObject
@@ -51,16 +51,14 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         meant = did_you_mean(name, DATASETS) or "see `rllm list envs reasoning-gym`"
         raise ConfigError(f"reasoning-gym has no family {name!r}; {meant}")
     own = dict(params)
-    size, seed = whole_number(own, "size", 500, least=1), whole_number(own, "seed", 0)
-    level = whole_number(own, "level", 0) if "level" in own else None
+    size, seed = take_whole_number(own, "size", 500, least=1), take_whole_number(own, "seed", 0)
+    level = take_whole_number(own, "level", 0) if "level" in own else None
     answer_format = own.pop("format", "tags")
     if answer_format not in FORMATS:
         raise ConfigError(f"format={answer_format}: use one of {', '.join(FORMATS)}")
-    for key in ("size", "seed", "level"):
-        own.pop(key, None)
     known = {field.name for field in dataclasses.fields(DATASETS[name][1])}
     refuse_unknown(own, known | {"format", "level"})
-    settings = {"size": size, "seed": seed, **_of_level(name, level), **{key: value_of(own[key]) for key in own}}
+    settings = {"size": size, "seed": seed, **_of_level(name, level), **values_of(own)}
     text = json.dumps(settings, sort_keys=True)
     tasks = _dataset(name, text)
     rows = [

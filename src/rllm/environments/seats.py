@@ -68,16 +68,16 @@ def opponent_of(task: JSONMapping) -> Player:
     if kind == RANDOM:
         return lambda messages: _random_move(messages, seed)
     if kind in (START, POOL):
-        return lambda messages: _asked(messages, START_MODEL if kind == START else POOL_MODEL)
-    return lambda messages: _asked(messages, task["opponent_model"], kind)
+        return lambda messages: _ask(messages, START_MODEL if kind == START else POOL_MODEL)
+    return lambda messages: _ask(messages, task["opponent_model"], kind)
 
 
 def policy(messages: list[Message]) -> Awaitable[tuple[str, str]]:
     """Return the policy's answer and the id of the call."""
-    return _asked(messages, "policy")
+    return _ask(messages, "policy")
 
 
-async def _asked(messages: list[Message], model: str, url: str | None = None) -> tuple[str, str]:
+async def _ask(messages: list[Message], model: str, url: str | None = None) -> tuple[str, str]:
     try:
         response: Any = await _client(url).chat.completions.create(model=model, messages=messages)
     except openai.OpenAIError as error:
@@ -112,5 +112,7 @@ def check_opponent(opponent: str, model: str | None) -> None:
     is_url = opponent.startswith(("http://", "https://"))
     if not is_url and opponent not in (SELF, RANDOM, START, POOL):
         raise ConfigError(f"opponent={opponent!r}: use self, random, start, pool, or the URL of a server")
-    if is_url != (model is not None):
-        raise ConfigError(f"opponent_model={model!r}: an opponent at a URL needs it, and no other has one")
+    if is_url and model is None:
+        raise ConfigError(f"opponent={opponent!r}: add opponent_model=NAME, the model of that server")
+    if model is not None and not is_url:
+        raise ConfigError(f"opponent_model={model!r} would have no effect with opponent={opponent!r}: leave it out")

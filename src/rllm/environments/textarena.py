@@ -1,6 +1,6 @@
 """`textarena:TicTacToe-v0`: games of TextArena for one or more players, by self-play or against an opponent.
 
-Each seat of the policy is a conversation and a trajectory of its own, named `player_0`, `player_1`, ...; its reward is
+Each seat of the policy is a conversation and a trajectory, named `player_0`, `player_1`, ...; its reward is
 that of the game. Moves of an opponent are part of what the policy observes, and are not trained on.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from rllm._runtime.threads import in_thread
 from rllm.data.dataset import Dataset
-from rllm.environments.named import NamedEnvironment, value_of, whole_number
+from rllm.environments.named import NamedEnvironment, take_whole_number, values_of
 from rllm.environments.seats import (
     POOL,
     RANDOM,
@@ -33,7 +33,7 @@ from rllm.types import Episode, JSONMapping, JSONObject, TerminationReason, Traj
 
 _NUM_PLAYERS = (2, 1, 3, 4, 5, 6, 7, 8)
 """Numbers of players that are tried if none is given."""
-_random = threading.Lock()
+_random_lock = threading.Lock()
 """Held while a game works: games share Python's global generator."""
 
 
@@ -52,16 +52,18 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         MissingDependencyError: if textarena is not installed.
     """
     own = dict(params)
-    size, seed, seat = _whole(own, "size", 100, least=1), _whole(own, "seed", 0), _whole(own, "seat", -1, least=-1)
-    players, max_turns = _whole(own, "players", 0), _whole(own, "max_turns", 100, least=1)
+    size, seed = take_whole_number(own, "size", 100, least=1), take_whole_number(own, "seed", 0)
+    players, seat = take_whole_number(own, "players", 0), take_whole_number(own, "seat", -1, least=-1)
+    max_turns = take_whole_number(own, "max_turns", 100, least=1)
     opponent, model = own.pop("opponent", SELF), own.pop("opponent_model", None)
     check_opponent(opponent, model)
     past = None
     if opponent == POOL:
-        past = {"every": _whole(own, "every", 10, least=1), "keep": _whole(own, "keep", 4, least=1)}
+        every, keep = take_whole_number(own, "every", 10, least=1), take_whole_number(own, "keep", 4, least=1)
+        past = {"every": every, "keep": keep}
     elif opponent == START:
         past = {"every": 0, "keep": 1}
-    game: JSONObject = {"game": _registered(name), "options": {key: value_of(text) for key, text in own.items()}}
+    game: JSONObject = {"game": _registered(name), "options": values_of(own)}
     game["num_players"] = _num_players(game, [players] if players else _NUM_PLAYERS)
     _check_seat(seat, game["num_players"], opponent)
     if opponent == RANDOM and not listed_moves(str(Game(**game, seed=seed).observe()[1])):
@@ -96,7 +98,7 @@ async def play(**task: Any) -> Episode:
 
 
 class Game:
-    """One game at TextArena, with random numbers of its own."""
+    """One game at TextArena, with its own random numbers."""
 
     def __init__(self, *, game: str, options: JSONMapping, num_players: int, seed: int) -> None:
         """Start it; raises `EnvError` if TextArena does."""
@@ -113,7 +115,7 @@ class Game:
 
     @contextmanager
     def _at_work(self, method: str) -> Iterator[None]:
-        with _random, boundary(EnvError, f"{self.name}.{method}"):
+        with _random_lock, boundary(EnvError, f"{self.name}.{method}"):
             others = random.getstate()
             random.setstate(self._generator)
             try:
@@ -227,10 +229,3 @@ def _check_seat(seat: int, num_players: int, opponent: str) -> None:
             "in self-play the policy has all seats; leave it out" if opponent == SELF else f"use 0 to {num_players - 1}"
         )
         raise ConfigError(f"seat={seat}: {remedy}")
-
-
-def _whole(params: dict[str, str], key: str, default: int, *, least: int = 0) -> int:
-    """Take a whole number from the parameters, so that those of the game remain."""
-    value = whole_number(params, key, default, least=least)
-    params.pop(key, None)
-    return value

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rllm.data.dataset import Dataset
-from rllm.environments.named import NamedEnvironment, value_of, whole_number
+from rllm.environments.named import NamedEnvironment, take_whole_number, values_of
 from rllm.errors import AgentError, ConfigError, raised
 from rllm.types import JSONObject
 
@@ -39,12 +39,13 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     Raises:
         ConfigError: if there is no such environment, it cannot be loaded, or it has no end and no `size`.
     """
-    size = whole_number(params, "size", 0)
-    values = {key: text if key in _OF_AGENT else value_of(text) for key, text in params.items() if key != "size"}
-    arguments = json.dumps(values, sort_keys=True)
-    is_old = hasattr(_module(name), "load_environment")
+    own = dict(params)
+    size = take_whole_number(own, "size", 0)
+    parts_of_agent = {key: own[key] for key in _OF_AGENT if key in own}
+    arguments = json.dumps({**values_of(own), **parts_of_agent}, sort_keys=True)
+    is_legacy = hasattr(_module(name), "load_environment")
     try:
-        inputs = _old_rows(name, arguments, size) if is_old else _task_indices(name, arguments, size)
+        inputs = _legacy_rows(name, arguments, size) if is_legacy else _task_indices(name, arguments, size)
     except ConfigError:
         raise
     except Exception as error:
@@ -55,7 +56,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     ]
     if not rows:
         raise ConfigError(f"verifiers:{name} has no tasks")
-    play = _play_old if is_old else _play
+    play = _play_legacy if is_legacy else _play
     return NamedEnvironment(tasks=Dataset.of_tasks(rows, name=name), agent_run_func=play)
 
 
@@ -76,22 +77,24 @@ def _module(name: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _old_environment(name: str, arguments: str) -> Any:
+def _legacy_environment(name: str, arguments: str) -> Any:
     import verifiers
 
     return verifiers.load_environment(name, **json.loads(arguments))
 
 
-def _old_rows(name: str, arguments: str, size: int) -> list[JSONObject]:
-    rows = _old_environment(name, arguments).get_dataset(n=size or -1)
+def _legacy_rows(name: str, arguments: str, size: int) -> list[JSONObject]:
+    rows = _legacy_environment(name, arguments).get_dataset(n=size or -1)
     return [json.loads(json.dumps(dict(row), default=str)) for row in rows]
 
 
-async def _play_old(*, environment: str, arguments: str, input: JSONObject, base_url: str) -> tuple[float, JSONObject]:
+async def _play_legacy(
+    *, environment: str, arguments: str, input: JSONObject, base_url: str
+) -> tuple[float, JSONObject]:
     """Let `load_environment`'s environment make and score a rollout; return its reward and its metrics."""
     from verifiers.types import ClientConfig
 
-    made = await _old_environment(environment, arguments).run_rollout(
+    made = await _legacy_environment(environment, arguments).run_rollout(
         input,
         ClientConfig(api_base_url=base_url, api_key_var=_KEY_VARIABLE, max_retries=0),
         _MODEL,
