@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.dppo import DPPO, divergence_of_coins
+from rllm.algorithms.dppo import DPPO, binary_divergence
 from rllm.algorithms.from_config import algorithm_of
 from rllm.config.schema import TrainConfig
 from rllm.errors import ConfigError
@@ -30,9 +30,9 @@ def test_a_rare_token_may_triple_and_a_likely_one_may_not_vanish() -> None:
 
 def test_divergences_by_hand() -> None:
     old, new = torch.tensor([0.5, 0.9]).log(), torch.tensor([0.25, 0.9]).log()
-    assert divergence_of_coins(old, new, "tv").tolist() == pytest.approx([0.25, 0.0])
+    assert binary_divergence(old, new, "tv").tolist() == pytest.approx([0.25, 0.0])
     by_hand = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert divergence_of_coins(old, new, "kl").tolist() == pytest.approx([by_hand, 0.0], abs=1e-6)
+    assert binary_divergence(old, new, "kl").tolist() == pytest.approx([by_hand, 0.0], abs=1e-6)
 
 
 def test_the_kl_bound_by_hand() -> None:

@@ -21,7 +21,7 @@ from rllm.algorithms.batch import Batch
 from rllm.algorithms.gdpo import GDPO
 from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
 from rllm.algorithms.sapo import SAPO
-from rllm.trainer.text_teacher import pieces
+from rllm.trainer.text_teacher import align_pieces
 from rllm.types import Trajectory, TrajectoryGroup
 
 from .rows import Rows
@@ -152,7 +152,7 @@ def test_pieces_of_two_tokenisations(rows: Rows) -> None:
     cuts = [sorted({0, len(text), *chance.sample(range(1, len(text)), 8)}) for _ in range(2)]
     own, theirs = ([text[start:stop] for start, stop in pairwise(bounds)] for bounds in cuts)
     expected = align(*([list(pair) for pair in pairwise(bounds)] for bounds in cuts))
-    for found, groups in zip(pieces(own, theirs), expected, strict=False):
+    for found, groups in zip(align_pieces(own, theirs), expected, strict=False):
         assert found == [piece for piece, group in enumerate(groups) for _ in group]
 
 

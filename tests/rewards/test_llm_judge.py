@@ -112,7 +112,7 @@ def test_verdicts_are_kept_in_the_folder_and_cost_nothing_again(tmp_path: Path) 
         elsewhere: RubricJudge = pickle.loads(pickle.dumps(scored))
         again = elsewhere(TASK, "4")
         assert (again.reward, again.parts) == (first.reward, first.parts)
-        assert (again.metadata["judge/kept"], again.metadata["judge/tokens_in"]) == (1.0, 0.0)
+        assert (again.metadata["judge/cached"], again.metadata["judge/tokens_in"]) == (1.0, 0.0)
         elsewhere(TASK, "5")
     assert len(server.requests) == 2
 

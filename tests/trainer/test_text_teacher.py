@@ -21,7 +21,7 @@ from rllm.parser.chat_template import ChatTemplate
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.credit import Assembled, assemble
 from rllm.trainer.teacher import check_teacher, open_teacher
-from rllm.trainer.text_teacher import APART, TextTeacher, pieces
+from rllm.trainer.text_teacher import UNALIGNED, TextTeacher, align_pieces
 from rllm.types import Episode, Step, Trajectory
 
 ANSWER = "a kiwi costs two"
@@ -33,19 +33,23 @@ def tokens(*texts: str) -> list[bytes]:
 
 
 def test_a_piece_ends_where_both_have_a_boundary() -> None:
-    own, theirs, count = pieces(tokens("a", " ki", "wi", " costs"), tokens("a", " kiwi", " co", "s", "ts"))
+    own, theirs, count = align_pieces(tokens("a", " ki", "wi", " costs"), tokens("a", " kiwi", " co", "s", "ts"))
     assert (own, theirs, count) == ([0, 1, 1, 2], [0, 1, 2, 2, 2], 3)
 
 
 def test_tokens_behind_the_last_common_boundary_are_not_compared() -> None:
-    assert pieces(tokens("a", "bc"), tokens("a", "b")) == ([0, APART], [0, APART], 1)
-    assert pieces(tokens("a", "b", "c"), tokens("a", "x", "c")) == ([0, APART, APART], [0, APART, APART], 1)
-    assert pieces([], tokens("a")) == ([], [APART], 0)
+    assert align_pieces(tokens("a", "bc"), tokens("a", "b")) == ([0, UNALIGNED], [0, UNALIGNED], 1)
+    assert align_pieces(tokens("a", "b", "c"), tokens("a", "x", "c")) == (
+        [0, UNALIGNED, UNALIGNED],
+        [0, UNALIGNED, UNALIGNED],
+        1,
+    )
+    assert align_pieces([], tokens("a")) == ([], [UNALIGNED], 0)
 
 
 def test_parts_of_a_character_are_one_piece() -> None:
     euro = "€".encode()
-    assert pieces([euro[:1], euro[1:]], [euro]) == ([0, 0], [0], 1)
+    assert align_pieces([euro[:1], euro[1:]], [euro]) == ([0, 0], [0], 1)
 
 
 @given(st.text(min_size=1, max_size=12), st.sets(st.integers(1, 40)), st.sets(st.integers(1, 40)))
@@ -57,14 +61,14 @@ def test_pieces_cover_the_same_bytes_on_both_sides(text: str, own_cuts: set[int]
         return [whole[start:stop] for start, stop in pairwise(bounds)]
 
     own, theirs = cut(own_cuts), cut(their_cuts)
-    own_pieces, their_pieces, count = pieces(own, theirs)
+    own_pieces, their_pieces, count = align_pieces(own, theirs)
     for piece in range(count):
         one, other = (
             b"".join(part for part, of in zip(parts, numbers, strict=True) if of == piece)
             for parts, numbers in ((own, own_pieces), (theirs, their_pieces))
         )
         assert one == other != b""
-    assert APART not in (*own_pieces, *their_pieces)
+    assert UNALIGNED not in (*own_pieces, *their_pieces)
 
 
 def tokenizer_of(*texts: str) -> LoadedTokenizer:
@@ -113,7 +117,7 @@ def test_pieces_of_the_other_tokenizer_by_hand(own: LoadedTokenizer, other: Load
         [each.tokenizer.decode([token]) for token in these[:-1]] for each, these in ((own, ids), (other, theirs))
     )
     assert own_texts != their_texts
-    own_pieces, their_pieces, count = pieces(tokens(*own_texts), tokens(*their_texts))
+    own_pieces, their_pieces, count = align_pieces(tokens(*own_texts), tokens(*their_texts))
     logprobs = logprobs_of(model, other, theirs)
     expected = []
     for piece in (*own_pieces, count):

@@ -2,7 +2,7 @@
 
 Read `agent.py` first: the protocol `BaseAgent`. `chat_agent.py` implements it for conversations that only grow; the
 others subclass it: `math_agent.py` asks a question, `tool_agent.py` calls tools, `grid_world_agent.py` walks a grid
-world.
+world. `benchmark_agent.py` makes the agent function of a benchmark.
 
 Each agent works without an engine: `agent.messages` is the conversation.
 

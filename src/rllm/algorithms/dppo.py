@@ -26,7 +26,7 @@ class DPPO(GRPO):
     of_sampler: ClassVar[bool] = True
 
     divergence: Literal["tv", "kl"] = "tv"
-    """Measure of distance: tv is the difference of the token's two probabilities, kl the divergence of two coins."""
+    """Measure of distance: tv is the difference of the token's two probabilities, kl the binary KL divergence."""
     clip_low: float = 0.15
     """Bound on the divergence of tokens that become less likely; 0.05 is usual for kl."""
     clip_high: float = 0.15
@@ -42,7 +42,7 @@ class DPPO(GRPO):
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
         now, rises = logprobs.detach(), batch.advantages > 0
         ratio = probability_ratio(now, old_logprobs)
-        distance = divergence_of_coins(old_logprobs, now, self.divergence)
+        distance = binary_divergence(old_logprobs, now, self.divergence)
         is_outside = torch.where(
             rises,
             (now > old_logprobs) & (distance > self.clip_high),
@@ -52,7 +52,7 @@ class DPPO(GRPO):
         return -batch.advantages * ratio.clamp(max=self.ratio_cap) * ~is_outside * logprobs, sums
 
 
-def divergence_of_coins(old_logprobs: Tensor, logprobs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
+def binary_divergence(old_logprobs: Tensor, logprobs: Tensor, kind: Literal["tv", "kl"]) -> Tensor:
     """Return [N] the divergence between two distributions over "the token" and "any other token", in nats for kl."""
     old, new = old_logprobs.exp(), logprobs.exp()
     if kind == "tv":

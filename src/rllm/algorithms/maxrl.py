@@ -13,7 +13,7 @@ from rllm.types import TrajectoryGroup
 
 @dataclass(frozen=True, kw_only=True)
 class MaxRL(Algorithm):
-    """Maximum likelihood reinforcement learning (Tajwar et al. 2026): rewards over the group's mean, less 1.
+    """Maximum likelihood reinforcement learning (Tajwar et al. 2026): rewards over the group's mean, minus 1.
 
     arXiv:2602.02710. A task that is rarely solved counts more, as in the logarithm of the chance to solve it. For
     rewards of 0 and 1 in groups of n, the expected gradient is that of this logarithm, with its power series in the

@@ -1,4 +1,4 @@
-"""OTB: a baseline for each position, from siblings weighed by how much their gradients have added up to."""
+"""OTB: a baseline for each position, from siblings weighted by the accumulated energy of their gradients."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class OTB(Algorithm):
-    """Optimal token baseline (Li et al. 2026, arXiv:2602.07078): what follows a token, less the group's mean of it.
+    """Optimal token baseline (Li et al. 2026, arXiv:2602.07078): the return of a token, minus the group's mean of it.
 
-    That mean, over the tokens at the same position of each trajectory of the group, is weighed by the energy of each
+    That mean, over the tokens at the same position of each trajectory of the group, is weighted by the energy of each
     trajectory up to there: the sum of `1 - 2 p + sum of all p²`, the squared norm of the gradient by the logits of a
     token of probability p. It gives the gradient the least variance.
     """

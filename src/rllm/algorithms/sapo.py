@@ -23,7 +23,7 @@ class SAPO(GRPO):
 
     aggregation: Aggregation = "seq-mean-token-mean"
     positive_temperature: float = 1.0
-    """How fast the gradient of tokens with a positive advantage fades as the ratio moves from 1."""
+    """Rate at which the gradient of tokens with a positive advantage fades as the ratio moves from 1."""
     negative_temperature: float = 1.05
     """The same for other tokens, whose gradients disturb many tokens at a time."""
 

@@ -40,7 +40,7 @@ def train(
     from_sessions: Annotated[
         str | None,
         optional(
-            "Learn online from the sessions of users in this store of a gateway, in the place of an agent and --data: "
+            "Learn online from the sessions of users in this store of a gateway, instead of from an agent and --data: "
             "as their rewards arrive by POST /sessions/ID/reward.",
             metavar="STORE",
         ),
@@ -135,13 +135,13 @@ def _train_online(
     config, layers = chosen_settings(settings, options, others)
     quiet_libraries()
     from rllm.config.loading import locating_errors
-    from rllm.trainer.online import session_trainer, way_to_users
+    from rllm.trainer.online import serving_notice, session_trainer
 
     resumed = config.store if options.resume is not None else None
     with locating_errors(layers):
         trainer = session_trainer(resumed or begun["from_sessions"], config, resume=options.resume is not None)
     if not options.dry_run:
-        console(stderr=True).print(way_to_users(trainer.config), soft_wrap=True, markup=False)
+        console(stderr=True).print(serving_notice(trainer.config), soft_wrap=True, markup=False)
     carry_out(trainer, layers, options, begun=begun, started=started, measure="accuracy")
 
 

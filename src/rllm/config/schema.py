@@ -324,8 +324,10 @@ class TeacherConfig(Section):
     device: str = "auto"
     """Device of the teacher."""
     align: Literal["tokens", "text"] = "tokens"
-    """What is compared: tokens, of one vocabulary; or pieces of text between common boundaries of two tokenizers, for a
-    teacher of another family, which sees the messages through its own chat template, without the tools of a request."""
+    """Unit of comparison: tokens of a shared vocabulary, or pieces of text between common boundaries of two tokenizers.
+
+    With text, the teacher sees the messages through its own chat template, without the tools of a request.
+    """
     url: str | None = None
     """Server of such a model, including /v1, with prompt log-probabilities for prompts of token ids, as vLLM has.
 

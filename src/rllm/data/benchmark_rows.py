@@ -160,7 +160,7 @@ def boolq_task(row: Task) -> Task:
 def humaneval_task(row: Task) -> Task:
     """Convert a row whose `prompt` begins a function that `test` checks.
 
-    Imports and helpers above that function belong to the program, also if the answer does not repeat them.
+    Imports and helpers above that function belong to the program, even if the answer does not repeat them.
     """
     prompt, name = row["prompt"], row["entry_point"]
     above, _, _ = prompt.rpartition(f"def {name}(")

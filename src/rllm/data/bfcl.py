@@ -16,7 +16,7 @@ from rllm.types import JSONObject, Task
 
 ANSWERS = "possible_answer"
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
-"""Names of types that JSON Schema has not."""
+"""Type names that JSON Schema lacks, and their replacements."""
 _ID = re.compile(r"(.*irrelevance|.*?)_\d")
 _NOT_IN_NAMES = re.compile(r"[^\w-]")
 

@@ -34,7 +34,7 @@ SAMPLINGS = {
     "easy_first": "rllm.data.sampling:easy_first",
 }
 """Values of `data.sampling`."""
-_LEAST = 0.05
+_MIN_WEIGHT = 0.05
 """Weight of tasks with nothing to learn now: they stay in the sample, since that changes with the policy."""
 
 
@@ -49,7 +49,7 @@ def by_difficulty(tasks: Sequence[Task], rates: Sequence[float | None], step: in
     This is the variance of success, the most at p = 0.5: rollouts that all succeed or all fail teach nothing
     (Foster et al. 2025, arXiv:2502.12272).
     """
-    return [1.0 if rate is None else max(4.0 * rate * (1.0 - rate), _LEAST) for rate in rates]
+    return [1.0 if rate is None else max(4.0 * rate * (1.0 - rate), _MIN_WEIGHT) for rate in rates]
 
 
 def easy_first(tasks: Sequence[Task], rates: Sequence[float | None], step: int) -> list[float]:
@@ -59,11 +59,11 @@ def easy_first(tasks: Sequence[Task], rates: Sequence[float | None], step: int) 
     Bengio et al. 2009).
     """
     known = [0.5 if rate is None else rate for rate in rates]
-    return [_LEAST ** (1.0 - rate) if rate < 1.0 else _LEAST for rate in known]
+    return [_MIN_WEIGHT ** (1.0 - rate) if rate < 1.0 else _MIN_WEIGHT for rate in known]
 
 
 class TaskSampler:
-    """Chooses the tasks of training steps, and records how they went."""
+    """Chooses the tasks of training steps, and records their success rates."""
 
     def __init__(
         self,

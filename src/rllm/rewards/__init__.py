@@ -4,7 +4,7 @@
 result, and combines an agent and a reward. `math_reward`, `search_reward` (questions and multiple choice),
 `countdown_reward`, `code_reward`, `function_call_reward` and `ifeval_reward` score one kind of task each.
 `reward_types` has their input, output and settings, and finds answers in texts. `llm_judge` has judges that are
-models, and `verdicts` what they wrote.
+models, and `verdicts` parses and caches their answers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A `Rubric` has the criteria and the model. `judge("rubric.yaml")` returns a reward function: a `RubricJudge` scores one
 answer, a `ConversationJudge` all messages (`conversation: true`), and a `RelativeJudge` compares all answers to a task
-(`relative: true`), as RULER does (ART, OpenPipe 2025). Verdicts are kept in the run's folder, so none is paid for
-twice. A judge that cannot be reached, or whose verdict cannot be read, leaves answers unscored, with the reason.
+(`relative: true`), as RULER does (ART, OpenPipe 2025). Verdicts are cached in the run's folder.
+A judge that cannot be reached, or whose verdict cannot be read, leaves answers unscored, with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rllm.errors import ConfigError, shown
 from rllm.registry import did_you_mean
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import answer_of
-from rllm.rewards.verdicts import Verdict, VerdictError, VerdictFile, read_scores, scores_schema
+from rllm.rewards.verdicts import Verdict, VerdictCache, VerdictError, read_scores, scores_schema
 from rllm.types import TASK_ID_FIELDS, JSONMapping, JSONObject, Message, Trajectory, text_of
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Rubric(Section):
     key_env: str | None = None
     """Environment variable with the server's key; None sends none."""
     criteria: list[Criterion] = Field(default_factory=list)
-    """What answers are scored by. A relative judge needs none."""
+    """Criteria that answers are scored by. A relative judge needs none."""
     instructions: str = ""
     """More about the task and how strict to be."""
     conversation: bool = False
     """Show the judge all messages of a rollout, not only its answer; a relative judge is always shown them."""
     relative: bool = False
-    """Compare all answers to a task with each other, conversations included, in place of scoring each by itself."""
+    """Compare all answers to a task with each other, conversations included, instead of scoring each by itself."""
     ranks: bool = False
     """Turn a relative judge's scores into ranks: 1 for the best answer of a group, 0 for the worst."""
     scale: tuple[int, int] = (0, 10)
@@ -83,7 +83,7 @@ class Rubric(Section):
     """Calls of the judge under way at a time, in each process."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Rubric:
+    def _check(self) -> Rubric:
         if not self.relative and not self.criteria:
             raise ValueError("criteria: give at least one, or set relative: true")
         if self.ranks and not self.relative:
@@ -114,7 +114,7 @@ def judge(rubric: str | Path | JSONMapping) -> RubricJudge | ConversationJudge |
     try:
         checked = Rubric.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {_explained(error)}") from None
+        raise ConfigError(f"{name}: {_first_mistake(error)}") from None
     if checked.key_env is not None:
         _key(checked.key_env)
     if checked.relative:
@@ -122,7 +122,7 @@ def judge(rubric: str | Path | JSONMapping) -> RubricJudge | ConversationJudge |
     return (ConversationJudge if checked.conversation else RubricJudge)(checked, name)
 
 
-def _explained(error: ValidationError) -> str:
+def _first_mistake(error: ValidationError) -> str:
     """Return the first mistake of a rubric, with its key and value."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
@@ -151,16 +151,16 @@ class _Judge:
         self.name = name
         self.__qualname__ = f"judge:{name}"
         self._folder = folder
-        self._kept = VerdictFile(folder)
+        self._cache = VerdictCache(folder)
         self._slots = threading.BoundedSemaphore(rubric.max_concurrent)
-        self._takes_schema = True
+        self._supports_schema = True
 
     def __reduce__(self) -> tuple[type, tuple[Rubric, str, Path | None]]:
         return type(self), (self.rubric, self.name, self._folder)  # locks and connections stay in this process
 
     def keep_in(self, folder: Path) -> None:
         """Keep verdicts in this folder, and use those that it has."""
-        self._folder, self._kept = folder, VerdictFile(folder)
+        self._folder, self._cache = folder, VerdictCache(folder)
 
     @cached_property
     def _client(self) -> OpenAI:
@@ -173,18 +173,18 @@ class _Judge:
         return client
 
     def _judged(self, system: str, material: JSONMapping, names: Sequence[str]) -> Verdict:
-        """Return the judge's scores of these names, kept or new."""
+        """Return the judge's scores of these names, cached or new."""
         # As JSON, so that no answer can end its own quotation.
         text = json.dumps(material, ensure_ascii=False, indent=1, default=str)
         messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         asked = json.dumps([self.rubric.model, self.rubric.temperature, self.rubric.scale, messages], sort_keys=True)
-        return self._kept.get_or_make(hashlib.sha256(asked.encode()).hexdigest(), lambda: self._ask(messages, names))
+        return self._cache.get_or_make(hashlib.sha256(asked.encode()).hexdigest(), lambda: self._ask(messages, names))
 
     def _ask(self, messages: list[Message], names: Sequence[str]) -> Verdict:
         """Ask until the verdict can be read, each time with what was wrong.
 
         Raises:
-            VerdictError: if no verdict can be had.
+            VerdictError: if the server fails, or no answer can be read.
         """
         import openai
 
@@ -218,14 +218,14 @@ class _Judge:
         given: JSONObject = {"model": self.rubric.model, "messages": messages}
         if self.rubric.temperature is not None:
             given["temperature"] = self.rubric.temperature
-        if self._takes_schema:
+        if self._supports_schema:
             schema = {"name": "verdict", "strict": True, "schema": scores_schema(names, self.rubric.scale)}
             strict = {**given, "response_format": {"type": "json_schema", "json_schema": schema}}
             try:
                 return self._client.chat.completions.create(**strict)
             except (openai.BadRequestError, openai.UnprocessableEntityError):
                 answer = self._client.chat.completions.create(**given)  # raises the same if it was something else
-                self._takes_schema = False
+                self._supports_schema = False
                 return answer
         return self._client.chat.completions.create(**given)
 
@@ -251,7 +251,7 @@ class _Judge:
 
     def _metadata(self, verdict: Verdict | VerdictError, share: int = 1) -> JSONObject:
         """Return what is kept on the episode: reasons, and the tokens that its share of the verdict took."""
-        is_kept = isinstance(verdict, Verdict) and verdict.kept
+        is_cached = isinstance(verdict, Verdict) and verdict.cached
         facts = (
             {"reasoning": verdict.reasoning, "scores": dict(verdict.scores)}
             if isinstance(verdict, Verdict)
@@ -260,9 +260,9 @@ class _Judge:
         return {
             **facts,
             "model": self.rubric.model,
-            "judge/tokens_in": 0.0 if is_kept else verdict.tokens_in / share,
-            "judge/tokens_out": 0.0 if is_kept else verdict.tokens_out / share,
-            "judge/kept": float(is_kept),
+            "judge/tokens_in": 0.0 if is_cached else verdict.tokens_in / share,
+            "judge/tokens_out": 0.0 if is_cached else verdict.tokens_out / share,
+            "judge/cached": float(is_cached),
             "judge/failed": float(isinstance(verdict, VerdictError)),
         }
 
@@ -325,7 +325,7 @@ class RelativeJudge(_Judge):
         if self.rubric.ranks and len(trajectories) < 2:
             return [RewardOutput(None, {"error": "ranks compare answers, and there is one; use 2 rollouts or more"})]
         system = self._system(
-            "Compare answers to one task, given by number. What tells better from worse decides, also if all are good "
+            "Compare answers to one task, given by number. What tells better from worse decides, even if all are good "
             "or all are bad; answers of equal worth have equal scores.",
             "answer, by its number",
         )
@@ -362,11 +362,8 @@ def _conversation(path: Trajectory) -> list[JSONObject]:
             {"role": message.get("role"), "content": text_of(message), **({"tool_calls": calls} if calls else {})}
         )
     answer = answer_of(path)
-    if (
-        not listed
-        or (isinstance(answer, str) and answer.strip() not in listed[-1]["content"])
-        or not isinstance(answer, str)
-    ):
+    is_last_message = bool(listed) and isinstance(answer, str) and answer.strip() in listed[-1]["content"]
+    if not is_last_message:
         listed.append({"role": "result", "content": answer})
     return listed
 

@@ -44,7 +44,7 @@ def as_reward_output(reward_fn: AnyReward, task: object, action: object) -> Rewa
     """Call `reward_fn(task, action)` and return its result as a `RewardOutput` with a finite reward or `None`.
 
     A function with parameters named as in `RewardFunction`, `task_info` and `action`, may have them in any order. An
-    async function runs in an event loop of its own; use `score` where a loop is running.
+    async function runs in its own event loop; use `score` where a loop is running.
 
     Named parts are added up, weighted by the function's attribute `weights` if it has one. A part of `None` leaves the
     whole unscored, and the first part decides whether the answer is right.
@@ -364,7 +364,7 @@ def numbers_in(metadata: JSONMapping) -> dict[str, float]:
 
 
 def give_reward(episode: Episode, trajectory: Trajectory, verdict: RewardOutput, reward: AnyReward) -> None:
-    """Record a verdict on a trajectory and its episode, in the place of any reward that it had."""
+    """Record a verdict on a trajectory and its episode, replacing any reward that it had."""
     trajectory.reward, trajectory.reward_parts = verdict.reward, dict(verdict.parts)
     for step in trajectory.steps:  # else their sum would stand in for a reward that is not there
         step.reward = None

@@ -1,4 +1,4 @@
-"""Verdicts of a judge: read from what the model wrote, and kept in a file so that none is asked for twice."""
+"""Verdicts of a judge: parsing of its answers, and a cache on disk."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Verdict:
     reasoning: str
     tokens_in: int
     tokens_out: int
-    kept: bool = False
-    """It was made earlier."""
+    cached: bool = False
+    """Read from the cache, so no tokens were used for it now."""
 
 
 class VerdictError(RewardError):
@@ -68,7 +68,7 @@ def scores_schema(names: Sequence[str], scale: tuple[int, int]) -> JSONObject:
 def read_scores(text: str, names: Sequence[str], scale: tuple[int, int]) -> tuple[dict[str, float], str]:
     """Return the scores, 0 for the worst and 1 for the best, and the reasons of a verdict.
 
-    The last JSON object of the text that has scores counts, so that a model may think aloud first.
+    The last JSON object of the text that has scores counts, so that a model may reason first.
 
     Raises:
         ValueError: if there is none, or a score is missing or not a number on the scale.
@@ -102,7 +102,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-class VerdictFile:
+class VerdictCache:
     """Verdicts by the content that was judged, in a file if a folder is given. Threads and processes may share it."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -112,13 +112,13 @@ class VerdictFile:
         self._making: dict[str, threading.Lock] = {}
 
     def get_or_make(self, key: str, make: Callable[[], Verdict]) -> Verdict:
-        """Return the verdict of this key; of several threads that need a new one, one makes it."""
+        """Return the verdict of this key; threads that need the same new one wait for a single call."""
         with self._lock:
             known = self._known = self._read() if self._known is None else self._known
             making = self._making.setdefault(key, threading.Lock())
         with making:
             if key in known:
-                return replace(known[key], kept=True)
+                return replace(known[key], cached=True)
             known[key] = verdict = make()
             self._append(key, verdict)
         return verdict
@@ -131,7 +131,7 @@ class VerdictFile:
                 key = row.pop("key")
                 known[key] = Verdict(**row)
             except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # of another version; it is asked for again
+                continue  # of another version; the judge is called again
         return known
 
     def _append(self, key: str, verdict: Verdict) -> None:

@@ -87,7 +87,7 @@ class ListedEpisode:
     reward_parts: dict[str, dict[str, float]] = field(default_factory=dict)
     """By role, the named parts of the reward of its last trajectory that has some."""
     verdicts: dict[str, JSONObject] = field(default_factory=dict)
-    """By role, what the reward function gave beside the reward, such as a judge's reasons."""
+    """By role, metadata of the reward, such as a judge's reasons."""
     error: dict[str, str] | None = None
     """`type`, `message` and `traceback` of the error; type `unreadable` if another program wrote the outcome."""
 

@@ -138,9 +138,9 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
         trajectory = Trajectory(name="agent", steps=steps, reward=reward)
         trajectory.info[BASELINE_KEY] = baseline
         if (problem := self._problem_of(steps, traces)) is not None:
-            reason, told = problem
+            reason, explanation = problem
             trajectory.info[DROPPED_KEY] = reason
-            logger.warning("session %s is not learned from: %s", session.id, told)
+            logger.warning("session %s is not learned from: %s", session.id, explanation)
         return Episode(
             task_id=str(session.metadata.get("task_id", session.id)),
             session_id=session.id,
@@ -151,7 +151,7 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
     def _problem_of(self, steps: Sequence[Step], traces: Sequence[Trace]) -> tuple[str, str] | None:
         """Return why the tokens of a session cannot be learned from: the name of the reason, and a sentence."""
         if any(len(step.logprobs) != len(step.response_ids) for step in steps):
-            return NO_LOGPROBS, "its server gave no log-probabilities of the sampled tokens"
+            return NO_LOGPROBS, "its server returned no log-probabilities of the sampled tokens"
         used = {step.id for step in steps}
         for trace in (trace for trace in traces if trace.id in used):
             temperature = trace.sampling.get("temperature", 1.0)
@@ -163,7 +163,7 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
             for name, neutral in _NEUTRAL.items():
                 if trace.sampling.get(name) not in neutral:
                     value = trace.sampling[name]
-                    return OTHER_SAMPLING, f"{name}={value} has changed the model's distribution: leave it out"
+                    return OTHER_SAMPLING, f"{name}={value} changes the model's distribution: leave it out"
         return None
 
 
@@ -173,7 +173,7 @@ def _was_learned(metadata: JSONMapping, attempt: RolloutRequest) -> bool:
     return mark.get("run") == attempt.run_id and mark["step"] < (attempt.training_step or 0)
 
 
-def way_to_users(config: TrainConfig) -> str:
+def serving_notice(config: TrainConfig) -> str:
     """Return a sentence on how users reach the policy of a run, or why they do not."""
     settings = config.gateway
     if not settings.port:

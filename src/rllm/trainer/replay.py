@@ -44,7 +44,7 @@ class ReplayBuffer:
             self._groups[int(step)] = [[filled(episode_of(item, {}), store) for item in group] for group in complete]
             if len(complete) < len(groups):
                 logger.warning(
-                    "%d of the %d groups of step %s are not in the store any more, so they are not replayed",
+                    "%d of the %d groups of step %s are no longer in the store, so they are not replayed",
                     len(groups) - len(complete),
                     len(groups),
                     int(step) + 1,

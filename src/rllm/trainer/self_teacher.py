@@ -33,7 +33,7 @@ def own_teacher(config: TrainConfig, algorithm: Algorithm, backend: TrainingBack
 class SelfTeacher:
     """Scores each sequence after a user's message with the demonstration of its task.
 
-    The message stands before the conversation as it was, whose tokens stay the very same ones.
+    The message precedes the conversation, whose tokens are not changed.
     """
 
     def __init__(self, backend: TrainingBackend, algorithm: SDFT, tokenizer: LoadedTokenizer) -> None:
@@ -68,7 +68,7 @@ class SelfTeacher:
 
     def _after(self, prefix: list[int], sequence: TokenSequence, task_id: str) -> TokenSequence:
         own = sequence.ids
-        if prefix[:1] == own[:1] == [self._bos_id]:  # a text has one beginning
+        if prefix[:1] == own[:1] == [self._bos_id]:  # keep a single BOS token
             prefix, own = prefix[:1], prefix[1:] + own[1:]
         ids = prefix + own
         if self._context_length is not None and len(ids) > self._context_length:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rllm.trainer.credit import Sample
     from rllm.trainer.teacher import Teacher
 
-APART = -1
-"""Piece of tokens without a common boundary after them, which are not compared."""
-SURE = 1e-6
-"""Surprise of a token without any, in nats, so that a piece of such tokens can be divided."""
+UNALIGNED = -1
+"""Piece of tokens with no common boundary after them. These are not compared."""
+MIN_SURPRISE = 1e-6
+"""Smallest surprise of a token in nats, so that a piece of certain tokens can be divided."""
 
 
 class TextTeacher:
@@ -51,7 +51,7 @@ class TextTeacher:
         self._tokenizer, self._context_length = theirs.tokenizer, theirs.context_length
 
     def score(self, batch: Batch, samples: Sequence[Sample] = ()) -> Tensor:
-        """Return [N] the policy's log-probability of each token plus its part of the teacher's lead on its piece.
+        """Return [N] the policy's log-probability of each token plus its part of the log-ratio of its piece.
 
         Raises:
             ConfigError: if an answer has no messages, or does not fit into the teacher's context.
@@ -59,19 +59,19 @@ class TextTeacher:
         own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs
         assert own is not None, "a teacher scores what was sampled"
         steps = {(number, step.id): step for number, item in enumerate(samples) for step in item.trajectory.steps}
-        places, asked = [], []
+        places, views = [], []
         for key, tokens in step_spans(batch):
             places.append(tokens)
-            asked.append(self._asked(steps[key]))
-        given = self._teacher.score(Batch.of([item.sequence for item in asked], temperature=batch.temperature))
+            views.append(self._view_of(steps[key]))
+        given = self._teacher.score(Batch.of([item.sequence for item in views], temperature=batch.temperature))
         leads = torch.zeros_like(own)
-        sizes = [len(item.their_pieces) for item in asked]
-        for tokens, item, theirs in zip(places, asked, given.split(sizes), strict=True):
-            leads[tokens] = _leads(own[tokens], item.own_pieces, theirs, item.their_pieces)
+        sizes = [len(item.their_pieces) for item in views]
+        for tokens, item, theirs in zip(places, views, given.split(sizes), strict=True):
+            leads[tokens] = _log_ratios(own[tokens], item.own_pieces, theirs, item.their_pieces)
         return own + leads
 
-    def _asked(self, step: Step) -> _Asked:
-        """Return the step in the teacher's tokens."""
+    def _view_of(self, step: Step) -> _TeacherView:
+        """Return the step in the teacher's tokens, aligned with the policy's."""
         if not step.chat_completions:
             raise ConfigError(
                 f"teacher.align='text': step {step.id} has no messages for the teacher's chat template; use a teacher "
@@ -83,11 +83,10 @@ class TextTeacher:
         text = b"".join(own).decode(errors="ignore")
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         theirs = [self._their_bytes.of(token) for token in ids]
-        if (
-            theirs and theirs[0].startswith(b" ") and not text.startswith(" ")
-        ):  # which some tokenizers put before a text
+        # Some tokenizers put a space before a text.
+        if theirs and theirs[0].startswith(b" ") and not text.startswith(" "):
             theirs[0] = theirs[0][1:]
-        own_pieces, their_pieces, count = pieces(own, theirs)
+        own_pieces, their_pieces, count = align_pieces(own, theirs)
         if ends:
             ids = [*ids, self._theirs.end_id]
             own_pieces, their_pieces = [*own_pieces, count], [*their_pieces, count]
@@ -99,21 +98,21 @@ class TextTeacher:
             )
         span = StepSpan(step_id=step.id, start=len(prompt), stop=len(prompt) + len(ids))
         sequence = TokenSequence(ids=[*prompt, *ids], spans=[span], logprobs=None)
-        return _Asked(sequence=sequence, own_pieces=own_pieces, their_pieces=their_pieces)
+        return _TeacherView(sequence=sequence, own_pieces=own_pieces, their_pieces=their_pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _TeacherView:
     sequence: TokenSequence
     own_pieces: list[int]
     """Piece of text that each of the policy's tokens belongs to."""
     their_pieces: list[int]
 
 
-def pieces(own: Sequence[bytes], theirs: Sequence[bytes]) -> tuple[list[int], list[int], int]:
+def align_pieces(own: Sequence[bytes], theirs: Sequence[bytes]) -> tuple[list[int], list[int], int]:
     """Return the piece that each token of two tokenisations belongs to, and the number of pieces.
 
-    A piece ends where both have a boundary. Where the texts themselves differ, and after that, tokens are `APART`.
+    A piece ends where both have a boundary. Where the texts themselves differ, and after that, tokens are `UNALIGNED`.
     """
     own_ends, their_ends = (list(accumulate(map(len, tokens))) for tokens in (own, theirs))
     one, other = b"".join(own), b"".join(theirs)
@@ -121,16 +120,16 @@ def pieces(own: Sequence[bytes], theirs: Sequence[bytes]) -> tuple[list[int], li
     ends = sorted(end for end in {*own_ends} & {*their_ends} if end <= agreed)
 
     def piece_of(end: int) -> int:
-        return bisect_left(ends, end) if ends and end <= ends[-1] else APART
+        return bisect_left(ends, end) if ends and end <= ends[-1] else UNALIGNED
 
     return [piece_of(end) for end in own_ends], [piece_of(end) for end in their_ends], len(ends)
 
 
-def _leads(own: Tensor, own_pieces: list[int], theirs: Tensor, their_pieces: list[int]) -> Tensor:
-    """Return [n] each policy token's part of how much likelier the teacher finds its piece; 0 for those apart."""
+def _log_ratios(own: Tensor, own_pieces: list[int], theirs: Tensor, their_pieces: list[int]) -> Tensor:
+    """Return [n] each policy token's part of the teacher's log-ratio of its piece; 0 for unaligned tokens."""
     own_of, their_of = torch.tensor(own_pieces), torch.tensor(their_pieces, dtype=torch.long)
-    surprise = -own + SURE
-    none = torch.zeros(max([*own_pieces, *their_pieces], default=0) + 2)  # the last is that of `APART`
+    surprise = -own + MIN_SURPRISE
+    none = torch.zeros(max([*own_pieces, *their_pieces], default=0) + 2)  # the last is that of `UNALIGNED`
     leads = none.index_add(0, their_of % len(none), theirs).index_add(0, own_of % len(none), -own)
     parts = surprise / none.index_add(0, own_of % len(none), surprise)[own_of]
-    return torch.where(own_of == APART, torch.zeros_like(own), parts * leads[own_of])
+    return torch.where(own_of == UNALIGNED, torch.zeros_like(own), parts * leads[own_of])
