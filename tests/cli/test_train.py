@@ -64,6 +64,20 @@ def test_a_dry_run_shows_what_is_sampled_of_several_datasets(work, policy):
     assert (wrong.returncode, wrong.stderr.count("data.weights=[1.0]: there are 2 datasets (tasks, more)")) == (2, 1)
 
 
+def test_a_data_file_may_name_environments(work, fails, policy):
+    lake = "gymnasium:FrozenLake-v1?size=2&max_steps=3"
+    (work / "mixed.jsonl").write_text(f'{{"env": "{lake}"}}\n{{"env": "gymnasium:CartPole-v1?max_steps=3"}}\n')
+    (work / "held_out.jsonl").write_text(f'{{"env": "{lake}&seed=1"}}\n')
+    given = ["--data", "mixed.jsonl", "--val", "held_out.jsonl", "--model", str(policy), *FAST, "--dry-run"]
+    done = here("train", *given, "data.weights=[3,1]", cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert "tasks by source: 75% FrozenLake-v1, 25% CartPole-v1" in done.stdout
+    (work / "mixed.jsonl").write_text(f'{{"env": "{lake}", "weight": 3}}\n')
+    code, errors = fails("train", *given)
+    assert code == 2
+    assert "weight" in errors
+
+
 def test_a_dry_run_of_online_learning(work, fails, policy):
     given = ["train", "--from-sessions", "sessions.db", "--model", str(policy), "gateway.port=8080", "run_dir=run"]
     done = here(*given, "--dry-run", cwd=work)
@@ -435,6 +449,11 @@ def test_held_out_tasks_that_are_also_trained_on_are_counted(work, policy, caplo
         )
     named = ["--data", "train.jsonl", "--val", "test.jsonl", "--model", policy]
     (work / "any.py").write_text("def agent(**task):\n    return 1.0\n")
+    assert here("train", "any.py:agent", *named, *FAST, "--dry-run", cwd=work).returncode == 0
+    assert "1 of 1 held-out task " in caplog.text
+    caplog.clear()
+    for name, number in (("train", 0), ("test", 7)):  # as reasoning-gym generates one task from two seeds
+        (work / f"{name}.jsonl").write_text(json.dumps({**row, "generated_by": {"seed": number}}))
     assert here("train", "any.py:agent", *named, *FAST, "--dry-run", cwd=work).returncode == 0
     assert "1 of 1 held-out task " in caplog.text
     caplog.clear()

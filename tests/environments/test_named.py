@@ -42,6 +42,7 @@ def test_labels_are_the_legal_actions() -> None:
         ("gymnasium:CartPole-v1?size=2&size=3", "a parameter is given twice"),
         ("gymnasium:CartPole-v1?labels=left", "pass one label for each action"),
         ("gymnasium:NoSuchGame-v0", "NoSuchGame"),
+        ("gymnasium:FrozenLake-v1?slippery=false", "unexpected keyword argument 'slippery'"),
     ],
 )
 def test_a_wrong_name_says_what_is_known(spec: str, message: str) -> None:

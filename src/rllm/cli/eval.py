@@ -96,7 +96,7 @@ def evaluate(
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import embedded, key_of_server, served
+    from rllm.cli.inputs import embedded, env_of_file, key_of_server, served
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
     from rllm.environments.seats import PastPolicies
@@ -106,6 +106,8 @@ def evaluate(
         return
     started = time.perf_counter()
     agent, settings = leading_setting(agent, settings)
+    if agent is None and env is None and (env := env_of_file(dataset)) is not None:
+        dataset = None
     dataset, benchmark = _tasks_named(agent, env, reward, dataset, split)
     model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before lead_to_gateway replaces it
@@ -333,6 +335,10 @@ async def _quiet_when_stopped(work: Coroutine[object, object, None]) -> None:
         raise
 
 
+_OPTIONS = {"rollout.timeout_s": "--timeout", "rollout.group_size": "--n", "rollout.max_concurrent": "--max-concurrent"}
+"""Options in the place of settings of training."""
+
+
 def _settings(
     pairs: Sequence[str], model: str | None, temperature: float | None, *, served: bool
 ) -> tuple[TrainConfig, JSONObject]:
@@ -362,6 +368,8 @@ def _settings(
             rest.append(pair)
         else:
             reason = "the server holds the model" if pair.startswith(("model.", "seed=")) else "it has no effect here"
+            if key in _OPTIONS:
+                reason += f", use {_OPTIONS[key]}"
             known = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in ("sampling.", *ours))
             raise ConfigError(f"{pair}: {reason}; rllm eval takes the settings {known}")
     warn_repeated(pair for pair in pairs if pair not in rest)  # load_config does it for the rest

@@ -86,6 +86,13 @@ def agent_in_env(agent: str | None) -> dict[str, Any]:
     return {"agent_class" if isinstance(found, type) else "agent_run_func": found}
 
 
+def env_of_file(path: str | None) -> str | None:
+    """Return `file:PATH` for a data file whose first row names an environment in its field `env`."""
+    if path is None or not Path(path).expanduser().is_file() or Path(path).suffix.lower() not in READERS:
+        return None
+    return f"file:{path}" if "env" in Dataset.load(path)[0] else None
+
+
 def refuse_beside_env(env: str, begun: Mapping[str, object]) -> None:
     """Refuse options that an environment's own tasks and rewards leave without effect."""
     for name in ("data", "reward", "split", "val_split"):

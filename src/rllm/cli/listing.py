@@ -20,13 +20,17 @@ from rllm.types import JSONObject
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(help="agents, algorithms, benchmarks or envs.", show_default=False)],
+    kind: Annotated[
+        str | None, typer.Argument(help="agents, algorithms, benchmarks or envs.", show_default=False)
+    ] = None,
     scheme: Annotated[
         str | None, typer.Argument(help="With envs: print all names of this scheme.", show_default=False)
     ] = None,
     as_json: OnlyJson = False,
 ) -> None:
     """List the names of agents, algorithms, benchmarks or schemes of environments, with a line about each."""
+    if kind is None:
+        raise ConfigError(f"rllm list: name one of {', '.join(_KINDS)}")
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS) or f"use one of {', '.join(_KINDS)}"
         raise ConfigError(f"rllm list {kind}: there is no such list; {hint}")

@@ -56,7 +56,7 @@ def train(
     With --env, tasks and rewards are those of an environment, and the agent is optional: a function, which also gets
     the environment as env, or a BaseAgent class, FILE.py:Class.
     """
-    from rllm.cli.inputs import agent_in_env, load_agent, refuse_beside_env, tasks_for
+    from rllm.cli.inputs import agent_in_env, env_of_file, load_agent, refuse_beside_env, tasks_for
     from rllm.cli.training import (
         as_typed,
         begun_as,
@@ -74,13 +74,17 @@ def train(
     if "from_sessions" in begun:
         _train_online(begun, settings, options, {"backend": backend, "ray.address": ray_address}, started)
         return
+    if not {"agent", "env"} & begun.keys() and (found := env_of_file(begun.get("data"))) is not None:
+        begun["env"] = found
+        del begun["data"]
     benchmark = _check_beginning(begun, options)
     config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
     port = lead_to_gateway(config)
     work: dict[str, Any]
     if "env" in begun:
         refuse_beside_env(begun["env"], begun)
-        work = {**agent_in_env(begun.get("agent")), "env": begun["env"], "val_dataset": begun.get("val")}
+        held_out = env_of_file(begun.get("val")) or begun.get("val")
+        work = {**agent_in_env(begun.get("agent")), "env": begun["env"], "val_dataset": held_out}
     else:
         function = load_agent(begun["agent"], begun.get("reward"))
         read = partial(tasks_for, function, benchmark=benchmark)

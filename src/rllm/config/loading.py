@@ -38,8 +38,9 @@ _LEADING_KEY = re.compile(r"[a-z]\w*(\.\w+)*(?==| is not a setting)")
 _ARGUMENTS = {
     "resume": "to resume a run, use AgentTrainer(..., resume=True) or rllm train --resume RUN_DIR",
     "val": "held-out tasks are given as AgentTrainer(..., val_dataset=...) or rllm train --val",
+    "sampling": "sampling.NAME is for rllm eval; training has rollout.max_tokens, rollout.temperature and others",
 }
-"""Names that users mistake for settings: they are arguments of `AgentTrainer`."""
+"""Names that users mistake for settings: arguments of `AgentTrainer`, and settings of `rllm eval`."""
 
 _PREFIX = "RLLM__"
 _NOT_SETTINGS = ("RLLM_STORE",)

@@ -285,10 +285,15 @@ def check_agent_and_env(agent_class: Any, env_class: Any, env_args: JSONMapping)
 
     Arguments are only checked for environments that declare `argument_names`.
     """
-    _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
+    check_agent(agent_class)
     _check_class(env_class, "env_class", ("reset", "step", "from_dict"))
     if (names := accepted_arguments(env_class)) is not None:
         check_named(env_class, "env_args", env_args, names)
+
+
+def check_agent(agent_class: Any) -> None:
+    """Raise `ConfigError` if a class is not that of an agent."""
+    _check_class(agent_class, "agent_class", ("reset", "update_from_env", "update_from_model", "trajectory"))
 
 
 def _check_class(kind: object, setting: str, methods: Sequence[str]) -> None:

@@ -186,7 +186,8 @@ def _make(env: str | Callable[..., Any], kwargs: JSONObject, name: str) -> Any:
             return gymnasium.make(env, **kwargs)
     except EnvError as error:
         if isinstance(error.__cause__, gymnasium.error.UnregisteredEnv):
-            raise ConfigError(f"env={env!r}: {error.__cause__}; import the package that registers it") from error
+            reason = str(error.__cause__).rstrip(".")
+            raise ConfigError(f"{env!r}: {reason} (module:id first imports a module that registers it)") from error
         raise
 
 

@@ -16,7 +16,7 @@ from rllm.agents.agent import BaseAgent
 from rllm.agents.chat_agent import TextAgent
 from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, EnvError, MissingDependencyError
 from rllm.registry import did_you_mean, load_object
 from rllm.types import JSONMapping, JSONObject
 
@@ -41,6 +41,7 @@ class Scheme(NamedTuple):
 
 
 SCHEMES: dict[str, Scheme] = {
+    "file": Scheme("rllm.environments.file_env:open_env", "all environments named in the column env of a data file"),
     "gymnasium": Scheme(
         "rllm.environments.gymnasium_env:open_env", "any Gymnasium environment, as text", "gymnasium", "gym"
     ),
@@ -117,7 +118,7 @@ def open_env(spec: str) -> NamedEnvironment:
     _check_installed(scheme, f"env={spec!r}")
     try:
         opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
-    except ConfigError as error:
+    except (ConfigError, EnvError) as error:
         raise ConfigError(f"env={spec!r}: {error}") from error
     return opened
 

@@ -66,9 +66,8 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
             "id": f"{name}/{seed}/{index}",
             "question": tasks[index]["question"] + FORMATS[answer_format],
             "family": name,
-            "settings": text,
-            "index": index,
             "format": answer_format,
+            "generated_by": {"settings": text, "index": index},
         }
         for index in range(size)
     ]
@@ -105,18 +104,18 @@ def _dataset(name: str, settings: str) -> Any:
 class ReasoningGymEnv(BaseEnv):
     """One task; the reward of its answer is that of `score_answer`, from 0 to 1."""
 
-    def __init__(self, question: str, family: str, settings: str, index: int, format: str) -> None:
+    def __init__(self, question: str, family: str, format: str, generated_by: JSONMapping) -> None:
         self.question = question
         self.format = format
         with boundary(EnvError, f"reasoning-gym {family}"):
-            self._tasks = _dataset(family, settings)
-            self._entry = self._tasks[index]
+            self._tasks = _dataset(family, generated_by["settings"])
+            self._entry = self._tasks[generated_by["index"]]
         self._name = f"score_answer of {family}"
 
     @classmethod
     def from_dict(cls, info: JSONMapping) -> Self:
         """Return the environment of a row of `open_env`."""
-        return cls(**{key: info[key] for key in ("question", "family", "settings", "index", "format")})
+        return cls(**{key: info[key] for key in ("question", "family", "format", "generated_by")})
 
     @classmethod
     def argument_names(cls) -> Collection[str]:

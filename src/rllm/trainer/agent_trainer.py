@@ -443,7 +443,7 @@ def _named(env: str, *others: object) -> NamedEnvironment:
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:
-    """Warn if held-out tasks are also trained on, comparing the content of rows, not ids or splits."""
+    """Warn if held-out tasks are also trained on, comparing the content of rows, not ids, splits or generators."""
     if val_data is None:
         return
     trained = set(map(_content, train_data))
@@ -451,14 +451,14 @@ def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None
     if num_shared:
         logger.warning(
             "%d of %s (val_dataset, --val) are also training tasks (train_dataset, --data), so evaluations measure "
-            "memorisation, too; remove them from one of the two",
+            "memorisation, too; remove them from one of the two, or choose seeds of --env and --val further apart",
             num_shared,
             counted(len(val_data), "held-out task"),
         )
 
 
 def _content(row: JSONMapping) -> bytes:
-    own = {name: value for name, value in row.items() if name not in (*TASK_ID_FIELDS, "split")}
+    own = {name: value for name, value in row.items() if name not in (*TASK_ID_FIELDS, "split", "generated_by")}
     extra = own.get("extra_info")
     if isinstance(extra, Mapping):  # which verl's scripts write, with the number of the row
         own["extra_info"] = {name: value for name, value in extra.items() if name not in ("index", "split")}

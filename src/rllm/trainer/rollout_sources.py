@@ -15,7 +15,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.backends.base import TrainingBackend
 from rllm.config.schema import RolloutConfig
 from rllm.data.dataset import Dataset
-from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent_and_env
+from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent, check_agent_and_env
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.agent_workflow_engine import AgentWorkflowEngine, check_workflow, is_worth_another_try
 from rllm.engine.capture import GatewayCapture, SessionGateway
@@ -225,6 +225,7 @@ def source_in(
         return FunctionSource(agent_run_func=InEnvironment(agent_run_func, env.env_class, env.env_args))
     if agent_class is None:
         agent_class, agent_args = env.agent_class, {**env.agent_args, **(agent_args or {})}
+    check_agent(agent_class)
     check_made_with(agent_class, "agent_args", agent_args or {})
     return AgentEnvSource(
         agent_class=agent_class,
