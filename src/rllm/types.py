@@ -89,7 +89,7 @@ REWARD_KEY = "reward"
 SOURCE_KEY = "source"
 """Key of an episode's `info`, and of its session's metadata: name of the dataset of its task, if there are several."""
 VERDICT_KEY = "verdict"
-"""Info key of a trajectory: what its reward function gave beside the reward, such as a judge's reasons."""
+"""Info key of a trajectory: metadata of its reward, such as a judge's reasons."""
 
 OUTCOME_KEY = "rllm.outcome"
 """Metadata key of a session: the outcome of its rollout; see `rllm.trainer.episode_records`."""

@@ -85,7 +85,7 @@ def test_of_long_sequences_as_little_is_kept(
 ) -> None:
     model, batch = make_model(num_layers=6).model, groups()
     num_tokens = len(batch.tree.ids)
-    short, long = (Trunk.of(model, most_kept=most) for most in (num_tokens, num_tokens - 1))
+    short, long = (Trunk.of(model, max_tokens_kept=most) for most in (num_tokens, num_tokens - 1))
     always, never = (Trunk.of(model, recompute=recompute) for recompute in (True, False))
     assert kept_for_backward(short, batch) == kept_for_backward(never, batch)
     assert not caplog.messages

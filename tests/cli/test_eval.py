@@ -19,7 +19,7 @@ from rllm.cli.inputs import load_agent
 from rllm.engine.episode_log import EpisodeLog
 from rllm.gateway.server import ServerThread
 from rllm.rewards.llm_judge import RelativeJudge
-from rllm.rewards.scoring import reward_of
+from rllm.rewards.scoring import reward_function_of
 from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
@@ -440,4 +440,4 @@ def test_a_judge_may_score_a_benchmark(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rubric = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "relative": True}
     Path("rubric.yaml").write_text(json.dumps(rubric))
-    assert isinstance(reward_of(load_agent("gsm8k", "judge:rubric.yaml")), RelativeJudge)
+    assert isinstance(reward_function_of(load_agent("gsm8k", "judge:rubric.yaml")), RelativeJudge)

@@ -50,7 +50,7 @@ class Algorithm:
     demonstrated: ClassVar[bool] = False
     """Trains on demonstrations, not on samples of the policy, so there is no sampler to compare with."""
     is_own_teacher: ClassVar[bool] = False
-    """Its teacher is the policy itself, shown more than the policy was."""
+    """Its teacher is the policy itself, given a demonstration."""
     of_sampler: ClassVar[bool] = False
     """Takes ratios to the probabilities that tokens were sampled with, so that older weights need no correction."""
 
@@ -225,7 +225,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} must define credit(group)")
 
     def compared(self, trajectory: Trajectory) -> Hashable:
-        """Return what must differ within a group for something to be learned from it: the reward."""
+        """Return the value that must differ within a group for it to teach anything: the reward."""
         return trajectory.final_reward()
 
     def baseline(self, group: TrajectoryGroup) -> float | None:
@@ -233,7 +233,7 @@ class Algorithm:
         return None
 
     def state(self) -> JSONObject:
-        """Return what later batches are credited by, as JSON for the checkpoint; `{}` if nothing."""
+        """Return the state that later batches depend on, as JSON for the checkpoint; `{}` if none."""
         return {}
 
     def restore(self, state: JSONMapping) -> None:

@@ -12,9 +12,9 @@ class GiGPO(GRPO):
     """Group-in-group policy optimisation (Feng et al. 2025, arXiv:2505.10978).
 
     The advantage of a step is that of its trajectory among the trajectories of the task, plus `step_coef` times that of
-    its discounted return among all steps of the task whose observation was the same. So a step counts that led on from
-    where siblings got stuck, even in a trajectory that failed. A step whose observation no other step had
-    keeps the advantage of its trajectory.
+    its discounted return among all steps of the task whose observation was the same. So a step that made
+    progress where siblings got stuck is rewarded, even in a trajectory that failed. A step whose observation no other
+    step had keeps the advantage of its trajectory.
     """
 
     step_coef: float = 1.0

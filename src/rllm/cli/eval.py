@@ -99,7 +99,7 @@ def evaluate(
     from rllm.cli.inputs import embedded, env_of_file, key_of_server, served
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
-    from rllm.environments.seats import PastPolicies
+    from rllm.environments.players import PastPolicies
 
     if compare is not None:
         _compare(context, compare, as_json=as_json)

@@ -312,7 +312,7 @@ def check_sizes(config: TrainConfig, num_tasks: int) -> None:
         )
     if config.data.replay and not num_replayed(config):
         raise ConfigError(
-            f"data.replay={config.data.replay}: beside tasks_per_step={config.tasks_per_step} new groups that is no "
+            f"data.replay={config.data.replay}: with tasks_per_step={config.tasks_per_step} this rounds to no replayed "
             f"group; use at least {1 / (config.tasks_per_step + 1):.2g}, or leave it out"
         )
     if config.tasks_per_step > num_tasks:

@@ -15,7 +15,7 @@ from typing import Any
 from rllm._runtime.threads import in_thread
 from rllm.data.dataset import Dataset
 from rllm.environments.named import NamedEnvironment, take_whole_number, values_of
-from rllm.environments.seats import (
+from rllm.environments.players import (
     POOL,
     RANDOM,
     SELF,

@@ -1,6 +1,6 @@
 """The reward for verifiable instructions: the 25 kinds of IFEval, https://arxiv.org/abs/2311.07911.
 
-Sentences are counted by rules and not by NLTK's trained model, so that a text near the limit may be judged otherwise.
+Sentences are counted by rules and not by NLTK's trained model, so a text near the limit may be scored differently.
 """
 
 from __future__ import annotations

@@ -86,8 +86,9 @@ class Rubric(Section):
     def _check(self) -> Rubric:
         if not self.relative and not self.criteria:
             raise ValueError("criteria: give at least one, or set relative: true")
-        if self.ranks and not self.relative:
-            raise ValueError("ranks: true needs relative: true")
+        for name in ("ranks", "seed"):
+            if getattr(self, name) and not self.relative:
+                raise ValueError(f"{name}: it needs relative: true")
         if len({item.name for item in self.criteria}) < len(self.criteria):
             raise ValueError("criteria: two have the same name")
         if self.scale[0] >= self.scale[1]:

@@ -303,7 +303,7 @@ _REWARD = "_rllm_reward"
 """Attribute of a function made by `with_reward`."""
 
 
-def reward_of(agent: object) -> AnyReward | None:
+def reward_function_of(agent: object) -> AnyReward | None:
     """Return the reward function that an agent was given by `with_reward`."""
     found: AnyReward | None = getattr(agent, _REWARD, None)
     return found
@@ -311,7 +311,7 @@ def reward_of(agent: object) -> AnyReward | None:
 
 def with_deadline(agent: Callable[..., Any], timeout_s: float | None) -> Callable[..., Any]:
     """Return an agent made by `with_reward` with a deadline for its reward; any other agent unchanged."""
-    reward = reward_of(agent)
+    reward = reward_function_of(agent)
     if reward is None or timeout_s is None:
         return agent
     return with_reward(agent.__wrapped__, reward, timeout_s=timeout_s)  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.named import SCHEMES, NamedEnvironment, open_env
-from rllm.environments.seats import PastPolicies
+from rllm.environments.players import PastPolicies
 from rllm.errors import ConfigError, concerning, counted, shown
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of
@@ -43,7 +43,7 @@ from rllm.rewards.scoring import (
     AnyReward,
     check_reward,
     keep_verdicts,
-    reward_of,
+    reward_function_of,
     scores_groups,
     weights_of,
     with_deadline,
@@ -429,7 +429,7 @@ def _rewarded(
     """Return the agent function with its reward function and the deadline of that."""
     if agent is None or not callable(agent):
         return agent
-    if reward is not None and reward_of(agent) is not None:
+    if reward is not None and reward_function_of(agent) is not None:
         raise ConfigError(f"reward={shown(reward)}: agent_run_func has a reward function already; give one of the two")
     return with_deadline(agent if reward is None else with_reward(agent, reward), timeout_s)
 

@@ -43,10 +43,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), (None, 0, 0.0)),
 }
 """Values of sampling parameters that leave the model's distribution as it is."""
-_REMEMBERED = 64
-"""Latest rewards that a baseline is the mean of."""
+_BASELINE_WINDOW = 64
+"""Number of latest rewards that the baseline is the mean of."""
 _POLL_S = 0.5
-_FOREVER_S = 10 * 365 * 24 * 3600.0
+_NO_DEADLINE_S = 10 * 365 * 24 * 3600.0
 
 
 def session_trainer(store: str, config: ConfigSource = None, *, resume: bool = False) -> AgentTrainer:
@@ -67,7 +67,7 @@ def session_trainer(store: str, config: ConfigSource = None, *, resume: bool = F
         raise ConfigError(f"rollout.group_size={config.rollout.group_size} would have no effect {why}")
     config.store, config.rollout.group_size = store, 1
     if "timeout_s" not in config.rollout.model_fields_set:
-        config.rollout.timeout_s = _FOREVER_S
+        config.rollout.timeout_s = _NO_DEADLINE_S
     own = config.algorithm if "algorithm" in config.model_fields_set else {}
     config.algorithm = {"name": "online", "correction": "truncate", **own}
     places = Dataset([{"id": f"session {number}"} for number in range(config.tasks_per_step)])
@@ -94,7 +94,7 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
         self._ready: deque[SessionInfo] = deque()
         self._seen: set[str] = set()
         """Sessions that are ready or were taken."""
-        self._rewards: deque[float] = deque(maxlen=_REMEMBERED)
+        self._rewards: deque[float] = deque(maxlen=_BASELINE_WINDOW)
 
     def __exit__(self, *_: object) -> None:
         """Do nothing."""

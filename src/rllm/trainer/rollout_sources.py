@@ -27,7 +27,7 @@ from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_
 from rllm.environments.named import NamedEnvironment
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
-from rllm.rewards.scoring import AnyReward, reward_of
+from rllm.rewards.scoring import AnyReward, reward_function_of
 from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles
 from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
@@ -107,7 +107,7 @@ class FunctionSource(RolloutSource):
 
     @property
     def reward(self) -> AnyReward | None:
-        return reward_of(self.agent_run_func)
+        return reward_function_of(self.agent_run_func)
 
     def check(self, data: Dataset) -> None:
         check_rows(self.agent_run_func, data)

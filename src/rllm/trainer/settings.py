@@ -135,15 +135,13 @@ _LEAST = 1024
 _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""
 _SPREAD = 2.0
-"""Activations, and weights packed between them, take so much more than counted: before version 2.38, glibc seldom
-uses a gap again."""
+"""Factor on the counted bytes of activations and packed weights, since glibc before version 2.38 seldom reuses gaps."""
 _SPARE = 1.125
-"""Some columns of the sampler's cache are spare."""
+"""Factor for the spare columns of the sampler's cache."""
 _PROMPT, _ANSWER = 64, 256
-"""Tokens that are assumed of a prompt where there are no tasks, and of an answer where rollout.max_tokens is not
-set."""
+"""Assumed tokens of a prompt if there are no tasks, and of an answer if rollout.max_tokens is not set."""
 _TEMPLATE, _CHARACTERS = 24, 4
-"""Tokens that a chat template adds to a prompt, and characters of a token, about."""
+"""Approximate tokens that a chat template adds to a prompt, and characters of a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +167,7 @@ class PredictedMemory:
 
 
 def prompt_tokens(tasks: Sequence[Mapping[str, object]]) -> int:
-    """Return about the number of tokens of a long prompt: that of the longest text in any of the tasks."""
+    """Return the approximate number of tokens of a long prompt: that of the longest text in any of the tasks."""
     texts = (value for task in tasks for value in task.values() if isinstance(value, str))
     longest = max(map(len, texts), default=None)
     return _PROMPT if longest is None else _TEMPLATE + longest // _CHARACTERS

@@ -40,7 +40,7 @@ class PathOutcome(Struct, kw_only=True, gc=False):
     reward: float | None = None
     reward_parts: dict[str, float] = {}
     verdict: JSONObject = {}
-    """What the reward function gave beside the reward, such as a judge's reasons."""
+    """Metadata of the reward, such as a judge's reasons."""
     advantage: float | None = None
     dropped: str | None = None
     trainable: bool = True

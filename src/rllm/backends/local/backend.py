@@ -116,7 +116,7 @@ class LocalBackend:
                 body_of(self.model),
                 autocast=settings.autocast,
                 recompute=gradient_checkpointing,
-                most_kept=settings.micro_batch_tokens,
+                max_tokens_kept=settings.micro_batch_tokens,
             )
             if serve is None:
                 self._sampler: Sampler = EmbeddedSampler(loaded, seed=seed, autocast=settings.autocast, **sampling)

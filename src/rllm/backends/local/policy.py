@@ -45,12 +45,17 @@ class Trunk:
     """Run matrix products in bfloat16, whatever the format of the weights."""
     recompute: bool = False
     """Run layers again in the backward pass instead of keeping their activations."""
-    most_kept: int | None = None
-    """Tokens of a pass above which layers are run again in any case, where the model allows it."""
+    max_tokens_kept: int | None = None
+    """Tokens of a pass above which layers are always run again, if the model allows it."""
 
     @classmethod
     def of(
-        cls, module: PreTrainedModel, *, autocast: bool = False, recompute: bool = False, most_kept: int | None = None
+        cls,
+        module: PreTrainedModel,
+        *,
+        autocast: bool = False,
+        recompute: bool = False,
+        max_tokens_kept: int | None = None,
     ) -> Trunk:
         """Return the module with the fastest forward pass that suits it.
 
@@ -61,7 +66,13 @@ class Trunk:
             check_recomputing(module)
         use_grouped_attention(module)
         forward = choose_forward(module)
-        return cls(module=module, hidden_states=forward, autocast=autocast, recompute=recompute, most_kept=most_kept)
+        return cls(
+            module=module,
+            hidden_states=forward,
+            autocast=autocast,
+            recompute=recompute,
+            max_tokens_kept=max_tokens_kept,
+        )
 
     def like(self, module: PreTrainedModel) -> Trunk:
         """Return a module of the same kind, run in the same way."""
@@ -76,7 +87,7 @@ class Trunk:
         return shape.pass_tokens(weights, next(self.module.parameters()).dtype.itemsize)
 
     def _saving_memory(self, num_tokens: int) -> AbstractContextManager[object]:
-        is_long = self.most_kept is not None and num_tokens > self.most_kept
+        is_long = self.max_tokens_kept is not None and num_tokens > self.max_tokens_kept
         if self.recompute or (is_long and self._can_recompute):
             layers = recomputable_layers(self.module)
             inside = {part for layer in layers for part in layer.modules()}
@@ -93,8 +104,8 @@ class Trunk:
 
     @cached_property
     def _can_recompute(self) -> bool:
-        """Ability of the layers to be run again, found out and logged at the first sequence that is too long."""
-        sequence = f"a sequence has more than optim.micro_batch_tokens={self.most_kept} tokens"
+        """Return whether the layers can be run again; checked and logged once, at the first long sequence."""
+        sequence = f"a sequence has more than optim.micro_batch_tokens={self.max_tokens_kept} tokens"
         try:
             check_recomputing(self.module)
         except ConfigError as error:

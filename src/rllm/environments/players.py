@@ -1,4 +1,4 @@
-"""Seats of a game: the conversation of each player, and the players, which are the policy, another model or chance."""
+"""Players of a game: the policy, another model or random moves, each with its own conversation."""
 
 from __future__ import annotations
 
