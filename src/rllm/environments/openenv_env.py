@@ -82,8 +82,6 @@ async def _reset_once(env: OpenEnv) -> list[Tool]:
             return await env.list_tools()
     except TimeoutError as error:
         raise ConfigError(f"the server at {env.url} did not reset within {OPEN_TIMEOUT_S:g} s") from error
-    except EnvError as error:
-        raise ConfigError(str(error)) from error
     finally:
         await env.close()
 
