@@ -254,7 +254,7 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
 def test_rollouts_that_nobody_scores_are_no_result(eval_work, server, fails):
     write_tasks(eval_work, [{"question": text, "answer": ""} for text in ("unscored", "bug")])
     code, errors = fails(*arguments(server))
-    why = "no rollout was scored, so there is no result: let the agent return a reward"
+    why = "no rollout was scored, so there is no result: the agent or --reward must return a reward"
     assert (code, errors.splitlines()[-1]) == (1, f"rllm: {why}")
 
 
@@ -432,6 +432,7 @@ def test_a_judge_scores_and_its_verdicts_are_kept(work, policy):
     assert episodes[0].trajectories[0].info["verdict"]["reasoning"] == "so"
     assert [len(item.trajectories[0].steps) for item in episodes] == [1, 1], "the judge's call is not the agent's"
     assert len((work / "evals/one/verdicts.jsonl").read_text().splitlines()) == 2
+    assert "rubric is a file of type .yaml" in here(*asked[:3], "judge:none.txt", *asked[4:], cwd=work).stderr
     refused = here(*asked[:3], "judge:none.yaml", *asked[4:], cwd=work)
     assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)
 

@@ -76,6 +76,9 @@ def test_a_data_file_may_name_environments(work, fails, policy):
     code, errors = fails("train", *given)
     assert code == 2
     assert "weight" in errors
+    code, errors = fails("train", "--env", lake, *given[2:], "sampling.max_tokens=8")
+    assert code == 2
+    assert "rollout.max_tokens" in errors
 
 
 def test_a_dry_run_of_online_learning(work, fails, policy):

@@ -230,7 +230,7 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
         head = f"{all_of(report.num_rollouts, 'rollout')} failed, so there is no result:"
         raise RolloutError("\n  ".join([head, *map(str, report.failures[:3])]) + f"\n{where}")
     if report.num_failed + report.num_unscored == report.num_rollouts:
-        raise RolloutError("no rollout was scored, so there is no result: let the agent return a reward")
+        raise RolloutError("no rollout was scored, so there is no result: the agent or --reward must return a reward")
 
 
 def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind: ServerKind) -> str | None:

@@ -53,7 +53,9 @@ def load_agent(agent: str, reward: str | None = None) -> AgentFunction:
 def load_reward(reward: str, *, reload: bool = True) -> AgentFunction:
     """Import a reward function, or make the judge of `judge:RUBRIC.yaml`."""
     scheme, _, rubric = reward.partition(":")
-    if scheme == "judge" and rubric.endswith((".yaml", ".yml")):
+    if scheme == "judge" and "." in rubric:  # a file; without a suffix, a function of a module `judge`
+        if not rubric.endswith((".yaml", ".yml")):
+            raise ConfigError(f"--reward {reward}: a rubric is a file of type .yaml or .yml")
         from rllm.rewards.llm_judge import judge
 
         with concerning("--reward"):
