@@ -32,7 +32,7 @@ def test_held_out_guests_are_not_trained_on(example: Example) -> None:
 
 
 @pytest.mark.examples
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0])
 def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("llm_judge", f"seed={seed}")
     assert first["eval/reward"] <= 0.75
