@@ -53,11 +53,17 @@ def test_a_level_of_the_curriculum_makes_tasks_harder():
         ("leg_counting?max_animal=3", "did you mean 'max_animals'"),
         ("leg_counting?min_animals=9&max_animals=3", "refuses its settings"),
         ("leg_counting?format=xml", "format=xml"),
+        ("leg_counting?level=36", "the levels of leg_counting are 0 to 35"),
     ],
 )
 def test_bad_input_is_refused(spec, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         open_env(f"reasoning-gym:{spec}")
+
+
+def test_rows_of_one_task_from_two_seeds_differ_only_in_their_origin():
+    first, second = (open_env(f"reasoning-gym:leg_counting?size=2&seed={seed}").tasks for seed in (0, 1))
+    assert {key for key in first[1] if first[1][key] != second[0][key]} == {"id", "generated_by"}
 
 
 def test_more_than_a_hundred_families_are_listed():

@@ -83,6 +83,9 @@ def _of_level(name: str, level: int | None) -> JSONObject:
     if name not in CURRICULA:
         raise ConfigError(f"level={level}: {name} has no curriculum; set its own settings instead")
     curriculum: Any = CURRICULA[name]()
+    highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+    if level > highest:  # which the package would take for the highest
+        raise ConfigError(f"level={level}: the levels of {name} are 0 to {highest}")
     curriculum.set_global_level(level)
     config = curriculum.generate_configuration()
     fresh = DATASETS[name][1]()
