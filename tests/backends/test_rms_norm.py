@@ -27,6 +27,9 @@ def test_a_norm_has_the_output_and_gradients_of_autograd(make_model: Make) -> No
 def test_norms_are_found_by_what_they_compute(make_model: Make) -> None:
     model = make_model("Qwen3").model
     assert len(lean_norms(model.modules())) == 4 * model.config.num_hidden_layers + 1  # also of queries and keys
+    plain = model.norm.forward
+    model.norm.forward = lambda states, gate=None: plain(states)  # as in Mamba 2, whose layers pass a gate
+    assert model.norm not in lean_norms(model.modules())
     model.norm.forward = lambda states: 2 * states
     assert model.norm not in lean_norms(model.modules())
     assert not lean_norms(make_model("Llama").to(torch.bfloat16).modules())

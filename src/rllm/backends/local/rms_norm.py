@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -13,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 def lean_norms(layers: Iterable[nn.Module]) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
     """Return the forward pass of each trained layer that computes `weight * x / sqrt(mean(x ** 2) + eps)` in float32.
 
-    Each layer with such parts is tried, because some multiply by `1 + weight` or by a gate.
+    Each layer with such parts and no other input, such as Mamba's gate, is tried, because some multiply by `1 + weight`.
     """
     return {
         layer: partial(_lean_norm, layer)
@@ -30,6 +31,8 @@ def _lean_norm(layer: nn.Module, states: Tensor) -> Tensor:
 def _is_rms_norm(norm: nn.Module) -> bool:
     weight = norm._parameters.get("weight")
     if weight is None or not weight.requires_grad or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return False
+    if len(inspect.signature(norm.forward).parameters) > 1:
         return False
     states = torch.linspace(-1, 2, len(weight))[None]
     try:
