@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 def lean_norms(layers: Iterable[nn.Module]) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
     """Return the forward pass of each trained layer that computes `weight * x / sqrt(mean(x ** 2) + eps)` in float32.
 
-    Each layer with such parts and no other input, such as Mamba's gate, is tried, because some multiply by `1 + weight`.
+    Each layer with such parts, and without another input, is tried: some multiply by `1 + weight`, or by a gate.
     """
     return {
         layer: partial(_lean_norm, layer)
