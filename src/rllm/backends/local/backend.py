@@ -273,12 +273,14 @@ class LocalBackend:
 
         The entropies of the batch's tokens are appended to `entropies`, in pieces.
         """
-        before = self._held()
+        before, most = self._held(), self.settings.micro_batch_tokens
         observed = num_observed(batch) if algorithm.observation_coef else 0
         if algorithm.observation_coef and not observed:
             _warn_of_no_observations()
 
         def loss_of(part: Batch) -> tuple[Tensor, Sums, Tensor]:
+            if len(part.tree.ids) > most:  # the heap would grow with each pass, by what does not fit into its gaps
+                return_memory()
             given, own = with_observations(part) if observed else (part, torch.ones(part.num_tokens).bool())
             own = own.to(self.device)
             found, spread = self.policy.logprobs(given, entropy_gradient=algorithm.entropy_coef != 0)
@@ -293,7 +295,6 @@ class LocalBackend:
             self._memory["activations"] = max(self._memory["activations"], self._held() - before)
             return loss, {**sums, "policy/entropy": entropy.detach().sum()}, logprobs
 
-        most = self.settings.micro_batch_tokens
         return accumulate(batch, loss_of, self.optimizer, max_tokens=most, aim=self._pass_tokens, scale=scale)
 
     def publish(self) -> int:
