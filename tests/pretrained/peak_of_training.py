@@ -1,0 +1,27 @@
+"""Train for two steps, and write the most bytes that this process held to a file.
+
+python peak_of_training.py FILE KEY=VALUE ...
+"""
+
+import sys
+from pathlib import Path
+
+from rllm.demo.tasks import sum_tasks
+from rllm.trainer import AgentTrainer
+from rllm.workflows.simple_workflow import SimpleWorkflow
+
+
+def is_even(task, answer):
+    """A reward that differs within nearly every group."""
+    return float(len(answer) % 2 == 0)
+
+
+if __name__ == "__main__":
+    AgentTrainer(
+        workflow_class=SimpleWorkflow,
+        workflow_args={"reward_function": is_even},
+        train_dataset=sum_tasks(4, seed=0),
+        config=sys.argv[2:],
+    ).train()
+    status = Path("/proc/self/status").read_text()
+    Path(sys.argv[1]).write_text(str(1024 * int(status.partition("VmHWM:")[2].split()[0])))
