@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.ppo import gae
+from rllm.algorithms.ppo import returns_of
 
 EPSILON = 1e-8
 """Keeps a group of certain tokens from dividing by zero."""
@@ -34,12 +34,10 @@ class OTB(Algorithm):
         return True
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
-        assert batch.rewards is not None, "tokens are credited from their rewards"
         assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
         assert batch.group_of is not None, "tokens are compared with those of siblings"
         assert batch.energies is not None, "the batch was scored"
-        no_values = torch.zeros_like(batch.rewards)
-        returns = gae(batch.rewards, no_values, batch.trajectory_of, gamma=self.gamma, gae_lambda=1.0)
+        returns = returns_of(batch, self.gamma)
         advantages = returns.clone()
         for group in batch.group_of.unique():
             (tokens,) = (batch.group_of == group).nonzero(as_tuple=True)

@@ -62,6 +62,13 @@ class PPO(Algorithm):
         return 0.5 * self.value_coef * (clipped * batch.weights).sum(), sums
 
 
+def returns_of(batch: Batch, gamma: float) -> Tensor:
+    """Return [N] the discounted rewards from each token to the end of its trajectory."""
+    assert batch.rewards is not None, "tokens are credited from their rewards"
+    assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
+    return gae(batch.rewards, torch.zeros_like(batch.rewards), batch.trajectory_of, gamma=gamma, gae_lambda=1.0)
+
+
 def gae(rewards: Tensor, values: Tensor, trajectory_of: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
     """Return generalised advantage estimates [N] (Schulman et al. 2016, eq. 16); arguments are [N].
 

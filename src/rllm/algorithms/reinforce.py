@@ -13,7 +13,7 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.losses import KLEstimator, whitened
-from rllm.algorithms.ppo import gae
+from rllm.algorithms.ppo import returns_of
 from rllm.errors import ConfigError
 from rllm.types import TrajectoryGroup
 
@@ -37,11 +37,7 @@ class ReinforcePlusPlus(Algorithm):
         return True
 
     def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
-        assert batch.rewards is not None, "tokens are credited from their rewards"
-        assert batch.trajectory_of is not None, "tokens are credited along their trajectory"
-        no_values = torch.zeros_like(batch.rewards)
-        returns = gae(batch.rewards, no_values, batch.trajectory_of, gamma=self.gamma, gae_lambda=1.0)
-        return whitened(returns), None
+        return whitened(returns_of(batch, self.gamma)), None
 
 
 @dataclass(frozen=True, kw_only=True)

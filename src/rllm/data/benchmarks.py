@@ -315,7 +315,7 @@ def read_benchmark(name: str, split: str = "test", *, limit: int = 0) -> list[Ta
     """Return the tasks of a benchmark's split: the first `limit`, or all for 0.
 
     Raises:
-        ConfigError: if there is no such split, the hub cannot be reached, or a row has another form.
+        ConfigError: if the split is unknown, the hub cannot be reached, or a row has another form.
         MissingDependencyError: without `datasets`.
     """
     benchmark = BENCHMARKS[name]

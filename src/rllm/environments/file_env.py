@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import NoReturn
 
@@ -65,7 +66,7 @@ def _opened(spec: str) -> NamedEnvironment:
     named = open_named(spec)
     if named.env_class is None or not named.env_class.is_multithread_safe():
         raise ConfigError(f"env={spec!r} makes its own rollouts, so it cannot share a file; use --env with it alone")
-    return named
+    return replace(named, env_args=prepared_args(named.env_class, named.env_args))
 
 
 class EnvOfRow(BaseEnv):
@@ -77,7 +78,7 @@ class EnvOfRow(BaseEnv):
         task = dict(info)
         named = _opened(task.pop(_SPEC))
         assert named.env_class is not None
-        return named.env_class.from_dict({**task, **prepared_args(named.env_class, named.env_args)})
+        return named.env_class.from_dict({**task, **named.env_args})
 
     def reset(self) -> NoReturn:
         """Never called."""

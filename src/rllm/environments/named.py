@@ -127,7 +127,7 @@ def names_of(scheme: str) -> list[str]:
     """Return all names of a scheme.
 
     Raises:
-        ConfigError: if there is no such scheme, or its package does not list them.
+        ConfigError: if the scheme is unknown, or its package does not list them.
         MissingDependencyError: if its package is not installed.
     """
     if scheme not in SCHEMES:

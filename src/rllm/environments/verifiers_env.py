@@ -37,7 +37,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
             `harness=null&runtime=subprocess` for a plain conversation.
 
     Raises:
-        ConfigError: if there is no such environment, it cannot be loaded, or it has no end and no `size`.
+        ConfigError: if the environment is unknown or cannot be loaded, or its tasks have no end and no `size`.
     """
     own = dict(params)
     size = take_whole_number(own, "size", 0)

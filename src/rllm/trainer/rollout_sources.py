@@ -128,7 +128,7 @@ class InEnvironment:
 
     async def __call__(self, **task: Any) -> object:
         calls = BlockingCalls()
-        row = {**task, **prepared_args(self.env_class, self.env_args)}
+        row = {**task, **self.env_args}
         try:
             async with environment_of(self.env_class, row, calls) as env:
                 play = partial(self.agent_run_func, **task, env=env)
@@ -222,7 +222,8 @@ def source_in(
         return FunctionSource(agent_run_func=env.agent_run_func)
     assert env.env_class is not None
     if agent_run_func is not None:
-        return FunctionSource(agent_run_func=InEnvironment(agent_run_func, env.env_class, env.env_args))
+        prepared = prepared_args(env.env_class, env.env_args)
+        return FunctionSource(agent_run_func=InEnvironment(agent_run_func, env.env_class, prepared))
     if agent_class is None:
         agent_class, agent_args = env.agent_class, {**env.agent_args, **(agent_args or {})}
     check_agent(agent_class)
