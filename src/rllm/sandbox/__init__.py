@@ -1,0 +1,9 @@
+"""Sandboxes for programs that are not trusted: agents on tasks, and verifiers of their work.
+
+Read `base.py` first: the interface. Each backend is a module: `bubblewrap` (`local`), `containers` (`podman`, `docker`)
+and so on.
+"""
+
+from rllm.sandbox.base import ExecResult, Sandbox, SandboxBackend, SandboxError, SandboxLimits, open_backend
+
+__all__ = ["ExecResult", "Sandbox", "SandboxBackend", "SandboxError", "SandboxLimits", "open_backend"]
