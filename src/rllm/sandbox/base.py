@@ -182,8 +182,17 @@ class SandboxBackend(ABC):
         limits: SandboxLimits = SandboxLimits(),
         workdir: str | None = None,
         env: Mapping[str, str] | None = None,
+        mounts: Mapping[str, Path] | None = None,
     ) -> Sandbox:
-        """Start a sandbox; without `workdir`, commands run in the image's folder, or `/app` where it has none.
+        """Start a sandbox.
+
+        Args:
+            image: a result of `image`, or of `Sandbox.snapshot`.
+            limits: bounds of its resources.
+            workdir: folder in which commands run, by default the image's, or `/app` where it has none.
+            env: variables of all commands.
+            mounts: folders of this machine that it sees without writing to them, by their absolute paths in the
+                sandbox; a program that many sandboxes use, for example. Backends on other machines upload them.
 
         Raises:
             SandboxError: if it does not start.
