@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm._runtime.files import replace_text, sync
+from rllm._runtime.files import cache_folder, replace_text, sync
 
 
 def test_on_macos_a_file_reaches_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,14 @@ def test_only_a_newline_ends_a_line() -> None:
     source = Path(__file__).parents[2] / "src" / "rllm"
     files = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}
     assert {name for name, text in files.items() if re.search(r"\.splitlines\(|iter_lines\(", text)} == of_bytes
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv("RLLM_CACHE", raising=False)
+    assert cache_folder() == Path("/cache/rllm")
+    monkeypatch.setenv("RLLM_CACHE", "~/mine")
+    assert cache_folder() == Path.home() / "mine"
+    monkeypatch.delenv("RLLM_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "rllm"

@@ -18,7 +18,6 @@ from rllm.parser.chat_template import ChatTemplate
 from rllm.testing.tiny_policy import (
     Muon,
     TinyPolicyRecipe,
-    default_cache_dir,
     encode,
     orthogonal,
     tiny_policy,
@@ -237,17 +236,6 @@ def test_muon_steps_have_the_size_of_the_learning_rate() -> None:
     assert values.tolist() == pytest.approx([0.1 * 2] * 5, rel=0.4), (
         "times the root of 20 / 5, however small the gradient"
     )
-
-
-def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    monkeypatch.delenv("RLLM_CACHE", raising=False)
-    assert default_cache_dir() == Path("/cache/rllm")
-    monkeypatch.setenv("RLLM_CACHE", "~/mine")
-    assert default_cache_dir() == Path.home() / "mine"
-    monkeypatch.delenv("RLLM_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache_dir() == Path.home() / ".cache" / "rllm"
 
 
 def test_the_conversations_are_endless_and_differ() -> None:

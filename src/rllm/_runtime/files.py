@@ -16,6 +16,12 @@ from rllm.errors import ConfigError
 MAX_LINE_BYTES = 256 * 1024 * 1024
 
 
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made again: `$RLLM_CACHE`, `$XDG_CACHE_HOME/rllm` or `~/.cache/rllm`."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("RLLM_CACHE") or Path(base) / "rllm").expanduser()
+
+
 def replace_text(path: Path, text: str) -> None:
     """Replace the content of a file atomically and durably."""
     path = place_of(path)

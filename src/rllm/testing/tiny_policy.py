@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from rllm._runtime.files import cache_folder
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import hidden_states
 from rllm.backends.local.logprobs import logprobs_and_entropy
@@ -116,7 +116,7 @@ def tiny_policy(
     recipe = recipe or TinyPolicyRecipe()
     samples = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
     made_from = json.dumps([samples, tools, asdict(recipe), CHAT_TEMPLATE])
-    folder = Path(cache_dir or default_cache_dir(), "tiny-policy", sha256(made_from.encode()).hexdigest()[:16])
+    folder = Path(cache_dir or cache_folder(), "tiny-policy", sha256(made_from.encode()).hexdigest()[:16])
     if (folder / "config.json").exists():
         return folder
     console = Console(stderr=True)
@@ -128,12 +128,6 @@ def tiny_policy(
 
         _build(folder, skill, habit, tools, recipe, on_progress or show)
     return folder
-
-
-def default_cache_dir() -> Path:
-    """Return the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("RLLM_CACHE") or Path(base) / "rllm").expanduser()
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
