@@ -56,6 +56,13 @@ def test_weights_of_three_tokens_and_one(aggregation: Aggregation, expected: lis
     assert Batch.of([TWO_TURNS, ONE_TURN]).with_weights(aggregation).weights.tolist() == pytest.approx(expected)
 
 
+def test_a_trajectory_of_two_sequences_weighs_as_much_as_one_of_one() -> None:
+    batch = Batch.of([TWO_TURNS, ONE_TURN, ONE_TURN])
+    batch.trajectory_of = torch.tensor([4, 4, 4, 4, 7])
+    weights = batch.with_weights("trajectory-mean-token-mean").weights
+    assert weights.tolist() == pytest.approx([1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2])
+
+
 def test_the_default_is_the_mean_over_tokens() -> None:
     assert Batch.of([TWO_TURNS, ONE_TURN]).weights.tolist() == [0.25] * 4
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllm.algorithms.base import Algorithm
-from rllm.algorithms.batch import Batch
+from rllm.algorithms.batch import Aggregation, Batch, StepSpan, TokenSequence
 from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.m2po import M2PO
 from rllm.backends.local.backend import RECOVERY_FILE, LocalBackend
@@ -66,6 +66,32 @@ def test_micro_batches_do_not_change_the_gradient(
         assert found[pieces].dtype == dtype
     for pieces in (2, 7):
         assert (found[pieces] - found[1]).norm() <= tolerance * found[1].norm()
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "trajectory-mean-token-mean", "seq-mean-token-mean"])
+def test_the_weight_of_a_rollout_does_not_depend_on_its_segments(
+    make_backend: MakeBackend, make_model: Make, aggregation: Aggregation
+) -> None:
+    """The same tokens after the same prefixes, once as a conversation and once as two segments."""
+    start, turn, result = [5, 6, 7], [11, 12, 13, 14], [21, 22]
+    whole = [*start, *turn, *result, 31]
+    turns = [StepSpan(step_id="a", start=3, stop=7), StepSpan(step_id="b", start=9, stop=10)]
+    conversation = [TokenSequence(ids=whole, spans=turns, logprobs=[-1.0] * 5)]
+    segments = [
+        TokenSequence(ids=[*start, *turn], spans=turns[:1], logprobs=[-1.0] * 4),
+        TokenSequence(ids=whole, spans=turns[1:], logprobs=[-1.0]),
+    ]
+    backend = make_backend(in_float64(make_model()))
+
+    def gradient_of(rollout: list[TokenSequence]) -> Tensor:
+        batch = Batch.of([*rollout, sequence_of([5, 6, 8], [11, 12])])
+        batch.trajectory_of = torch.tensor([0] * 5 + [1] * 2)
+        batch.advantages = torch.tensor([1.0] * 5 + [-0.5] * 2)
+        return gradient(backend, batch.with_weights(aggregation))
+
+    one, two = gradient_of(conversation), gradient_of(segments)
+    is_equal = bool((one - two).norm() <= 1e-6 * one.norm())  # the weights are float32
+    assert is_equal == (aggregation != "seq-mean-token-mean")
 
 
 def test_the_entropy_bonus_flattens_the_policy(make_backend: MakeBackend, groups: Make) -> None:

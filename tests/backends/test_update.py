@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rllm.algorithms.batch import Aggregation, Batch
 from rllm.backends.update import minibatches
@@ -24,6 +25,17 @@ def test_each_minibatch_is_the_named_mean_of_its_own(
     batch = Batch.of([sequence_of([1], answer) for answer in answers]).with_weights(aggregation, fixed_length)
     parts = minibatches(batch, aggregation, num_minibatches=2, num_epochs=2)
     assert [(part.weights * scale).tolist() for part, scale in parts] == [pytest.approx(row) for row in weights * 2]
+
+
+def test_minibatches_may_part_the_sequences_of_a_trajectory() -> None:
+    """Three of its four tokens are in the first one, beside another trajectory's; the last is alone in the second."""
+    batch = Batch.of([sequence_of([1], answer) for answer in ([2], [3, 4, 5], [6])])
+    batch.trajectory_of = torch.tensor([0, 1, 1, 1, 1])
+    batch = batch.with_weights("trajectory-mean-token-mean")
+    parts = list(minibatches(batch, "trajectory-mean-token-mean", num_minibatches=3, num_epochs=1))
+    assert [(part.weights * scale).tolist() for part, scale in parts] == [[1.0], pytest.approx([1 / 3] * 3), [1.0]]
+    [(whole, scale)] = minibatches(batch, "trajectory-mean-token-mean", num_minibatches=1, num_epochs=1)
+    assert (scale, whole.weights.tolist()) == (1.0, pytest.approx([1 / 2, *[1 / 8] * 4]))
 
 
 def test_weights_of_minibatches_count_tokens_cut_off() -> None:

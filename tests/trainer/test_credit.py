@@ -180,6 +180,23 @@ def test_the_gradient_is_that_of_the_full_batch(aggregation: str) -> None:
     assert logprobs.grad.tolist() == pytest.approx([-0.5 * weights[0], 0.5 * weights[1], 0.5 * weights[1]])
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        # Tokens of the first rollout's three segments (1, 2 and 3 long), then of the second's one segment (2 long).
+        ("token-mean", [1 / 8] * 8),
+        ("trajectory-mean-token-mean", [1 / 12] * 6 + [1 / 4] * 2),
+        ("seq-mean-token-mean", [1 / 4, *[1 / 8] * 2, *[1 / 12] * 3, *[1 / 8] * 2]),
+    ],
+)
+def test_the_weight_of_a_rollout_of_three_segments_by_hand(aggregation: str, weights: list[float]) -> None:
+    compacted = path(1.0, steps=[step([9, 1], [3]), step([9, 2], [3] * 2), step([9, 3], [3] * 3)])
+    algorithm = GRPO(normalize_std=False, aggregation=aggregation)  # type: ignore[arg-type]
+    batch = assembled(episodes_of(compacted, path(0.0, steps=[step(answer=[3] * 2)])), algorithm).batch
+    assert batch.advantages.tolist() == [0.5] * 6 + [-0.5] * 2, "each segment has the advantage of its rollout"
+    assert batch.weights.tolist() == pytest.approx(weights)
+
+
 def test_a_trajectory_without_advantage_among_others_with_one() -> None:
     result = assembled(episodes_of(path(1.0), path(0.5), path(0.0)))
     assert result.batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]

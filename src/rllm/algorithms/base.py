@@ -64,7 +64,9 @@ class Algorithm:
     dual_clip: float | None = None
     """Bound on the ratio of bad tokens, above which they are pushed down no further; 3 is usual. None has no bound."""
     aggregation: Aggregation = "token-mean"
-    """The mean that the loss is: over tokens, sequences' means, sequences' sums, or sums over a fixed length."""
+    """The mean that the loss is: over tokens, trajectories' means, sequences' means, sequences' sums, or sums over a
+    fixed length. A rollout whose history is compacted has several sequences: `trajectory-mean-token-mean` weighs it as
+    one, however many these are."""
     fixed_length: int | None = None
     """Tokens that each sequence's sum is divided by under aggregation=fixed-length, such as rollout.max_tokens."""
     level: Literal["trajectory", "step"] = "trajectory"

@@ -12,7 +12,9 @@ from torch import Tensor
 from rllm.algorithms.tree import TokenTree, build_tree, end_of_shared
 from rllm.errors import TokenMismatchError
 
-Aggregation: TypeAlias = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
+Aggregation: TypeAlias = Literal[
+    "token-mean", "trajectory-mean-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"
+]
 MOST_REPEATED = 1 / 6
 """Part of a run that may be computed again in the next one where runs end early; see `Batch.split`."""
 
@@ -126,7 +128,11 @@ class Batch:
         The weights are fixed here, before the batch is split, so that the sum over any number of micro-batches is the
         same loss.
         """
-        return replace(self, weights=token_weights(self.sequence_of, len(self), aggregation, fixed_length))
+        if aggregation != "trajectory-mean-token-mean":
+            return replace(self, weights=token_weights(self.sequence_of, len(self), aggregation, fixed_length))
+        assert self.trajectory_of is not None, "the batch knows its trajectories"
+        trajectories, numbers = self.trajectory_of.unique(return_inverse=True)
+        return replace(self, weights=token_weights(numbers, len(trajectories), "seq-mean-token-mean"))
 
     def select(self, indices: Sequence[int]) -> Batch:
         """Return the part of the batch with these sequences, in the batch's order; tokens keep their weights."""
@@ -187,6 +193,7 @@ def token_weights(
     `token-mean`: every token counts the same. `seq-mean-token-mean`: every sequence counts the same, and its tokens
     share its weight. `seq-mean-token-sum`: every token counts 1 / number of sequences. `fixed-length`: the same,
     divided by `fixed_length`, so that no length is favoured and the scale does not grow with it (Liu et al. 2025).
+    `trajectory-mean-token-mean` is `seq-mean-token-mean` with trajectories for sequences: see `Batch.with_weights`.
     """
     total = len(sequence_of)
     if aggregation == "token-mean":

@@ -75,9 +75,14 @@ def minibatches(
     for _ in range(num_epochs):
         for start, stop in itertools.pairwise(bounds):
             part = batch.select(range(start, stop))
-            # Weights are fractions of the whole batch: scaled up, each minibatch is a mean of its own tokens or
-            # sequences.
-            yield part, batch.num_tokens / part.num_tokens if aggregation == "token-mean" else len(batch) / len(part)
+            # Weights are fractions of the whole batch: scaled up, each minibatch is a mean of its own tokens,
+            # trajectories or sequences.
+            if aggregation == "token-mean":
+                yield part, batch.num_tokens / part.num_tokens
+            elif aggregation == "trajectory-mean-token-mean":  # a trajectory may be in several minibatches
+                yield part, float(batch.weights.sum() / part.weights.sum())
+            else:
+                yield part, len(batch) / len(part)
 
 
 def aligned(batch: Batch, estimates: Tensor) -> Batch:

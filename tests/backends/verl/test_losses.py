@@ -28,6 +28,7 @@ def batch() -> Batch:
         for size in LENGTHS
     ]
     batch = Batch.of(sequences)
+    batch.trajectory_of = torch.tensor([0, 0, 1, 1, 1])[batch.sequence_of]
     random = torch.Generator().manual_seed(0)
     for name in ("advantages", "old_logprobs", "ref_logprobs", "sampler_logprobs", "values", "returns"):
         setattr(batch, name, -2.0 + 0.3 * torch.randn(batch.num_tokens, generator=random))
@@ -57,7 +58,9 @@ def on_rows(values: torch.Tensor, rows: Rows) -> list[torch.Tensor]:
     return [torch.cat([row[1:], row[:1]]) for row in flat.split(rows.offsets.diff().tolist())]
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "trajectory-mean-token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+)
 @pytest.mark.parametrize("kind", [GRPO, GSPO])
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_the_pieces_add_up_to_the_loss_of_the_whole(

@@ -160,6 +160,10 @@ def test_what_cannot_be_used_is_refused(override: str, told: str) -> None:
     ("overrides", "told"),
     [
         (["algorithm.name=sft", "verl.policy_loss=vanilla"], "sft has no probability ratio"),
+        (
+            ["verl.policy_loss=vanilla", "algorithm.aggregation=trajectory-mean-token-mean"],
+            r"algorithm\.aggregation='trajectory-mean-token-mean': verl's own policy losses have no such mean",
+        ),
         (["model.lora_rank=2", "model.lora_alpha=2.5"], "verl takes whole numbers only, such as 2"),
         (["algorithm.name=ppo", "model.lora_rank=2"], "here ppo trains all weights: use 0, or backend=local"),
     ],

@@ -26,7 +26,7 @@ AGGREGATIONS: dict[Aggregation, str] = {
     "seq-mean-token-sum": "seq-mean-token-sum",
     "fixed-length": "seq-mean-token-sum-norm",
 }
-"""Our names of aggregations, and verl's."""
+"""Our names of aggregations, and verl's, which has no mean over trajectories."""
 
 MEAN_OF_SEQUENCES: dict[str, str | None] = {"geo_mean": None, "gspo": "0.9.1", "sapo": None}
 """verl's losses that ignore the aggregation and average over sequences, and the version of verl that mends each."""
@@ -112,6 +112,7 @@ def sizes_of_whole(batch: Batch, algorithm: Algorithm) -> dict[str, float | int 
     if not batch.num_tokens:
         return {"batch_num_tokens": 1.0, "global_batch_size": 1.0, "loss_scale_factor": length}
     weight, own_length = float(batch.weights[0]), int((batch.sequence_of == batch.sequence_of[0]).sum())
+    assert algorithm.aggregation != "trajectory-mean-token-mean", "check_settings refuses it"
     divisors = {"token-mean": 1, "seq-mean-token-mean": own_length, "seq-mean-token-sum": 1, "fixed-length": length}
     count = 1.0 / (weight * (divisors[algorithm.aggregation] or 1))
     return {"batch_num_tokens": count, "global_batch_size": count, "loss_scale_factor": length}

@@ -279,7 +279,7 @@ def _loss(config: TrainConfig) -> dict[str, Ours]:
         f"{ACTOR}.clip_ratio_low": Ours("algorithm.clip_low", low),
         f"{ACTOR}.clip_ratio_high": Ours("algorithm.clip_high", high),
         f"{ACTOR}.clip_ratio_c": Ours("algorithm.dual_clip", UNBOUNDED if dual is None else dual),
-        f"{ACTOR}.loss_agg_mode": Ours("algorithm.aggregation", AGGREGATIONS[algorithm.aggregation]),
+        f"{ACTOR}.loss_agg_mode": Ours("algorithm.aggregation", AGGREGATIONS.get(algorithm.aggregation, "token-mean")),
     }
 
 

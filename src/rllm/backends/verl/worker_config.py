@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rllm.algorithms.from_config import algorithm_of, check_critic, kind_of, name_of
 from rllm.backends.server_launch import check_serving
 from rllm.backends.verl.cluster import Demand, check_versions, is_before
-from rllm.backends.verl.losses import MEAN_OF_SEQUENCES
+from rllm.backends.verl.losses import AGGREGATIONS, MEAN_OF_SEQUENCES
 from rllm.backends.verl.settings import (
     ACTOR,
     CRITIC,
@@ -79,6 +79,11 @@ def check_settings(config: TrainConfig) -> None:
         raise ConfigError(
             f"algorithm.name={name_of(config.algorithm)!r}: verl's workers do not compute the energies of tokens; use "
             "backend=local"
+        )
+    if config.verl.policy_loss is not None and algorithm.aggregation not in AGGREGATIONS:
+        raise ConfigError(
+            f"algorithm.aggregation={algorithm.aggregation!r}: verl's own policy losses have no such mean; use one of "
+            f"{', '.join(AGGREGATIONS)}, or leave out verl.policy_loss={config.verl.policy_loss}"
         )
     template, trains_all = TemplateChoice.of(config.model), not config.model.lora_rank
     check_source(config.model.path, template=template, trains_all=trains_all)
