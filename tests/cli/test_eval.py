@@ -137,6 +137,55 @@ def test_the_same_command_again_only_makes_what_failed(eval_work, server, runs):
     assert json.loads((folder / "report.json").read_text())["num_failed"] == 1
 
 
+def test_a_file_of_environments_has_figures_for_each(eval_work, server, runs):
+    lake = "gymnasium:FrozenLake-v1?size=2&max_steps=3&is_slippery=false"
+    rows = [{"env": lake}, {"env": "gymnasium:CliffWalking-v1?size=1&max_steps=3"}]
+    (eval_work / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed, said = runs("eval", "--data", "mixed.jsonl", "--base-url", server.base_url, "--json")
+    report = json.loads(printed)
+    assert {name: (part["num_tasks"], part["mean_reward"]) for name, part in report["sources"].items()} == {
+        "FrozenLake-v1": (2, 0.0),
+        "CliffWalking-v1": (1, -1.0),  # the last number of "Legal actions: 0, 1, 2, 3" is a step
+    }
+    assert "CliffWalking-v1  0.0% [" in said
+
+
+STUCK = """
+import threading
+import gymnasium
+
+
+class Stuck(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        threading.Event().wait()
+
+
+gymnasium.register("Stuck-v0", entry_point=Stuck)
+"""
+
+
+def test_a_step_of_an_environment_that_never_returns_fails_its_rollout(eval_work, server):
+    (eval_work / "stuck.py").write_text(STUCK)
+    env = "gymnasium:stuck:Stuck-v0?size=1"
+    done = here("eval", "--env", env, "--base-url", server.base_url, "--timeout", "0.1", cwd=eval_work)
+    assert done.returncode == 1
+    assert "did not finish within timeout_s=0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["eval", "train"])
+def test_a_wrong_environment_is_refused_before_a_model_is_loaded(work, fails, command):
+    code, errors = fails(command, "--env", "gymnasium:NoSuchGame-v0", "--model", "some/model")
+    assert code == 2
+    assert "NoSuchGame" in errors
+    assert "some/model" not in errors
+
+
 def started(server, *more, held, cwd):
     """A running evaluation that waits for the held question, after the others are done."""
     server.engine.held = held

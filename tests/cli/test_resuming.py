@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rllm.cli.options import RunOptions, leading_setting
-from rllm.cli.training import begun_as, several
+from rllm.cli.training import begun_as
 from rllm.errors import ConfigError
 from rllm.tracking.about import seal
 from rllm.trainer.run_folder import keep_beginning
@@ -18,7 +18,7 @@ def run(tmp_path):
     (run / "config.yaml").write_text("num_steps: 2\n")
     keep_beginning(
         run,
-        {"command": "train", "agent": "a.py:f", "data": "shop", "split": "train", "val": "shop", "val_split": "test"},
+        {"command": "train", "agent": "a.py:f", "data": ["shop"], "split": "train", "val": "shop", "val_split": "test"},
     )
     seal(run)
     return run
@@ -26,14 +26,14 @@ def run(tmp_path):
 
 def test_a_run_is_gone_on_with_as_it_was_begun(run):
     assert begun_as("train", RunOptions(resume=run), agent=None, data=None) == {
-        "command": "train", "agent": "a.py:f", "data": "shop", "split": "train", "val": "shop", "val_split": "test",
+        "command": "train", "agent": "a.py:f", "data": ["shop"], "split": "train", "val": "shop", "val_split": "test",
     }  # fmt: skip
 
 
 def test_what_is_given_takes_the_place_of_what_was_with_its_part(run):
-    begun = begun_as("train", RunOptions(resume=run), agent="b.py:g", data=several(["tasks.jsonl"]))
+    begun = begun_as("train", RunOptions(resume=run), agent="b.py:g", data=["tasks.jsonl"])
     assert begun == {
-        "command": "train", "agent": "b.py:g", "data": "tasks.jsonl", "val": "shop", "val_split": "test",
+        "command": "train", "agent": "b.py:g", "data": ["tasks.jsonl"], "val": "shop", "val_split": "test",
     }  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rllm.data.benchmark_rows import bfcl_task
 from rllm.data.benchmarks import BENCHMARKS, messages_of, read_benchmark, read_benchmark_file
-from rllm.data.bfcl import bfcl_task
 from rllm.errors import ConfigError
 from rllm.rewards.function_call_reward import function_call_reward_fn
 

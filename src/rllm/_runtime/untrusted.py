@@ -1,4 +1,4 @@
-"""Bounds on the cost of reading data from outside: compressed bytes, and JSON.
+"""Bounds on the cost of reading data from outside: compressed bytes, and JSON, also within a model's text.
 
 A megabyte of a compressed blob may stand for a gigabyte, and `[],[],...` takes thirty times its length in memory.
 Whatever comes from a file or a network peer is unpacked and parsed here, where it can be large.
@@ -6,7 +6,10 @@ Whatever comes from a file or a network peer is unpacked and parsed here, where 
 
 from __future__ import annotations
 
+import json
+import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ LARGE = 1024 * 1024
 """Bytes of JSON from which its values are counted, and from which an event loop parses it in a thread."""
 MAX_VALUE_BYTES = 128 * 1024 * 1024
 """Memory for the values of a JSON document without its strings: 2,700,000 numbers, or 1,000,000 empty lists."""
+MAX_ANSWER_CHARS = 20_000
+"""Number of characters at the end of a model's text in which JSON or an action is searched."""
 _OBJECT, _LIST, _NEXT = 240, 64, 48
 """Least memory of an object, a list and each further value, in bytes."""
 
@@ -70,6 +75,35 @@ def parse_json(text: bytes, *, limit: int = MAX_VALUE_BYTES) -> Any:
     """
     check_values(text, limit=limit)
     return orjson.loads(text)
+
+
+def json_within(text: str, opening: str = "[{") -> Iterator[Any]:
+    """Yield the outermost JSON values near the end of a text that begin with one of these brackets."""
+    decoder, bracket = json.JSONDecoder(), re.compile(f"[{re.escape(opening)}]")
+    text, position = text[-MAX_ANSWER_CHARS:], 0
+    while begin := bracket.search(text, position):
+        try:
+            value, position = decoder.raw_decode(text, begin.start())
+            yield value
+        except ValueError:
+            position = begin.end()
+        except RecursionError:  # thousands of brackets; trying each of them would take long
+            return
+
+
+def last_json(text: str) -> Any:
+    """Return the value of a JSON text, or the last outermost list or object in any other text.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    try:
+        return json.loads(text[-MAX_ANSWER_CHARS:])
+    except (ValueError, RecursionError):
+        values = list(json_within(text))
+    if not values:
+        raise ValueError("the answer holds no JSON")
+    return values[-1]
 
 
 def read_json(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> Any:

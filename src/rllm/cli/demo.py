@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rllm.trainer.config import TrainConfig
+    from rllm.trainer.run_folder import Beginning
     from rllm.types import Episode
 
 TINY = [
@@ -108,7 +109,7 @@ class _FirstAndLast:
         """Do nothing: nothing is pending."""
 
 
-def _config(model: str | None, seed: int | None, resume: Path | None) -> tuple[TrainConfig, dict[str, str]]:
+def _config(model: str | None, seed: int | None, resume: Path | None) -> tuple[TrainConfig, Beginning]:
     """Return the settings of a run, and the arguments that it is started with; `model` is a pretrained one's only."""
     from rllm.cli.training import begun_as
     from rllm.errors import ConfigError
@@ -126,13 +127,11 @@ def _config(model: str | None, seed: int | None, resume: Path | None) -> tuple[T
     seed = seed or 0
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
     own = TINY if model is None else [*PRETRAINED, f"model.path={model}"]
-    given = {} if model is None else {"model": model}
+    given: Beginning = {} if model is None else {"model": model}
     return load_config([*own, f"seed={seed}", f"run_dir={run_dir}"]), begun | given
 
 
-def _train(
-    console: Console, config: TrainConfig, samples: _FirstAndLast, begun: Mapping[str, str], *, resume: bool
-) -> None:
+def _train(console: Console, config: TrainConfig, samples: _FirstAndLast, begun: Beginning, *, resume: bool) -> None:
     from rllm.cli.training import display, lead_to_gateway
     from rllm.demo.tasks import demo_policy, shop_tasks, sum_tasks
     from rllm.trainer.agent_trainer import AgentTrainer

@@ -285,6 +285,10 @@ def _report_rows(report: Report) -> Iterator[tuple[str, str]]:
     always, never = rates.count(1.0), rates.count(0.0)
     sometimes = len(rates) - always - never
     yield "tasks", f"{len(report.tasks)}: {always} always solved, {sometimes} sometimes, {never} never"
+    for name, part in report.sources.items():
+        reward = "" if part.mean_reward is None else f", mean reward {part.mean_reward:.3f}"
+        scored = f"{part.accuracy}{reward}" if part.accuracy else "- (nothing was scored)"
+        yield escape(name), f"{scored}, {counted(part.num_tasks, 'task')}"
     cost = report.cost
     parts = ["tokens unknown (the server returned no token ids)"]
     if cost.prompt_tokens is not None and cost.sampled_tokens is not None:

@@ -35,6 +35,7 @@ from rllm.errors import ConfigError, RolloutError, all_of
 if TYPE_CHECKING:
     from rllm.cli.inputs import ModelSource
     from rllm.data.dataset import Dataset
+    from rllm.environments.named import NamedEnvironment
     from rllm.evaluation.evaluate import Evaluation
     from rllm.evaluation.report import Report
     from rllm.trainer.config import TrainConfig
@@ -99,6 +100,7 @@ def evaluate(
     from rllm.cli.inputs import embedded, env_of_file, key_of_server, served
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
+    from rllm.environments.named import open_env
     from rllm.environments.players import PastPolicies
 
     if compare is not None:
@@ -114,6 +116,8 @@ def evaluate(
     config, sampling = _settings(settings, model, temperature, served=base_url is not None)
     if benchmark is not None:
         sampling = {**BENCHMARKS[benchmark].sampling, **sampling}
+    config.gateway.port = lead_to_gateway(config)
+    named = None if env is None else open_env(env)
     if base_url is None:
         announce(config)
     from rllm.config.schema import refuse_changes
@@ -121,8 +125,7 @@ def evaluate(
     from rllm.evaluation.evaluate import Evaluation  # which imports torch
     from rllm.rewards.scoring import keep_verdicts
 
-    config.gateway.port = lead_to_gateway(config)
-    rollouts, data = _work(agent, env, reward, dataset, split, benchmark, config)
+    rollouts, data = _work(agent, named, reward, dataset, split, benchmark, config)
     if PastPolicies.of(data) is not None:
         raise ConfigError("opponent=start and pool are earlier policies of a training run: use self, random or a URL")
     if reward is None and benchmark is None:
@@ -190,7 +193,7 @@ def _tasks_named(
 
 def _work(
     agent: str | None,
-    env: str | None,
+    env: NamedEnvironment | None,
     reward: str | None,
     dataset: str | None,
     split: str | None,
@@ -199,13 +202,11 @@ def _work(
 ) -> tuple[RolloutSource, Dataset]:
     """Return what makes the rollouts, and the tasks."""
     from rllm.cli.inputs import agent_in_env, load_agent, tasks_for
-    from rllm.environments.named import open_env
     from rllm.rewards.scoring import with_deadline
     from rllm.trainer.rollout_sources import FunctionSource, source_in
 
     if env is not None:
-        named = open_env(env)
-        return source_in(named, **agent_in_env(agent)), named.tasks
+        return source_in(env, **agent_in_env(agent)), env.tasks
     assert agent is not None
     assert dataset is not None
     function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
@@ -311,11 +312,20 @@ def _complete(
                 on_progress=display,
                 on_episode=partial(note_outcome, store),
             )
-            run_to_end(_quiet_when_stopped(work))
+            run_to_end(_quiet_when_stopped(_then_closed(work, source)))
     except KeyboardInterrupt:
         kept = f"{evaluation.num_done} of {evaluation.num_planned} rollouts are done and kept in {folder}"
         console.print(f"\nStopped. {kept}.\nContinue with: {again}", soft_wrap=True, markup=False)
         sys.exit(CTRL_C)
+
+
+async def _then_closed(work: Coroutine[object, object, None], source: ModelSource) -> None:
+    """Run the work, and close the connections to the model's server in the event loop that opened them."""
+    try:
+        await work
+    finally:
+        if source.server is not None:
+            await source.server.close()
 
 
 async def _quiet_when_stopped(work: Coroutine[object, object, None]) -> None:

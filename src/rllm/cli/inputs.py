@@ -237,7 +237,7 @@ class ModelSource:
     """Facts that identify the model."""
     upstream: AbstractContextManager[Upstream]
     """Context that loads the model; entered only if it is needed."""
-    server: InferenceEngine | None = None
+    server: OpenAIEngine | None = None
     """Client of the model's server, for agents that call it without HTTP of their own."""
 
     def engine_of(self, upstream: Upstream) -> InferenceEngine:

@@ -13,6 +13,7 @@ from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllm.data.dataset import Dataset
+    from rllm.trainer.run_folder import Beginning
 
 
 @with_options
@@ -58,38 +59,45 @@ def train(
     """
     from rllm.cli.inputs import agent_in_env, env_of_file, load_agent, refuse_beside_env, tasks_for
     from rllm.cli.training import (
+        announce,
         as_typed,
         begun_as,
         carry_out,
         chosen_settings,
         lead_to_gateway,
         quiet_libraries,
-        several,
     )
+    from rllm.environments.named import open_env
 
     started = time.perf_counter()
     agent, settings = leading_setting(agent, options.settings)
-    given = {"agent": agent, "env": env, "reward": reward, "data": several(data), "from_sessions": from_sessions}
+    given = {"agent": agent, "env": env, "reward": reward, "data": data, "from_sessions": from_sessions}
     begun = begun_as("train", options, **given)
     if "from_sessions" in begun:
         _train_online(begun, settings, options, {"backend": backend, "ray.address": ray_address}, started)
         return
-    if not {"agent", "env"} & begun.keys() and (found := env_of_file(begun.get("data"))) is not None:
+    if (
+        not {"agent", "env"} & begun.keys()
+        and len(files := begun.get("data", ())) == 1
+        and (found := env_of_file(files[0]))
+    ):
         begun["env"] = found
         del begun["data"]
     benchmark = _check_beginning(begun, options)
     config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
     port = lead_to_gateway(config)
-    work: dict[str, Any]
+    work: dict[str, Any] = {}
     if "env" in begun:
         refuse_beside_env(begun["env"], begun)
+        work["env"] = open_env(begun["env"])
+    announce(config, dry_run=options.dry_run)
+    if "env" in begun:
         held_out = env_of_file(begun.get("val")) or begun.get("val")
-        work = {**agent_in_env(begun.get("agent")), "env": begun["env"], "val_dataset": held_out}
+        work |= {**agent_in_env(begun.get("agent")), "val_dataset": held_out}
     else:
         function = load_agent(begun["agent"], begun.get("reward"))
         read = partial(tasks_for, function, benchmark=benchmark)
-        paths = begun["data"].split("\n")
-        tasks = [read(path, begun.get("split"), option="--data", benchmark_split="train") for path in paths]
+        tasks = [read(path, begun.get("split"), option="--data", benchmark_split="train") for path in begun["data"]]
         work = {"agent_run_func": function, "train_dataset": tasks}
         if "val" in begun:
             work["val_dataset"] = read(begun["val"], begun.get("val_split"), option="--val", benchmark_split="test")
@@ -102,7 +110,7 @@ def train(
     carry_out(trainer, layers, options, begun=begun, started=started, port=port, measure="accuracy")
 
 
-def _check_beginning(begun: dict[str, str], options: RunOptions) -> str | None:
+def _check_beginning(begun: Beginning, options: RunOptions) -> str | None:
     """Check that agent and tasks are named; return the benchmark, if the agent is one, as the data by default."""
     from rllm.cli.inputs import benchmark_in
 
@@ -119,7 +127,7 @@ def _check_beginning(begun: dict[str, str], options: RunOptions) -> str | None:
         )
     benchmark = benchmark_in(begun["agent"])
     if benchmark is not None:
-        begun.setdefault("data", benchmark)
+        begun.setdefault("data", [benchmark])
     if "data" not in begun:
         raise ConfigError(
             "--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
@@ -128,15 +136,16 @@ def _check_beginning(begun: dict[str, str], options: RunOptions) -> str | None:
 
 
 def _train_online(
-    begun: dict[str, str], settings: list[str], options: RunOptions, others: dict[str, str | None], started: float
+    begun: Beginning, settings: list[str], options: RunOptions, others: dict[str, str | None], started: float
 ) -> None:
     from rllm.cli.terminal import console
-    from rllm.cli.training import carry_out, chosen_settings, quiet_libraries
+    from rllm.cli.training import announce, carry_out, chosen_settings, quiet_libraries
 
     if unused := [name for name in ("agent", "env", "reward", "data", "val") if name in begun]:
         name = "the agent" if unused[0] == "agent" else f"--{unused[0]}"
         raise ConfigError(f"--from-sessions {begun['from_sessions']}: leave out {name}, since users make the sessions")
     config, layers = chosen_settings(settings, options, others)
+    announce(config, dry_run=options.dry_run)
     quiet_libraries()
     from rllm.config.loading import locating_errors
     from rllm.trainer.online import serving_notice, session_trainer
@@ -168,7 +177,7 @@ def sft(
     Rollouts of an earlier run or evaluation, and scored sessions of a gateway, are learned token for token;
     sft.reward_threshold and sft.best_per_task select the best.
     """
-    from rllm.cli.training import as_typed, begun_as, carry_out, chosen_settings, quiet_libraries
+    from rllm.cli.training import announce, as_typed, begun_as, carry_out, chosen_settings, quiet_libraries
 
     started = time.perf_counter()
     data, settings = leading_setting(data, options.settings)
@@ -178,6 +187,7 @@ def sft(
             "DATA is missing: name a .jsonl file of conversations, a registered dataset, or a run's folder"
         )
     config, layers = chosen_settings(settings, options)
+    announce(config, dry_run=options.dry_run)
     shown = _demonstrations(begun["data"], begun.get("split"), "DATA")
     held_out = _demonstrations(begun["val"], begun.get("val_split"), "--val") if "val" in begun else None
     quiet_libraries()  # slow imports, as below

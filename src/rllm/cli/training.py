@@ -28,29 +28,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
+    from rllm.trainer.run_folder import Beginning
 
 
 def chosen_settings(
     settings: Sequence[str], options: RunOptions, others: Mapping[str, str | None] = MappingProxyType({})
 ) -> tuple[TrainConfig, list[ConfigLayer]]:
-    """Return the settings of a run, those of a file or of the resumed run overridden by options, and their origins.
-
-    Prints that the model is loaded, which is the first output of a command that trains.
-    """
+    """Return the settings of a run, those of a file or of the resumed run overridden by options, and their origins."""
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume takes the settings of the run; leave out --config")
     source = options.resume / "config.yaml" if options.resume else options.config
     given = {"model.path": options.model, **others, "run_dir": options.resume}
     layers = layers_of(source, [*settings, *(f"{key}={value}" for key, value in given.items() if value)])
-    config = from_layers(layers)
-    if not options.dry_run:
-        announce(config)
-    return config, layers
+    return from_layers(layers), layers
 
 
-def announce(config: TrainConfig) -> None:
-    """Print that the run's model is loaded, if it has one."""
-    if config.model.path:
+def announce(config: TrainConfig, *, dry_run: bool = False) -> None:
+    """Print that the run's model is loaded, if it has one: the first output of a command, before slow imports."""
+    if config.model.path and not dry_run:
         terminal.console(stderr=True).print(f"{terminal.loading(config.model.path)} ...", soft_wrap=True, markup=False)
 
 
@@ -59,7 +54,7 @@ def carry_out(
     layers: Sequence[ConfigLayer],
     options: RunOptions,
     *,
-    begun: Mapping[str, str],
+    begun: Beginning,
     started: float,
     port: int | None = None,
     measure: str,
@@ -238,15 +233,10 @@ _PART_OF = {"split": "data", "val_split": "val"}
 """Arguments that need another one."""
 
 
-def several(values: Sequence[str] | None) -> str | None:
-    """Return the values of a repeated option as one argument of `begun_as`, a line each."""
-    return "\n".join(values) if values else None
-
-
-def begun_as(command: str, options: RunOptions, **given: str | None) -> dict[str, str]:
+def begun_as(command: str, options: RunOptions, **given: str | list[str] | None) -> Beginning:
     """Return the arguments of a command by name: given ones, then those that the run was started with."""
     given |= {name: getattr(options, name) for name in ("split", "val", "val_split")}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items() if value}
     before = {} if options.resume is None else _beginning(options.resume, command)
     for part, whole in _PART_OF.items():
         if whole in chosen:
@@ -257,7 +247,7 @@ def begun_as(command: str, options: RunOptions, **given: str | None) -> dict[str
     return begun
 
 
-def _beginning(run: Path, command: str) -> dict[str, str]:
+def _beginning(run: Path, command: str) -> Beginning:
     from rllm.tracking.about import how_to_trust, is_own
     from rllm.trainer.run_folder import beginning_of, way_to_a_run
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rllm.data import benchmark_rows as rows
-from rllm.data.bfcl import ANSWERS, bfcl_task, read_bfcl
 from rllm.data.generated import arithmetic_task, countdown_task, distinct_tasks
 from rllm.data.sources import hub_files, read_file, read_hub
 from rllm.errors import ConfigError
@@ -284,9 +283,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "bfcl": Benchmark(
         about="function calls: one, one of several, several, none (gorilla.cs.berkeley.edu)",
         hub_id="gorilla-llm/Berkeley-Function-Calling-Leaderboard",
-        files=(*_BFCL, *(f"{ANSWERS}/{file}" for file in _BFCL if "irrelevance" not in file)),
-        read_file=read_bfcl,
-        to_task=bfcl_task,
+        files=(*_BFCL, *(f"{rows.ANSWERS}/{file}" for file in _BFCL if "irrelevance" not in file)),
+        read_file=rows.read_bfcl,
+        to_task=rows.bfcl_task,
         reward="rllm.rewards.function_call_reward:function_call_reward_fn",
         metric="accepted calls",
         sampling={"temperature": 0.001, "max_tokens": 4096},

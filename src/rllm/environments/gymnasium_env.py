@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
+from rllm._runtime.untrusted import MAX_ANSWER_CHARS, last_json
 from rllm.environments.base.base_env import BaseEnv, load_named_code, refuse_code, unwrapped
 from rllm.environments.named import NamedEnvironment, take_seeded_tasks, take_whole_number, values_of
 from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
 from rllm.types import JSONMapping, JSONObject
 
-MAX_ACTION_CHARS = 20_000
-"""Number of characters at the end of an answer in which an action is searched."""
 _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text", "parse_action")
 
 
@@ -244,14 +243,13 @@ def parse_action(text: str, action_space: Any, labels: Sequence[str] = ()) -> An
         ValueError: if the text has no action, or one that is not in the space.
     """
     spaces = _spaces()
-    tail = text[-MAX_ACTION_CHARS:]
     action: Any
     if isinstance(action_space, spaces.Discrete):
-        action = _last_discrete(tail, action_space, labels)
+        action = _last_discrete(text[-MAX_ANSWER_CHARS:], action_space, labels)
     elif isinstance(action_space, spaces.Text):
         action = text.strip()
     else:
-        action = _of_space(last_json(tail), action_space)
+        action = _of_space(last_json(text), action_space)
     if not action_space.contains(action):
         raise ValueError(f"{str(to_plain(action))[:200]} is not among the legal actions")
     return action
@@ -276,30 +274,6 @@ def _last_discrete(text: str, space: Any, labels: Sequence[str]) -> int:
     if not found:
         raise ValueError("the answer names no action")
     return actions[found[-1]] if found[-1] in actions else int(found[-1])
-
-
-def last_json(text: str) -> Any:
-    """Return the last outermost list or object in the text; raise `ValueError` if there is none."""
-    values = list(_json_values(text))
-    if not values:
-        raise ValueError("the answer holds no JSON")
-    return values[-1]
-
-
-def _json_values(text: str) -> Iterator[Any]:
-    """Yield each outermost list and object in the text, or the text itself if it is a number."""
-    try:
-        yield json.loads(text)
-    except (ValueError, RecursionError):
-        decoder, position = json.JSONDecoder(), 0
-        while begin := re.compile(r"[\[{]").search(text, position):
-            try:
-                value, position = decoder.raw_decode(text, begin.start())
-                yield value
-            except ValueError:
-                position = begin.end()
-            except RecursionError:  # thousands of brackets: the rest is not an action either
-                return
 
 
 def _of_space(value: object, space: object) -> Any:

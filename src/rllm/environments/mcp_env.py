@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from rllm._runtime.threads import run_in_own_loop
 from rllm.agents.chat_agent import QUESTION_KEYS
@@ -41,8 +39,6 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     tasks = Dataset.load(params["tasks"])
     reward = params.get("reward", EXACT_ANSWER)
     _check_rows(tasks, params["tasks"], needs_answer=reward == EXACT_ANSWER)
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # as with `python -m`, for the reward's module
     env_args = ToolEnvironment.prepare_args({"reward_fn": reward, "max_steps": max_steps})
     tools = run_in_own_loop(tools_of(shared_connection(_server(name))))
     agent_args: JSONObject = {"tools": tools, "parser_name": params.get("parser", "qwen")}

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -97,7 +99,7 @@ class NamedEnvironment:
 
 
 def open_env(spec: str) -> NamedEnvironment:
-    """Open an environment by name.
+    """Open an environment by name. Modules that it names may be in the current folder, as with `python -m`.
 
     Args:
         spec: `SCHEME:NAME?key=value&...`; parameters are those of the scheme and of the environment.
@@ -116,6 +118,8 @@ def open_env(spec: str) -> NamedEnvironment:
     name, params = _parts(spec, rest)
     known = SCHEMES[scheme]
     _check_installed(scheme, f"env={spec!r}")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     try:
         opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
     except (ConfigError, EnvError) as error:

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, NoReturn, Self
 
 from rllm._runtime.threads import run_in_own_loop
+from rllm._runtime.untrusted import last_json
 from rllm.agents.tool_agent import ToolAgent
 from rllm.environments.base.base_env import BaseEnv, unwrapped
-from rllm.environments.gymnasium_env import last_json
 from rllm.environments.named import NamedEnvironment, take_seeded_tasks, take_whole_number, values_of
 from rllm.environments.tools.tool_env import read_calls
 from rllm.errors import ConfigError, EnvError

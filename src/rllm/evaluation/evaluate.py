@@ -247,6 +247,7 @@ def _attempts(dataset: Dataset, num_rollouts: int, limit: int | None, sampling: 
                     sampling={**sampling, **seeds},
                     tokens_required=False,
                     split="eval",
+                    source=dataset.source_of(row),
                 )
             )
             next_index[task_id] += 1

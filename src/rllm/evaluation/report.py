@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Self
 
 from rllm.engine.failures import Reason, count_reasons, why_failed, why_unscored
 from rllm.evaluation.pass_at_k import Estimate, mean_over_tasks, pass_at_k
-from rllm.types import Episode, JSONObject
+from rllm.types import SOURCE_KEY, Episode, JSONObject
 
 PROMPT_TOKENS, SAMPLED_TOKENS = "rollout/prompt_tokens", "rollout/sampled_tokens"
 _OURS = ("rollout/", "timing/")
@@ -44,6 +44,8 @@ class Outcome:
     cost: Cost = Cost()
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers in the metadata of the reward."""
+    source: str | None = None
+    """Source of the task, in a dataset of several."""
 
     @classmethod
     def of(cls, episode: Episode) -> Self:
@@ -63,6 +65,7 @@ class Outcome:
                 seconds=episode.metrics.get(SECONDS),
             ),
             metrics={name: value for name, value in episode.metrics.items() if not name.startswith(_OURS)},
+            source=episode.info.get(SOURCE_KEY),
         )
 
 
@@ -100,6 +103,18 @@ class TaskReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceReport:
+    """Results on the tasks of one source, with the meanings that they have in `Report`."""
+
+    num_tasks: int
+    num_rollouts: int
+    num_failed: int
+    num_unscored: int
+    accuracy: Estimate | None
+    mean_reward: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Results of an evaluation. A failed rollout counts as wrong; an unscored one as neither right nor wrong."""
 
@@ -123,6 +138,8 @@ class Report:
     """Reasons for failures, most frequent first."""
     unscored: list[Reason] = field(default_factory=list)
     """Reasons for missing scores, most frequent first."""
+    sources: dict[str, SourceReport] = field(default_factory=dict)
+    """Results by source of a dataset that has several, such as a file of environments."""
     tasks: list[TaskReport] = field(default_factory=list)
 
     def to_dict(self) -> JSONObject:
@@ -153,8 +170,19 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
         metrics=_means(pair for outcome in outcomes for pair in outcome.metrics.items()),
         failures=count_reasons(outcome.failure for outcome in outcomes if outcome.failure is not None),
         unscored=count_reasons(outcome.unscored for outcome in outcomes if outcome.unscored is not None),
+        sources=_by_source(outcomes),
         tasks=tasks,
     )
+
+
+def _by_source(outcomes: Sequence[Outcome]) -> dict[str, SourceReport]:
+    by_source: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.source is not None:
+            by_source.setdefault(outcome.source, []).append(replace(outcome, source=None))
+    names = [field.name for field in fields(SourceReport)]
+    whole = {source: report_on(found) for source, found in by_source.items()}
+    return {source: SourceReport(**{name: getattr(report, name) for name in names}) for source, report in whole.items()}
 
 
 def _task_report(task_id: str, outcomes: Sequence[Outcome]) -> TaskReport:

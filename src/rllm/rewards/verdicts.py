@@ -9,18 +9,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rllm._runtime.files import lines_of
-from rllm._runtime.untrusted import parse_json
+from rllm._runtime.untrusted import json_within, parse_json
 from rllm.errors import RewardError
 from rllm.rewards.reward_types import after_thinking
 from rllm.types import JSONObject
 
 VERDICTS = "verdicts.jsonl"
 """Name of the file in the folder of a run or an evaluation."""
-_MAX_TRIES = 100
-"""Opening braces of a text at which an object is looked for."""
 _MAX_ENUM = 101
 
 
@@ -73,7 +70,8 @@ def read_scores(text: str, names: Sequence[str], scale: tuple[int, int]) -> tupl
     Raises:
         ValueError: if there is none, or a score is missing or not a number on the scale.
     """
-    found = [item for item in _objects(after_thinking(text)) if isinstance(item.get("scores", item), Mapping)]
+    objects = json_within(after_thinking(text), "{")
+    found = [item for item in objects if isinstance(item.get("scores", item), Mapping)]
     if not found:
         raise ValueError("there is no JSON object with scores")
     scores = found[-1].get("scores", found[-1])
@@ -85,21 +83,6 @@ def read_scores(text: str, names: Sequence[str], scale: tuple[int, int]) -> tupl
         if not worst <= score <= best:
             raise ValueError(f"the score of {name!r} is {score!r}, not from {worst} to {best}")
     return {name: (scores[name] - worst) / (best - worst) for name in names}, str(found[-1].get("reasoning", ""))
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the outermost JSON objects of a text."""
-    decoder, found, start = json.JSONDecoder(), [], text.find("{")
-    for _ in range(_MAX_TRIES):
-        if start < 0:
-            break
-        try:
-            value, end = decoder.raw_decode(text, start)
-            found.append(value)
-        except (ValueError, RecursionError):
-            end = start + 1
-        start = text.find("{", end)
-    return found
 
 
 class VerdictCache:

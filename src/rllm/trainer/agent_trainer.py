@@ -63,7 +63,7 @@ from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source, source_in
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
-from rllm.trainer.run_folder import check_places, evaluations_of, in_use, keep_beginning
+from rllm.trainer.run_folder import Beginning, check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.self_teacher import check_demonstrations, own_teacher
 from rllm.trainer.settings import (
     check_evaluations,
@@ -123,7 +123,7 @@ class AgentTrainer:
         workflow_args: JSONMapping | None = None,
         source: RolloutSource | None = None,
         reward: AnyReward | None = None,
-        env: str | None = None,
+        env: str | NamedEnvironment | None = None,
         train_dataset: TaskSources | None = None,
         val_dataset: TaskSources | None = None,
         config: ConfigSource = None,
@@ -144,7 +144,7 @@ class AgentTrainer:
             source: or any other source of episodes.
             reward: reward function of the answers of `agent_run_func` (see `rllm.rewards.scoring.with_reward`), or one
                 of groups, which may score agents of any form.
-            env: name of an environment, such as `reasoning-gym:leg_counting?size=500` (see
+            env: an environment, or its name, such as `reasoning-gym:leg_counting?size=500` (see
                 `rllm.environments.open_env`). Its agent may be replaced by `agent_class`, or by an `agent_run_func`
                 that takes the environment as `env`.
             train_dataset: tasks to learn from, those of `env` by default: rows, a function that returns rows, or what
@@ -191,7 +191,7 @@ class AgentTrainer:
             self.config.store = absolute(self.config.store)  # Runs are read and resumed from other folders, too.
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
-        self.begun_as: dict[str, str] = {}
+        self.begun_as: Beginning = {}
         """Arguments that a command line needs to resume the run: see `run_folder.beginning_of`."""
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
@@ -434,12 +434,12 @@ def _rewarded(
     return with_deadline(agent if reward is None else with_reward(agent, reward), timeout_s)
 
 
-def _named(env: str, *others: object) -> NamedEnvironment:
+def _named(env: str | NamedEnvironment, *others: object) -> NamedEnvironment:
     names = ("train_dataset", "reward", "env_class", "workflow_class", "source")
     for name, value in zip(names, others, strict=True):
         if value is not None:
-            raise ConfigError(f"{name} would have no effect with env={env!r}, which brings its own; leave one out")
-    return open_env(env)
+            raise ConfigError(f"{name} would have no effect with env={shown(env)}, which brings its own; leave one out")
+    return open_env(env) if isinstance(env, str) else env
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -17,6 +18,8 @@ from rllm.registry import closest
 from rllm.store import path_of
 from rllm.tracking.about import BEGUN_AS
 
+Beginning: TypeAlias = dict[str, Any]
+"""Arguments of the command that began a run, by name: texts, and for `data` of `rllm train` a list of them."""
 LOCK_FILE = ".lock"
 _MAX_NAMED = 3
 
@@ -51,12 +54,12 @@ def in_use(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def keep_beginning(run_dir: Path, arguments: Mapping[str, str]) -> None:
+def keep_beginning(run_dir: Path, arguments: Beginning) -> None:
     """Keep what is needed, beside the settings, to begin the run again: what its command was given, by name."""
     replace_text(run_dir / BEGUN_AS, yaml.safe_dump(dict(arguments), sort_keys=False))
 
 
-def beginning_of(run_dir: Path) -> dict[str, str]:
+def beginning_of(run_dir: Path) -> Beginning:
     """Return what `keep_beginning` stored; empty for a run that no command began."""
     path = run_dir / BEGUN_AS
     return read_settings(path)[0] if path.exists() else {}
