@@ -83,7 +83,6 @@ VARIABLES = {
     "RLLM_HOME": "folder of `DatasetRegistry`, `ProxyManager` and the key that marks your own runs; default `~/.rllm`",
     "RLLM_CACHE": "folder of the tiny policies of the demo, the examples and `rllm.testing`; default `~/.cache/rllm`",
     "RLLM_GATEWAY_API_KEY": "`--api-key` of `rllm gateway`, `rllm serve` and `rllm run`",
-    "RLLM_GATEWAY_ADMIN_KEY": "`--admin-key` of `rllm gateway`",
     "RLLM_UPSTREAM_API_KEY": "`--upstream-api-key` of `rllm gateway`; key of the server that `--base-url` of `rllm eval` and "
     "`rllm run` names",
     "RLLM_VIEW_TOKEN": "`--token` of `rllm view`",

@@ -348,7 +348,7 @@ def test_a_misspelled_variable_is_reported(
     "name",
     [
         "RLLM__OPTIM__LR", "RLLM_HOME", "RLLM_CACHE", "RLLM_STORE", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN", "RLLM_RAY_LOGS",
-        "RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "OPTIM__LR",
+        "RLLM_GATEWAY_API_KEY", "OPTIM__LR",
     ],
 )  # fmt: skip
 def test_other_variables_are_not_reported(

@@ -18,7 +18,7 @@ from rllm.testing.scripted_server import ScriptedServer
 from .held import HeldEngine
 from .servers import ANSWER, RawServer, event_stream, http
 
-OPERATOR = {"authorization": "Bearer top"}
+OPERATOR = {"authorization": "Bearer key"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 CHAT = "/sessions/s/v1/chat/completions"
 
@@ -32,7 +32,7 @@ class Pooled:
         self.servers = [stack.enter_context(ScriptedServer(engine)) for engine in self.engines]
         self.store = MemoryTraceStore()
         pool = UpstreamPool([server.base_url for server in self.servers], config=PoolConfig(**pool_config))
-        config = config or GatewayConfig(api_key="key", admin_key="top", shutdown_timeout_s=1)
+        config = config or GatewayConfig(api_key="key", shutdown_timeout_s=1)
         self.gateway = stack.enter_context(GatewayServer(self.store, pool, config))
         self.http = stack.enter_context(httpx.Client(base_url=self.gateway.url, timeout=60, verify=False))
 
@@ -98,7 +98,7 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
     served = pooled()
     served.operate("POST", "/upstreams/version", {"version": 6})
     served.ask()
-    assert served.operate("POST", "/upstreams/pause", {"drain_s": 60}).json()["drained"] is True
+    assert served.operate("POST", "/upstreams/pause").json()["paused"] is True
     ready = served.http.get("/readyz", headers={"authorization": "Bearer key"}).json()
     assert ready["problems"]["upstream"].startswith("the upstreams are paused")
     answers = []
@@ -116,46 +116,14 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
     assert served.http.get("/readyz").status_code == 200
 
 
-def test_a_drain_says_when_it_took_too_long(pooled):
-    served = pooled()
-    served.hold()
-    agent = threading.Thread(target=served.ask)
-    agent.start()
-    while not served.servers[0].requests:
-        threading.Event().wait(0.01)
-    paused = served.operate("POST", "/upstreams/pause", {"drain_s": 0.05}).json()
-    assert (paused["drained"], paused["paused"], paused["in_flight"]) == (False, True, 1)
-    served.go()
-    agent.join()
-
-
 def test_a_stream_that_is_held_is_kept_alive(pooled):
-    served = pooled(config=GatewayConfig(admin_key="top", keep_alive_s=0.05, shutdown_timeout_s=1))
+    served = pooled(config=GatewayConfig(api_key="key", keep_alive_s=0.05, shutdown_timeout_s=1))
     served.operate("POST", "/upstreams/pause")
-    with served.http.stream("POST", CHAT, json={**BODY, "stream": True}) as answer:
+    with served.http.stream("POST", CHAT, json={**BODY, "stream": True}, headers=OPERATOR) as answer:
         pieces = answer.iter_bytes()
         assert next(pieces) == b": keep-alive\n\n"
         served.operate("POST", "/upstreams/resume")
         assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", BODY),
-        ("/v1/completions", {"prompt": "hi"}),
-        ("/v1/responses", {"input": "hi"}),
-        ("/v1/messages", {**BODY, "max_tokens": 5}),
-    ],
-)
-def test_too_many_calls_are_told_so_in_the_form_of_their_dialect(pooled, path, body):
-    served = pooled(max_waiting=0)
-    served.operate("POST", "/upstreams/pause")
-    refused = served.http.post(f"/sessions/s{path}", json=body, headers={"authorization": "Bearer key"})
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert "max_waiting" in refused.json()["error"]["message"]
-    [trace] = served.store.by_session("s")
-    assert "max_waiting" in trace.error
 
 
 @pytest.fixture(scope="module")
@@ -172,15 +140,13 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [("GET", "/upstreams", None), *CHANGES])
-@pytest.mark.parametrize(
-    "presented", ["", "Bearer key", "Bearer key:rllm-s", "Bearer top:rllm-s", "Basic top", "session key"]
-)
-def test_only_the_operators_bare_key_opens_them(guarded, method, path, body, presented):
-    if presented == "session key":
-        presented = f"Bearer {session_key('key', 's', 1)}"
-    refused = guarded.operate(method, path, body, {"authorization": presented} if presented else {})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert len(guarded.operate("GET", "/upstreams").json()["replicas"]) == 1
+def test_only_the_gateways_key_opens_them(guarded, method, path, body):
+    own = session_key("key", "s", 1)
+    guarded.operate("POST", "/sessions", {"id": "s"})
+    for presented, status in (("", 401), ("Bearer top", 401), ("Basic key", 401), (f"Bearer {own}", 403)):
+        refused = guarded.operate(method, path, body, {"authorization": presented} if presented else {})
+        assert refused.status_code == status
+    assert state_of(guarded) == (False, 1)
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)
@@ -191,19 +157,11 @@ def test_without_any_key_they_can_be_read_and_not_changed(pooled, method, path, 
     assert served.operate("GET", "/upstreams", None, {}).json()["replicas"][0]["state"] == "up"
 
 
-def test_without_an_admin_key_the_api_key_is_the_operators(pooled):
-    served = pooled(config=GatewayConfig(api_key="key", shutdown_timeout_s=1))
-    assert served.operate("GET", "/upstreams", None, {"authorization": "Bearer key"}).status_code == 200
-    assert served.operate("GET", "/upstreams", None, {"x-api-key": "key"}).status_code == 200
-    assert served.operate("GET", "/upstreams", None, {"authorization": "Bearer key:rllm-s"}).status_code == 401
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "told"),
     [
         ("POST", "/upstreams/version", [], 400, "a JSON array: send an object with version"),
         ("POST", "/upstreams/pause", {"id": 9}, 400, "'id'"),
-        ("POST", "/upstreams/pause", {"drain_s": -1}, 400, "drain_s=-1"),
         ("POST", "/upstreams/version", {}, 400, "'version' is missing"),
         ("POST", "/upstreams/version", {"version": -1}, 400, "version=-1"),
         ("POST", "/upstreams/resume", {"version": 2**60}, 400, "version=1152"),

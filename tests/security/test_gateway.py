@@ -39,7 +39,7 @@ ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 def gateway() -> Iterator[httpx.Client]:
     with ExitStack() as stack:
         upstream = EngineUpstream(ScriptedEngine(["hello"]), "scripted")
-        config = GatewayConfig(shutdown_timeout_s=1.0, admin_key="k" * 20)
+        config = GatewayConfig(shutdown_timeout_s=1.0)
         server = stack.enter_context(GatewayServer(MemoryTraceStore(), upstream, config))
         yield stack.enter_context(httpx.Client(base_url=server.url, timeout=60, verify=False))
 

@@ -28,7 +28,7 @@ SPELLINGS = {
 """Options that are not spelled like their field."""
 NOT_OPTIONS = {"session_ids_admit", "redact", "log_calls"}
 """Fields that only runs set, and those of `--redact` and `--log-format`."""
-_VARIABLES = {"api_key": "RLLM_GATEWAY_API_KEY", "admin_key": "RLLM_GATEWAY_ADMIN_KEY"}
+_VARIABLES = {"api_key": "RLLM_GATEWAY_API_KEY"}
 _DEFAULTS = {"port": 8080}
 
 

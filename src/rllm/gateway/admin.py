@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
@@ -18,16 +17,17 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.base import members_of
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import authorization_of, caller_of, check_no_page_asks, key_holder, session_key
+from rllm.gateway.identity import caller_of, key_holder, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import SessionInfo
 from rllm.types import REWARD_KEY, JSONObject
 
 _MAX_PAGE = 1000
-_MAX_DRAIN_S = 3600.0
 # Every store and every JSON parser holds it exactly.
 _MAX_VERSION = 2**53
+_CHANGES = ("pause", "resume", "version")
+"""Changes of the upstreams; `resume` and `version` take the version of their weights."""
 DIALECT = "rllm.dialect"
 """Key of a request's dialect in its ASGI scope."""
 
@@ -40,6 +40,7 @@ class Admin:
         self._store = gateway.store
         self._sessions = sessions
         self._config = config
+        self._pool = gateway.upstream if isinstance(gateway.upstream, UpstreamPool) else None
 
     def routes(self) -> list[Route]:
         models = [
@@ -48,8 +49,13 @@ class Admin:
             for path in ("/v1/models", "/v1/v1/models", "/models", "/v1beta/models", "/v1/v1beta/models")
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
         ]
+        upstreams = [
+            self._route("/upstreams", self._show_upstreams, "GET"),
+            *(self._route(f"/upstreams/{name}", self._change_upstreams, "POST") for name in _CHANGES),
+        ]
         return [
             *models,
+            *(upstreams if self._pool is not None else ()),
             self._route("/sessions", self._create_session, "POST"),
             self._route("/sessions", self._list_sessions, "GET"),
             self._route("/sessions/{session_id}", self._show_session, "GET"),
@@ -158,10 +164,37 @@ class Admin:
             )
         return info
 
+    async def _show_upstreams(self, request: Request) -> Response:
+        assert self._pool is not None
+        return _json(self._pool.to_dict())
+
+    async def _change_upstreams(self, request: Request) -> Response:
+        """Hold calls or let them go again, or note new weights: for a trainer that updates the servers' weights."""
+        assert self._pool is not None
+        if self._config.api_key is None:
+            raise GatewayError(
+                403,
+                "this gateway has no key, so anyone could hold its calls: start it with --api-key KEY "
+                "(RLLM_GATEWAY_API_KEY), and present that key",
+                type="permission_error",
+                code="key_required",
+            )
+        action = request.url.path.rpartition("/")[2]
+        version = (await members_of(request, version=int)).get("version")
+        if action == "version" and version is None:
+            raise GatewayError(400, "'version' is missing: send {version}, the weights' number", param="version")
+        if version is not None:
+            if not 0 <= version <= _MAX_VERSION:
+                raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
+            self._pool.publish(version)
+        if action == "pause":
+            self._pool.pause()
+        elif action == "resume":
+            self._pool.resume()
+        return await self._show_upstreams(request)
+
     async def _metrics(self, request: Request) -> Response:
-        upstream = self._gateway.upstream
-        pool = upstream if isinstance(upstream, UpstreamPool) else None
-        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, pool=pool)
+        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, pool=self._pool)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _healthz(self, request: Request) -> Response:
@@ -188,89 +221,6 @@ class Admin:
 
     async def _check_store(self) -> None:
         await asyncio.to_thread(self._store.sessions, limit=1)
-
-
-class UpstreamAdmin:
-    """Routes that change the upstreams of a running gateway: `GET /upstreams`, `POST /upstreams/pause|resume|version`.
-
-    They are for an operator, such as a trainer. No agent's key opens them.
-    """
-
-    def __init__(self, pool: UpstreamPool, config: GatewayConfig) -> None:
-        self._pool = pool
-        self._key = config.admin_key or config.api_key
-
-    def routes(self) -> list[Route]:
-        return [
-            self._route("/upstreams", self._show, "GET"),
-            self._route("/upstreams/pause", self._pause, "POST"),
-            self._route("/upstreams/resume", self._resume, "POST"),
-            self._route("/upstreams/version", self._publish, "POST"),
-        ]
-
-    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-        async def authorized(request: Request) -> Response:
-            self._authorize(request)
-            return await answer(request)
-
-        return Route(path, authorized, methods=[method])
-
-    def _authorize(self, request: Request) -> None:
-        """Let only the bare key pass: one that names a session (`KEY:rllm-SESSION`) is an agent's."""
-        if self._key is None:
-            if request.method == "GET":
-                check_no_page_asks(dict(request.headers.raw))
-                return
-            raise GatewayError(
-                403,
-                "this gateway has no key, so anyone could hold its calls: start it with --admin-key KEY "
-                "(RLLM_GATEWAY_ADMIN_KEY) or --api-key KEY, and present that key",
-                type="permission_error",
-                code="key_required",
-            )
-        scheme, _, presented = authorization_of(dict(request.headers.raw)).partition(" ")
-        if scheme.lower() != "bearer" or not secrets.compare_digest(presented.strip().encode(), self._key.encode()):
-            raise GatewayError(
-                401,
-                "the upstreams are the operator's: send 'Authorization: Bearer KEY' with the gateway's admin key, or "
-                "with its API key if it has no other",
-                type="authentication_error",
-                code="invalid_api_key",
-            )
-
-    async def _show(self, request: Request) -> Response:
-        return self._state()
-
-    async def _pause(self, request: Request) -> Response:
-        """Hold new calls, and wait for those in progress for up to `drain_s` seconds."""
-        drain_s = (await members_of(request, drain_s=(int, float))).get("drain_s", 0.0)
-        if not 0 <= drain_s <= _MAX_DRAIN_S:
-            raise GatewayError(400, f"drain_s={drain_s}: use 0 to {_MAX_DRAIN_S:g} seconds", param="drain_s")
-        self._pool.pause()
-        return self._state(drained=not await self._pool.drain(drain_s))
-
-    async def _resume(self, request: Request) -> Response:
-        """Let calls go again, with new weights if there is a `version`."""
-        await self._publish_version(request, is_required=False)
-        self._pool.resume()
-        return self._state()
-
-    async def _publish(self, request: Request) -> Response:
-        await self._publish_version(request, is_required=True)
-        return self._state()
-
-    async def _publish_version(self, request: Request, *, is_required: bool) -> None:
-        version = (await members_of(request, version=int)).get("version")
-        if version is None:
-            if is_required:
-                raise GatewayError(400, "'version' is missing: send {version}, the weights' number", param="version")
-            return
-        if not 0 <= version <= _MAX_VERSION:
-            raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
-        self._pool.publish(version)
-
-    def _state(self, **more: Any) -> Response:
-        return _json({**more, **self._pool.to_dict()})
 
 
 def _session_to_dict(info: SessionInfo) -> JSONObject:

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
-from rllm.gateway.admin import DIALECT, Admin, UpstreamAdmin
+from rllm.gateway.admin import DIALECT, Admin
 from rllm.gateway.calls import CallEndpoint
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
@@ -26,7 +26,6 @@ from rllm.gateway.identity import with_key_header
 from rllm.gateway.observability import CallHook, hooks_of
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
-from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.store.base import TraceStore
 
 logger = logging.getLogger(__name__)
@@ -58,11 +57,8 @@ def create_app(
         yield
         await upstream.close()
 
-    routes = Admin(gateway, sessions, config).routes()
-    if isinstance(upstream, UpstreamPool):
-        routes += UpstreamAdmin(upstream, config).routes()
     others = Starlette(
-        routes=routes,
+        routes=Admin(gateway, sessions, config).routes(),
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _http_exception,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -36,8 +35,6 @@ class GatewayConfig:
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """Key that clients must present, as `Authorization: Bearer KEY` or `KEY:rllm-SESSION`."""
-    admin_key: str | None = None
-    """Key for changing the upstreams over HTTP; the API key by default. Agents never need it."""
     session_ids_admit: bool = False
     """Accept the random id of an existing session in place of a key: for gateways of runs, whose agents get a base URL
     and may use clients with keys of their own. Chosen ids are not accepted, since they can be guessed."""
@@ -82,7 +79,7 @@ class GatewayConfig:
 
         It needs a key, as on any host. Agents get none of it: the random ids of their sessions are their keys.
         """
-        return cls(api_key=api_key, admin_key=secrets.token_urlsafe(32), session_ids_admit=True, **settings)
+        return cls(api_key=api_key, session_ids_admit=True, **settings)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -96,33 +93,23 @@ class GatewayConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"gateway {name}={value!r}: use a number above 0")
-        for name in ("api_key", "admin_key"):
-            key = getattr(self, name)
-            if key is not None and not (key.isascii() and key.isprintable() and key):
-                raise ConfigError(f"gateway {name}: use one or more printable ASCII characters")
+        key = self.api_key
+        if key is not None and not (key.isascii() and key.isprintable() and key):
+            raise ConfigError("gateway api_key: use one or more printable ASCII characters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolConfig:
     """Limits of a pool of inference servers."""
 
-    max_in_flight: int = 1024
-    """Calls in progress at one replica; further ones wait in the gateway."""
-    max_waiting: int = 10_000
-    """Calls that wait; further ones are refused with status 503 and `Retry-After`."""
     hold_timeout_s: float = 60.0
-    """Seconds for which a call waits while no replica answers. While they are paused or full, it waits
-    `total_timeout_s`."""
+    """Seconds for which a call waits while no replica answers. While they are paused, it waits `total_timeout_s`."""
     total_timeout_s: float = 3600.0
     """Seconds that a call may take in all, waiting and retries included."""
     check_interval_s: float = 10.0
     """Longest pause between two checks of a replica that is down."""
 
     def __post_init__(self) -> None:
-        if self.max_in_flight < 1:
-            raise ConfigError(f"max_in_flight={self.max_in_flight}: use 1 or more")
-        if self.max_waiting < 0:
-            raise ConfigError(f"max_waiting={self.max_waiting}: use 0 to refuse calls that find no room, or more")
         for name in ("hold_timeout_s", "total_timeout_s", "check_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: use a number of seconds above 0")

@@ -17,7 +17,7 @@ OWN_KEY_PREFIX = "rllm."
 _PLACEHOLDER = "rllm"
 """Key for a gateway without keys."""
 
-OPERATORS_KEYS = ("RLLM_GATEWAY_API_KEY", "RLLM_GATEWAY_ADMIN_KEY", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN")
+OPERATORS_KEYS = ("RLLM_GATEWAY_API_KEY", "RLLM_UPSTREAM_API_KEY", "RLLM_VIEW_TOKEN")
 """Keys of the operator of gateways and viewers, which programs running as agents must not see."""
 
 QUIET = {

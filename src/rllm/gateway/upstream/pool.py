@@ -1,9 +1,10 @@
 """Several replicas of one inference server as one upstream.
 
 Calls of one session go to one replica, which has their prompts in its prefix cache: rendezvous hashing with bounded
-loads. Calls wait in order while no replica can take them, because clients give up at the first 429 or 5xx. A call that
-got no answer is retried, on another replica first, unless some of its answer has been passed on. Pausing holds new
-calls around an update of weights. Replicas that come and go, and other kinds of balancing, are a load balancer's work.
+loads. Calls wait while no replica answers: clients give up at the first 429 or 5xx. A call that got no answer is
+retried, on another replica first, unless some of its answer has been passed on. Pausing holds new calls around an
+update of weights. Limits of calls in progress belong to the servers, which have queues of their own; replicas that come
+and go, and other kinds of balancing, to a load balancer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hashlib import blake2b
 from rllm.capture import PriorAnswer
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.config import PoolConfig
-from rllm.gateway.errors import GatewayError, UpstreamError
+from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream.base import Route, UpstreamCall
 from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.types import JSONMapping, JSONObject, Message
@@ -158,9 +159,9 @@ class UpstreamPool:
         self.weight_version: int | None = None
         self._config = config or PoolConfig()
         self._any = self.replicas[0].upstream
-        # In order of arrival; an event is set when its call may look for a replica.
-        self._waiting: dict[asyncio.Event, None] = {}
-        self._idle = asyncio.Event()
+        self.num_waiting = 0
+        self._changed = asyncio.Event()
+        """Set, and replaced, when calls that wait may look for a replica."""
 
     # Upstream.
 
@@ -261,12 +262,8 @@ class UpstreamPool:
         return sum(replica.in_flight for replica in self.replicas)
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def all_down(self) -> bool:
-        """True if calls wait because no replica answers, rather than for room or because of a pause."""
+        """True if calls wait because no replica answers, rather than because of a pause."""
         return not self.paused and not any(replica.up for replica in self.replicas)
 
     def pause(self) -> None:
@@ -274,19 +271,9 @@ class UpstreamPool:
         self.paused = True
 
     def resume(self) -> None:
-        """Let calls go again, in the order in which they came."""
+        """Let calls go again."""
         self.paused = False
         self._wake_all()
-
-    async def drain(self, timeout_s: float) -> int:
-        """Wait until no call is in progress; return how many still are when the time is over."""
-        deadline = time.monotonic() + timeout_s
-        while self.in_flight and time.monotonic() < deadline:
-            self._idle.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._idle.wait()
-        return self.in_flight
 
     def publish(self, weight_version: int) -> None:
         """Note the weights that all replicas have from now on; every trace names those that answered it."""
@@ -305,35 +292,29 @@ class UpstreamPool:
     # Routing of one call.
 
     async def acquire(self, route: Route) -> Replica:
-        """Return a replica with room for the call, which is taken until `release`.
+        """Return a replica for the call, which counts as in progress there until `release`.
 
         Raises:
             UpstreamError: if there is none in time.
-            GatewayError: 503, if too many calls wait for one.
         """
         if route.deadline is None:
             route.deadline = time.monotonic() + self._config.total_timeout_s
         for down in self.replicas:
             if down.is_down:
                 self._start_recovery(down)
-        replica = None if self._waiting else self._pick(route)
-        if replica is None:
-            replica = await self._wait(route, route.deadline)
+        replica = self._pick(route) or await self._wait(route, route.deadline)
         replica.in_flight += 1
         replica.num_calls += 1
         route.weight_version = self.weight_version
         return replica
 
     def release(self, replica: Replica) -> None:
-        """Give back what `acquire` took."""
+        """End what `acquire` began."""
         replica.in_flight -= 1
-        self._wake_next()
-        if not self.in_flight:
-            self._idle.set()
 
     def _pick(self, route: Route) -> Replica | None:
         """Return the replica for a call, or `None` if no replica can take it now."""
-        able = [replica for replica in self.replicas if replica.up and replica.in_flight < self._config.max_in_flight]
+        able = [replica for replica in self.replicas if replica.up]
         if self.paused or not able:
             return None
         failed_at = route.retries[-1]["replica"] if route.retries else None
@@ -354,47 +335,29 @@ class UpstreamPool:
 
     async def _wait(self, route: Route, deadline: float) -> Replica:
         """Hold a call until a replica takes it."""
-        if len(self._waiting) >= self._config.max_waiting:
-            raise GatewayError(
-                503,
-                f"{len(self._waiting):,} calls wait for the inference servers already: make fewer at a time, add "
-                "servers, or raise max_waiting",
-                code="overloaded",
-                retry_after_s=1.0,
-            )
         began = time.monotonic()
         down_since: float | None = None
-        turn = asyncio.Event()
-        self._waiting[turn] = None
+        self.num_waiting += 1
         try:
-            while True:
+            while (replica := self._pick(route)) is None:
                 if all(replica.is_lost for replica in self.replicas):
                     raise UpstreamError(self._problems(), status_code=503)
                 down_since = (down_since or time.monotonic()) if self.all_down else None
                 until = deadline if down_since is None else min(deadline, down_since + self._config.hold_timeout_s)
                 try:
                     async with asyncio.timeout(until - time.monotonic()):
-                        await turn.wait()
+                        await self._changed.wait()
                 except TimeoutError:
                     if self.all_down or time.monotonic() >= deadline:
                         raise self._no_room(time.monotonic() - began, deadline) from None
-                turn.clear()
-                if (replica := self._pick(route)) is not None:
-                    return replica
+            return replica
         finally:
             route.queue_s += time.monotonic() - began
-            del self._waiting[turn]
-            self._wake_next()  # There may be room for more than this call.
-
-    def _wake_next(self) -> None:
-        for turn in self._waiting:
-            if not turn.is_set():
-                turn.set()
-                return
+            self.num_waiting -= 1
 
     def _wake_all(self) -> None:
-        for turn in self._waiting:
-            turn.set()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _retries(
         self, replica: Replica, route: Route, error: UpstreamError, began: float, *, passed_on: bool = False
@@ -409,8 +372,6 @@ class UpstreamPool:
         else:
             replica.failed(error)
             self._start_recovery(replica)
-        if self.all_down:
-            self._wake_all()  # Calls that wait for room wait for a shorter time from here on.
         num_broken_off = sum(retry["fault"] == "broke_off" for retry in route.retries)
         has_broken = error.fault == "broke_off" and num_broken_off >= _MAX_BROKEN_OFF
         if passed_on or has_broken or len(route.retries) >= _MAX_RETRIES:
@@ -443,7 +404,7 @@ class UpstreamPool:
     def _no_room(self, waited_s: float, deadline: float) -> UpstreamError:
         """Return the error of a call that waited in vain."""
         if time.monotonic() >= deadline:
-            why = "they are paused" if self.paused else "they are busy or down"
+            why = "they are paused" if self.paused else "they are down"
             return UpstreamError(
                 f"the call took its total time of {self._config.total_timeout_s:g} s: no upstream took it, as {why}",
                 status_code=504,
