@@ -28,7 +28,7 @@ def fork_again_and_again():
             os._exit(0)
 
 
-from rllm.inference.servers.process import ServerProcess
+from rllm.inference.servers.vllm_server import ServerProcess
 def serve():
     ServerProcess(["true"], os.environ, Path(os.devnull)).stop()
 async def users_own():

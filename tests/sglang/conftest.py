@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rllm.inference.servers.control import SGLangControl
-from rllm.inference.servers.process import ServerProcess
-from rllm.inference.servers.vllm_server import free_port
+from rllm.inference.servers.vllm_server import ServerProcess, free_port
 
 START_S = 900.0
 ARGUMENTS = """--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch --grammar-backend none

@@ -1,13 +1,20 @@
-"""Checks of a model's folder before anything of it is loaded. Needs no torch."""
+"""A model's folder: checks before anything of it is loaded, and `from_pretrained`. Needs no torch."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
+from rllm._runtime.files import is_named_by
 from rllm.config.sizes import cached_folder, is_offline
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, first_line
 
+TRUSTED_MODELS = "RLLM_TRUSTED_MODELS"
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "tekken.json")
 """Files that tokenizers are read from; without any, `transformers` makes some with a handful of tokens."""
 
@@ -132,3 +139,58 @@ def _is_whole(weights: Path) -> bool:
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
     return bool(8 + length + max(ends, default=0) == size)
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def may_bring_code(source: str) -> bool:
+    """Return whether the user trusts the code of a model folder or hub id, by naming it in RLLM_TRUSTED_MODELS."""
+    named = os.environ.get(TRUSTED_MODELS, "").split(os.pathsep)
+    return is_named_by(TRUSTED_MODELS, Path(source)) if Path(source).is_dir() else source in named
+
+
+def from_pretrained(load: Callable[..., Any], source: str, part: str, *, setting: str = "model", **options: Any) -> Any:
+    """Call a `from_pretrained`. A model's own code is run only if `RLLM_TRUSTED_MODELS` names its folder.
+
+    `setting` names the source in errors.
+
+    Raises:
+        ConfigError: naming the setting and the remedy, which the library's own errors do not.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        with without_bars():
+            return load(source, trust_remote_code=may_bring_code(source), **options)
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"{setting}={source!r}: cannot load its {part}: they are pickled and hold more than tensors, which could "
+            f"run code ({first_line(error)}); save the model again with safetensors"
+        ) from error
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            remedy = (
+                "it brings code of its own (auto_map in its config.json), which is not run; use a model known to "
+                f"transformers, or read the code and set {TRUSTED_MODELS}={source}"
+            )
+        elif Path(source).is_dir():
+            remedy = "the folder must hold config.json, the weights (*.safetensors) and the tokenizer's files"
+        else:
+            remedy = (
+                "there is no such local folder, and the hub did not provide it; check the id and the network, "
+                "download it, or set HF_HUB_OFFLINE=1 to use only what is already cached"
+            )
+        raise ConfigError(f"{setting}={source!r}: cannot load its {part}: {remedy} ({first_line(error)})") from error
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide `transformers`' progress bars, except those of downloads."""
+    from transformers.utils import logging
+
+    before = logging.set_tqdm_hook(lambda make, args, options: make(*args, **{**options, "disable": True}))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)

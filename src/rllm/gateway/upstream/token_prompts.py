@@ -61,7 +61,7 @@ class TokenPrompts:
         try:
             from transformers import AutoTokenizer
 
-            from rllm.inference.pretrained import from_pretrained
+            from rllm.inference.model_folder import from_pretrained
             from rllm.parser.tool_prompt import TemplateChoice
         except ImportError as error:
             raise MissingDependencyError.of("transformers", "train", "a tokenizer for exact turns") from error

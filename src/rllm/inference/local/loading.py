@@ -32,8 +32,7 @@ from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
 from rllm.config.sizes import cached_folder, is_offline
 from rllm.errors import ConfigError, MissingDependencyError
-from rllm.inference.model_folder import check_files, check_trainable, checked_source
-from rllm.inference.pretrained import from_pretrained, without_bars
+from rllm.inference.model_folder import check_files, check_trainable, checked_source, from_pretrained, without_bars
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_prompt import TemplateChoice
 from rllm.types import JSONMapping

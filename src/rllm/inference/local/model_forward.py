@@ -1,18 +1,24 @@
-"""Running `transformers` models: attention without copied keys, argument names, and checks of a model."""
+"""Running `transformers` models: attention without copied keys, argument names, checks, and faster decode steps."""
 
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rllm.errors import ConfigError, first_line
+from rllm.inference.local.packed import RowwiseActivation
 from rllm.types import JSONObject
+
+logger = logging.getLogger(__name__)
 
 NAME = "rllm_sdpa"
 
@@ -164,3 +170,129 @@ def _chunk_size(model: PreTrainedModel) -> int:
         return int(2 * hashed)
     found = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
     return next((size for size in found if isinstance(size, int)), 0)
+
+
+# --- prompts that rows share ------------------------------------------------------------------------------------------
+
+_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_sigmoid = RowwiseActivation(torch.sigmoid)
+
+
+class PromptAttention:
+    """Attention of B rows to their prompts and to what follows; a `SharedPrefix` of one decode step.
+
+    Keys and values of a long prompt are kept once for all rows that begin with it. Samples of one prompt would
+    otherwise each read a copy of it from main memory; now all but the first read it from the CPU's cache. A row attends
+    to its prompt and to what follows separately, and the two results are joined by their log-sum-exp (Juravsky et al.
+    2024, Hydragen). A row alone does the same, and rows' queries are not multiplied together, so a row's result does
+    not depend on which others share its prompt.
+
+    Shapes: B rows, n of them with a prompt, K key heads, Q queries of each key head and row, D head size, P tokens of a
+    prompt, W columns that hold what follows prompts.
+    """
+
+    def __init__(self, prompts: Sequence[Tensor | None]) -> None:
+        """Put the rows in order of their prompts.
+
+        Args:
+            prompts: prompt of each row, [layer, key or value, K, P, D]; `None` where a row's slot holds all of it.
+        """
+        found = {id(prompt): prompt for prompt in prompts if prompt is not None}
+        rows = {key: [row for row, prompt in enumerate(prompts) if prompt is found[key]] for key in found}
+        order = [row for members in rows.values() for row in members]
+        self._prompts = list(found.values())
+        self._sizes = [len(members) for members in rows.values()]
+        self._order = torch.tensor(order)  # [n]
+        self._place = torch.zeros(len(prompts), dtype=torch.long)  # [B] of each row in this order
+        self._place[self._order] = torch.arange(len(order))
+        self._has_none = torch.tensor([prompt is None for prompt in prompts]).view(-1, 1, 1)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,  # [B, K * Q, 1, D]
+        keys: Tensor,  # [B, K, W, D]
+        values: Tensor,  # [B, K, W, D]
+        mask: Tensor | None,  # [B, 1, 1, W]
+        scale: float,
+    ) -> Tensor:
+        """Return [B, K * Q, 1, D] the attention's output."""
+        grouped = query.view(*keys.shape[:2], -1, query.shape[-1])  # [B, K, Q, D]
+        own, own_total = _attend(grouped, keys, values, attn_mask=mask, scale=scale)
+        parts = [
+            _attend(part, *prompt[layer].unsqueeze(1).expand(-1, len(part), -1, -1, -1), scale=scale)
+            for part, prompt in zip(grouped.index_select(0, self._order).split(self._sizes), self._prompts, strict=True)
+        ]
+        of_prompt, total = (torch.cat(pieces).index_select(0, self._place) for pieces in zip(*parts, strict=True))
+        fraction = _sigmoid((total - own_total).masked_fill_(self._has_none, -torch.inf))  # [B, K, Q]
+        # Not `lerp`, which rounds otherwise at the end of a vector.
+        joined: Tensor = own + (of_prompt - own) * fraction.unsqueeze(-1)
+        return joined.to(query.dtype).reshape(query.shape)
+
+
+# --- CUDA graphs ------------------------------------------------------------------------------------------------------
+
+
+class DecodeGraphs:
+    """Forward passes of one device, recorded as CUDA graphs by shape.
+
+    A step of a small model starts more than a thousand kernels, which takes a GPU's host several times as long as the
+    GPU takes to run them. A graph starts all of them at once.
+
+    The first pass of a shape runs as usual, which chooses and loads its kernels. The second one is recorded, and later
+    ones replay it. So a pass may only read tensors that stay where they are, and `clear` must be called when they move.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seen: set[Hashable] = set()
+        self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._can_record = device.type == "cuda"
+
+    def run(self, shape: Hashable, forward: Callable[[], Tensor]) -> Tensor:
+        """Return what `forward` returns; the next pass may overwrite it."""
+        if not self._can_record:
+            return forward()
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return forward()
+        if shape not in self._recorded:
+            try:
+                self._recorded[shape] = self._record(forward)
+            except Exception as error:  # the model reads values back from the device, for example to choose its experts
+                logger.info(
+                    "decode steps cannot be recorded as a CUDA graph, so they take longer: %s", first_line(error)
+                )
+                self._can_record = False
+                return forward()
+        graph, output = self._recorded[shape]
+        graph.replay()
+        return output
+
+    def _record(self, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        pool = next((graph.pool() for graph, _ in self._recorded.values()), None)
+        random_state = torch.cuda.get_rng_state(self._device)
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                # Other threads, such as the one that trains, may use the device meanwhile.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    output = forward()
+                finally:
+                    graph.capture_end()
+        except Exception:
+            # A recording that fails leaves the generator unusable.
+            generator = torch.Generator(self._device)
+            generator.set_state(random_state)
+            torch.cuda.default_generators[current.device_index].graphsafe_set_state(generator)
+            raise
+        current.wait_stream(stream)
+        return graph, output
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._seen.clear()
+        self._recorded.clear()

@@ -2,7 +2,7 @@
 
 Sequences that are equal so far are one *row* of the batch until they diverge, as the samples of one prompt do after
 a few tokens. Prompts are computed in slots of their own, from the longest cached prefix on, and copied to their rows;
-on a CPU, the states of a long prompt are kept and read once for all of its rows (`prompt_attention.py`).
+on a CPU, the states of a long prompt are kept and read once for all of its rows (`model_forward.PromptAttention`).
 
 On a CPU, results of one row are the same bit for bit whatever else is in the batch: products of packed weights do
 not depend on the number of rows (`packed.py`), and attention reads widths that are summed alike (`stable_width`).
@@ -21,10 +21,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from rllm.inference.local.decode_graphs import DecodeGraphs
 from rllm.inference.local.kv_cache import BLOCK, Block, BlockLocation, CacheShape, PrefixCache, SlotCache
-from rllm.inference.local.model_forward import cache_argument, last_logits_only
-from rllm.inference.local.prompt_attention import PromptAttention
+from rllm.inference.local.model_forward import DecodeGraphs, PromptAttention, cache_argument, last_logits_only
 from rllm.inference.local.scheduler import Added
 
 QUERY_STEP = 16
