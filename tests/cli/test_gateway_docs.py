@@ -52,7 +52,7 @@ async def test_the_metrics_are_those_that_it_gives():
     transport = httpx.ASGITransport(create_app(MemoryTraceStore(), pool))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         given = set(re.findall(r"^# TYPE rllm_gateway_(\w+)", (await client.get("/metrics")).text, re.MULTILINE))
-    table = TEXT.partition("`rllm_gateway_`")[2].partition("`--log-format")[0]
+    table = TEXT.partition("`rllm_gateway_`")[2].partition("`--otel`")[0]
     told = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     assert set(re.findall(r"\w+", " ".join(told))) == given
     await pool.close()

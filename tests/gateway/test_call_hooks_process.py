@@ -1,6 +1,5 @@
-"""`rllm gateway --log-format json --otel`, as a process that is read and collected from."""
+"""`rllm gateway --otel`, as a process that is collected from."""
 
-import json
 import re
 import signal
 import subprocess
@@ -21,7 +20,7 @@ def collector(monkeypatch):
         yield collected
 
 
-def test_every_call_is_a_line_of_json_and_a_span(tmp_path, collector):
+def test_every_call_is_a_span(tmp_path, collector):
     with ScriptedServer(ScriptedEngine(["a secret"])) as upstream:
         database = f"sqlite:///{tmp_path / 't.db'}"
         arguments = [
@@ -31,8 +30,6 @@ def test_every_call_is_a_line_of_json_and_a_span(tmp_path, collector):
             database,
             "--port",
             "0",
-            "--log-format",
-            "json",
             "--otel",
         ]
         command = [sys.executable, "-m", "rllm", "gateway", "--api-key", "key-of-gateway", *arguments]
@@ -46,13 +43,5 @@ def test_every_call_is_a_line_of_json_and_a_span(tmp_path, collector):
                 client.post("/sessions/s/v1/chat/completions", json=body, headers={"authorization": "Bearer wrong-key"})
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=60)
-    lines = [json.loads(line) for line in errors.splitlines()]
-    assert [(line["message"], line["status"], line.get("session_id")) for line in lines] == [
-        ("call", 200, "s"),
-        ("call", 400, "s"),
-        ("call", 401, None),
-    ]
-    assert lines[0]["trace_ids"] == [answer.json()["id"]]
-    assert {line["logger"] for line in lines} == {"rllm.gateway.observability"}
-    assert not re.search("secret|key-of-gateway|wrong-key", errors)
-    assert collector.named("chat scripted").attributes["rllm.trace_ids"] == lines[0]["trace_ids"]
+    assert errors == ""
+    assert collector.named("chat scripted").attributes["rllm.trace_ids"] == [answer.json()["id"]]

@@ -74,7 +74,7 @@ def use_it(client, upstream):
 
 
 def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
-    process, url, greeting = start_gateway(tmp_path, "--upstream", upstream.base_url, "--log-format", "json")
+    process, url, greeting = start_gateway(tmp_path, "--upstream", upstream.base_url)
     try:
         with httpx.Client(base_url=url, timeout=60, verify=False) as client:
             answers = use_it(client, upstream)
@@ -91,7 +91,6 @@ def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
         traces = [trace for info in store.sessions() for trace in store.by_session(info.id)]
         assert len(traces) == 7
     logs = (tmp_path / "log").read_text()
-    assert logs.count('"call"') == 8, "calls were logged"
     places = {
         "store file": stored.decode("latin-1"),
         "traces": repr([trace.to_dict() for trace in traces]),

@@ -26,8 +26,8 @@ SPELLINGS = {
     "max_output_bytes": "--max-output",
 }
 """Options that are not spelled like their field."""
-NOT_OPTIONS = {"session_ids_admit", "redact", "log_calls"}
-"""Fields that only runs set, and those of `--redact` and `--log-format`."""
+NOT_OPTIONS = {"session_ids_admit"}
+"""Fields that only runs set."""
 _VARIABLES = {"api_key": "RLLM_GATEWAY_API_KEY"}
 _DEFAULTS = {"port": 8080}
 

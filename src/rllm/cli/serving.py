@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlencode
 
 import typer
@@ -57,35 +57,16 @@ def gateway(
     silence_s: Annotated[
         float, typer.Option(help="Seconds of silence after which a call to a replica fails.", callback=above_zero)
     ] = 600.0,
-    redact: Annotated[
-        str | None,
-        optional(
-            "Function that takes a Trace and returns it with the texts that may be stored.", metavar="PKG.MOD:FUNCTION"
-        ),
-    ] = None,
-    log_format: Annotated[
-        Literal["text", "json"],
-        typer.Option(help="json: one object per line on stderr, with one for each call: ids and times, no content."),
-    ] = "text",
 ) -> None:
     """Capture every call of any agent exactly, in front of any OpenAI-compatible server."""
     from rllm.cli.inputs import token_prompts
     from rllm.gateway.app import create_app
-    from rllm.gateway.observability import log_as_json
-    from rllm.gateway.redaction import load_redact
     from rllm.gateway.server import bind, serve, url_of
     from rllm.gateway.upstream import HTTPUpstream, UpstreamPool
     from rllm.store import open_store
     from rllm.store.maintenance import pruning
 
-    config = replace(
-        config,
-        redact=None if redact is None else load_redact(redact),
-        log_calls=log_format == "json",
-        otel=config.otel or config.otel_response_ids,
-    )
-    if config.log_calls:
-        log_as_json()
+    config = replace(config, otel=config.otel or config.otel_response_ids)
     connect = partial(
         HTTPUpstream,
         api_key=upstream_api_key,

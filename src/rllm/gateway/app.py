@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rllm import telemetry
 from rllm.errors import RLLMError, SessionDeletedError, StoreError
 from rllm.gateway.admin import DIALECT, Admin
 from rllm.gateway.calls import CallEndpoint
@@ -23,7 +24,6 @@ from rllm.gateway.dialects import DIALECTS, dialect_of, find_call
 from rllm.gateway.errors import GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, bounded
 from rllm.gateway.identity import with_key_header
-from rllm.gateway.observability import CallHook, hooks_of
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
 from rllm.store.base import TraceStore
@@ -40,17 +40,22 @@ def create_app(
     """
     config = config or GatewayConfig()
     sessions = sessions or Sessions(store, memory_gb=config.session_memory_gb)
-    hooks = hooks_of(config)
+    if config.otel:
+        telemetry.enable(response_ids=config.otel_response_ids)
     gateway = Gateway(
         store,
         upstream,
         require_tokens=config.require_tokens,
         exact_turns=config.exact_turns,
-        redact=config.redact,
-        has_hooks=bool(hooks),
+        keeps_traces=config.otel,
     )
     budget = BodyBudget(config)
-    calls = _call_endpoints(gateway, sessions, config, hooks, budget)
+    endpoint = partial(CallEndpoint, gateway, sessions, config, budget)
+    calls = {
+        template: endpoint(dialect, counts=template in dialect.wire.counts)
+        for dialect in DIALECTS
+        for template in (*dialect.wire.calls, *dialect.wire.counts)
+    }
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -92,22 +97,6 @@ def create_app(
             await others(scope, receive, send)
 
     return app
-
-
-def _call_endpoints(
-    gateway: Gateway,
-    sessions: Sessions,
-    config: GatewayConfig,
-    hooks: Sequence[CallHook],
-    budget: BodyBudget,
-) -> dict[str, CallEndpoint]:
-    """Return the endpoint of each model call, by the template of its path."""
-    endpoint = partial(CallEndpoint, gateway, sessions, config, budget, hooks=hooks)
-    return {
-        template: endpoint(dialect, counts=template in dialect.wire.counts)
-        for dialect in DIALECTS
-        for template in (*dialect.wire.calls, *dialect.wire.counts)
-    }
 
 
 _present = Response()

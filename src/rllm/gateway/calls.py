@@ -33,7 +33,7 @@ from rllm.gateway.identity import (
     trace_context_of,
 )
 from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
-from rllm.gateway.observability import CallFinished, CallHook
+from rllm.gateway.observability import record_span
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
@@ -58,7 +58,6 @@ class CallEndpoint:
     """True if calls are answered with the number of tokens of their prompts."""
     in_flight: InFlightCalls = field(default_factory=InFlightCalls)
     """Calls of this route whose answers may be requested again."""
-    hooks: Sequence[CallHook] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
@@ -86,12 +85,11 @@ class CallEndpoint:
         finally:
             metrics.in_flight -= 1
             self.budget.release(scope)
-            seconds = time.perf_counter() - started
-            metrics.observe(self.dialect.wire.name, mode, answer.status, seconds)
+            metrics.observe(self.dialect.wire.name, mode, answer.status, time.perf_counter() - started)
             if answer.call is not None:
                 self.sessions.update_size(answer.call.session)
-            if self.hooks:
-                self._run_hooks(scope, mode, answer, seconds)
+            if self.config.otel and answer.call is not None:
+                self._record_span(answer.call, mode, answer.status)
 
     def _in_own_words(self, error: GatewayError) -> GatewayError:
         """Return an error that names a chat field as the dialect does."""
@@ -111,26 +109,16 @@ class CallEndpoint:
         log_ignored(of_upstream, own_names)
         return [*of_dialect, *(own_names.get(key, key) for key in of_upstream)]
 
-    def _run_hooks(self, scope: Scope, mode: str, answer: _Answer, seconds: float) -> None:
-        """Run the hooks once the call's traces are durable."""
-        call = answer.call
-        finished = CallFinished(
-            dialect=self.dialect.wire.name,
-            mode=mode,
-            status=answer.status,
-            seconds=seconds,
-            call=call,
-            headers=headers_of(scope),
-        )
+    def _record_span(self, call: ModelCall, mode: str, status: int) -> None:
+        """Record the call as a span once its traces are durable."""
 
-        def run(_: object = None) -> None:
-            for hook in self.hooks:
-                hook(finished)
+        def record(_: object = None) -> None:
+            record_span(call, dialect=self.dialect.wire.name, is_stream=mode == "stream", status=status)
 
-        if call is not None and call.background_write is not None:
-            call.background_write.add_done_callback(run)
+        if call.background_write is not None:
+            call.background_write.add_done_callback(record)
         else:
-            run()
+            record()
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer

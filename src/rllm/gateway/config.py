@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from rllm._runtime.network import is_loopback
 from rllm.errors import ConfigError
-from rllm.types import Trace
 
 SESSION_MEMORY_GB = 0.5
 
@@ -58,16 +56,12 @@ class GatewayConfig:
     """Seconds for the headers of a request to arrive."""
     unread_timeout_s: float = 300.0
     """Seconds for which a client may leave its answer unread, with all buffers full, before it is disconnected."""
-    redact: Callable[[Trace], Trace] | None = None
-    """Hook that changes the texts of each trace before it is stored; see `rllm.gateway.redaction`."""
     keep_alive_s: float = 15.0
     """Seconds of silence in a streamed answer before a comment is sent, so that clients continue to wait."""
     ready_timeout_s: float = 5.0
     """Seconds for which `/readyz` waits for the upstream and for the store."""
     shutdown_timeout_s: float = 10.0
     """Seconds that calls in progress may take once the gateway stops."""
-    log_calls: bool = False
-    """Log each call, with its ids, counts and times."""
     otel: bool = False
     """Export OpenTelemetry spans of calls, agents and tools to OTEL_EXPORTER_OTLP_ENDPOINT; see `rllm.telemetry`."""
     otel_response_ids: bool = False

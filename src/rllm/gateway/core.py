@@ -22,7 +22,6 @@ from rllm.gateway.dialects.chat import ChunkNormalizer, fill_missing_fields
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
 from rllm.gateway.model_call import ModelCall
 from rllm.gateway.observability import Metrics
-from rllm.gateway.redaction import Redact, redacted
 from rllm.gateway.sessions import Session, check_not_deleted
 from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
 from rllm.parser.chat_template import is_long
@@ -52,17 +51,16 @@ class Gateway:
         *,
         require_tokens: bool = False,
         exact_turns: bool = True,
-        redact: Redact | None = None,
-        has_hooks: bool = True,
+        keeps_traces: bool = False,
     ) -> None:
-        """`has_hooks`: whether hooks read the traces of finished calls."""
+        """`keeps_traces`: whether finished calls hold their traces, for spans."""
         self.store = store
         self.upstream = upstream
         self.metrics = Metrics()
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
         self._exact_turns = exact_turns
-        self._writer = TraceWriter(store, self.writes, self.metrics, redact=redact, has_hooks=has_hooks)
+        self._writer = TraceWriter(store, self.writes, self.metrics, keeps_traces=keeps_traces)
 
     async def complete(self, call: ModelCall, render: Callable[[JSONObject], bytes]) -> bytes:
         """Return the whole answer, rendered, once its traces are durable.
@@ -135,7 +133,7 @@ class Gateway:
         try:
             await self._writer.write(call, self._failed(call, request, _reason(error)))
         except RLLMError as failure:
-            # Not the reason itself: it may repeat text of the agent, which a redaction hook removes.
+            # Not the reason itself: it may repeat text of the agent.
             logger.error("a call was refused, and its trace was not stored as it is: %s", failure)
 
     async def count_tokens(self, call: ModelCall) -> int:
@@ -327,67 +325,59 @@ class DurableWrites:
 class TraceWriter:
     """Writer of the traces of calls. Durable traces are counted, and later calls of their session can continue them."""
 
-    def __init__(
-        self, store: TraceStore, writes: DurableWrites, metrics: Metrics, *, redact: Redact | None, has_hooks: bool
-    ) -> None:
-        """`has_hooks`: whether hooks read the traces of finished calls."""
+    def __init__(self, store: TraceStore, writes: DurableWrites, metrics: Metrics, *, keeps_traces: bool) -> None:
+        """`keeps_traces`: whether finished calls hold their traces."""
         self._store = store
         self._writes = writes
         self._metrics = metrics
-        self._redact = redact
-        self._has_hooks = has_hooks
+        self._keeps_traces = keeps_traces
 
     def write(self, call: ModelCall, traces: Sequence[Trace]) -> Awaitable[None]:
         """Begin to write the traces of a call, and return an awaitable that ends once they are durable.
 
-        Without hooks, nothing here holds the tokens meanwhile: those of all calls that wait for one commit do not fit
-        into a processor's cache, and parsing each answer where the last one was takes a tenth less time.
+        Unless spans need them, nothing here holds the tokens meanwhile: those of all calls that wait for one commit do
+        not fit into a processor's cache, and parsing each answer where the last one was takes a tenth less time.
 
         Raises:
-            GatewayError: 410, if the session was deleted. When awaited, also if the redaction hook failed.
+            GatewayError: 410, if the session was deleted.
         """
         check_not_deleted(call.session)
-        write, after, problem = self._begin(call, traces)
-        return self._finish(call, write, after, problem)
+        return self._finish(call, *self._begin(call, traces))
 
     def write_in_background(self, call: ModelCall, traces: Sequence[Trace]) -> None:
         """Write the traces of a call whose client has gone."""
         if not call.session.deleted:
-            write, after, _ = self._begin(call, traces)
-            self._follow(call, write, after)
+            self._follow(call, *self._begin(call, traces))
 
-    def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _After, RLLMError | None]:
-        """Return the write of a call's traces, a function to call after it, and the error of the redaction hook."""
-        stored, problem = (traces, None) if self._redact is None else redacted(traces, self._redact)
-        write = self._store.add(stored, session=call.session.ref)
+    def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _After]:
+        """Return the write of a call's traces, and a function to call after it."""
+        write = self._store.add(traces, session=call.session.ref)
         count = partial(
             self._metrics.count_traces,
-            num_traces=len(stored),
-            num_failed=sum(trace.error is not None for trace in stored),
-            num_prompt_tokens=len(stored[0].prompt_ids),
-            num_response_tokens=sum(len(trace.response_ids) for trace in stored),
-            first_token_s=stored[0].timings.get("first_token_s"),
+            num_traces=len(traces),
+            num_failed=sum(trace.error is not None for trace in traces),
+            num_prompt_tokens=len(traces[0].prompt_ids),
+            num_response_tokens=sum(len(trace.response_ids) for trace in traces),
+            first_token_s=traces[0].timings.get("first_token_s"),
         )
-        for_hooks = stored if self._has_hooks else ()
-        to_remember = [] if problem is not None else [call.to_remember(trace) for trace in traces]
+        kept = traces if self._keeps_traces else ()
+        to_remember = [call.to_remember(trace) for trace in traces]
 
         def after() -> None:
             count()
-            call.traces.extend(for_hooks)
+            call.traces.extend(kept)
             for node, answer in to_remember:
                 call.remember(node, answer)
 
-        return write, after, problem
+        return write, after
 
-    async def _finish(self, call: ModelCall, write: Future[None], after: _After, problem: RLLMError | None) -> None:
+    async def _finish(self, call: ModelCall, write: Future[None], after: _After) -> None:
         try:
             await self._writes.wait(write)
         except asyncio.CancelledError:  # The client has gone; its traces are stored all the same.
             self._follow(call, write, after)
             raise
         after()
-        if problem is not None:
-            raise problem
 
     def _follow(self, call: ModelCall, write: Future[None], after: _After) -> None:
         """Call `after` once a write is done that no client waits for."""

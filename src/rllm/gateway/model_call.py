@@ -42,7 +42,7 @@ class ModelCall:
     lost: tuple[str, ...] = field(init=False, default=())
     """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
     traces: list[Trace] = field(init=False, default_factory=list)
-    """Its traces, once they are durable."""
+    """Its traces, once they are durable, if spans are exported."""
     background_write: asyncio.Task[None] | None = field(init=False, default=None)
     """Of a call whose client has gone: the task that ends once its traces are durable, or cannot be."""
 
