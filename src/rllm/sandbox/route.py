@@ -7,12 +7,9 @@ forwards each request to the one server. It needs nothing in the sandbox, so it 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import orjson
@@ -150,32 +147,17 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _listener(pid: int) -> socket.socket:
     here, there = socket.socketpair()
     with here, there:
-        await run_job({"do": "listen", "pid": pid, "channel": there.fileno()}, pass_fds=[there.fileno()])
+        job = namespaces.arguments({"do": "listen", "pid": pid, "channel": there.fileno()})
+        with no_fork_meanwhile():
+            process = await asyncio.create_subprocess_exec(
+                *job, pass_fds=[there.fileno()], env={}, stderr=asyncio.subprocess.PIPE
+            )
+        _, reason = await process.communicate()
         here.setblocking(False)
         try:
             _, (number,), _, _ = socket.recv_fds(here, 16, 1)
         except (BlockingIOError, ValueError) as error:
-            raise SandboxError("the sandbox's network could not be entered") from error
+            raise SandboxError(f"no route to the sandbox: {reason.decode(errors='replace').strip()}") from error
     listener = socket.socket(fileno=number)
     listener.setblocking(False)
     return listener
-
-
-async def run_job(job: Mapping[str, Any], *, pass_fds: list[int]) -> None:
-    """Run a job of `namespaces` to its end.
-
-    Raises:
-        SandboxError: if it fails.
-    """
-    job_fd = os.memfd_create("job")
-    try:
-        os.write(job_fd, orjson.dumps(job))
-        with no_fork_meanwhile():
-            process = await asyncio.create_subprocess_exec(
-                *namespaces.arguments(job_fd), pass_fds=[job_fd, *pass_fds], env={}
-            )
-        await process.wait()
-        if error := os.pread(job_fd, 4000, 0):
-            raise SandboxError(f"the sandbox could not be entered: {error.decode(errors='replace')}")
-    finally:
-        os.close(job_fd)

@@ -1,0 +1,338 @@
+"""Sandboxes that are reached through a client program, such as `podman exec` or `kubectl exec`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from rllm._runtime.ids import new_id
+from rllm._runtime.threads import in_thread
+from rllm.sandbox.base import Command, ExecResult, Sandbox, SandboxError, Stream
+from rllm.sandbox.files import pack, unpack
+
+TRANSFER_TIMEOUT_S = 600.0
+"""Seconds for an upload or a download."""
+_KILL_TIMEOUT_S = 20.0
+_CHUNK_BYTES = 1 << 16
+_MARK = "RLLM_COMMAND"
+"""Variable that names the command to which a process in a sandbox belongs."""
+
+# Repeated until no process is left, since a process may start others between the look and the kill.
+_KILL = f"""
+for round in 1 2 3 4 5 6 7 8; do
+  found=
+  for file in /proc/[0-9]*/environ; do
+    if grep -qsF "{_MARK}=$1" "$file"; then
+      id=${{file#/proc/}}; kill -9 "${{id%/environ}}" 2>/dev/null; found=1
+    fi
+  done
+  [ "$found" ] || exit 0
+done
+exit 1
+"""
+_PACK = """
+if [ -d "$1" ]; then exec tar -cf - -C "$1" .; fi
+[ -e "$1" ] || { echo "no such file" >&2; exit 3; }
+exec tar -chf - -C "$(dirname -- "$1")" "$(basename -- "$1")"
+"""
+_UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'
+
+
+class OutputKeeper:
+    """Beginning and end of the two streams of a command, and the pieces before the limit for `on_output`."""
+
+    def __init__(self, max_bytes: int, on_output: Callable[[Stream, bytes], None] | None = None) -> None:
+        """Keep `max_bytes` of each stream: half from each end."""
+        self._max_bytes = max_bytes
+        self._on_output = on_output
+        self._head: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self._tail: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self._seen: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+
+    def add(self, stream: Stream, data: bytes) -> None:
+        """Keep a piece of output, or what the limit leaves of it."""
+        head, tail, seen = self._head[stream], self._tail[stream], self._seen[stream]
+        if self._on_output and seen < self._max_bytes:
+            self._on_output(stream, data[: self._max_bytes - seen])
+        self._seen[stream] += len(data)
+        space = self._max_bytes // 2 - len(head)
+        head += data[:space]
+        tail += data[space:]
+        if (excess := len(tail) - (self._max_bytes - self._max_bytes // 2)) > 0:
+            del tail[:excess]
+
+    @property
+    def num_dropped_bytes(self) -> int:
+        """Return the bytes of both streams that were not kept."""
+        return sum(self._num_dropped(stream) for stream in self._seen)
+
+    def text(self, stream: Stream) -> str:
+        """Return what was kept of a stream."""
+        head, tail = self._head[stream], self._tail[stream]
+        dropped = self._num_dropped(stream)
+        between = f"\n... {dropped:,} bytes omitted ...\n".encode() if dropped else b""
+        return bytes(head + between + tail).decode(errors="replace")
+
+    def _num_dropped(self, stream: Stream) -> int:
+        return self._seen[stream] - len(self._head[stream]) - len(self._tail[stream])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """End of a program."""
+
+    exit_code: int
+    """Minus the number of the signal that ended it."""
+    timed_out: bool
+
+
+async def run_program(
+    argv: Sequence[str],
+    on_output: Callable[[Stream, bytes], None],
+    *,
+    stdin: IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    kill: Callable[[], Coroutine[Any, Any, object]] | None = None,
+) -> Ended:
+    """Run a program of this machine to its end; end it at its deadline, after cancellation and after errors.
+
+    Args:
+        argv: the program and its arguments.
+        on_output: called with each piece of output.
+        stdin: an open file, by default empty.
+        env: all of its variables, by default those of this process.
+        timeout_s: seconds until the deadline.
+        kill: ends what the program started elsewhere, before the program itself is ended.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=stdin or asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+        start_new_session=True,  # Ctrl-C is for this process, which then closes its sandboxes
+    )
+    assert process.stdout
+    assert process.stderr
+    work = [
+        asyncio.ensure_future(_read(process.stdout, "stdout", on_output)),
+        asyncio.ensure_future(_read(process.stderr, "stderr", on_output)),
+        asyncio.ensure_future(process.wait()),
+    ]
+    timed_out = False
+    try:
+        done, pending = await asyncio.wait(work, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        timed_out = bool(pending)
+    finally:
+        await uncancelled(_end(process, work, kill))
+    return Ended(process.returncode if process.returncode is not None else -9, timed_out)
+
+
+async def _read(pipe: asyncio.StreamReader, stream: Stream, on_output: Callable[[Stream, bytes], None]) -> None:
+    while piece := await pipe.read(_CHUNK_BYTES):
+        on_output(stream, piece)
+
+
+async def _end(
+    process: asyncio.subprocess.Process,
+    work: Sequence[asyncio.Future[Any]],
+    kill: Callable[[], Coroutine[Any, Any, object]] | None,
+) -> None:
+    if process.returncode is None and kill:
+        await kill()
+        await asyncio.wait(work, timeout=1.0)  # for the rest of the output
+    elif process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.terminate()
+            await asyncio.wait_for(process.wait(), 5.0)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
+
+
+async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
+    """Wait until the work is done, also if this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    task.result()
+    if cancelled:
+        raise cancelled
+
+
+class ClientSandbox(Sandbox):
+    """A sandbox in which a client program runs each command."""
+
+    end_reason: str | None = None
+    """Reason for which this process ended the sandbox."""
+
+    @abstractmethod
+    def client(
+        self, program: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: bool, as_root: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, str] | None]:
+        """Return the client's command line that runs a program in the sandbox, and the client's own variables."""
+
+    @abstractmethod
+    async def is_running(self) -> bool:
+        """Return whether the sandbox runs."""
+
+    @abstractmethod
+    def is_lost(self, result: ExecResult) -> bool:
+        """Return whether the client may have failed, rather than the command."""
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str = "",
+        timeout_s: float | None = None,
+        max_output_bytes: int = 1_000_000,
+        on_output: Callable[[Stream, bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run a command to its end, see `Sandbox.exec`."""
+        self._check_open()
+        mark = new_id()
+        program = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        argv, client_env = self.client(
+            program, cwd=cwd or self.workdir, env={**(env or {}), _MARK: mark}, stdin=bool(input)
+        )
+        kept = OutputKeeper(max_output_bytes, on_output)
+        began = time.monotonic()
+        with contextlib.ExitStack() as files:
+            ended = await run_program(
+                argv,
+                kept.add,
+                stdin=files.enter_context(_file_of(input)) if input else None,
+                env=client_env,
+                timeout_s=timeout_s,
+                kill=lambda: self._kill(mark),
+            )
+        result = ExecResult(
+            exit_code=-9 if ended.timed_out else _with_signal(ended.exit_code),
+            stdout=kept.text("stdout"),
+            stderr=kept.text("stderr"),
+            timed_out=ended.timed_out,
+            num_dropped_bytes=kept.num_dropped_bytes,
+            duration_s=time.monotonic() - began,
+        )
+        if not result.timed_out and self.is_lost(result) and not await self.is_running():
+            self._check_open()
+            raise SandboxError(f"sandbox {self.id} ended while a command ran: {result.stderr[-500:].strip()}")
+        return result
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file, or the content of a folder, to a path in the sandbox; root owns it there."""
+        self._check_open()
+        path, is_folder = PurePosixPath(target), await in_thread(source.is_dir, name="looking for files to upload")
+        with tempfile.TemporaryFile() as archive:
+            await in_thread(lambda: pack(source, archive, name=path.name), name="packing files for a sandbox")
+            archive.seek(0)
+            folder = path if is_folder else path.parent
+            kept, ended = await self._transfer(_UNPACK, [str(folder)], stdin=archive)
+        if ended.exit_code != 0 or ended.timed_out:
+            raise SandboxError(f"cannot write {target} in sandbox {self.id}: {_reason(kept, ended)}")
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 64 << 20) -> None:
+        """Copy a file, or the content of a folder, from the sandbox to a path here; see `Sandbox.download`."""
+        self._check_open()
+        with tempfile.TemporaryFile() as archive:
+
+            def write(stream: Stream, data: bytes) -> None:
+                if stream == "stdout":
+                    # A member of an archive has up to 1,023 bytes beside its content.
+                    if archive.tell() + len(data) > 2 * max_bytes + (1 << 20):
+                        raise SandboxError(f"{source} in sandbox {self.id} has more than max_bytes={max_bytes:,} bytes")
+                    archive.write(data)
+
+            kept, ended = await self._transfer(_PACK, [source], on_output=write)
+            if ended.exit_code != 0 or ended.timed_out:
+                raise SandboxError(f"cannot read {source} in sandbox {self.id}: {_reason(kept, ended)}")
+            archive.seek(0)
+            # The archive of a folder begins with the folder itself.
+            into_folder = archive.read(2) in (b"./", b".\0")
+            archive.seek(0)
+            await in_thread(
+                lambda: unpack(archive, target, into_folder=into_folder, max_bytes=max_bytes),
+                name="unpacking files of a sandbox",
+            )
+
+    async def _transfer(
+        self,
+        script: str,
+        arguments: Sequence[str],
+        *,
+        stdin: IO[bytes] | None = None,
+        on_output: Callable[[Stream, bytes], None] | None = None,
+    ) -> tuple[OutputKeeper, Ended]:
+        mark = new_id()
+        argv, env = self.client(
+            ["sh", "-c", script, "sh", *arguments], cwd="/", env={_MARK: mark}, stdin=stdin is not None, as_root=True
+        )
+        kept = OutputKeeper(4096)
+
+        def add(stream: Stream, data: bytes) -> None:
+            kept.add(stream, data)
+            if on_output:
+                on_output(stream, data)
+
+        ended = await run_program(
+            argv, add, stdin=stdin, env=env, timeout_s=TRANSFER_TIMEOUT_S, kill=lambda: self._kill(mark, as_root=True)
+        )
+        if ended.exit_code != 0 and not await self.is_running():
+            self._check_open()
+            raise SandboxError(f"sandbox {self.id} has ended: {kept.text('stderr').strip()}")
+        return kept, ended
+
+    async def _kill(self, mark: str, *, as_root: bool = False) -> None:
+        """Kill a command and all that it started; end the sandbox where that fails, as with a fork bomb."""
+        argv, env = self.client(["sh", "-c", _KILL, "sh", mark], cwd="/", env={}, stdin=False, as_root=as_root)
+        ended = await run_program(argv, OutputKeeper(0).add, env=env, timeout_s=_KILL_TIMEOUT_S)
+        if ended.exit_code != 0 or ended.timed_out:
+            await self.end("a command could not be killed at its deadline")
+
+    async def end(self, reason: str) -> None:
+        """Close the sandbox; commands raise the reason from now on."""
+        self.end_reason = self.end_reason or reason
+        await self.close()
+
+    def _check_open(self) -> None:
+        if self.end_reason:
+            raise SandboxError(f"sandbox {self.id} has ended: {self.end_reason}")
+
+
+def _with_signal(exit_code: int) -> int:
+    """Return an exit code as `ExecResult` has it: clients report 128 and the number of a signal."""
+    return 128 - exit_code if 128 < exit_code < 160 else exit_code
+
+
+def _reason(kept: OutputKeeper, ended: Ended) -> str:
+    return "the deadline passed" if ended.timed_out else kept.text("stderr").strip()[-500:] or "no reason was given"
+
+
+def _file_of(text: str) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(text.encode())
+    file.seek(0)
+    return file

@@ -1,0 +1,167 @@
+"""Control groups of sandboxes: limits of all its processes together, in either version of Linux's control groups.
+
+See cgroups(7). A group of this process, or one above it, must be writable: as root, or delegated by systemd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rllm.sandbox.base import SandboxLimits
+
+_PREFIX = "rllm-sandbox-"
+CONTROLLERS = ("pids", "memory", "cpu")
+_OWN_PROCESSES = 4
+"""Of bubblewrap, and of programs that enter a sandbox for this process."""
+
+
+@functools.cache
+def parents() -> Mapping[str, Path]:
+    """Return a writable group of each controller that this process can use."""
+    mounts = [line.split() for line in _text("/proc/self/mountinfo").splitlines()]
+    found: dict[str, Path] = {}
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        kind = "cgroup" if controllers else "cgroup2"
+        for fields in mounts:
+            after = fields[fields.index("-") + 1 :]
+            if after[0] != kind or not set(filter(None, controllers.split(","))) <= set(after[2].split(",")):
+                continue
+            root = Path(fields[4])
+            own = root / os.path.relpath(path, fields[3])
+            names = controllers.split(",") if controllers else CONTROLLERS
+            for name in set(names) & set(CONTROLLERS):
+                if (group := _usable(own, root, name, kind)) and name not in found:
+                    found[name] = group
+    return found
+
+
+def _usable(own: Path, root: Path, controller: str, kind: str) -> Path | None:
+    """Return the nearest group in which a group with this controller can be made and joined."""
+    if not own.is_relative_to(root):
+        return None
+    for group in (own, *own.parents) if kind == "cgroup2" else (own,):
+        if not group.is_relative_to(root):
+            return None
+        if kind == "cgroup2":  # refused where the group has processes, unless it is the root
+            with suppress(OSError):
+                (group / "cgroup.subtree_control").write_text(f"+{controller}")
+            if controller not in _text(group / "cgroup.subtree_control").split():
+                continue
+        if os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK):
+            return group
+    return None
+
+
+class ControlGroup:
+    """Group of one sandbox, with a smaller one for each command."""
+
+    def __init__(self, name: str, limits: SandboxLimits, *, file_bytes: int) -> None:
+        """Make it.
+
+        Args:
+            name: unique name, which begins with the owner's `this_process()`.
+            limits: bounds of its resources.
+            file_bytes: memory for files in memory, beside `memory_mb`.
+        """
+        memory = (limits.memory_mb << 20) + file_bytes
+        period = 100_000
+        self._values = {
+            "pids.max": limits.max_processes + _OWN_PROCESSES,
+            "memory.max": memory,
+            "memory.swap.max": 0,
+            "memory.limit_in_bytes": memory,
+            "memory.memsw.limit_in_bytes": memory,
+            "cpu.max": f"{int(limits.cpus * period)} {period}",
+            "cpu.cfs_quota_us": int(limits.cpus * period),
+        }
+        self._folders: dict[str, Path] = {}
+        for controller, parent in parents().items():
+            folder = parent / f"{_PREFIX}{name}"
+            with suppress(OSError):
+                folder.mkdir(exist_ok=True)
+                self._set(folder, controller)
+                self._folders[controller] = folder
+
+    def _set(self, folder: Path, controller: str) -> None:
+        for name, value in self._values.items():
+            if name.startswith(controller + ".") and (folder / name).exists():
+                (folder / name).write_text(str(value))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the controllers that this machine does not let this process use."""
+        return tuple(name for name in CONTROLLERS if name not in self._folders)
+
+    def files_to_join(self, command: str = "") -> list[str]:
+        """Return the files to which a process writes its id to be in the group, or in the one of a command."""
+        folders = set(self._folders.values())
+        if command and (killable := self._killable(command)):
+            killable.mkdir(exist_ok=True)
+            folders = {folder for folder in folders if folder != killable.parent} | {killable}
+        return [str(folder / "cgroup.procs") for folder in folders]
+
+    def _killable(self, command: str) -> Path | None:
+        return next((folder / command for folder in self._folders.values()), None)
+
+    async def kill(self, command: str) -> bool:
+        """Kill all processes of a command; return whether none is left."""
+        folder = self._killable(command)
+        if folder is None:
+            return False
+        with suppress(OSError):
+            (folder / "pids.max").write_text("0")  # so that no process starts another one
+        for _ in range(200):
+            processes = _text(folder / "cgroup.procs").split()
+            if not processes:
+                return True
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+            await asyncio.sleep(0.01)
+        return False
+
+    async def remove(self) -> None:
+        """Remove the group, whose processes have ended."""
+        for folder in set(self._folders.values()):
+            for _ in range(200):
+                if remove_empty(folder):
+                    break
+                await asyncio.sleep(0.01)
+
+
+def remove_empty(folder: Path) -> bool:
+    """Remove a group and those in it, if they have no processes; return whether it is gone."""
+    try:
+        for inner in folder.iterdir():
+            if inner.is_dir():
+                inner.rmdir()
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def left_groups() -> list[Path]:
+    """Return the groups of all sandboxes of this machine that can be seen; `name_of` has their names."""
+    return [folder for parent in set(parents().values()) for folder in parent.glob(f"{_PREFIX}*:*")]
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a group."""
+    return folder.name.removeprefix(_PREFIX)
+
+
+def _text(path: Path | str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""Identity of the process that owns a sandbox, so that another process can remove what an ended one left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def this_process() -> str:
+    """Return `MACHINE:BOOT:NAMESPACE:PID:START`, which no other process has had.
+
+    Ids of processes are those of a namespace, and are used again; where there is no `/proc`, three fields are `0`.
+    """
+    return ":".join((*_place(), str(os.getpid()), _start(os.getpid())))
+
+
+def has_ended(owner: str) -> bool:
+    """Return whether the process with this `this_process()` is known to have ended.
+
+    A process of another machine is not known to have ended, nor one of another container on this machine.
+    """
+    machine, boot, namespace, pid, start = (*owner.split(":"), "", "", "", "", "")[:5]
+    here = _place()
+    if machine != here[0] or not pid.isdecimal():
+        return False
+    if boot != here[1]:
+        return True
+    return namespace == here[2] and _start(int(pid)) != start
+
+
+def _place() -> tuple[str, str, str]:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return socket.gethostname(), boot, str((_PROC / "self/ns/pid").stat().st_ino)
+    except OSError:
+        return socket.gethostname(), "0", "0"
+
+
+def _start(pid: int) -> str:
+    """Return the time at which a process started, in clock ticks since the boot; "" if there is none."""
+    try:
+        return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return "0" if not _PROC.is_dir() and _exists(pid) else ""
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,161 @@
+"""The backend `local`: bubblewrap, real namespaces and control groups."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.sandbox import SandboxError, SandboxLimits, bubblewrap, open_backend
+from rllm.sandbox.base import ImageSource
+from rllm.sandbox.control_groups import left_groups, parents
+
+from ..waiting import wait_for
+
+pytestmark = pytest.mark.sandbox
+SMALL = SandboxLimits(memory_mb=256, disk_mb=64, max_processes=64)
+
+
+@pytest.fixture
+def local():
+    try:
+        return open_backend("local")
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def processes() -> list[str]:
+    import psutil
+
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+
+
+async def test_a_sandbox_has_no_rights_and_no_way_to_some(local):
+    async with await local.start("host", limits=SMALL) as sandbox:
+        status = (await sandbox.exec("cat /proc/self/status")).stdout
+        for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            assert f"{kind}:\t0000000000000000" in status
+        assert "NoNewPrivs:\t1" in status
+        for command in ("unshare --user true", "mount -t tmpfs none /tmp", "mount -o remount,rw /usr", "chroot / true"):
+            assert not (await sandbox.exec(command)).ok
+        # The first process is bubblewrap of this machine: its file can be neither written nor given other rights.
+        for command in (
+            "echo > /proc/1/exe",
+            "chmod 4777 /proc/1/exe",
+            "touch /usr/bin/new",
+            "echo 1 > /proc/sys/kernel/panic",
+        ):
+            assert not (await sandbox.exec(command)).ok
+
+
+async def test_a_users_id_is_the_sandboxs_own(local):
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    async with await local.start("host", limits=SMALL) as one, await local.start("host", limits=SMALL) as other:
+        assert (await one.exec("id -u")).stdout == "0\n"
+        ids = {os.stat(f"/proc/{sandbox._first_process}").st_uid for sandbox in (one, other)}  # noqa: PTH116
+    assert len(ids) == 2
+    assert min(ids) >= 0x60000000
+
+
+async def test_limits_hold_for_all_processes_together(local):
+    if len(parents()) < 3:
+        pytest.skip("needs control groups")
+    async with await local.start("host", limits=SMALL) as sandbox:
+        three = "import os; os.fork(); os.fork(); held = bytearray(150 << 20); print('held', flush=True); os.wait()"
+        assert (await sandbox.exec(["python3", "-c", three])).stdout.count("held") < 4
+        many = "import os\nfor n in range(1000):\n if not os.fork(): os.execlp('sh', 'sh', '-c', 'exec sleep 1117 2>/dev/null >&2')"
+        assert "BlockingIOError" in (await sandbox.exec(["python3", "-c", many], timeout_s=60)).stderr
+        assert 0 < len([line for line in processes() if line == "sleep 1117"]) <= SMALL.max_processes
+        assert not (await sandbox.exec("for i in 1 2 3; do head -c 30000000 /dev/zero > $i || exit; done")).ok
+
+
+async def test_a_folder_with_a_root_file_system_is_an_image(local, tmp_path):
+    for name in ("sh", "sleep", "cat"):
+        copy_with_libraries(Path("/bin") / name, tmp_path)
+    (tmp_path / "etc/work").mkdir(parents=True)
+    (tmp_path / "etc/name").write_text("of the image")
+    (tmp_path / "opt").mkdir()
+    image = await local.image(ImageSource(name=str(tmp_path)))
+    async with await local.start(image, limits=SMALL, workdir="/etc/work") as sandbox:
+        assert (
+            await sandbox.exec("echo > file; cat /etc/name; echo x > /opt/x && cat /opt/x")
+        ).stdout == "of the imagex\n"
+        assert not (await sandbox.exec("echo x > /etc/name")).ok
+        assert not (await sandbox.exec("cat /usr/bin/env")).ok
+    assert [path.name for path in (tmp_path / "opt").iterdir()] == []
+    with pytest.raises(SandboxError, match="root file system"):
+        await local.image(ImageSource(name=str(tmp_path / "opt")))
+
+
+def copy_with_libraries(program: Path, root: Path) -> None:
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    for path in (str(program), *(word for word in listed.split() if word.startswith("/"))):
+        target = root / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+
+START = """
+import asyncio
+from rllm.sandbox import open_backend
+
+async def main():
+    sandboxes = [await open_backend("local").start("host") for _ in range(2)]
+    for sandbox in sandboxes:
+        await sandbox.exec("(setsid sh -c 'trap \\"\\" TERM INT HUP; sleep 1118' >/dev/null 2>&1 &)")
+    print("begun", flush=True)
+    await sandboxes[0].exec("exec sleep 1118")
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_is_left_after_kill_9(local):
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", START, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout
+    assert await process.stdout.readline() == b"begun\n"
+    wait_for(lambda: len([line for line in processes() if "sleep 1118" in line]) >= 3)
+    process.kill()
+    await process.wait()
+    wait_for(lambda: not [line for line in processes() if "sleep 1118" in line])
+    for _ in range(1000):
+        await local.remove_orphans()
+        if not (left := [group for group in left_groups() if f":{process.pid}:" in group.name]):
+            break
+        await asyncio.sleep(0.01)
+    assert not left
+
+
+async def test_thirty_two_work_at_once(local):
+    async def work(number: int) -> str:
+        async with await local.start("host", limits=SMALL) as sandbox:
+            await sandbox.exec(f"echo {number} > file")
+            return (await sandbox.exec("cat file")).stdout
+
+    assert await asyncio.gather(*map(work, range(32))) == [f"{number}\n" for number in range(32)]
+
+
+async def test_a_sandbox_that_ends_in_mid_command_is_an_error(local):
+    sandbox = await local.start("host", limits=SMALL)
+    begun = asyncio.Event()
+    running = asyncio.create_task(sandbox.exec("echo begun; sleep 1000", on_output=lambda *_: begun.set()))
+    await asyncio.wait_for(begun.wait(), 60)
+    os.kill(sandbox._first_process, 9)
+    with pytest.raises(SandboxError, match="ended"):
+        await running
+    await sandbox.close()
+
+
+def test_a_machine_without_bubblewrap_is_reported(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bubblewrap._check_machine.cache_clear()
+    with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
+        open_backend("local")
+    bubblewrap._check_machine.cache_clear()
