@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
-from rllm.errors import ConfigError, RLLMError
+from rllm.errors import ConfigError, RolloutError
 from rllm.registry import did_you_mean, load_object
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
@@ -27,7 +27,7 @@ BACKENDS: dict[str, str] = {
 _GROUP = "rllm.sandboxes"
 
 
-class SandboxError(RLLMError):
+class SandboxError(RolloutError):
     """A sandbox that could not be started, or that has ended. Commands that fail do not raise it."""
 
 

@@ -38,8 +38,6 @@ class TaskFolder:
     build_timeout_s: float = 600.0
     artifacts: tuple[str, ...] = ()
     """Absolute paths beside `workdir` that the verifier gets from the agent's sandbox."""
-    verifies_snapshot: bool = False
-    """The verifier sees all files of the agent's sandbox, instead of `workdir` and `artifacts` in a new one."""
     metadata: JSONMapping = field(default_factory=dict)
     """Table `[metadata]` of `task.toml`."""
     notes: tuple[str, ...] = ()
@@ -61,6 +59,10 @@ class SandboxAgent(ABC):
 
     name: str = ""
     """Name in messages, by default that of the class."""
+
+    def for_task(self, task: TaskFolder) -> SandboxAgent:
+        """Return the agent that works on a task, by default this one: only the oracle knows more than the instruction."""
+        return self
 
     @property
     def mounts(self) -> Mapping[str, Path]:
