@@ -1,9 +1,9 @@
 """The `rllm` command line. Programs import nothing from here.
 
 One module a command or two: `train` (train, sft), `demo`, `eval`, `run`, `serving` (gateway, serve, view), `episodes`
-(explain, export, rescore), `stores` (traces, store), `listing` (list) and `project` (init, config, doctor). They share
-`options` (also those generated from config classes), `terminal` (output, Ctrl-C), `display` (progress and reports),
-`inputs` (agents, tasks, models) and `training` (settings, runs, `--resume`). Read `train` first.
+(explain, export, rescore), `stores` (traces, store), `listing` (list), `tasks` and `project` (init, config, doctor).
+They share `options` (also those generated from config classes), `terminal` (output, Ctrl-C), `display` (progress and
+reports), `inputs` (agents, tasks, models) and `training` (settings, runs, `--resume`). Read `train` first.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rllm.cli.project import config, doctor, init
 from rllm.cli.run import run
 from rllm.cli.serving import gateway, serve, view
 from rllm.cli.stores import store, traces
+from rllm.cli.tasks import tasks
 from rllm.cli.terminal import CTRL_C, exit_during_update, signals_like_ctrl_c
 from rllm.cli.train import sft, train
 from rllm.errors import ConfigError, RLLMError, needed_to_train
@@ -72,6 +73,7 @@ for _name, _command in _COMMANDS.items():
     )(_command)
 app.add_typer(traces)
 app.add_typer(store)
+app.add_typer(tasks)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,9 @@
 """Tasks that agents work on in sandboxes: folders in Harbor's format, with a verifier that rewards the result.
 
-Read `task.py` first: a `TaskFolder`, a `SandboxAgent` and the `TaskOutcome` of a rollout.
+Read `task.py` first: a `TaskFolder`, a `SandboxAgent` and the `TaskOutcome` of a rollout. `folder.py` reads
+them (`task_toml.py` has the fields of `task.toml`, `git.py` fetches repositories), `run.py` makes a rollout,
+`verifier.py` rewards it, `changes.py` describes what the agent changed, and `check.py` tries tasks with the agents of
+`oracle.py`.
 """
 
 from rllm.tasks.task import FileChange, SandboxAgent, TaskFolder, TaskOutcome

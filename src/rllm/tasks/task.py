@@ -61,7 +61,7 @@ class SandboxAgent(ABC):
     """Name in messages, by default that of the class."""
 
     def for_task(self, task: TaskFolder) -> SandboxAgent:
-        """Return the agent that works on a task, by default this one: only the oracle knows more than the instruction."""
+        """Return the agent for one task, by default itself; the oracle needs more than the instruction."""
         return self
 
     @property

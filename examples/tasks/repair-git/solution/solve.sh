@@ -1,0 +1,2 @@
+#!/bin/sh
+git reset --hard "$(git rev-parse 'HEAD@{1}')"

@@ -1,0 +1,73 @@
+"""`rllm tasks`: check task folders."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rllm.cli import terminal
+from rllm.cli.options import OnlyJson, PlainCommand, PlainGroup
+from rllm.errors import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rllm.tasks.check import TaskCheck
+
+tasks = typer.Typer(
+    name="tasks", cls=PlainGroup, help="Check task folders, on which agents work in sandboxes.", no_args_is_help=True
+)
+
+
+@tasks.callback()
+def _group() -> None:
+    """Check task folders, on which agents work in sandboxes."""
+
+
+@tasks.command(cls=PlainCommand)
+def check(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Task folder, folder of task folders, or URL of a git repository: URL#REF:SUBFOLDER.",
+            metavar="DIR|URL",
+        ),
+    ],
+    sandbox: Annotated[str, typer.Option(help="Kind of sandboxes: local, podman, docker, ...")] = "local",
+    concurrent: Annotated[int, typer.Option(help="Tasks that are checked at a time.", min=1)] = 2,
+    as_json: OnlyJson = False,
+) -> None:
+    """Check that each task's solution passes its verifier, and that doing nothing does not.
+
+    Exit code 1 if a task does not pass, 2 if a folder cannot be read.
+    """
+    from rllm.sandbox.base import open_backend
+    from rllm.tasks.check import check_tasks
+    from rllm.tasks.folder import read_tasks
+
+    found = read_tasks(source)
+    checked = asyncio.run(check_tasks(found, open_backend(sandbox), max_concurrent=concurrent))
+    if as_json:
+        terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": all(task.ok for task in checked)})
+    else:
+        _print(checked)
+    if not all(task.ok for task in checked):
+        raise typer.Exit(1)
+
+
+def _print(checked: Sequence[TaskCheck]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("task", "solution", "nothing", "seconds", "")
+    for task in checked:
+        rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.oracle, task.nothing))
+        verdict = "ok" if task.ok else "\n".join(task.problems)
+        table.add_row(Text(task.task), *rewards, f"{task.seconds:.1f}", Text(verdict))
+    console = terminal.console(wide=True)
+    console.print(table)
+    num_failed = sum(not task.ok for task in checked)
+    summary = f"{num_failed} of {counted(len(checked), 'task')} failed" if num_failed else "All tasks can be used."
+    console.print(summary, markup=False)

@@ -1,0 +1,97 @@
+"""Check of tasks: their solution must pass, and doing nothing must not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from rllm.errors import RolloutError, first_line
+from rllm.sandbox.base import SandboxBackend
+from rllm.tasks.oracle import Idle, Oracle
+from rllm.tasks.run import run_task
+from rllm.tasks.task import SandboxAgent, TaskFolder
+from rllm.types import JSONObject
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCheck:
+    """Rewards of the oracle and of an agent that does nothing; `None` if there is none."""
+
+    task: str
+    oracle: float | None
+    nothing: float | None
+    problems: tuple[str, ...]
+    seconds: float
+    """Of both rollouts, images included."""
+
+    @property
+    def ok(self) -> bool:
+        """Return whether the task can be used."""
+        return not self.problems
+
+    def to_dict(self) -> JSONObject:
+        """Return the fields as JSON values."""
+        return {**asdict(self), "problems": list(self.problems), "ok": self.ok}
+
+
+async def check_tasks(
+    tasks: Sequence[TaskFolder],
+    backend: SandboxBackend,
+    *,
+    max_concurrent: int = 2,
+    on_check: Callable[[TaskCheck], None] | None = None,
+) -> list[TaskCheck]:
+    """Check each task in sandboxes of a backend.
+
+    Args:
+        tasks: the tasks.
+        backend: where sandboxes are started.
+        max_concurrent: tasks that are checked at a time.
+        on_check: called with each result as it comes.
+    """
+    slots = asyncio.Semaphore(max_concurrent)
+
+    async def check(task: TaskFolder) -> TaskCheck:
+        async with slots:
+            checked = await check_task(task, backend)
+        if on_check is not None:
+            on_check(checked)
+        return checked
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(check(task)) for task in tasks]
+    return [one.result() for one in running]
+
+
+async def check_task(task: TaskFolder, backend: SandboxBackend) -> TaskCheck:
+    """Check one task: the oracle must have a reward of 1 or more, and an agent that does nothing less than 1."""
+    started = asyncio.get_running_loop().time()
+    oracle, solved = await _reward(task, Oracle(), backend)
+    nothing, idled = await _reward(task, Idle(), backend)
+    problems = [*solved, *(problem for problem in idled if problem not in solved)]
+    if oracle is not None and oracle < 1:
+        problems.append(
+            f"the solution has a reward of {oracle:g}, not 1: mend solution/solve.sh or tests/test.sh; the verifier "
+            "sees the working directory and artifacts=[...] only"
+        )
+    if nothing is not None and nothing >= 1:
+        problems.append(f"doing nothing has a reward of {nothing:g}: tests/test.sh must fail before the task is done")
+    return TaskCheck(
+        task=task.name,
+        oracle=oracle,
+        nothing=nothing,
+        problems=tuple(problems),
+        seconds=asyncio.get_running_loop().time() - started,
+    )
+
+
+async def _reward(task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend) -> tuple[float | None, list[str]]:
+    """Return the reward of a rollout, or why there is none."""
+    try:
+        outcome = await run_task(task, agent, backend)
+    except RolloutError as error:
+        return None, [f"{type(error).__name__}: {first_line(error)}"]
+    if outcome.agent_timed_out:
+        return outcome.reward, [f"{agent} was stopped after agent.timeout_sec={task.agent_timeout_s:g}"]
+    return outcome.reward, []

@@ -1,0 +1,159 @@
+"""Task folders in Harbor's format, read from a folder or a git repository."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from rllm.errors import ConfigError, counted
+from rllm.sandbox.base import ImageSource, SandboxLimits
+from rllm.tasks.git import fetched, is_repository
+from rllm.tasks.task import TaskFolder
+from rllm.tasks.task_toml import EnvironmentTable, TaskToml, read_toml, without_effect
+
+logger = logging.getLogger(__name__)
+
+TOML = "task.toml"
+_PARTS = ("instruction.md", "environment", "solution", "tests")
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
+"""Line that marks a file of a benchmark, which agents do not see."""
+
+
+def read_tasks(source: str | Path) -> list[TaskFolder]:
+    """Return the task of a folder, or all tasks in the folders directly below it, by name.
+
+    Args:
+        source: a folder, or the URL of a git repository, `URL#REF:SUBFOLDER`; see `git.fetched`.
+
+    Raises:
+        ConfigError: naming each file and field that is wrong, with the remedy.
+    """
+    folder = fetched(str(source)) if is_repository(str(source)) else Path(source).expanduser()
+    tasks: list[TaskFolder] = []
+    problems: list[str] = []
+    for found in _task_folders(folder):
+        try:
+            tasks.append(read_task(found))
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    [(name, count)] = Counter(task.name for task in tasks).most_common(1)
+    if count > 1:
+        twice = ", ".join(str(task.folder) for task in tasks if task.name == name)
+        raise ConfigError(f"{counted(count, 'task')} have the name {name!r}: {twice}; change task.name of all but one")
+    return sorted(tasks, key=lambda task: task.name)
+
+
+def _task_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ConfigError(f"tasks={str(folder)!r}: there is no such folder")
+    if any((folder / name).exists() for name in (TOML, *_PARTS)):
+        return [folder]
+    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [path for path in below if any((path / name).exists() for name in (TOML, "instruction.md"))]
+    if not found:
+        deeper = sorted({path.parent.parent for path in folder.glob(f"*/*/{TOML}")})
+        hint = f"; did you mean {str(deeper[0])!r}?" if deeper else ""
+        raise ConfigError(f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}{hint}")
+    return found
+
+
+def read_task(folder: str | Path) -> TaskFolder:
+    """Return the task of a folder; raise `ConfigError` as `read_tasks` does."""
+    folder = Path(folder).expanduser().absolute()
+    required = {
+        TOML: "its settings; an empty file has the defaults",
+        "instruction.md": "what the agent is asked to do",
+        "tests/test.sh": "the verifier, which writes a number to /logs/verifier/reward.txt",
+    }
+    missing = [f"{folder / name} is missing: {about}" for name, about in required.items() if not _is_file(folder, name)]
+    if missing:
+        raise ConfigError("\n".join(missing))
+    _check_links(folder)
+    read = read_toml(folder / TOML)
+    environment, notes = read.environment, tuple(without_effect(read))
+    for note in notes:
+        _warn_once(f"{folder / TOML}: {note}; it has no effect")
+    return TaskFolder(
+        name=read.task.name if read.task else folder.name,
+        folder=folder,
+        instruction=_instruction(folder / "instruction.md"),
+        image=_image(folder, read),
+        limits=_limits(environment),
+        workdir=environment.workdir,
+        env=environment.env,
+        verifier_env=read.verifier.env,
+        solution_env=read.solution.env,
+        agent_timeout_s=read.agent.timeout_sec,
+        verifier_timeout_s=read.verifier.timeout_sec,
+        build_timeout_s=environment.build_timeout_sec,
+        artifacts=tuple(path for path in read.artifact_paths if path.startswith("/")),
+        metadata=read.metadata,
+        notes=notes,
+    )
+
+
+def _is_file(folder: Path, name: str) -> bool:
+    return (folder / name).is_file()
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse links that lead out of the folder: a sandbox would get files of this machine."""
+    root = folder.resolve()
+    for path in _links(folder):
+        if not path.resolve().is_relative_to(root):
+            raise ConfigError(f"{path} is a link that leads out of the task's folder: replace it by a copy")
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(place, name)).is_symlink())
+
+
+def _instruction(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    if _CANARY.fullmatch(lines[0].strip()):
+        while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
+            lines.pop(0)
+    text = "\n".join(lines)
+    if not text.strip():
+        raise ConfigError(f"{path} is empty: write what the agent is asked to do")
+    return text
+
+
+def _image(folder: Path, task: TaskToml) -> ImageSource:
+    build = folder / "environment"
+    if task.environment.docker_image:
+        return ImageSource(name=task.environment.docker_image)
+    if found := [name for name in _COMPOSE if (build / name).is_file()]:
+        raise ConfigError(f"{build / found[0]}: tasks of several containers are not supported: use one Dockerfile")
+    if not (build / "Dockerfile").is_file():
+        raise ConfigError(
+            f"{build / 'Dockerfile'} is missing: write it, or name an image as environment.docker_image in {TOML}"
+        )
+    return ImageSource(folder=build)
+
+
+def _limits(environment: EnvironmentTable) -> SandboxLimits:
+    asked = {"cpus": environment.cpus, "memory_mb": environment.memory_mb, "disk_mb": environment.storage_mb}
+    default = SandboxLimits()
+    return SandboxLimits(
+        cpus=asked["cpus"] or default.cpus,
+        memory_mb=int(asked["memory_mb"] or default.memory_mb),
+        disk_mb=int(asked["disk_mb"] or default.disk_mb),
+    )
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)

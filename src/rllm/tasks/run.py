@@ -1,0 +1,197 @@
+"""Rollout of a task: an agent works in a sandbox, and the verifier rewards its files in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from weakref import WeakKeyDictionary
+
+from rllm.errors import AgentError, boundary
+from rllm.sandbox.base import Sandbox, SandboxBackend, SandboxError
+from rllm.tasks.changes import changes, diff
+from rllm.tasks.task import SandboxAgent, TaskFolder, TaskOutcome
+from rllm.tasks.verifier import Verdict, verify
+
+
+async def run_task(
+    task: TaskFolder,
+    agent: SandboxAgent,
+    backend: SandboxBackend,
+    *,
+    base_url: str = "",
+    api_key: str = "",
+    model: str = "policy",
+) -> TaskOutcome:
+    """Let an agent work on a task, and return its verifier's reward.
+
+    The agent's sandbox is closed before the verifier starts, with all of its processes. The verifier has a new sandbox
+    of the task's image, to which only the working directory and the task's `artifacts` are copied, and then `tests`.
+    So nothing that an agent does to programs, to `/tests` or `/logs` reaches the verifier; what `tests/test.sh` runs or
+    imports from the working directory does.
+
+    Args:
+        task: the task.
+        agent: the agent; one that is stopped at `task.agent_timeout_s` is rewarded for what it did until then.
+        backend: where sandboxes are started.
+        base_url: URL of the rollout's session, with `/v1`.
+        api_key: key of that session.
+        model: name of the model in the agent's requests.
+
+    Raises:
+        AgentError: if the agent fails, or leaves no working directory.
+        RewardError: if the verifier gives no reward; that is not a reward of 0.
+        SandboxError: if the image cannot be built, or a sandbox cannot be started or ends.
+    """
+    timings: dict[str, float] = {}
+    agent = agent.for_task(task)
+    with TemporaryDirectory(prefix="rllm-task-") as folder:
+        carried = Path(folder)
+        with _timed(timings, "start_s"):
+            image = await image_of(task, backend)
+            sandbox = await _start_with_agent(task, agent, backend, image)
+        async with sandbox:
+            with _timed(timings, "agent_s"), boundary(AgentError, f"agent {agent}"):
+                timed_out = not await _work(task, agent, sandbox, base_url=base_url, api_key=api_key, model=model)
+            await _take(task, sandbox, carried)
+        with _timed(timings, "verifier_s"):
+            async with await _start(task, backend, image) as fresh:
+                await fresh.download(fresh.workdir, carried / "before", max_bytes=task.limits.disk_mb << 20)
+                await _give(task, fresh, carried)
+                verdict = await verify(task, fresh)
+        return await asyncio.to_thread(_outcome, verdict, carried, timings, timed_out)
+
+
+def _outcome(verdict: Verdict, carried: Path, timings: dict[str, float], timed_out: bool) -> TaskOutcome:
+    before, after = carried / "before", carried / "workdir"
+    changed = changes(before, after)
+    return TaskOutcome(
+        reward=verdict.reward,
+        reward_parts=verdict.parts,
+        changes=changed,
+        diff=diff(before, after, changed),
+        verifier_output=verdict.output,
+        timings=timings,
+        agent_timed_out=timed_out,
+    )
+
+
+async def image_of(task: TaskFolder, backend: SandboxBackend) -> str:
+    """Return the image of a task, built if need be within `task.build_timeout_s`."""
+    try:
+        async with asyncio.timeout(task.build_timeout_s) as deadline:
+            return await backend.image(task.image)
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise SandboxError(
+            f"the image of {task.name} was not built within environment.build_timeout_sec={task.build_timeout_s:g}: "
+            "raise that in task.toml, or build the image before"
+        ) from error
+
+
+async def _start(task: TaskFolder, backend: SandboxBackend, image: str, agent: SandboxAgent | None = None) -> Sandbox:
+    return await backend.start(
+        image, limits=task.limits, workdir=task.workdir, env=task.env, mounts=agent.mounts if agent else None
+    )
+
+
+async def _start_with_agent(task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend, image: str) -> Sandbox:
+    """Start a sandbox in which the agent is installed: from a snapshot where the backend has them."""
+    if type(agent).install is SandboxAgent.install:
+        return await _start(task, backend, image, agent)
+
+    async def install() -> str | None:
+        async with await _start(task, backend, image, agent) as sandbox:
+            await _install(agent, sandbox)
+            try:
+                return await sandbox.snapshot()
+            except SandboxError:  # the backend has none
+                return None
+
+    ready = await _once((backend, image, str(agent)), install)
+    sandbox = await _start(task, backend, ready or image, agent)
+    if ready is None:
+        try:
+            await _install(agent, sandbox)
+        except BaseException:
+            await sandbox.close()
+            raise
+    return sandbox
+
+
+async def _install(agent: SandboxAgent, sandbox: Sandbox) -> None:
+    with boundary(AgentError, f"the installation of agent {agent}"):
+        await agent.install(sandbox)
+
+
+async def _work(
+    task: TaskFolder, agent: SandboxAgent, sandbox: Sandbox, *, base_url: str, api_key: str, model: str
+) -> bool:
+    """Let the agent work; return whether it ended by itself."""
+    try:
+        async with asyncio.timeout(task.agent_timeout_s) as deadline:
+            await agent.run(
+                task.instruction,
+                sandbox,
+                base_url=base_url,
+                api_key=api_key,
+                model=model,
+                timeout_s=task.agent_timeout_s,
+            )
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        return False
+    return True
+
+
+async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
+    """Copy the working directory and the artifacts out of the agent's sandbox."""
+    max_bytes = task.limits.disk_mb << 20
+    try:
+        await sandbox.download(sandbox.workdir, carried / "workdir", max_bytes=max_bytes)
+    except SandboxError as error:
+        raise AgentError(f"the agent left no working directory {sandbox.workdir} that can be read: {error}") from error
+    for number, path in enumerate(task.artifacts):
+        try:
+            await sandbox.download(path, carried / f"artifact-{number}", max_bytes=max_bytes)
+        except SandboxError:
+            continue  # the agent did not make it, and the verifier will see that
+
+
+async def _give(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
+    """Replace the working directory of the verifier's sandbox, and its artifacts, by the agent's."""
+    await sandbox.exec("rm -rf ./* ./.[!.]* ./..?*", timeout_s=task.verifier_timeout_s)
+    await sandbox.upload(carried / "workdir", sandbox.workdir)
+    for number, path in enumerate(task.artifacts):
+        if (source := carried / f"artifact-{number}").exists():
+            await sandbox.upload(source, path)
+
+
+_tasks_of: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[str | None]]] = WeakKeyDictionary()
+
+
+async def _once(key: Hashable, make: Callable[[], Coroutine[None, None, str | None]]) -> str | None:
+    """Return the result of a coroutine that runs once for each key and event loop; again if it failed."""
+    loop = asyncio.get_running_loop()
+    tasks = _tasks_of.setdefault(loop, {})
+    if key not in tasks:
+        tasks[key] = loop.create_task(make())
+    try:
+        return await asyncio.shield(tasks[key])
+    finally:
+        if tasks[key].done() and (tasks[key].cancelled() or tasks[key].exception() is not None):
+            tasks.pop(key, None)
+
+
+@contextmanager
+def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        timings[name] = time.monotonic() - started

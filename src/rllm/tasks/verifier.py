@@ -1,0 +1,111 @@
+"""The verifier of a task: it runs in a sandbox in which no agent has been, and writes a reward."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+
+from rllm.errors import RewardError, shown
+from rllm.rewards.scoring import reward_output
+from rllm.sandbox.base import ExecResult, Sandbox
+from rllm.tasks.task import MAX_TEXT, TaskFolder
+
+_PREPARE = "rm -rf /logs/verifier /tests && mkdir -p /logs/verifier"
+_RUN = "chmod +x /tests/test.sh && exec /tests/test.sh"
+# A link could lead anywhere, and a pipe would wait for ever, so only a regular file is read.
+_READ = """\
+cd /logs/verifier || exit
+for name in reward.json reward.txt; do
+    if [ -f $name ] && [ ! -L $name ]; then echo $name; head -c 65536 $name; exit; fi
+    if [ -e $name ] || [ -L $name ]; then echo odd; exit; fi
+done
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Reward that a verifier gave, and the end of its output."""
+
+    reward: float
+    parts: dict[str, float] = field(default_factory=dict)
+    output: str = ""
+
+
+async def verify(task: TaskFolder, sandbox: Sandbox) -> Verdict:
+    """Run the verifier of a task, and return its reward.
+
+    Args:
+        task: the task, whose `tests` are copied to `/tests`.
+        sandbox: a new one of the task's image, with the agent's files.
+
+    Raises:
+        RewardError: if the verifier does not end in time, or writes no reward that is a finite number.
+        SandboxError: if the sandbox ends.
+    """
+    await sandbox.exec(_PREPARE, cwd="/", timeout_s=task.verifier_timeout_s)
+    await sandbox.upload(task.tests, "/tests")
+    ended = await sandbox.exec(_RUN, env=task.verifier_env, timeout_s=task.verifier_timeout_s)
+    output = _end_of(ended)
+    if ended.timed_out:
+        raise RewardError(
+            f"the verifier of {task.name} did not end within verifier.timeout_sec={task.verifier_timeout_s:g}: mend "
+            f"tests/test.sh, or raise that in task.toml{_quoted(output)}"
+        )
+    found = await sandbox.exec(_READ, cwd="/", timeout_s=task.verifier_timeout_s)
+    name, _, content = found.stdout.partition("\n")
+    try:
+        reward, parts = reward_in(name, content)
+    except RewardError as error:
+        end = f"tests/test.sh ended with exit code {ended.exit_code}{_quoted(output)}"
+        raise RewardError(f"the verifier of {task.name} {error}; {end}") from None
+    return Verdict(reward=reward, parts=parts, output=output)
+
+
+def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
+    """Return the reward in a verifier's file, and its parts if it has several.
+
+    An object in `reward.json` has a number for each part; its key `reward`, or else their sum, is the reward.
+
+    Args:
+        name: `reward.json`, `reward.txt`, `odd` for something that is no regular file, or empty.
+        content: text of the file.
+
+    Raises:
+        RewardError: with the rest of a sentence about the verifier, if there is no finite number.
+    """
+    if name not in ("reward.json", "reward.txt"):
+        what = "left no regular file as reward" if name == "odd" else "wrote no reward"
+        raise RewardError(f"{what}: it must write a number to /logs/verifier/reward.txt, or numbers to reward.json")
+    try:
+        values = float(content) if name == "reward.txt" else json.loads(content)
+    except (ValueError, RecursionError):
+        raise RewardError(f"wrote {shown(content.strip())} to {name}: it must be a number") from None
+    numbers = list(values.values()) if isinstance(values, dict) else [values]
+    if not numbers or not all(isinstance(value, int | float) and _is_finite(value) for value in numbers):
+        raise RewardError(f"wrote {shown(content.strip())} to {name}: rewards must be finite numbers")
+    if not isinstance(values, dict):
+        return float(values), {}
+    parts = {str(key): float(value) for key, value in values.items()}
+    if "reward" in parts:
+        return parts["reward"], parts
+    total = reward_output(parts, "verifier").reward
+    assert total is not None  # all parts are numbers
+    return total, parts
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return False
+
+
+def _end_of(result: ExecResult) -> str:
+    """Return the end of a command's output."""
+    text = "\n".join(filter(None, (result.stdout.rstrip(), result.stderr.rstrip())))
+    return text if len(text) <= MAX_TEXT else f"[...]{text[5 - MAX_TEXT :]}"
+
+
+def _quoted(output: str) -> str:
+    return f". Its output ends: {output[-1000:]}" if output else ""

@@ -1,0 +1,133 @@
+"""Task folders are read as Harbor reads them; what is wrong or would be ignored is named."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.sandbox.base import ImageSource, SandboxLimits
+from rllm.tasks.folder import read_task, read_tasks
+
+from .conftest import EXAMPLES, write_task
+
+READINGS = json.loads(Path(__file__).with_name("harbor_readings.json").read_text())
+DEFAULTS = {"agent_timeout_s": 600.0, "cpus": 1.0, "memory_mb": 2048, "disk_mb": 2048}
+"""Values here where Harbor has none."""
+
+
+def test_a_task_has_the_fields_of_its_folder(task_folder):
+    folder = task_folder({"task.toml": '[metadata]\nlevel = "easy"\n[environment]\ncpus = 2\nstorage_mb = 10\n'})
+    task = read_task(folder)
+    assert (task.name, task.instruction) == ("task", "Write the word yes to the file done.\n")
+    assert task.image == ImageSource(folder=folder / "environment")
+    assert task.limits == SandboxLimits(cpus=2, disk_mb=10)
+    assert task.metadata == {"level": "easy"}
+    assert (task.tests, task.solution) == (folder / "tests", folder / "solution")
+
+
+@pytest.mark.parametrize("reading", READINGS["toml"], ids=lambda reading: reading["text"][:40] or "empty")
+def test_task_toml_is_read_as_harbor_reads_it(task_folder, reading):
+    folder = task_folder({"task.toml": reading["text"]})
+    if reading["read"] is None:
+        with pytest.raises(ConfigError, match=r"task\.toml"):
+            read_task(folder)
+        return
+    task, theirs = read_task(folder), dict(reading["read"])
+    for name, value in DEFAULTS.items():
+        theirs[name] = value if theirs[name] is None else theirs[name]
+    name, image, artifacts = theirs.pop("name"), theirs.pop("image"), theirs.pop("artifacts")
+    limits = {key: theirs.pop(key) for key in ("cpus", "memory_mb", "disk_mb")}
+    assert {key: getattr(task, key) for key in theirs} == theirs
+    assert task.limits == SandboxLimits(**limits)
+    assert task.name == (name or "task")
+    assert task.image.name == image
+    assert list(task.artifacts) == artifacts
+
+
+@pytest.mark.parametrize("reading", READINGS["instructions"], ids=lambda reading: repr(reading["text"]))
+def test_marks_of_benchmarks_are_removed_from_instructions(task_folder, reading):
+    read = read_task(task_folder({"instruction.md": reading["text"]})).instruction
+    assert read.strip() == reading["read"].strip()
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"task.toml": None}, r"task\.toml is missing"),
+        ({"instruction.md": None}, r"instruction\.md is missing"),
+        ({"tests/test.sh": None}, r"tests/test\.sh is missing"),
+        ({"environment/Dockerfile": None}, "Dockerfile.*docker_image"),
+        ({"instruction.md": " \n"}, r"instruction\.md is empty"),
+        ({"environment/docker-compose.yaml": "services: {}"}, r"docker-compose\.yaml.*several containers"),
+        ({"task.toml": 'version = "2.0"'}, r"schema_version='2\.0'.*1\.4"),
+        ({"task.toml": "[agent]\ntimeout_sec = -1"}, r"agent\.timeout_sec=-1"),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"verifier\.timeout_sec=nan"),
+        ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus=1"),
+        ({"task.toml": '[[steps]]\nname = "one"'}, r"steps=.*several steps"),
+        ({"task.toml": '[verifier]\nenvironment_mode = "shared"'}, "shared.*artifacts"),
+        ({"task.toml": '[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }'}, r"verifier\.env\.KEY"),
+        ({"task.toml": '[agent]\nuser = "ada"'}, r"agent\.user='ada'"),
+        ({"task.toml": 'artifacts = ["/tests"]'}, "artifacts='/tests'"),
+    ],
+)
+def test_what_is_wrong_is_named(task_folder, files, named):
+    with pytest.raises(ConfigError, match=named):
+        read_task(task_folder(files))
+
+
+def test_fields_without_effect_are_named_once(task_folder, caplog):
+    folder = task_folder({"task.toml": "[agent]\ntimeout = 5\n[environment]\nallow_internet = true\n"})
+    with caplog.at_level(logging.WARNING):
+        task = read_task(folder)
+        read_task(folder)
+    assert len(caplog.records) == len(task.notes) == 2
+    assert "did you mean 'timeout_sec'" in task.notes[0]
+
+
+def test_links_out_of_the_folder_are_refused(task_folder):
+    folder = task_folder()
+    (folder / "tests" / "inside").symlink_to("test.sh")
+    read_task(folder)
+    (folder / "tests" / "outside").symlink_to("/etc/passwd")
+    with pytest.raises(ConfigError, match="tests/outside"):
+        read_task(folder)
+
+
+def test_a_folder_of_tasks_is_read_by_name(tmp_path):
+    write_task(tmp_path / "b")
+    write_task(tmp_path / "a")
+    (tmp_path / "README.md").write_text("Tasks.")
+    (tmp_path / "tools").mkdir()
+    assert [task.name for task in read_tasks(tmp_path)] == ["a", "b"]
+    assert [task.name for task in read_tasks(tmp_path / "a")] == ["a"]
+
+
+def test_all_problems_of_a_folder_are_named(tmp_path):
+    write_task(tmp_path / "a", {"tests/test.sh": None})
+    write_task(tmp_path / "b", {"task.toml": "x"})
+    write_task(tmp_path / "c")
+    with pytest.raises(ConfigError, match=r"(?s)a/tests/test\.sh.*b/task\.toml"):
+        read_tasks(tmp_path)
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path):
+    for name in ("a", "b"):
+        write_task(tmp_path / name, {"task.toml": '[task]\nname = "acme/one"\n'})
+    with pytest.raises(ConfigError, match="acme/one"):
+        read_tasks(tmp_path)
+
+
+def test_a_folder_without_tasks_names_one_that_has_them(tmp_path):
+    write_task(tmp_path / "tasks" / "a")
+    with pytest.raises(ConfigError, match="did you mean"):
+        read_tasks(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_tasks(tmp_path / "nowhere")
+
+
+def test_the_examples_are_read_without_notes():
+    tasks = read_tasks(EXAMPLES)
+    assert [task.name for task in tasks] == ["fix-median", "log-report", "repair-git"]
+    assert all(not task.notes for task in tasks)
