@@ -115,21 +115,6 @@ def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):
     assert telemetry.outgoing_headers() == {}
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "session_id"),
-    [
-        ("/v1", {"baggage": "user=a,rllm.session=carried"}, "carried"),
-        ("/v1", {"baggage": "rllm.session=carried", "authorization": "Bearer rllm-key"}, "carried"),
-        ("/v1", {"baggage": "rllm.session=carried", "x-rllm-session": "stamped"}, "stamped"),
-        ("/sessions/path/v1", {"baggage": "rllm.session=carried"}, "path"),
-    ],
-)
-def test_a_session_may_come_in_baggage(serve, path, headers, session_id):
-    served = serve()
-    answer = served.post(f"{path}/chat/completions", headers=headers)
-    assert answer.headers["x-rllm-session"] == session_id
-
-
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_span_comes_once_the_traces_are_durable(serve, collector, leaves):
     store = HeldStore()

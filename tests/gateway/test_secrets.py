@@ -231,7 +231,6 @@ async def test_nothing_that_an_agent_says_chooses_where_its_call_goes(route):
             "host": f"127.0.0.1:{elsewhere.port}",
             **dict.fromkeys(("x-forwarded-host", "forwarded", "x-upstream", "x-original-url", "x-base-url"), address),
             **dict.fromkeys(("referer", "origin", "location", "x-rewrite-url", "x-rllm-upstream"), address),
-            "baggage": f"rllm.upstream={address}",
             "x-rllm-metadata": "%7B%22base_url%22%3A%22" + address.replace("/", "%2F") + "%22%7D",
         }
         body = {**ROUTES[route], "model": address, **fields}

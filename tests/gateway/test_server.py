@@ -148,8 +148,8 @@ def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
         name = new_session_id()
         mine, root = server.open_session(name), f"{server.url}/v1"
         named = {"x-rllm-session": name, "authorization": "Bearer somebody-elses"}
-        in_key, baggage = {"authorization": f"Bearer rllm-{name}"}, {"baggage": f"rllm.session={name}"}
-        given = [(mine, {}), (mine, {"authorization": "Bearer none"}), (root, named), (root, in_key), (root, baggage)]
+        in_key = {"authorization": f"Bearer rllm-{name}"}
+        given = [(mine, {}), (mine, {"authorization": "Bearer none"}), (root, named), (root, in_key)]
         for url, headers in given:
             assert client.post(f"{url}/chat/completions", json=asked, headers=headers).status_code == 200
         for url in (root, server.session_url(new_session_id()), server.open_session("chosen")):

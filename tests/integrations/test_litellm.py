@@ -33,8 +33,6 @@ def proxied(headers=(), **call):
         (proxied({"authorization": "Bearer sk-1:rllm-a"}), "a"),
         (proxied({"authorization": "Bearer rllm-a"}, metadata={"session_id": "b"}), "b"),
         (proxied(litellm_session_id="c"), "c"),
-        (proxied({"baggage": "rllm.session=d"}, litellm_session_id="c"), "d"),
-        (proxied({"baggage": "rllm.session=d"}, metadata={"rllm_session": "e"}), "e"),
         (proxied(litellm_metadata={"rllm_session": "e"}), "e"),
         (proxied({"X-Rllm-Session": "f"}, metadata={"rllm_session": "e"}), "f"),
         (proxied(metadata={"rllm_session": 5}), "5"),
@@ -42,7 +40,7 @@ def proxied(headers=(), **call):
         (proxied({"authorization": "Bearer rllm-a"}, litellm_session_id="my session"), "a"),
     ],
 )
-def test_a_session_is_named_by_header_metadata_baggage_or_key(call, session_id):
+def test_a_session_is_named_by_header_metadata_or_key(call, session_id):
     assert bridge.session_of(call, bridge.headers_of(call)) == session_id
 
 

@@ -186,9 +186,8 @@ def test_a_call_that_fails_is_recorded_with_its_reason(proxy, upstream, fault, r
 def test_a_session_is_named_as_the_gateway_reads_it(proxy):
     ask(proxy, "", "key", headers={"authorization": "Bearer rllm-by-key"})
     ask(proxy, "", "metadata", metadata={"rllm_session": "by-metadata"})
-    ask(proxy, "", "baggage", headers={"baggage": "rllm.session=by-baggage"})
     ask(proxy, "by-header", "header", headers={"x-rllm-metadata": '{"agent": "solver"}'})
-    for name in ("key", "metadata", "baggage", "header"):
+    for name in ("key", "metadata", "header"):
         [trace] = proxy[1].by_session(f"by-{name}")
         assert trace.messages[0]["content"] == name
     assert proxy[1].by_session("by-header")[0].metadata["agent"] == "solver"

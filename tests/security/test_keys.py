@@ -81,8 +81,6 @@ for title, key in ("none", None), ("own", own), ("forged", "rllm-older"), ("gues
         found["answers"][f"{title} {method} {path}"] = ask(method, path, key, body)
     found["answers"][f"{title} header"] = ask(
         "POST", "/v1/chat/completions", key, ASKED, **{"x-rllm-session": "older"})
-    found["answers"][f"{title} baggage"] = ask(
-        "POST", "/v1/chat/completions", key, ASKED, baggage="rllm.session=older")
 found["mine"] = ask("POST", base_url.removeprefix(root) + "/chat/completions", own, ASKED)
 print(json.dumps(found))
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import orjson
@@ -32,6 +32,9 @@ DIALECT = "rllm.dialect"
 """Key of a request's dialect in its ASGI scope."""
 
 
+_Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
 class Admin:
     """Routes that operate on a gateway rather than call a model."""
 
@@ -44,7 +47,7 @@ class Admin:
 
     def routes(self) -> list[Route]:
         models = [
-            self._models_route(f"{prefix}{path}{end}", answer)
+            self._route(f"{prefix}{path}{end}", answer, of_model=True)
             for prefix in ("", "/sessions/{session_id}")
             for path in ("/v1/models", "/v1/v1/models", "/models", "/v1beta/models", "/v1/v1beta/models")
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
@@ -67,31 +70,22 @@ class Admin:
             Route("/readyz", self._readyz, methods=["GET"]),
         ]
 
-    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-        """Return a route for the gateway's key; a session's own key reads its session."""
+    def _route(self, path: str, answer: _Endpoint, method: str = "GET", *, of_model: bool = False) -> Route:
+        """Return a route for the gateway's key; a session's own key reads its session, and any caller the models."""
 
         async def authorized(request: Request) -> Response:
-            caller = await key_holder(dict(request.headers.raw), self._config, self._sessions)
-            session_id = request.path_params.get("session_id") if method == "GET" else None
-            if session_id is None:
-                caller.check_operator()
+            in_path, headers = request.path_params.get("session_id"), dict(request.headers.raw)
+            if of_model:
+                caller = await caller_of(in_path, headers, self._config, self._sessions)
             else:
-                caller.check(session_id)
+                caller = await key_holder(headers, self._config, self._sessions)
+            if in_path is not None and method == "GET":
+                caller.check(in_path)
+            elif not of_model:
+                caller.check_operator()
             return await answer(request)
 
         return Route(path, authorized, methods=[method])
-
-    def _models_route(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
-        """Return a route for everyone who may make calls."""
-
-        async def admitted(request: Request) -> Response:
-            in_path = request.path_params.get("session_id")
-            caller = await caller_of(in_path, dict(request.headers.raw), self._config, self._sessions)
-            if in_path is not None:
-                caller.check(in_path)
-            return await answer(request)
-
-        return Route(path, admitted, methods=["GET"])
 
     async def _models(self, request: Request) -> Response:
         models = await self._gateway.upstream.models()

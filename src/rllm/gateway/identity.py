@@ -10,7 +10,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
-from urllib.parse import parse_qs, unquote, unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 import orjson
 
@@ -153,7 +153,7 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
     Raises:
         GatewayError: 403, if the key is another session's.
     """
-    named = openly_named(path, headers) or session_of_baggage(_text(headers, "baggage")) or caller.session
+    named = openly_named(path, headers) or caller.session
     if named is None and not caller.is_bound:
         named = own_session(headers)
     caller.check(named)
@@ -164,7 +164,7 @@ def named_by_any_means(path: str | None, headers: Mapping[bytes, bytes]) -> str 
     """Return the session that the URL, a header or the key names, without checking the key."""
     key = authorization_of(headers).rpartition(" ")[2].rpartition(":")[2]
     in_key = key.removeprefix(KEY_PREFIX) if key.startswith(KEY_PREFIX) else ""
-    return openly_named(path, headers) or session_of_baggage(_text(headers, "baggage")) or in_key or None
+    return openly_named(path, headers) or in_key or None
 
 
 def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
@@ -249,20 +249,6 @@ def _text(headers: Mapping[bytes, bytes], name: str) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
-
-
-BAGGAGE_KEY = "rllm.session"
-
-
-def session_of_baggage(baggage: str) -> str | None:
-    """Return the session that a W3C `baggage` header names by a member `rllm.session=ID`, if any."""
-    if BAGGAGE_KEY not in baggage:
-        return None
-    for member in baggage.split(","):
-        key, _, value = member.partition(";")[0].partition("=")
-        if key.strip() == BAGGAGE_KEY:
-            return unquote(value.strip()) or None
-    return None
 
 
 def trace_context_of(headers: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from urllib.parse import quote
 from rllm.errors import MissingDependencyError
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER, session_of_baggage
+from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER
 from rllm.gateway.server import ServerThread
 from rllm.gateway.sessions import check_session_id, is_session_id
 from rllm.gateway.upstream import HTTPUpstream
@@ -108,13 +108,12 @@ def headers_of(call: JSONMapping) -> dict[str, str]:
 def session_of(call: JSONMapping, headers: Mapping[str, str]) -> str | None:
     """Return the session that a request names.
 
-    In a header, metadata, baggage or the API key, or as LiteLLM's own session.
+    In a header, metadata or the API key, or as LiteLLM's own session.
     """
     metadata = {**(call.get("litellm_metadata") or {}), **(call.get("metadata") or {})}
     named = (
         headers.get(SESSION_HEADER)
         or metadata.get(METADATA_FIELD)
-        or session_of_baggage(headers.get("baggage", ""))
         or _own_session(call.get("litellm_session_id") or metadata.get("session_id"))
         or _session_of_key(headers.get("authorization", ""))
     )

@@ -44,6 +44,8 @@ class Route:
     """Published weight version when the call reached the replica."""
     updated_to: int | None = None
     """Published weight version when the call ended, if it is another."""
+    is_passed_on: bool = False
+    """True if the agent has some of the answer, so that the call cannot be retried."""
     queue_s: float = 0.0
     """Seconds for which the call waited in all."""
     retries: list[JSONObject] = field(default_factory=list)

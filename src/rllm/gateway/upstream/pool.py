@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from hashlib import blake2b
 
 from rllm.capture import PriorAnswer
@@ -178,39 +178,17 @@ class UpstreamPool:
         return self._any.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
-        route = call.route
         while True:
-            replica = await self.acquire(route)
-            began = time.monotonic()
-            try:
-                answer = await replica.upstream.complete(call)
-            except UpstreamError as error:
-                if not self._retries(replica, route, error, began):
-                    raise
-            else:
-                self._answered(replica, route)
-                return answer
-            finally:
-                self.release(replica)
+            async with self._attempt(call.route) as replica:
+                return await replica.upstream.complete(call)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
-        route = call.route
         while True:
-            replica = await self.acquire(route)
-            began, passed_on = time.monotonic(), False
-            try:
-                async with aclosing(replica.upstream.stream(call)) as batches:
-                    async for batch in batches:
-                        passed_on = True
-                        yield batch
-            except UpstreamError as error:
-                if not self._retries(replica, route, error, began, passed_on=passed_on):
-                    raise
-            else:
-                self._answered(replica, route)
+            async with self._attempt(call.route) as replica, aclosing(replica.upstream.stream(call)) as batches:
+                async for batch in batches:
+                    call.route.is_passed_on = True
+                    yield batch
                 return
-            finally:
-                self.release(replica)
 
     async def models(self) -> list[JSONObject]:
         """Return the models of the first replica that lists them."""
@@ -291,8 +269,25 @@ class UpstreamPool:
 
     # Routing of one call.
 
+    @asynccontextmanager
+    async def _attempt(self, route: Route) -> AsyncGenerator[Replica, None]:
+        """Yield a replica for one attempt at a call, whose failure is swallowed if the call is to be retried."""
+        replica = await self.acquire(route)
+        began = time.monotonic()
+        try:
+            yield replica
+        except UpstreamError as error:
+            if not self._retries(replica, route, error, began):
+                raise
+        else:
+            replica.answered()
+            if self.weight_version != route.weight_version:
+                route.updated_to = self.weight_version
+        finally:
+            replica.in_flight -= 1
+
     async def acquire(self, route: Route) -> Replica:
-        """Return a replica for the call, which counts as in progress there until `release`.
+        """Return a replica for the call, which counts as in progress there.
 
         Raises:
             UpstreamError: if there is none in time.
@@ -307,10 +302,6 @@ class UpstreamPool:
         replica.num_calls += 1
         route.weight_version = self.weight_version
         return replica
-
-    def release(self, replica: Replica) -> None:
-        """End what `acquire` began."""
-        replica.in_flight -= 1
 
     def _pick(self, route: Route) -> Replica | None:
         """Return the replica for a call, or `None` if no replica can take it now."""
@@ -359,9 +350,7 @@ class UpstreamPool:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _retries(
-        self, replica: Replica, route: Route, error: UpstreamError, began: float, *, passed_on: bool = False
-    ) -> bool:
+    def _retries(self, replica: Replica, route: Route, error: UpstreamError, began: float) -> bool:
         """Record a failed attempt, and return whether to retry the call; not if the agent has some of the answer."""
         if error.fault == "call":
             return False
@@ -374,16 +363,11 @@ class UpstreamPool:
             self._start_recovery(replica)
         num_broken_off = sum(retry["fault"] == "broke_off" for retry in route.retries)
         has_broken = error.fault == "broke_off" and num_broken_off >= _MAX_BROKEN_OFF
-        if passed_on or has_broken or len(route.retries) >= _MAX_RETRIES:
+        if route.is_passed_on or has_broken or len(route.retries) >= _MAX_RETRIES:
             return False
         attempt = {"replica": replica.address, "fault": error.fault, "status": error.status_code}
         route.retries.append({**attempt, "error": str(error), "lost_s": time.monotonic() - began})
         return True
-
-    def _answered(self, replica: Replica, route: Route) -> None:
-        replica.answered()
-        if self.weight_version != route.weight_version:
-            route.updated_to = self.weight_version
 
     def _start_recovery(self, replica: Replica) -> None:
         if replica.recovery is None or replica.recovery.done():
