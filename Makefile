@@ -62,7 +62,7 @@ test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds
 	@touch $@
 
 test-sandbox: $(VENV)/.dev  ## Untrusted code in sandboxes, and attacks on them: a minute.
-	$(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools
+	$(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools tests/tasks
 
 test-examples: $(VENV)/.dev .autogen  ## Train every example to its stated improvement: a quarter of an hour.
 	$(PYTEST) -m examples

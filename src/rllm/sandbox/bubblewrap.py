@@ -30,6 +30,8 @@ from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
 from rllm.sandbox.client import _MARK, ClientSandbox, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
+from rllm.sandbox.dockerfile import NAME as DOCKERFILE
+from rllm.sandbox.dockerfile import build, read_dockerfile
 from rllm.sandbox.owner import has_ended, this_process
 from rllm.sandbox.route import Route
 
@@ -145,10 +147,15 @@ class Bubblewrap(SandboxBackend):
         _check_machine()
 
     async def image(self, source: ImageSource) -> str:
-        """Return the name: `host`, or the path of a folder with a root file system."""
-        name = source.name or HOST
+        """Return the name: `host`, or the path of a folder with a root file system or a Dockerfile.
+
+        A Dockerfile's steps are taken in each sandbox, with the programs of this machine instead of its base image.
+        """
         if source.folder is not None:
-            raise SandboxError(f"sandbox=local builds no images ({source.folder}); use sandbox=podman")
+            recipe = read_dockerfile(source.folder)
+            _warn_of_base(recipe.base)
+            return str(source.folder)
+        name = source.name or HOST
         if name != HOST and not (Path(name) / "bin/sh").exists():
             raise SandboxError(f"image {name!r}: sandbox=local has `host`, and folders with a root file system")
         return name
@@ -163,6 +170,8 @@ class Bubblewrap(SandboxBackend):
         mounts: Mapping[str, Path] | None = None,
     ) -> BubblewrapSandbox:
         """Start a sandbox."""
+        if (Path(image) / DOCKERFILE).is_file():
+            return await self._start_built(Path(image), limits=limits, workdir=workdir, env=env, mounts=mounts)
         name = f"{this_process()}:{new_id()}"
         workdir = workdir or "/app"
         await self.image(ImageSource(name=image))
@@ -210,6 +219,27 @@ class Bubblewrap(SandboxBackend):
         return BubblewrapSandbox(
             name, process, first, group, workdir=workdir, env={**own, **(env or {})}, rlimits=rlimits
         )
+
+    async def _start_built(
+        self,
+        folder: Path,
+        *,
+        limits: SandboxLimits,
+        workdir: str | None,
+        env: Mapping[str, str] | None,
+        mounts: Mapping[str, Path] | None,
+    ) -> BubblewrapSandbox:
+        """Start a sandbox and take the steps of a Dockerfile in it."""
+        recipe = read_dockerfile(folder)
+        sandbox = await self.start(
+            HOST, limits=limits, workdir=workdir or recipe.workdir, env={**recipe.env, **(env or {})}, mounts=mounts
+        )
+        try:
+            await build(recipe, sandbox)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
 
     async def remove_orphans(self) -> int:
         """Remove control groups of ended processes, whose sandboxes have ended with them; return their number."""
@@ -261,6 +291,11 @@ def _rlimits(limits: SandboxLimits, missing: tuple[str, ...]) -> dict[str, int]:
     if "pids" in missing:
         values["RLIMIT_NPROC"] = limits.max_processes
     return values
+
+
+@functools.cache
+def _warn_of_base(base: str) -> None:
+    logger.warning("sandbox=local: the programs of this machine stand for the image %s; sandbox=podman uses it", base)
 
 
 @functools.cache

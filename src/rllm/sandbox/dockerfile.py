@@ -69,10 +69,16 @@ async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -
         if isinstance(step, Copy):
             await sandbox.upload(step.source, step.target)
             continue
+        if step.command == _make(sandbox.workdir):  # it is there from the start
+            continue
         ended = await sandbox.exec(step.command, cwd=step.cwd, env=step.env, timeout_s=timeout_s)
         if not ended.ok:
             why = f"did not end within {timeout_s:g} seconds" if ended.timed_out else f"exit code {ended.exit_code}"
             raise SandboxError(f"{recipe.path}, line {step.line}: {why}: {(ended.stdout + ended.stderr)[-1000:]}")
+
+
+def _make(folder: str) -> Command:
+    return ["mkdir", "-p", folder]
 
 
 class _Reader:
@@ -119,7 +125,7 @@ class _Reader:
 
     def read_workdir(self, rest: str) -> None:
         self.workdir = self.absolute(self.plain(rest))
-        self.steps.append(self.run(["mkdir", "-p", self.workdir], cwd="/"))
+        self.steps.append(self.run(_make(self.workdir), cwd="/"))
 
     def read_env(self, rest: str) -> None:
         words = self.words(rest)

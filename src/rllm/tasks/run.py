@@ -16,6 +16,9 @@ from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import SandboxAgent, TaskFolder, TaskOutcome
 from rllm.tasks.verifier import Verdict, verify
 
+_EMPTY = "rm -rf ./* ./.[!.]* ./..?* /logs/verifier /tests; mkdir -p /logs/verifier"
+"""Removes what the image has where the agent's files and the verifier's come."""
+
 
 async def run_task(
     task: TaskFolder,
@@ -165,7 +168,7 @@ async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
 
 async def _give(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
     """Replace the working directory of the verifier's sandbox, and its artifacts, by the agent's."""
-    await sandbox.exec("rm -rf ./* ./.[!.]* ./..?*", timeout_s=task.verifier_timeout_s)
+    await sandbox.exec(_EMPTY, timeout_s=task.verifier_timeout_s)
     await sandbox.upload(carried / "workdir", sandbox.workdir)
     for number, path in enumerate(task.artifacts):
         if (source := carried / f"artifact-{number}").exists():

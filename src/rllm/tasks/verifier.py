@@ -11,7 +11,6 @@ from rllm.rewards.scoring import reward_output
 from rllm.sandbox.base import ExecResult, Sandbox
 from rllm.tasks.task import MAX_TEXT, TaskFolder
 
-_PREPARE = "rm -rf /logs/verifier /tests && mkdir -p /logs/verifier"
 _RUN = "chmod +x /tests/test.sh && exec /tests/test.sh"
 # A link could lead anywhere, and a pipe would wait for ever, so only a regular file is read.
 _READ = """\
@@ -37,13 +36,12 @@ async def verify(task: TaskFolder, sandbox: Sandbox) -> Verdict:
 
     Args:
         task: the task, whose `tests` are copied to `/tests`.
-        sandbox: a new one of the task's image, with the agent's files.
+        sandbox: a new one of the task's image, with the agent's files, an empty `/logs/verifier` and no `/tests`.
 
     Raises:
         RewardError: if the verifier does not end in time, or writes no reward that is a finite number.
         SandboxError: if the sandbox ends.
     """
-    await sandbox.exec(_PREPARE, cwd="/", timeout_s=task.verifier_timeout_s)
     await sandbox.upload(task.tests, "/tests")
     ended = await sandbox.exec(_RUN, env=task.verifier_env, timeout_s=task.verifier_timeout_s)
     output = _end_of(ended)

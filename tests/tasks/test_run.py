@@ -1,0 +1,228 @@
+"""Rollouts of tasks in real sandboxes: rewards, and agents that try to win without solving the task."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rllm.errors import AgentError, ConfigError, RewardError
+from rllm.sandbox import SandboxError, open_backend
+from rllm.tasks import SandboxAgent
+from rllm.tasks.check import check_task
+from rllm.tasks.folder import read_task
+from rllm.tasks.oracle import Idle, Oracle
+from rllm.tasks.run import run_task
+
+from .conftest import EXAMPLES
+
+pytestmark = pytest.mark.sandbox
+NO_REWARD = "#!/bin/sh\ntrue\n"
+
+
+@pytest.fixture
+def local():
+    try:
+        return open_backend("local")
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def processes():
+    import psutil
+
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+
+
+class Shell(SandboxAgent):
+    """Runs one command in the sandbox."""
+
+    def __init__(self, command="true"):
+        self.command = command
+
+    async def run(self, instruction, sandbox, *, base_url, api_key, model, timeout_s):
+        result = await sandbox.exec(self.command)
+        assert result.exit_code == 0, result.stderr
+
+
+async def test_the_work_of_an_agent_is_rewarded_and_described(local, task_folder):
+    task = read_task(task_folder())
+    outcome = await run_task(task, Shell("echo yes > done; echo three >> notes.txt"), local)
+    assert outcome.reward == 1.0
+    assert list(map(str, outcome.changes)) == ["added done (4 bytes)", "changed notes.txt (14 bytes)"]
+    assert "+three" in outcome.diff
+    assert set(outcome.timings) == {"start_s", "agent_s", "verifier_s"}
+    verdict = outcome.verdict()
+    assert verdict["files changed"] == "added done (4 bytes)\nchanged notes.txt (14 bytes)"
+    assert json.loads(json.dumps(verdict)) == verdict
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt", id="forges the reward"),
+        pytest.param(
+            "mkdir -p /logs/verifier; (while :; do echo 1 > /logs/verifier/reward.txt; done) >/dev/null 2>&1 &",
+            id="leaves a process that rewrites the reward",
+        ),
+        pytest.param(
+            "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod 555 /tests",
+            id="plants a test",
+        ),
+        pytest.param(
+            "mkdir -p /usr/local/bin /opt/bin 2>/dev/null; for place in /opt/bin /usr/local/bin /bin; do "
+            "printf '#!/bin/true\\necho yes' > $place/cat; done 2>/dev/null; true",
+            id="replaces programs",
+        ),
+        pytest.param(
+            "echo 'cat() { echo yes; }' > ~/.profile; cp ~/.profile ~/.bashrc; cp ~/.profile .env", id="rc files"
+        ),
+        pytest.param("ln -s /logs/verifier/reward.txt reward; ln -s /tests tests", id="links to the verifier's files"),
+    ],
+)
+async def test_an_agent_that_forges_does_not_win(local, task_folder, command):
+    outcome = await run_task(read_task(task_folder()), Shell(command), local)
+    assert outcome.reward == 0.0
+    assert not any("reward.txt; done" in line for line in processes())
+
+
+async def test_only_the_working_directory_and_artifacts_reach_the_verifier(local, task_folder):
+    test = "#!/bin/sh\nls /data /srv > /tests/found 2>&1; cat /tests/found\necho 1 > /logs/verifier/reward.txt\n"
+    task = read_task(task_folder({"task.toml": 'artifacts = ["/data", "/nowhere"]', "tests/test.sh": test}))
+    outcome = await run_task(task, Shell("mkdir -p /data /srv; touch /data/kept /srv/lost"), local)
+    assert "kept" in outcome.verifier_output
+    assert "lost" not in outcome.verifier_output
+
+
+@pytest.mark.parametrize("command", ["rm -rf /app", "cd /; rm -rf /app; ln -s /etc /app"])
+async def test_an_agent_that_removes_the_working_directory_has_no_reward(local, task_folder, command):
+    with pytest.raises((AgentError, SandboxError), match="working directory"):
+        await run_task(read_task(task_folder()), Shell(command), local)
+
+
+@pytest.mark.parametrize(
+    ("test", "named"),
+    [
+        ("true", r"wrote no reward.*reward\.txt.*exit code 0"),
+        ("echo broken >&2; exit 3", "exit code 3.*broken"),
+        ("echo nan > /logs/verifier/reward.txt", "'nan'.*finite"),
+        ("echo -inf > /logs/verifier/reward.txt", "'-inf'.*finite"),
+        ("echo yes > /logs/verifier/reward.txt", "'yes'"),
+        ("echo 1 > /tmp/x; ln -s /tmp/x /logs/verifier/reward.txt", "no regular file"),
+        ("mkfifo /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", "no regular file"),
+        ("rm -rf /logs", "wrote no reward"),
+    ],
+)
+async def test_a_verifier_without_a_reward_leaves_the_rollout_unscored(local, task_folder, test, named):
+    task = read_task(task_folder({"tests/test.sh": f"#!/bin/sh\n{test}\n"}))
+    with pytest.raises(RewardError, match=rf"(?s)verifier of task.*{named}"):
+        await run_task(task, Idle(), local)
+
+
+async def test_a_verifier_that_does_not_end_is_stopped(local, task_folder):
+    files = {"tests/test.sh": "#!/bin/sh\nsleep 600\n", "task.toml": "[verifier]\ntimeout_sec = 0.3\n"}
+    with pytest.raises(RewardError, match=r"verifier\.timeout_sec=0\.3"):
+        await run_task(read_task(task_folder(files)), Idle(), local)
+
+
+async def test_parts_of_a_reward_are_kept(local, task_folder):
+    test = '#!/bin/sh\necho \'{"style": 0.25, "speed": 0.5}\' > /logs/verifier/reward.json\n'
+    outcome = await run_task(read_task(task_folder({"tests/test.sh": test})), Idle(), local)
+    assert (outcome.reward, outcome.reward_parts) == (0.75, {"style": 0.25, "speed": 0.5})
+
+
+async def test_an_agent_stopped_at_its_deadline_is_rewarded_for_its_work(local, task_folder):
+    task = read_task(task_folder({"task.toml": "[agent]\ntimeout_sec = 2"}))
+    outcome = await run_task(task, Shell("echo yes > done; sleep 600"), local)
+    assert (outcome.reward, outcome.agent_timed_out) == (1.0, True)
+    assert outcome.verdict()["agent"] == "stopped at its deadline"
+    assert "sleep 600" not in processes()
+
+
+async def test_an_agent_that_fails_is_named(local, task_folder):
+    class Broken(Shell):
+        async def run(self, instruction, sandbox, **about):
+            raise KeyError("model")
+
+    with pytest.raises(AgentError, match="agent Broken raised KeyError"):
+        await run_task(read_task(task_folder()), Broken(), local)
+
+
+async def test_a_sandbox_killed_in_mid_run_fails_the_rollout(local, task_folder):
+    class Killed(Shell):
+        async def run(self, instruction, sandbox, **about):
+            os.kill(sandbox._first_process, signal.SIGKILL)
+            await sandbox.exec("echo yes > done")
+
+    with pytest.raises(SandboxError):
+        await run_task(read_task(task_folder()), Killed(), local)
+
+
+async def test_an_agent_is_installed_before_it_works_and_not_for_the_verifier(local, task_folder):
+    class Installed(Shell):
+        async def install(self, sandbox):
+            await sandbox.exec("mkdir -p /opt/agent; echo yes > /opt/agent/answer")
+
+    test = '#!/bin/sh\nls /opt; [ "$(cat /app/done)" = yes ] && echo 1 > /logs/verifier/reward.txt\n'
+    task = read_task(task_folder({"tests/test.sh": test}))
+    agent = Installed("cp /opt/agent/answer done")
+    for outcome in [await run_task(task, agent, local), await run_task(task, agent, local)]:
+        assert outcome.reward == 1.0
+        assert "agent" not in outcome.verifier_output
+
+
+async def test_a_dockerfile_is_built_in_the_sandbox_or_its_failure_is_named(local, task_folder):
+    built = "FROM x\nENV WORD=yes\nWORKDIR /srv/shop\nRUN echo $WORD > word\n"
+    test = '#!/bin/sh\n[ "$(cat /srv/shop/word) $WORD $PWD" = "yes yes /srv/shop" ] && echo 1 > /logs/verifier/reward.txt\n'
+    task = read_task(task_folder({"environment/Dockerfile": built, "tests/test.sh": test}))
+    assert (await run_task(task, Idle(), local)).reward == 1.0
+    failing = task_folder({"environment/Dockerfile": "FROM x\nRUN echo no luck; exit 4\n"}, "failing")
+    with pytest.raises(SandboxError, match=r"(?s)line 2: exit code 4: no luck"):
+        await run_task(read_task(failing), Idle(), local)
+
+
+async def test_a_check_needs_a_solution_that_passes_and_a_verifier_that_fails_at_first(local, task_folder):
+    async def problems(name, files):
+        checked = await check_task(read_task(task_folder(files, name)), local)
+        return checked.ok, " ".join(checked.problems)
+
+    assert await problems("good", {}) == (True, "")
+    ok, named = await problems("unsolved", {"solution/solve.sh": "#!/bin/sh\necho no > done\n"})
+    assert (ok, "reward of 0, not 1" in named) == (False, True)
+    ok, named = await problems("free", {"tests/test.sh": "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"})
+    assert (ok, "doing nothing has a reward of 1" in named) == (False, True)
+    ok, named = await problems("broken", {"solution/solve.sh": "#!/bin/sh\necho oops >&2; exit 5\n"})
+    assert (ok, "exit code 5" in named) == (False, True)
+    ok, named = await problems("alone", {"solution/solve.sh": None})
+    assert (ok, "no solution/solve.sh" in named) == (False, True)
+
+
+async def test_many_rollouts_at_once_leave_nothing(local, task_folder):
+    task = read_task(task_folder())
+    outcomes = await asyncio.gather(*(run_task(task, Oracle(), local) for _ in range(8)))
+    assert [outcome.reward for outcome in outcomes] == [1.0] * 8
+    assert not any("bwrap" in line and "tmpfs" in line for line in processes())
+
+
+def test_the_examples_pass_and_the_command_reports_it(local):
+    command = [sys.executable, "-m", "rllm", "tasks", "check", str(EXAMPLES), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert {row["task"]: (row["oracle"], row["nothing"], row["ok"]) for row in report["tasks"]} == {
+        "fix-median": (1.0, 0.0, True),
+        "log-report": (1.0, 0.0, True),
+        "repair-git": (1.0, 0.0, True),
+    }
+
+
+def test_the_command_fails_if_a_task_does(local, task_folder):
+    folder = task_folder({"tests/test.sh": NO_REWARD})
+    command = [sys.executable, "-m", "rllm", "tasks", "check", str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert "RewardError" in ended.stdout
+    assert "1 of 1 task failed" in ended.stdout
