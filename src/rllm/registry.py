@@ -8,19 +8,22 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import importlib.util
 import inspect
+import sys
 import sysconfig
 import textwrap
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rllm.errors import ConfigError, PluginError, RLLMError, needed_to_train
 
-__all__ = ["closest", "did_you_mean", "field_docs", "load_object", "own_frames", "resolve"]
+__all__ = ["closest", "did_you_mean", "field_docs", "load_function", "load_object", "own_frames", "resolve"]
 
 _LIBRARIES = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
 """Folders of code that is not the user's: this package, the standard library, and installed packages."""
@@ -87,6 +90,62 @@ def load_object(path: str, *, kind: str = "name") -> Any:
             raise ConfigError(f"{kind}={path!r}: module {module_name!r} has no {attribute!r}")
         target = getattr(target, part)
     return target
+
+
+def load_function(
+    spec: str, *, what: str = "agent", reload: bool = True, or_class: bool = False
+) -> Callable[..., object]:
+    """Import a function.
+
+    Args:
+        spec: `FILE.py:function` or `package.module:function`.
+        what: its role, for error messages.
+        reload: run its file even if it was imported before.
+        or_class: accept a class, too.
+    """
+    place, separator, name = spec.rpartition(":")
+    if not separator or not place or not name:
+        raise ConfigError(f"{what}={spec!r}: use FILE.py:function or package.module:function")
+    if not place.endswith(".py"):
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)  # as with `python -m`
+        found = load_object(spec, kind=what)
+    else:
+        module = _module_of(Path(place).expanduser().resolve(), what, reload=reload)
+        if not hasattr(module, name):
+            own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+            raise ConfigError(f"{what}={spec!r}: {place} defines no {name!r}; it has {', '.join(own) or 'nothing'}")
+        found = getattr(module, name)
+    if not callable(found) or (isinstance(found, type) and not or_class):
+        kind = "a class" if isinstance(found, type) else type(found).__name__
+        way = (
+            "; classes are trained from Python: AgentTrainer(agent_class=..., env_class=...) or (workflow_class=...), "
+            "or with --env"
+        )
+        is_of_agent = isinstance(found, type) and what == "agent"
+        raise ConfigError(f"{what}={spec!r} is {kind}, not a function{way if is_of_agent else ''}")
+    function: Callable[..., object] = found
+    return function
+
+
+def _module_of(path: Path, what: str, *, reload: bool) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{what} file {str(path)!r} does not exist: run this in its folder, or give its whole path")
+    known = sys.modules.get(path.stem)
+    if not reload and known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    sys.path.insert(0, str(path.parent.resolve()))  # modules beside it are importable, as when it is run
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        kind = ConfigError if isinstance(error, SyntaxError) else PluginError
+        raise kind(f"{path} cannot be imported:\n{own_frames(error)}") from error
+    return module
 
 
 def _raised(path: str, kind: str, error: BaseException) -> PluginError:

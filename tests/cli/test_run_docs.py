@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from rllm.cli import app
-from rllm.cli.inputs import load_function
+from rllm.registry import load_function
 from rllm.sdk import ProgramResult
 from rllm.sdk.variables import gateway_variables
 from rllm.testing import ScriptedEngine, ScriptedServer, scripted_gateway

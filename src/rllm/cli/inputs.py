@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlencode
 
 from rllm.data.benchmarks import BENCHMARKS, read_benchmark, read_benchmark_file
 from rllm.data.dataset import PREPARED, Dataset, DatasetRegistry
 from rllm.data.sources import READERS
 from rllm.engine.signature import check_rows
-from rllm.errors import ConfigError, InferenceError, PluginError, concerning
+from rllm.errors import ConfigError, InferenceError, concerning
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, Upstream, UpstreamKind
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.openai_engine import OpenAIEngine
-from rllm.registry import did_you_mean, load_object, own_frames
+from rllm.registry import did_you_mean, load_function
 
 if TYPE_CHECKING:
     from rllm.trainer.config import TrainConfig
@@ -88,6 +86,24 @@ def agent_in_env(agent: str | None) -> dict[str, Any]:
     return {"agent_class" if isinstance(found, type) else "agent_run_func": found}
 
 
+def tasks_in_sandboxes(tasks: str | None, env: str | None, agent: str | None, sandbox: str | None) -> str | None:
+    """Return the environment `tasks:TASKS?...` of `TASKS --agent NAME --sandbox BACKEND`, if one of these is given.
+
+    Raises:
+        ConfigError: if the tasks are missing, or there is another environment.
+    """
+    given = {name: value for name, value in (("agent", agent), ("sandbox", sandbox)) if value is not None}
+    if not given:
+        return None
+    option = next(f"--{name} {value}" for name, value in given.items())
+    if env is not None:
+        parameters = urlencode(given, safe="/:@")
+        raise ConfigError(f"{option} would have no effect with --env; write --env 'tasks:DIR?{parameters}'")
+    if tasks is None:
+        raise ConfigError(f"{option}: the tasks are missing: name a task folder, or a folder of such, before it")
+    return f"tasks:{tasks}?{urlencode(given, safe='/:@')}"
+
+
 def env_of_file(path: str | None) -> str | None:
     """Return `file:PATH` for a data file whose first row names an environment in its field `env`."""
     if path is None or not Path(path).expanduser().is_file() or Path(path).suffix.lower() not in READERS:
@@ -101,60 +117,6 @@ def refuse_beside_env(env: str, begun: Mapping[str, object]) -> None:
         if begun.get(name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} would have no effect with --env {env}, which has its own; leave one out")
-
-
-def load_function(spec: str, *, what: str = "agent", reload: bool = True, or_class: bool = False) -> AgentFunction:
-    """Import a function.
-
-    Args:
-        spec: `FILE.py:function` or `package.module:function`.
-        what: its role, for error messages.
-        reload: run its file even if it was imported before.
-        or_class: accept a class, too.
-    """
-    place, separator, name = spec.rpartition(":")
-    if not separator or not place or not name:
-        raise ConfigError(f"{what}={spec!r}: use FILE.py:function or package.module:function")
-    if not place.endswith(".py"):
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)  # as with `python -m`
-        found = load_object(spec, kind=what)
-    else:
-        module = _module_of(Path(place).expanduser().resolve(), what, reload=reload)
-        if not hasattr(module, name):
-            own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
-            raise ConfigError(f"{what}={spec!r}: {place} defines no {name!r}; it has {', '.join(own) or 'nothing'}")
-        found = getattr(module, name)
-    if not callable(found) or (isinstance(found, type) and not or_class):
-        kind = "a class" if isinstance(found, type) else type(found).__name__
-        way = (
-            "; classes are trained from Python: AgentTrainer(agent_class=..., env_class=...) or (workflow_class=...), "
-            "or with --env"
-        )
-        is_of_agent = isinstance(found, type) and what == "agent"
-        raise ConfigError(f"{what}={spec!r} is {kind}, not a function{way if is_of_agent else ''}")
-    function: AgentFunction = found
-    return function
-
-
-def _module_of(path: Path, what: str, *, reload: bool) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{what} file {str(path)!r} does not exist: run this in its folder, or give its whole path")
-    known = sys.modules.get(path.stem)
-    if not reload and known is not None and getattr(known, "__file__", None) == str(path):
-        return known
-    sys.path.insert(0, str(path.parent.resolve()))  # modules beside it are importable, as when it is run
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        kind = ConfigError if isinstance(error, SyntaxError) else PluginError
-        raise kind(f"{path} cannot be imported:\n{own_frames(error)}") from error
-    return module
 
 
 _NAME = re.compile(r"[\w.+-]+")
