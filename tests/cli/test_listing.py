@@ -10,6 +10,7 @@ from rllm.algorithms import ALGORITHMS
 from rllm.data.benchmarks import BENCHMARKS
 from rllm.environments.named import SCHEMES, Scheme
 from rllm.registry import load_object
+from rllm.sandbox.base import BACKENDS
 
 from .conftest import as_a_program
 
@@ -42,7 +43,17 @@ def test_agents_are_listed_by_paths_that_can_be_imported(monkeypatch, capsys):
     rows = json.loads(printed_by(["agents", "--json"], monkeypatch, capsys))["agents"]
     assert "rllm.agents:ToolAgent" in {row["name"] for row in rows}
     for row in rows:
-        load_object(row["name"])()
+        if row["works"] == "in environments":
+            load_object(row["name"])()
+    assert {"terminus", "codex"} <= {row["name"] for row in rows if row["works"] == "in sandboxes"}
+
+
+def test_sandboxes_are_listed_with_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    rows = json.loads(printed_by(["sandboxes", "--json"], monkeypatch, capsys))["sandboxes"]
+    found = {row["name"]: row["works here"] for row in rows}
+    assert set(BACKENDS) <= set(found)
+    assert found["podman"].startswith("no: ")
 
 
 def test_schemes_of_environments_are_listed_with_their_extras(monkeypatch, capsys):

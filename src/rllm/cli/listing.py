@@ -16,19 +16,20 @@ from rllm.cli.options import OnlyJson
 from rllm.environments.named import SCHEMES, names_of
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
+from rllm.sandbox.base import backend_names, open_backend
 from rllm.types import JSONObject
 
 
 def list_names(
     kind: Annotated[
-        str | None, typer.Argument(help="agents, algorithms, benchmarks or envs.", show_default=False)
+        str | None, typer.Argument(help="agents, algorithms, benchmarks, envs or sandboxes.", show_default=False)
     ] = None,
     scheme: Annotated[
         str | None, typer.Argument(help="With envs: print all names of this scheme.", show_default=False)
     ] = None,
     as_json: OnlyJson = False,
 ) -> None:
-    """List the names of agents, algorithms, benchmarks or schemes of environments, with a line about each."""
+    """List the names of agents, algorithms, benchmarks, schemes of environments or sandboxes, with a line about each."""
     if kind is None:
         raise ConfigError(f"rllm list: name one of {', '.join(_KINDS)}")
     if kind not in _KINDS:
@@ -61,12 +62,19 @@ def _cell(value: object) -> str:
 
 def _agents() -> Iterator[JSONObject]:
     from rllm import agents
+    from rllm.tasks.agents.named import agent_names
 
+    for name, about in agent_names().items():
+        yield {"name": name, "works": "in sandboxes", "about": about}
     for name in agents.__all__:
         found = getattr(agents, name)
         ours = issubclass(found, agents.BaseAgent) and found.__module__.startswith("rllm.agents.")
         if ours and not inspect.isabstract(found):
-            yield {"name": f"rllm.agents:{name}", "about": (found.__doc__ or "").partition("\n")[0]}
+            yield {
+                "name": f"rllm.agents:{name}",
+                "works": "in environments",
+                "about": (found.__doc__ or "").partition("\n")[0],
+            }
 
 
 def _algorithms() -> Iterator[JSONObject]:
@@ -91,11 +99,26 @@ def _envs() -> Iterator[JSONObject]:
         yield {"scheme": name, "extra": extra, "installed": scheme.installed, "about": scheme.about}
 
 
+def _sandboxes() -> Iterator[JSONObject]:
+    for name in backend_names():
+        yield {"name": name, "works here": _problem(name)}
+
+
+def _problem(name: str) -> str:
+    """Return `yes`, or why sandboxes of a kind cannot be started on this machine."""
+    try:
+        open_backend(name)
+    except (ConfigError, ImportError) as error:
+        return f"no: {error}"
+    return "yes"
+
+
 _KINDS: dict[str, Callable[[], Iterator[JSONObject]]] = {
     "agents": _agents,
     "algorithms": _algorithms,
     "benchmarks": _benchmarks,
     "envs": _envs,
+    "sandboxes": _sandboxes,
 }
 
 

@@ -203,6 +203,11 @@ class SandboxBackend(ABC):
         return 0
 
 
+def backend_names() -> list[str]:
+    """Return the names of all backends, those of other packages included."""
+    return sorted({*BACKENDS, *(point.name for point in entry_points(group=_GROUP))})
+
+
 def open_backend(name: str) -> SandboxBackend:
     """Return a backend by name.
 
@@ -211,7 +216,7 @@ def open_backend(name: str) -> SandboxBackend:
     """
     plugins = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in BACKENDS and name not in plugins:
-        known = sorted({*BACKENDS, *plugins})
+        known = backend_names()
         hint = did_you_mean(name, known) or f"use one of {', '.join(known)}"
         raise ConfigError(f"sandbox={name!r} is not known; {hint}")
     kind = load_object(BACKENDS[name], kind="sandbox") if name in BACKENDS else plugins[name].load()

@@ -11,6 +11,7 @@ class Oracle(SandboxAgent):
     """Runs `solution/solve.sh` of its task."""
 
     name = "oracle"
+    uses_model = False
 
     def __init__(self, task: TaskFolder | None = None) -> None:
         """Create the oracle of a task, or one that `for_task` makes others of."""
@@ -43,6 +44,7 @@ class Idle(SandboxAgent):
     """Ends without doing anything."""
 
     name = "nop"
+    uses_model = False
 
     async def run(
         self, instruction: str, sandbox: Sandbox, *, base_url: str, api_key: str, model: str, timeout_s: float

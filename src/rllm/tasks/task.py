@@ -59,6 +59,8 @@ class SandboxAgent(ABC):
 
     name: str = ""
     """Name in messages, by default that of the class."""
+    uses_model: bool = True
+    """Its model calls are trained on; without any, a rollout has failed."""
 
     def for_task(self, task: TaskFolder) -> SandboxAgent:
         """Return the agent for one task, by default itself; the oracle needs more than the instruction."""
