@@ -261,6 +261,11 @@ ELSEWHERE = {
     "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
     "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_takes_nearly_the_steps_of_adamw",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
+    **{
+        f"sandbox.{name}": "../tasks/test_rollouts.py::test_settings_are_limits_of_sandboxes_unless_the_name_has_its_own"
+        for name in ("cpus", "memory_mb", "disk_mb")
+    },
+    "sandbox.backend": "../tasks/test_rollouts.py::test_settings_of_sandboxes_are_refused_where_there_are_none",
     "reward.timeout_s": "test_rewards.py::test_a_reward_function_has_a_deadline",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_rollout_sources.py::test_max_steps_limits_agents_in_environments",

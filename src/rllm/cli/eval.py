@@ -22,6 +22,8 @@ from rllm.cli.options import (
     Env,
     ModelOrName,
     Reward,
+    Sandbox,
+    SandboxAgent,
     Server,
     ServerKind,
     Split,
@@ -48,7 +50,8 @@ def evaluate(
     agent: Annotated[
         str | None,
         typer.Argument(
-            help="The agent, FILE.py:function, or a benchmark such as gsm8k, which is asked for each task once.",
+            help="The agent, FILE.py:function, or a benchmark such as gsm8k, which is asked for each task once; with "
+            "--agent, a task folder or a folder of such.",
             metavar="FILE.py:function",
             show_default=False,
         ),
@@ -58,6 +61,8 @@ def evaluate(
         typer.Argument(help="Settings, such as sampling.max_tokens=512 or model.dtype=bfloat16.", metavar="KEY=VALUE"),
     ] = None,
     env: Env = None,
+    sandbox_agent: SandboxAgent = None,
+    sandbox: Sandbox = None,
     reward: Reward = None,
     dataset: Annotated[
         str | None,
@@ -97,7 +102,7 @@ def evaluate(
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import embedded, env_of_file, key_of_server, served
+    from rllm.cli.inputs import embedded, env_of_file, key_of_server, served, tasks_in_sandboxes
     from rllm.cli.training import announce, lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
     from rllm.environments.named import open_env
@@ -108,6 +113,8 @@ def evaluate(
         return
     started = time.perf_counter()
     agent, settings = leading_setting(agent, settings)
+    if (in_sandboxes := tasks_in_sandboxes(agent, env, sandbox_agent, sandbox)) is not None:
+        agent, env = None, in_sandboxes
     if agent is None and env is None and (env := env_of_file(dataset)) is not None:
         dataset = None
     dataset, benchmark = _tasks_named(agent, env, reward, dataset, split)
@@ -117,7 +124,7 @@ def evaluate(
     if benchmark is not None:
         sampling = {**BENCHMARKS[benchmark].sampling, **sampling}
     config.gateway.port = lead_to_gateway(config)
-    named = None if env is None else open_env(env)
+    named = None if env is None else open_env(env, sandbox=config.sandbox)
     if base_url is None:
         announce(config)
     from rllm.config.schema import refuse_changes
@@ -202,6 +209,7 @@ def _work(
 ) -> tuple[RolloutSource, Dataset]:
     """Return what makes the rollouts, and the tasks."""
     from rllm.cli.inputs import agent_in_env, load_agent, tasks_for
+    from rllm.config.schema import refuse_changes
     from rllm.rewards.scoring import with_deadline
     from rllm.trainer.rollout_sources import FunctionSource, source_in
 
@@ -209,6 +217,7 @@ def _work(
         return source_in(env, **agent_in_env(agent)), env.tasks
     assert agent is not None
     assert dataset is not None
+    refuse_changes(config.sandbox, "sandbox", type(config.sandbox).model_fields, "without tasks in sandboxes")
     function = with_deadline(load_agent(agent, reward), config.reward.timeout_s)
     data = tasks_for(function, dataset, split, option="--data", benchmark=benchmark, benchmark_split="test")
     return FunctionSource(agent_run_func=function), data
@@ -362,6 +371,7 @@ def _settings(
     ours = (
         "gateway.",
         "reward.",
+        "sandbox.",
         "rollout.num_retries=",
         "rollout.max_steps=",
         *(() if served else ("model.", "seed=")),

@@ -29,7 +29,7 @@ def list_names(
     ] = None,
     as_json: OnlyJson = False,
 ) -> None:
-    """List the names of agents, algorithms, benchmarks, schemes of environments or sandboxes, with a line about each."""
+    """List names of agents, algorithms, benchmarks, schemes of environments or sandboxes, with a line about each."""
     if kind is None:
         raise ConfigError(f"rllm list: name one of {', '.join(_KINDS)}")
     if kind not in _KINDS:

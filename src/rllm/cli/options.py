@@ -132,6 +132,18 @@ Env: TypeAlias = Annotated[
         metavar="SCHEME:NAME?key=value&...",
     ),
 ]
+SandboxAgent: TypeAlias = Annotated[
+    str | None,
+    optional(
+        "Agent that works on task folders in sandboxes: a name of `rllm list agents`, or FILE.py:function; the tasks "
+        "are then the first argument.",
+        "--agent",
+    ),
+]
+Sandbox: TypeAlias = Annotated[
+    str | None,
+    optional("Kind of the sandboxes of task folders, by default local; `rllm list sandboxes` prints all.", "--sandbox"),
+]
 Split: TypeAlias = Annotated[str | None, optional("Split of the data to use, if it has several: train, test, ...")]
 ValSplit: TypeAlias = Annotated[str | None, optional("Split of --val to use, if it has several.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON on stdout at the end.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rllm.cli.options import Env, Reward, RunOptions, leading_setting, optional, with_options
+from rllm.cli.options import Env, Reward, RunOptions, Sandbox, SandboxAgent, leading_setting, optional, with_options
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def train(
         str | None,
         typer.Argument(
             help="Agent: FILE.py:function, or a benchmark with a training split, such as gsm8k. "
-            "With --resume this and other arguments default to those of the run.",
+            "With --agent, a task folder or a folder of such. With --resume this and other arguments default to those "
+            "of the run.",
             metavar="FILE.py:function",
             show_default=False,
         ),
@@ -30,6 +31,8 @@ def train(
     *,
     options: RunOptions,
     env: Env = None,
+    sandbox_agent: SandboxAgent = None,
+    sandbox: Sandbox = None,
     reward: Reward = None,
     data: Annotated[
         list[str] | None,
@@ -57,7 +60,14 @@ def train(
     With --env, tasks and rewards are those of an environment, and the agent is optional: a function, which also gets
     the environment as env, or a BaseAgent class, FILE.py:Class.
     """
-    from rllm.cli.inputs import agent_in_env, env_of_file, load_agent, refuse_beside_env, tasks_for
+    from rllm.cli.inputs import (
+        agent_in_env,
+        env_of_file,
+        load_agent,
+        refuse_beside_env,
+        tasks_for,
+        tasks_in_sandboxes,
+    )
     from rllm.cli.training import (
         announce,
         as_typed,
@@ -71,6 +81,8 @@ def train(
 
     started = time.perf_counter()
     agent, settings = leading_setting(agent, options.settings)
+    if (in_sandboxes := tasks_in_sandboxes(agent, env, sandbox_agent, sandbox)) is not None:
+        agent, env = None, in_sandboxes
     given = {"agent": agent, "env": env, "reward": reward, "data": data, "from_sessions": from_sessions}
     begun = begun_as("train", options, **given)
     if "from_sessions" in begun:
@@ -89,7 +101,7 @@ def train(
     work: dict[str, Any] = {}
     if "env" in begun:
         refuse_beside_env(begun["env"], begun)
-        work["env"] = open_env(begun["env"])
+        work["env"] = open_env(begun["env"], sandbox=config.sandbox)
     announce(config, dry_run=options.dry_run)
     if "env" in begun:
         held_out = env_of_file(begun.get("val")) or begun.get("val")

@@ -194,6 +194,25 @@ class RewardSettings(Section):
     have 1. With algorithm.name=gdpo they weigh parts that were normalised by themselves."""
 
 
+class SandboxSettings(Section):
+    """Sandboxes of tasks (`--env tasks:DIR`, or `--agent NAME --sandbox BACKEND`)."""
+
+    backend: str = "local"
+    """Kind of sandboxes: local is bubblewrap; `rllm list sandboxes` has all. The same as --sandbox."""
+    cpus: PositiveFloat | None = None
+    """Cores of a sandbox; None leaves it to the task, as with the others."""
+    memory_mb: PositiveInt | None = None
+    """Mebibytes of memory."""
+    disk_mb: PositiveInt | None = None
+    """Mebibytes of files that it may write."""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The settings that are set, as parameters of `tasks:DIR?...`."""
+        values = self.model_dump(exclude_defaults=True)
+        return {"sandbox" if name == "backend" else name: str(value) for name, value in values.items()}
+
+
 class FilterConfig(Section):
     """Rollouts that are not trained on, beside those that failed or were not scored."""
 
@@ -431,6 +450,7 @@ class TrainConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     reward: RewardSettings = Field(default_factory=RewardSettings)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     filters: FilterConfig = Field(default_factory=FilterConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algorithm: JSONObject = Field(default_factory=lambda: {"name": "grpo"})

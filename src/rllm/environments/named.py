@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 
 from rllm.agents.agent import BaseAgent
 from rllm.agents.chat_agent import TextAgent
+from rllm.config.schema import SandboxSettings, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, EnvError, MissingDependencyError
@@ -35,6 +36,8 @@ class Scheme(NamedTuple):
     """Extra that installs it."""
     names: str | None = None
     """`module:function` that returns all names, if the package lists them."""
+    has_sandboxes: bool = False
+    """The settings of group `sandbox` are parameters of it."""
 
     @property
     def installed(self) -> bool:
@@ -62,6 +65,9 @@ SCHEMES: dict[str, Scheme] = {
         "reasoning_gym",
         "reasoning-gym",
         "rllm.environments.reasoning_gym_env:families",
+    ),
+    "tasks": Scheme(
+        "rllm.tasks.rollouts:open_env", "task folders, which agents work on in sandboxes", has_sandboxes=True
     ),
     "textarena": Scheme(
         "rllm.environments.textarena:open_env",
@@ -98,11 +104,12 @@ class NamedEnvironment:
     """Instead of `env_class`: makes a rollout by itself, with model calls to `OPENAI_BASE_URL`."""
 
 
-def open_env(spec: str) -> NamedEnvironment:
+def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvironment:
     """Open an environment by name. Modules that it names may be in the current folder, as with `python -m`.
 
     Args:
         spec: `SCHEME:NAME?key=value&...`; parameters are those of the scheme and of the environment.
+        sandbox: settings of sandboxes, which parameters override.
 
     Raises:
         ConfigError: if the scheme, the name or a parameter is not known.
@@ -120,6 +127,10 @@ def open_env(spec: str) -> NamedEnvironment:
     _check_installed(scheme, f"env={spec!r}")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
+    if sandbox is not None:
+        if not known.has_sandboxes:
+            refuse_changes(sandbox, "sandbox", type(sandbox).model_fields, f"with env={spec!r}, which starts none")
+        params = {**sandbox.parameters, **params}
     try:
         opened: NamedEnvironment = load_object(known.opener, kind="env")(name, params)
     except (ConfigError, EnvError) as error:

@@ -23,7 +23,7 @@ from rllm._runtime.threads import UnboundedExecutor
 from rllm.agents.agent import BaseAgent
 from rllm.backends.base import BACKENDS, TrainingBackend
 from rllm.config.loading import from_layers, layers_of, locating_errors
-from rllm.config.schema import refuse_changes
+from rllm.config.schema import SandboxSettings, refuse_changes
 from rllm.config.sizes import check_sizes, fitted_to_tasks, with_learning_rate
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
@@ -161,7 +161,12 @@ class AgentTrainer:
         """
         layers = layers_of(config, [] if backend is None else [f"backend={backend}"])
         self.config = from_layers(layers)
-        named = None if env is None else _named(env, train_dataset, reward, env_class, workflow_class, source)
+        others = (train_dataset, reward, env_class, workflow_class, source)
+        named = None if env is None else _named(env, self.config.sandbox, *others)
+        if named is None:
+            refuse_changes(
+                self.config.sandbox, "sandbox", type(self.config.sandbox).model_fields, "without tasks in sandboxes"
+            )
         if named is None and train_dataset is None:
             raise ConfigError("train_dataset is missing: pass tasks, or the name of an environment as env")
         self.train_data = _dataset(train_dataset, "train_dataset") if named is None else named.tasks
@@ -434,12 +439,12 @@ def _rewarded(
     return with_deadline(agent if reward is None else with_reward(agent, reward), timeout_s)
 
 
-def _named(env: str | NamedEnvironment, *others: object) -> NamedEnvironment:
+def _named(env: str | NamedEnvironment, sandbox: SandboxSettings, *others: object) -> NamedEnvironment:
     names = ("train_dataset", "reward", "env_class", "workflow_class", "source")
     for name, value in zip(names, others, strict=True):
         if value is not None:
             raise ConfigError(f"{name} would have no effect with env={shown(env)}, which brings its own; leave one out")
-    return open_env(env) if isinstance(env, str) else env
+    return open_env(env, sandbox=sandbox) if isinstance(env, str) else env
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:

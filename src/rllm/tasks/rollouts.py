@@ -1,0 +1,119 @@
+"""`tasks:DIR`: rollouts of task folders in sandboxes, for the engines of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rllm.data.dataset import Dataset
+from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number
+from rllm.errors import ConfigError
+from rllm.sandbox import SandboxBackend, open_backend
+from rllm.sdk.variables import gateway_variables
+from rllm.tasks.agents.named import open_agent
+from rllm.tasks.folder import read_task, read_tasks
+from rllm.tasks.run import run_task
+from rllm.tasks.shell_tasks import shell_task_folders
+from rllm.tasks.task import SandboxAgent, TaskFolder
+from rllm.types import VERDICT_KEY, Trajectory
+
+MODEL = "policy"
+"""Name of the model in requests; the gateway replaces it."""
+LIMITS = ("cpus", "memory_mb", "disk_mb", "max_processes")
+
+
+def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
+    """Return tasks, and the function that rolls them out in sandboxes.
+
+    Args:
+        name: a task folder, a folder of such, the URL of a git repository, or `shell` for generated tasks.
+        params: `agent` (terminus), `sandbox` (local), `max_steps` of terminus, `cpus`, `memory_mb`, `disk_mb` and
+            `max_processes` instead of the tasks' own; with `shell` also `size` (40) and `seed` (0).
+
+    Raises:
+        ConfigError: if tasks, agent or backend cannot be used.
+    """
+    own = dict(params)
+    if name == "shell" and not Path(name).exists():
+        size, seed = take_whole_number(own, "size", 40, least=1), take_whole_number(own, "seed", 0)
+        source = str(shell_task_folders(size, seed=seed))
+    else:
+        source = name
+    refuse_unknown(own, ("agent", "sandbox", "max_steps", *LIMITS))
+    rollouts = TaskRollouts(
+        agent=_absolute(own.get("agent", "terminus")),
+        sandbox=own.get("sandbox", "local"),
+        max_steps=take_whole_number(own, "max_steps", 0, least=1) if "max_steps" in own else None,
+        limits=tuple((key, _amount(key, own[key])) for key in LIMITS if key in own),
+    )
+    rollouts.check()
+    rows = [{"id": task.name, "folder": str(task.folder)} for task in read_tasks(source)]
+    return NamedEnvironment(tasks=Dataset.of_tasks(rows, name=name), agent_run_func=rollouts.play)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRollouts:
+    """Rollouts of task folders by an agent, in sandboxes of a backend; both are names, which other processes know."""
+
+    agent: str = "terminus"
+    sandbox: str = "local"
+    max_steps: int | None = None
+    limits: tuple[tuple[str, Any], ...] = ()
+    """Fields of `SandboxLimits` to use instead of the tasks' own."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` if agent or backend cannot be used on this machine."""
+        _agent(self.agent, self.max_steps)
+        _backend(self.sandbox)
+
+    async def play(self, *, folder: str, base_url: str) -> Trajectory:
+        """Let the agent work on a task, and verify the result."""
+        task, agent = _task(folder), _agent(self.agent, self.max_steps)
+        outcome = await run_task(
+            replace(task, limits=replace(task.limits, **dict(self.limits))),
+            agent,
+            _backend(self.sandbox),
+            base_url=base_url,
+            api_key=gateway_variables(base_url)["OPENAI_API_KEY"],
+            model=MODEL,
+        )
+        return Trajectory(
+            reward=outcome.reward,
+            reward_parts=dict(outcome.reward_parts),
+            info={VERDICT_KEY: outcome.verdict()},
+            trainable=agent.uses_model,
+        )
+
+
+@cache
+def _agent(spec: str, max_steps: int | None) -> SandboxAgent:
+    return open_agent(spec, max_steps=max_steps)
+
+
+@cache
+def _backend(name: str) -> SandboxBackend:
+    return open_backend(name)
+
+
+@cache
+def _task(folder: str) -> TaskFolder:
+    return read_task(Path(folder))
+
+
+def _absolute(agent: str) -> str:
+    """Return an agent with the whole path of its file, since other processes have other current folders."""
+    file, separator, function = agent.rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{function}" if separator and file.endswith(".py") else agent
+
+
+def _amount(key: str, text: str) -> float:
+    try:
+        value = float(text) if key == "cpus" else int(text)
+    except ValueError:
+        value = 0
+    if not value > 0:
+        raise ConfigError(f"{key}={text}: use a number above 0")
+    return value
