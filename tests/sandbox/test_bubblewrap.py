@@ -23,7 +23,9 @@ SMALL = SandboxLimits(memory_mb=256, disk_mb=64, max_processes=64)
 
 
 @pytest.fixture
-def local():
+def local(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("RLLM_CACHE", str(tmp_path_factory.mktemp("cache")))
+    bubblewrap.snapshots.cache_clear()
     try:
         return open_backend("local")
     except ConfigError as error:
@@ -92,6 +94,73 @@ async def test_a_folder_with_a_root_file_system_is_an_image(local, tmp_path):
     assert [path.name for path in (tmp_path / "opt").iterdir()] == []
     with pytest.raises(SandboxError, match="root file system"):
         await local.image(ImageSource(name=str(tmp_path / "opt")))
+
+
+async def test_a_snapshot_has_the_files_the_folder_and_the_variables(local, tmp_path):
+    folder = make_context(tmp_path)
+    image = await local.image(ImageSource(folder=folder))
+    async with await local.start(image, limits=SMALL) as sandbox:
+        await sandbox.exec(
+            "echo changed > copied/a; mkdir -p /srv/deep; ln -s /usr/bin/env /srv/deep/link; chmod 700 /srv"
+        )
+        first = await sandbox.snapshot()
+    async with await local.start(first, limits=SMALL) as sandbox:
+        assert (await sandbox.exec("echo more > b; pwd; cat copied/a; readlink /srv/deep/link; echo $WHO")).stdout == (
+            "/app/work\nchanged\n/usr/bin/env\nof the image\n"
+        )
+        second = await sandbox.snapshot()
+    async with await local.start(second, limits=SMALL) as sandbox:
+        assert (await sandbox.exec("cat b copied/a; stat -c %a /srv")).stdout == "more\nchanged\n700\n"
+    for snapshot in (first, second):
+        await local.remove_image(snapshot)
+        with pytest.raises(SandboxError):
+            await local.start(snapshot)
+
+
+def make_context(folder: Path) -> Path:
+    (folder / "data/sub").mkdir(parents=True)
+    (folder / "data/a").write_text("a")
+    (folder / "data/sub/b.sh").write_text("echo b")
+    (folder / "one.txt").write_text("one")
+    (folder / "host").symlink_to("/etc/hostname")
+    (folder / "Dockerfile").write_text(
+        """# comment
+FROM python:3.12-slim
+ENV WHO="of the image" N=1
+WORKDIR /app
+WORKDIR work
+COPY data copied/
+COPY ["one.txt", "."]
+COPY data/sub/b.sh /bin2/run.sh
+RUN echo "$WHO" > who && \\
+    # comment
+    date +%s%N > built
+LABEL a=b
+CMD ["sh"]
+"""
+    )
+    return folder
+
+
+async def test_a_dockerfile_is_followed_once_for_each_content(local, tmp_path):
+    folder = make_context(tmp_path)
+    first, again = await asyncio.gather(*(local.image(ImageSource(folder=folder)) for _ in range(2)))
+    assert first == again
+    async with await local.start(first, limits=SMALL) as sandbox:
+        result = await sandbox.exec("cat copied/a one.txt who; sh copied/sub/b.sh; sh /bin2/run.sh; pwd; ls")
+        assert result.stdout == "aoneof the image\nb\nb\n/app/work\nbuilt\ncopied\none.txt\nwho\n"
+        built = (await sandbox.exec("cat built")).stdout
+    async with await open_backend("local").start(await local.image(ImageSource(folder=folder))) as sandbox:
+        assert (await sandbox.exec("cat built")).stdout == built
+    (folder / "one.txt").write_text("two")
+    assert await local.image(ImageSource(folder=folder)) != first
+
+
+async def test_a_dockerfile_that_cannot_be_followed_is_an_error(local, tmp_path):
+    for line, reason in (("RUN echo the reason >&2; exit 7", "the reason"), ("RUN touch /usr/bin/new", "Read-only")):
+        (tmp_path / "Dockerfile").write_text(f"FROM python:3.12\n{line}\n")
+        with pytest.raises(SandboxError, match=reason):
+            await local.image(ImageSource(folder=tmp_path))
 
 
 def copy_with_libraries(program: Path, root: Path) -> None:

@@ -198,6 +198,9 @@ class SandboxBackend(ABC):
             SandboxError: if it does not start.
         """
 
+    async def remove_image(self, image: str) -> None:  # noqa: B027
+        """Delete a result of `Sandbox.snapshot`, which otherwise lasts until this process ends."""
+
     async def remove_orphans(self) -> int:
         """Remove sandboxes that an ended process of this machine left; return their number."""
         return 0

@@ -23,41 +23,41 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rllm._runtime.files import cache_folder
 from rllm._runtime.ids import new_id
 from rllm._runtime.process import no_fork_meanwhile
+from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox import namespaces
-from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
+from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
 from rllm.sandbox.client import _MARK, ClientSandbox, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
-from rllm.sandbox.dockerfile import NAME as DOCKERFILE
-from rllm.sandbox.dockerfile import build, read_dockerfile
+from rllm.sandbox.dockerfile import Recipe, build, read_dockerfile
+from rllm.sandbox.local_images import (
+    ARCHIVE,
+    HOST,
+    HOST_FILES,
+    LocalImage,
+    digest,
+    host_files,
+    new_archive,
+    remove_left_snapshots,
+    root_file_system,
+    snapshots,
+    tell_of_base,
+)
 from rllm.sandbox.owner import has_ended, this_process
 from rllm.sandbox.route import Route
 
 logger = logging.getLogger(__name__)
-
-HOST = "host"
-"""Image: the programs of this machine."""
+_SAVE = 'exec tar --anchored --no-wildcards "$@" -cf - -C / .'
+_RESTORE = "exec tar --no-same-owner -xpf - -C /"
 _LIMITS = SandboxLimits()
 _START_TIMEOUT_S = 60.0
 _END_S = 0.2
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INIT = ["/bin/sh", "-c", "echo; exec sleep infinity"]
 """The line of output means that all is mounted."""
-_HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_HOST_SETTINGS = (
-    *("alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types"),
-    *("nsswitch.conf", "os-release", "pki", "protocols", "services", "ssl"),
-)
-"""Of `/etc`: nothing that is private to this machine."""
-_FILES = {
-    "/etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-    "/etc/group": "root:x:0:\nnogroup:x:65534:\n",
-    "/etc/hosts": "127.0.0.1 localhost sandbox\n",
-}
-_OWN = frozenset({"dev", "proc", "sys", "tmp", "run", "root", "home"})
-"""Folders in `/` that no image gives a sandbox."""
 _SHARED_MEMORY = 64 << 20
 _FIRST_USER, _NUM_USERS = 0x60000000, 0x0FFFFFFF
 """User ids that no machine gives to people or services, and systemd to no container."""
@@ -73,11 +73,17 @@ class BubblewrapSandbox(ClientSandbox):
         first_process: int,
         group: ControlGroup,
         *,
+        base: str,
         workdir: str,
         env: Mapping[str, str],
+        image_env: Mapping[str, str],
+        read_only: Sequence[str],
         rlimits: Mapping[str, int],
     ) -> None:
         """Represent a sandbox that runs."""
+        self._base = base
+        self._image_env = image_env
+        self._read_only = read_only
         self.id = name
         self.workdir = workdir
         self._process = process
@@ -115,6 +121,34 @@ class BubblewrapSandbox(ClientSandbox):
         if not await self._group.kill(mark):
             await self.end("a command had to be killed at its deadline, which needs control groups")
 
+    async def snapshot(self) -> str:
+        """Save the files that the sandbox has written, as an image that lasts until this process ends."""
+        self._check_open()
+        folder = snapshots() / new_id()
+        await self.save(folder, workdir=self.workdir, env={})
+        return str(folder)
+
+    async def save(self, folder: Path, *, workdir: str | None, env: Mapping[str, str]) -> None:
+        """Write an image: the files that the sandbox has written, and what it was started with."""
+        excluded = [f"--exclude=.{path}" for path in ("/dev", "/proc", *self._read_only)]
+        archive = new_archive(folder, {"base": self._base, "workdir": workdir, "env": {**self._image_env, **env}})
+
+        def write(stream: Stream, data: bytes) -> None:
+            if stream == "stdout":
+                archive.write(data)
+
+        with archive:
+            kept, ended = await self._transfer(_SAVE, excluded, on_output=write)
+        if ended.exit_code or ended.timed_out:
+            raise SandboxError(f"no snapshot of sandbox {self.id}: {kept.text('stderr').strip()[-500:]}")
+
+    async def restore(self, folder: Path) -> None:
+        """Write an image's files."""
+        with (folder / ARCHIVE).open("rb") as archive:
+            kept, ended = await self._transfer(_RESTORE, [], stdin=archive)
+        if ended.exit_code or ended.timed_out:
+            raise SandboxError(f"image {folder} cannot be unpacked: {kept.text('stderr').strip()[-500:]}")
+
     async def open_route(self, url: str) -> str:
         """Let the sandbox reach one server by HTTP."""
         self._check_open()
@@ -138,27 +172,42 @@ class BubblewrapSandbox(ClientSandbox):
 
 
 class Bubblewrap(SandboxBackend):
-    """Starts sandboxes of bubblewrap. Images are `host`, and folders with a root file system."""
+    """Starts sandboxes of bubblewrap; see `local_images` for its images."""
 
     name = "local"
+
+    def __init__(self) -> None:
+        """Start nothing."""
+        self._builds: dict[str, asyncio.Lock] = {}
 
     def check(self) -> None:
         """Raise `ConfigError` unless bubblewrap is installed and may make namespaces."""
         _check_machine()
 
     async def image(self, source: ImageSource) -> str:
-        """Return the name: `host`, or the path of a folder with a root file system or a Dockerfile.
+        """Return the image's name; a Dockerfile is followed with this machine's programs, see `dockerfile`."""
+        if source.folder is None:
+            return LocalImage.read(source.name or HOST).name
+        folder = source.folder
+        recipe = read_dockerfile(folder)
+        key = await in_thread(lambda: digest(folder), name="reading an image folder")
+        image = cache_folder() / "sandboxes" / key
+        async with self._builds.setdefault(key, asyncio.Lock()):
+            if not image.is_dir():
+                await self._build(recipe, image)
+        return str(image)
 
-        A Dockerfile's steps are taken in each sandbox, with the programs of this machine instead of its base image.
-        """
-        if source.folder is not None:
-            recipe = read_dockerfile(source.folder)
-            _warn_of_base(recipe.base)
-            return str(source.folder)
-        name = source.name or HOST
-        if name != HOST and not (Path(name) / "bin/sh").exists():
-            raise SandboxError(f"image {name!r}: sandbox=local has `host`, and folders with a root file system")
-        return name
+    async def _build(self, recipe: Recipe, image: Path) -> None:
+        new = image.with_name(f"{image.name}.{new_id()}")
+        try:
+            async with await self.start(HOST, workdir=recipe.workdir or "/") as sandbox:
+                await build(recipe, sandbox)
+                await sandbox.save(new, workdir=recipe.workdir, env=recipe.env)
+            tell_of_base(recipe.base)
+            with contextlib.suppress(OSError):  # another process was faster
+                new.rename(image)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
     async def start(
         self,
@@ -170,26 +219,26 @@ class Bubblewrap(SandboxBackend):
         mounts: Mapping[str, Path] | None = None,
     ) -> BubblewrapSandbox:
         """Start a sandbox."""
-        if (Path(image) / DOCKERFILE).is_file():
-            return await self._start_built(Path(image), limits=limits, workdir=workdir, env=env, mounts=mounts)
+        found = LocalImage.read(image)
+        sandbox = await self._start(found, limits, workdir or found.workdir or "/app", env or {}, mounts or {})
+        if found.archive:
+            try:
+                await sandbox.restore(found.archive)
+            except BaseException:
+                await sandbox.close()
+                raise
+        return sandbox
+
+    async def _start(
+        self, image: LocalImage, limits: SandboxLimits, workdir: str, env: Mapping[str, str], mounts: Mapping[str, Path]
+    ) -> BubblewrapSandbox:
         name = f"{this_process()}:{new_id()}"
-        workdir = workdir or "/app"
-        await self.image(ImageSource(name=image))
-        binds, links, folders = _host() if image == HOST else _root_file_system(Path(image))
-        binds += [(str(path.resolve()), target) for target, path in (mounts or {}).items()]
+        is_host = image.base == HOST
+        binds, links, folders = host_files() if is_host else root_file_system(Path(image.base))
+        binds += [(str(path.resolve()), target) for target, path in mounts.items()]
         options = [
-            *(
-                "--unshare-all",
-                "--unshare-user",
-                "--disable-userns",
-                "--uid",
-                "0",
-                "--gid",
-                "0",
-                "--hostname",
-                "sandbox",
-            ),
-            *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "0", "--gid", "0"),
+            *("--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
             *("--size", str(limits.disk_mb << 20), "--tmpfs", "/", "--dev", "/dev", "--proc", "/proc"),
             *("--size", str(_SHARED_MEMORY), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *(text for link in links for text in ("--symlink", *link)),
@@ -197,82 +246,44 @@ class Bubblewrap(SandboxBackend):
             *("--perms", "0700", "--dir", "/root", "--perms", "1777", "--dir", "/tmp", "--dir", "/run"),
         ]
         group = ControlGroup(name, limits, file_bytes=(limits.disk_mb << 20) + _SHARED_MEMORY)
-        rlimits = _rlimits(limits, group.missing)
+        job = {
+            "do": "start",
+            "groups": group.files_to_join(),
+            "binds": binds,
+            "files": HOST_FILES if is_host else {},
+            "uid": _FIRST_USER + random.SystemRandom().randrange(_NUM_USERS) if os.geteuid() == 0 else None,
+            "init": [*_own_folder(workdir, binds, limits), "--chdir", "/", "--", *_INIT],
+        }
         try:
-            process, first = await _started(
-                {
-                    "do": "start",
-                    "groups": group.files_to_join(),
-                    "rlimits": {},
-                    "binds": binds,
-                    "files": _FILES if image == HOST else {},
-                    "uid": _FIRST_USER + random.SystemRandom().randrange(_NUM_USERS) if os.geteuid() == 0 else None,
-                    "init": [*_own_folder(workdir, binds, limits), "--chdir", "/", "--", *_INIT],
-                },
-                [_program(), *options],
-            )
+            process, first = await _started(job, [_program(), *options])
         except BaseException:
             await uncancelled(group.remove())
             raise
-        path = f"{_PATH}:{sys.base_prefix}/bin" if image == HOST and sys.base_prefix != "/usr" else _PATH
-        own = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8"}
+        path = f"{_PATH}:{sys.base_prefix}/bin" if is_host and sys.base_prefix != "/usr" else _PATH
+        own = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", **image.env}
         return BubblewrapSandbox(
-            name, process, first, group, workdir=workdir, env={**own, **(env or {})}, rlimits=rlimits
+            name,
+            process,
+            first,
+            group,
+            base=image.base,
+            workdir=workdir,
+            env={**own, **env},
+            image_env=image.env,
+            read_only=[target for _, target in binds],
+            rlimits=_rlimits(limits, group.missing),
         )
 
-    async def _start_built(
-        self,
-        folder: Path,
-        *,
-        limits: SandboxLimits,
-        workdir: str | None,
-        env: Mapping[str, str] | None,
-        mounts: Mapping[str, Path] | None,
-    ) -> BubblewrapSandbox:
-        """Start a sandbox and take the steps of a Dockerfile in it."""
-        recipe = read_dockerfile(folder)
-        sandbox = await self.start(
-            HOST, limits=limits, workdir=workdir or recipe.workdir, env={**recipe.env, **(env or {})}, mounts=mounts
-        )
-        try:
-            await build(recipe, sandbox)
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
+    async def remove_image(self, image: str) -> None:
+        """Delete a snapshot."""
+        if Path(image).parent == snapshots():
+            await in_thread(lambda: shutil.rmtree(image, ignore_errors=True), name="removing a snapshot")
 
     async def remove_orphans(self) -> int:
-        """Remove control groups of ended processes, whose sandboxes have ended with them; return their number."""
+        """Remove what ended processes left, whose sandboxes have ended with them: control groups, and snapshots."""
+        await in_thread(remove_left_snapshots, name="removing snapshots")
         names = {name_of(folder) for folder in left_groups() if has_ended(name_of(folder)) and remove_empty(folder)}
         return len(names)
-
-
-def _host() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Return what is bound (source and target), the links, and the new folders of the image `host`."""
-    root = Path("/")
-    there = [path for name in _HOST_FOLDERS if (path := root / name).exists()]
-    links = [(str(path.readlink()), str(path)) for path in there if path.is_symlink()]
-    settings = [path for name in _HOST_SETTINGS if (path := root / "etc" / name).exists()]
-    prefixes = {Path(sys.base_prefix), Path(sys.prefix)}  # of the interpreter and its packages
-    bound = [path for path in there if not path.is_symlink()] + settings
-    bound += sorted(path for path in prefixes if not any(path.is_relative_to(folder) for folder in there))
-    return [(str(path), str(path)) for path in bound], links, ["/etc", "/var", "/var/tmp", "/opt", "/home"]
-
-
-def _root_file_system(image: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Return what is bound, the links, and the new folders of an image; its empty folders can be written to."""
-    binds, links, folders = [], [], []
-    for path in sorted(image.iterdir()):
-        target = f"/{path.name}"
-        if path.name in _OWN:
-            continue
-        if path.is_symlink():
-            links.append((str(path.readlink()), target))
-        elif path.is_dir() and not any(path.iterdir()):
-            folders.append(target)
-        else:
-            binds.append((str(path), target))
-    return binds, links, folders
 
 
 def _own_folder(path: str, binds: Sequence[tuple[str, str]], limits: SandboxLimits) -> list[str]:
@@ -291,11 +302,6 @@ def _rlimits(limits: SandboxLimits, missing: tuple[str, ...]) -> dict[str, int]:
     if "pids" in missing:
         values["RLIMIT_NPROC"] = limits.max_processes
     return values
-
-
-@functools.cache
-def _warn_of_base(base: str) -> None:
-    logger.warning("sandbox=local: the programs of this machine stand for the image %s; sandbox=podman uses it", base)
 
 
 @functools.cache

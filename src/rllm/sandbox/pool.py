@@ -1,0 +1,161 @@
+"""A backend with bounds: at most so many sandboxes at once, and some that are started before they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError, SandboxLimits
+
+logger = logging.getLogger(__name__)
+_LIMITS = SandboxLimits()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Arguments of `start`; sandboxes of one kind are interchangeable until they are used."""
+
+    key: Hashable
+    image: str
+    arguments: Mapping[str, Any]
+
+
+class SandboxPool(SandboxBackend):
+    """Starts sandboxes of another backend.
+
+    A sandbox belongs to the event loop in which it was started. `asyncio.run` cancels the loop's remaining tasks at its
+    end, and then the pool closes the sandboxes that nobody has used. Orphans are removed at the first start.
+    """
+
+    def __init__(self, backend: SandboxBackend, *, concurrency: int = 32, warm: int = 2) -> None:
+        """Bound a backend.
+
+        Args:
+            backend: starts the sandboxes.
+            concurrency: sandboxes in use at the same time; `start` waits for others to be closed.
+            warm: unused sandboxes, in addition, of the kinds that were asked for last.
+        """
+        self.name = backend.name
+        self._backend = backend
+        self._concurrency = concurrency
+        self._warm = warm
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopPool] = WeakKeyDictionary()
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the backend cannot be used on this machine."""
+        self._backend.check()
+
+    async def image(self, source: ImageSource) -> str:
+        """Return the image's name, see `SandboxBackend.image`."""
+        return await self._backend.image(source)
+
+    async def remove_image(self, image: str) -> None:
+        """Delete a snapshot."""
+        await self._backend.remove_image(image)
+
+    async def remove_orphans(self) -> int:
+        """Remove sandboxes that ended processes left."""
+        return await self._backend.remove_orphans()
+
+    async def start(
+        self,
+        image: str,
+        *,
+        limits: SandboxLimits = _LIMITS,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        mounts: Mapping[str, Path] | None = None,
+    ) -> Sandbox:
+        """Return a new sandbox, once fewer than `concurrency` are in use."""
+        arguments = {"limits": limits, "workdir": workdir, "env": env, "mounts": mounts}
+        key = (image, limits, workdir, frozenset((env or {}).items()), frozenset((mounts or {}).items()))
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            self._loops[loop] = _LoopPool(self._backend, self._concurrency, self._warm)
+        return await self._loops[loop].start(_Kind(key, image, arguments))
+
+
+class _LoopPool:
+    """The pool's sandboxes of one event loop."""
+
+    def __init__(self, backend: SandboxBackend, concurrency: int, warm: int) -> None:
+        self._backend = backend
+        self._warm = warm
+        self._in_use = asyncio.Semaphore(concurrency)
+        self._unused: OrderedDict[Hashable, list[Sandbox]] = OrderedDict()
+        """By kind; the kind that was asked for last is the last one."""
+        self._kind: _Kind | None = None
+        self._wake = asyncio.Event()
+        self._orphans = asyncio.create_task(backend.remove_orphans())
+        self._keeper = asyncio.create_task(self._keep()) if warm else None
+
+    async def start(self, kind: _Kind) -> Sandbox:
+        await asyncio.shield(self._orphans)
+        await self._in_use.acquire()
+        try:
+            unused = self._unused.get(kind.key)
+            sandbox = unused.pop() if unused else await self._backend.start(kind.image, **kind.arguments)
+        except BaseException:
+            self._in_use.release()
+            raise
+        self._release_at_close(sandbox)
+        self._kind = kind
+        self._wake.set()
+        return sandbox
+
+    def _release_at_close(self, sandbox: Sandbox) -> None:
+        close, is_held = sandbox.close, True
+
+        async def close_and_release() -> None:
+            nonlocal is_held
+            try:
+                await close()
+            finally:
+                if is_held:
+                    is_held = False
+                    self._in_use.release()
+
+        sandbox.close = close_and_release  # type: ignore[method-assign]
+
+    async def _keep(self) -> None:
+        """Start sandboxes of the kind that was asked for last, until this task is cancelled."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                kind = self._kind
+                assert kind is not None
+                self._unused.setdefault(kind.key, [])
+                self._unused.move_to_end(kind.key)
+                while kind is self._kind and len(self._unused[kind.key]) < self._warm:
+                    try:
+                        sandbox = await self._backend.start(kind.image, **kind.arguments)
+                    except SandboxError as error:  # whoever asks for one has the error
+                        logger.debug("no sandbox was started ahead: %s", error)
+                        break
+                    self._unused[kind.key].append(sandbox)
+                    await self._close_excess()
+        finally:
+            await self._close_unused()
+
+    async def _close_excess(self) -> None:
+        while sum(map(len, self._unused.values())) > self._warm:
+            key = next(iter(self._unused))
+            if self._unused[key]:
+                await self._unused[key].pop().close()
+            else:
+                del self._unused[key]
+
+    async def _close_unused(self) -> None:
+        unused = [sandbox for sandboxes in self._unused.values() for sandbox in sandboxes]
+        self._unused.clear()
+        for sandbox in unused:
+            with contextlib.suppress(SandboxError):
+                await sandbox.close()

@@ -1,0 +1,119 @@
+"""A pool bounds the sandboxes of a backend, starts some ahead, and closes those that were not used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rllm.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxError, SandboxLimits
+from rllm.sandbox.base import ImageSource
+from rllm.sandbox.pool import SandboxPool
+
+
+class Room(Sandbox):
+    """A sandbox of a backend without processes."""
+
+    def __init__(self, backend: Rooms, image: str) -> None:
+        self.id, self.workdir, self.image, self.backend = str(id(self)), "/", image, backend
+        backend.open.append(self)
+
+    async def exec(self, command, **_) -> ExecResult:
+        return ExecResult(exit_code=0, stdout="", stderr="")
+
+    async def upload(self, source: Path, target: str) -> None: ...
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 0) -> None: ...
+
+    async def open_route(self, url: str) -> str:
+        return url
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        if self in self.backend.open:
+            self.backend.open.remove(self)
+
+
+class Rooms(SandboxBackend):
+    name = "rooms"
+
+    def __init__(self) -> None:
+        self.open: list[Room] = []
+        self.num_started = 0
+
+    def check(self) -> None: ...
+
+    async def image(self, source: ImageSource) -> str:
+        return source.name or ""
+
+    async def start(self, image: str, *, limits=None, workdir=None, env: Mapping | None = None, mounts=None):
+        await asyncio.sleep(0)
+        if image == "broken":
+            raise SandboxError("broken")
+        self.num_started += 1
+        return Room(self, image)
+
+
+async def settled() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_no_more_than_the_concurrency_are_in_use():
+    backend = Rooms()
+    pool, most = SandboxPool(backend, concurrency=3, warm=0), 0
+
+    async def use() -> None:
+        nonlocal most
+        async with await pool.start("a"):
+            most = max(most, len(backend.open))
+            await settled()
+
+    await asyncio.gather(*(use() for _ in range(10)))
+    assert (most, backend.num_started, backend.open) == (3, 10, [])
+
+
+async def test_a_start_that_fails_and_a_second_close_leave_the_bound_as_it_was():
+    pool = SandboxPool(Rooms(), concurrency=1, warm=1)
+    for _ in range(2):
+        with pytest.raises(SandboxError):
+            await pool.start("broken")
+    sandbox = await pool.start("a")
+    await sandbox.close()
+    await sandbox.close()
+    async with await pool.start("a"):
+        waiting = asyncio.create_task(pool.start("a"))
+        await settled()
+        assert not waiting.done()
+    await (await waiting).close()
+
+
+async def test_sandboxes_of_the_last_kind_are_started_ahead_and_each_is_used_once():
+    backend = Rooms()
+    pool = SandboxPool(backend, concurrency=8, warm=2)
+    first = await pool.start("a")
+    await settled()
+    assert [room.image for room in backend.open] == ["a"] * 3
+    second = await pool.start("a", limits=SandboxLimits())
+    assert second in backend.open[1:3]
+    await settled()
+    assert len({first, second, *backend.open}) == len(backend.open) == 4
+    other = await pool.start("b")
+    await settled()
+    assert sorted(room.image for room in backend.open if room not in (first, second, other)) == ["b", "b"]
+
+
+def test_unused_sandboxes_are_closed_with_the_event_loop():
+    backend = Rooms()
+    pool = SandboxPool(backend, warm=3)
+
+    async def use() -> None:
+        async with await pool.start("a"):
+            await settled()
+            assert len(backend.open) == 4
+
+    for _ in range(2):  # each in a loop of its own
+        asyncio.run(use())
+        assert backend.open == []
