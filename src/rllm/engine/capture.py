@@ -7,15 +7,12 @@ from any client, and finds all of them in the store. `RemoteGateway` is a gatewa
 from __future__ import annotations
 
 import asyncio
-import http.client
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self, TypeVar
-from urllib.parse import quote, urlsplit
-
-import orjson
+from typing import ClassVar, Protocol, Self, TypeVar
+from urllib.parse import quote
 
 from rllm._runtime.threads import in_thread
 from rllm.engine.recording_engine import RecordingEngine, check_one_answer, imposed
@@ -23,6 +20,7 @@ from rllm.engine.request import RolloutRequest
 from rllm.errors import ConfigError, InferenceError
 from rllm.gateway.sessions import unattributed_session
 from rllm.inference.engine import ModelOutput
+from rllm.inference.servers.control import ServerClient
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to
@@ -174,9 +172,6 @@ async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
     return question() if at_once else await in_thread(question, name=name)
 
 
-TIMEOUT_S = 60.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class RemoteGateway:
     """Implements `SessionGateway` and `SessionTraces` over HTTP."""
@@ -222,7 +217,7 @@ class RemoteGateway:
             InferenceError: if the gateway cannot be reached, or refuses.
         """
         wanted = {"id": session_id, "metadata": dict(metadata or {}), "sampling": sampling and dict(sampling)}
-        answer = self._ask("POST", "/sessions", orjson.dumps(wanted))
+        answer = self._answer_in(self._client.post("/sessions", wanted))
         return f"{self.url}/sessions/{quote(session_id, safe='')}/v1", answer.get("api_key")
 
     def by_session(self, session_id: str) -> list[Trace]:
@@ -232,12 +227,12 @@ class RemoteGateway:
             InferenceError: if the gateway cannot be reached, or refuses.
         """
         try:
-            answer = self._ask("GET", f"/sessions/{quote(session_id, safe='')}/traces")
+            answer = self._client.get(f"/sessions/{quote(session_id, safe='')}/traces")
         except InferenceError as error:
             if error.status_code != 404:
                 raise
             return []
-        return [Trace.from_dict(trace) for trace in answer["traces"]]
+        return [Trace.from_dict(trace) for trace in self._answer_in(answer)["traces"]]
 
     def check(self) -> None:
         """Check that the gateway answers.
@@ -245,38 +240,19 @@ class RemoteGateway:
         Raises:
             InferenceError: if it does not.
         """
-        self._ask("GET", "/healthz")
+        self._answer_in(self._client.get("/healthz"))
 
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
-        address = urlsplit(self.url)
-        secure = address.scheme == "https"
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = connect(address.hostname or "", address.port, timeout=TIMEOUT_S)
-        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
-        try:
-            connection.request(method, address.path + path, body, {"content-type": "application/json", **key})
-            response = connection.getresponse()
-            answer = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise InferenceError(f"the gateway {self.url} cannot be reached ({error})", status_code=503) from error
-        finally:
-            connection.close()
-        if response.status >= 300:
+    def _answer_in(self, answer: object) -> JSONObject:
+        if not isinstance(answer, dict):
             raise InferenceError(
-                f"the gateway {self.url} answered {response.status} to {method} {path}: {_start_of(answer)}",
-                status_code=response.status,
+                f"{self.url} did not answer with JSON, so it is not a gateway: {answer!r:.200}; check that there is no "
+                "proxy between the nodes and the trainer"
             )
-        try:
-            return orjson.loads(answer)
-        except orjson.JSONDecodeError as error:
-            raise InferenceError(
-                f"{self.url} did not answer {method} {path} with JSON, so it is not a gateway: {_start_of(answer)}; "
-                "check that there is no proxy between the nodes and the trainer"
-            ) from error
+        return answer
 
-
-def _start_of(answer: bytes) -> str:
-    return answer[:200].decode(errors="replace")
+    @property
+    def _client(self) -> ServerClient:
+        return ServerClient(self.url, api_key=self.api_key)
 
 
 class GatewayEngine(RecordingEngine):

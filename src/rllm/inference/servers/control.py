@@ -43,32 +43,17 @@ class SampledTokens:
     logprobs: list[float]
 
 
-class VLLMControl:
-    """Client of one vLLM server; calls block, one at a time."""
+class ServerClient:
+    """Client of one server that answers with JSON or text; calls block, one at a time."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> None:
-        """Accept a URL with or without `/v1`; nothing is sent yet.
-
-        Raises:
-            ConfigError: if it is not a web address.
-        """
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"{url!r} (vllm.url, or rllm doctor --base-url) is not a server's address: use one such as "
-                "http://127.0.0.1:8000/v1"
-            )
-        self.root = url.rstrip("/").removesuffix("/v1")
+    def __init__(self, root: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> None:
+        """Accept a URL that paths are added to; nothing is sent yet."""
+        self.root = root
         self.api_key = api_key
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
-
-    @property
-    def base_url(self) -> str:
-        """URL up to and including `/v1`."""
-        return f"{self.root}/v1"
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Any:
         """Return the JSON or text at a path.
@@ -109,6 +94,29 @@ class VLLMControl:
             return json.loads(content)
         except ValueError as error:
             raise InferenceError(f"{self.root}{path} did not answer with JSON: {content[:80]!r}") from error
+
+
+class VLLMControl(ServerClient):
+    """Client of one vLLM server."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> None:
+        """Accept a URL with or without `/v1`; nothing is sent yet.
+
+        Raises:
+            ConfigError: if it is not a web address.
+        """
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"{url!r} (vllm.url, or rllm doctor --base-url) is not a server's address: use one such as "
+                "http://127.0.0.1:8000/v1"
+            )
+        super().__init__(url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s)
+
+    @property
+    def base_url(self) -> str:
+        """URL up to and including `/v1`."""
+        return f"{self.root}/v1"
 
     def is_healthy(self, *, timeout_s: float = 5.0) -> bool:
         """Return whether the server takes calls."""
