@@ -112,7 +112,9 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
     for role in {**episode.reward_parts, **episode.verdicts}:
         named = {name: number(value, digits=4) for name, value in episode.reward_parts.get(role, {}).items()}
         for name, value in {**named, **episode.verdicts.get(role, {})}.items():
-            console.print(Text(shown(f"  {role}, {name}: {value}")), soft_wrap=True)
+            text = str(value).strip("\n").replace("\n", "\n    ")
+            separator = "\n    " if "\n" in text else " "  # longer texts, such as a diff, have lines of their own
+            console.print(Text(shown(f"  {role}, {name}:{separator}{text}")), soft_wrap=True)
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
     for place, step in enumerate(episode.steps):
         table.add_row(
