@@ -95,6 +95,21 @@ LONG_LINE = " ".join(
 )
 
 
+NOTES = """- Goal: accept quoted fields in the reader
+- Done: a failing test of empty fields
+- Found: the split in src/parser.py
+- Next: change it and run the tests"""
+
+
+def tagged(notes: str) -> str:
+    lines = [line.removeprefix("- ").partition(": ") for line in notes.splitlines()]
+    return "\n".join(f"<{label.lower()}>{text}</{label.lower()}>" for label, _, text in lines)
+
+
+def numbered(notes: str) -> str:
+    return "\n".join(f"{n}. {line.removeprefix('- ')}" for n, line in enumerate(notes.splitlines(), 1))
+
+
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
@@ -149,6 +164,10 @@ def tool(content: Any) -> dict[str, Any]:
         pytest.param(json.dumps({"plan": PLAN}), user(f"Follow the plan. {PLAN} Begin."), id="plan taken out of JSON"),
         pytest.param(f'```json\n{{"plan": "{PLAN}"}}\n```', user(f"Follow: {PLAN}"), id="plan taken out of a block"),
         pytest.param(json.dumps({"steps": [PLAN]}), user(json.dumps({"steps": [PLAN]}, indent=2)), id="JSON indented"),
+        pytest.param(NOTES, user("<memory>\n" + tagged(NOTES) + "\n</memory>"), id="lines in tags"),
+        pytest.param(NOTES, user("So far:\n" + numbered(NOTES)), id="numbered lines"),
+        pytest.param(f"<notes>{tagged(NOTES)}</notes>", user(NOTES.replace("- ", "## ")), id="tags to Markdown"),
+        pytest.param(NOTES, user(numbered(NOTES).rpartition("\n")[0] + "\n[3 more lines]"), id="numbered and cut"),
         pytest.param(LONG_LINE, tool(LONG_LINE[:120] + "... [cut]"), id="cut at its end"),
         pytest.param(LONG_LINE, tool("[cut] ..." + LONG_LINE[-120:]), id="cut at its beginning"),
         pytest.param(

@@ -6,11 +6,13 @@ causes is measured by rendering anew what it has sent (`anew.py`), as a gateway 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rllm.types import Episode
+from rllm.algorithms.grpo import GRPO
+from rllm.trainer.credit import assemble
+from rllm.types import Episode, Step, Trace, Trajectory
 
 from .anew import rendered_anew
 from .forced import ForcedEngine
@@ -103,11 +105,33 @@ def check_captured(rollout: Rollout, variant: Variant) -> None:
 
 
 def check_tokens(rollout: Rollout) -> None:
-    """What the store has is what was sampled: prompts, answers and log-probabilities, number by number."""
+    """What the store has is what was sampled: prompts, answers and log-probabilities, number by number.
+
+    A server counts a prompt's tokens by sampling one, which is no answer.
+    """
     assert rollout.traces
     stored = sorted((trace.prompt_ids, trace.response_ids, list(trace.logprobs)) for trace in rollout.traces)
-    assert stored == sorted((item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled)
+    answers = [item for item in rollout.sampled if len(item.completion_ids) > 1]
+    assert stored == sorted((item.prompt_ids, item.completion_ids, item.logprobs) for item in answers)
     assert all(trace.error is None for trace in rollout.traces)
+
+
+def check_trained_once(episode: Episode, turns: Sequence[Trace]) -> None:
+    """The answers of all calls of the task are in the batch once, after their own prompts and with one advantage."""
+    [trajectory] = episode.trajectories
+    trajectory.reward = 1.0
+    step = Step(prompt_ids=[1], response_ids=[2], logprobs=[-1.0])
+    worse = Episode(task_id=episode.task_id, trajectories=[Trajectory(name=trajectory.name, steps=[step], reward=0.0)])
+    batch = assemble([episode, worse], GRPO(normalize_std=False), step=0, temperature=1.0).batch
+    trained = []
+    for number, sequence in enumerate(batch.sequences[:-1]):
+        logprobs = iter(sequence.logprobs or ())
+        for span in sequence.spans:
+            sampled = sequence.ids[span.start : span.stop]
+            trained.append((sequence.ids[: span.start], sampled, [next(logprobs) for _ in sampled]))
+        assert set(batch.advantages[batch.sequence_of == number].tolist()) == {0.5}
+    stored = [(trace.prompt_ids, trace.response_ids, list(trace.logprobs)) for trace in turns]
+    assert sorted(trained) == sorted(stored)
 
 
 def check_given_back(episode: Episode, rollout: Rollout) -> None:

@@ -22,8 +22,8 @@ from rllm.store.memory import MemoryTraceStore
 from rllm.trainer.sequences import sequences_of
 from rllm.types import DRIFT_KEY, Episode, Step, Trace
 
-from .forced import ForcedEngine, Request
-from .shopping import Mood, Shopper, Speech
+from .forced import ForcedEngine, Request, Script
+from .shopping import THINKING, Mood, Shopper, Speech
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, INSTALLED = ROOT / "examples" / "frameworks", ROOT / ".frameworks"
@@ -115,8 +115,10 @@ class Run:
     """One run of an agent, to be made."""
 
     command: Sequence[str]
-    mood: Mood
-    speech: Speech
+    mood: Mood = THINKING
+    speech: Speech = field(default_factory=Speech)
+    script: Script | None = None
+    """What the model says, if it is no shopper."""
     variables: Mapping[str, str] = field(default_factory=dict)
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class Run:
 
     @contextmanager
     def _served(self, engine: ForcedEngine) -> Iterator[Served]:
-        engine.script = Shopper(mood=self.mood, speech=self.speech)
+        engine.script = self.script or Shopper(mood=self.mood, speech=self.speech)
         engine.sampled = []
         store = MemoryTraceStore()
         config = GatewayConfig(shutdown_timeout_s=1.0)
@@ -149,6 +151,7 @@ class Run:
             TemporaryDirectory() as home,
         ):
             for name, text in self.files.items():
+                (Path(home) / name).parent.mkdir(exist_ok=True)
                 (Path(home) / name).write_text(text)
             yield Served(gateway, store, Path(home))
 

@@ -14,8 +14,8 @@ without: a tool may well ask the model something.
 Quotations are found by letters and digits alone (`LaterMessages`). White space, line breaks, punctuation, Markdown,
 tags, and the escapes of JSON, HTML and XML differ between an answer and the message that quotes it; the letters do not.
 
-- A text of `QUOTE` letters or more is quoted where a message has a run of that many of them, so a quotation that was
-  cut short, wrapped, indented or put into a longer text is found.
+- A text of `QUOTE` letters or more is quoted where a message has a run of that many of them, or lines with that many,
+  so a quotation that was cut short, wrapped, indented, numbered or put into a longer text is found.
 - A shorter one of `LINE` letters or more is quoted as lines, as strings in quotation marks, or after a label such as
   "Plan:".
 - A still shorter one ("4", "yes") is quoted as a whole message or part of one.
@@ -217,9 +217,10 @@ class LaterMessages:
             if not (is_answer and other.strip() in self._answers)
         ]
         if len(letters) >= QUOTE:
+            answer = self._read(text)
             return any(
                 not any(text.has(run) for text in own) for other in later for run in _runs(letters, other.letters)
-            )
+            ) or any(_num_alike(answer, other, own) >= QUOTE for other in later)
         is_back = any(other.letters == letters for other in later) or (
             len(letters) >= LINE and all(any(line in other.lines for other in later) for line in lines)
         )
@@ -244,6 +245,18 @@ def _runs(one: str, other: str) -> Iterator[str]:
             if size >= QUOTE:
                 yield one[start : start + size]
             at = other.find(one[place : place + _BLOCK], max(at + 1, there + size - _BLOCK))
+
+
+def _num_alike(answer: _Text, other: _Text, own: Sequence[_Text]) -> int:
+    """Return the number of letters in the short lines that two texts share, and that the texts of `own` do not have.
+
+    Such lines may have been numbered, labelled or put into tags, so that no long run of letters is left.
+    """
+    lines = {
+        line for line in answer.lines & other.lines if len(line) >= LINE and not any(text.has(line) for text in own)
+    }
+    # A line with a label is there twice, with and without it.
+    return sum(len(line) for line in lines if not any(line in longer for longer in lines - {line}))
 
 
 def _role_and_texts(message: Message) -> tuple[bool, list[str]]:

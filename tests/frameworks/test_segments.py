@@ -1,0 +1,133 @@
+"""Histories that are compacted, cut and delegated, in the fast suite: what the trainer makes of them, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from rllm.engine.join import complete
+from rllm.engine.request import RolloutRequest
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import EngineUpstream
+from rllm.store.memory import MemoryTraceStore
+from rllm.types import NUM_SIDE_CALLS_KEY, Episode, Trajectory
+
+from .forced import ForcedEngine
+from .proof import check_trained_once
+from .rollouts import num_sequences_of
+
+Ask = Callable[..., str]
+SYSTEM = {"role": "system", "content": "You fix bugs."}
+SUMMARY = "The user wants the bug fixed.\nIt is in reader.py, line 7.\nA failing test exists.\nNext: change that line."
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def summary_in_the_conversation(ask: Ask) -> None:
+    """Claude Code: the same tools, and a last user message that asks for the summary."""
+    messages = [SYSTEM, user("Fix the bug.")]
+    messages += [assistant(ask(messages)), user("FileNotFoundError")]
+    summary = ask([*messages[:2], messages[2], user("Summarize the conversation.")])
+    ask([SYSTEM, user(f"This session continues an earlier one.\nSummary: {summary}\nContinue.")])
+
+
+def summary_without_tools(ask: Ask) -> None:
+    """Codex and OpenCode: a call of its own, whose answer returns in a user message."""
+    messages = [SYSTEM, user("Fix the bug.")]
+    messages += [assistant(ask(messages)), user("FileNotFoundError")]
+    ask(messages)
+    summary = ask([user(f"<conversation>{messages}</conversation> Summarize it.")], tools=[])
+    messages = [SYSTEM, user("Fix the bug."), user(f"Another model has begun; its summary:\n{summary}")]
+    messages += [assistant(ask(messages)), user("Go on.")]
+    ask(messages)
+
+
+def summary_as_tags(ask: Ask) -> None:
+    """The program reads the lines of the summary and writes each into a tag of its own, in the system message."""
+    messages = [SYSTEM, user("Fix the bug.")]
+    ask(messages)
+    lines = ask([user(f"Extract the context of {messages}. Summarize it.")], tools=[]).splitlines()
+    memory = "".join(f'<item number="{n}">{line}</item>' for n, line in enumerate(lines))
+    ask([{"role": "system", "content": f"You fix bugs. <memory>{memory}</memory>"}, user("Continue.")])
+
+
+def a_window_that_slides(ask: Ask) -> None:
+    """The oldest messages are cut off, without a summary."""
+    messages = [SYSTEM, user("Fix the bug.")]
+    for _ in range(4):
+        messages = [*messages, assistant(ask(messages)), user("And now?")]
+        messages = [messages[0], *messages[-3:]]
+
+
+def sub_agents(ask: Ask) -> None:
+    """One with tools, in turns with one without; both report to the agent that started them."""
+    messages = [SYSTEM, user("Fix the bug.")]
+    messages += [assistant(ask(messages))]
+    looking = [user("Look for the reader.")]
+    looking += [assistant(ask(looking)), user("reader.py")]
+    plan = ask([user("Make a plan.")], tools=[])
+    found = ask(looking)
+    ask([*messages, user(f"The sub-agents report:\n{found}\n{plan}")])
+
+
+def fork(ask: Ask) -> None:
+    """Two attempts continue one answer."""
+    messages = [SYSTEM, user("Fix the bug.")]
+    messages += [assistant(ask(messages))]
+    for way in ("by hand", "by a tool"):
+        ask([*messages, user(f"Do it {way}.")])
+
+
+@pytest.mark.parametrize(
+    ("agent", "num_calls", "num_segments"),
+    [
+        (summary_in_the_conversation, 3, 2),
+        (summary_without_tools, 5, 3),
+        (summary_as_tags, 3, 3),
+        (a_window_that_slides, 4, 3),
+        (sub_agents, 5, 3),
+        (fork, 3, 2),
+    ],
+)
+def test_every_sampled_token_is_trained_once(
+    engine: ForcedEngine, agent: Callable[[Ask], None], num_calls: int, num_segments: int
+) -> None:
+    sampled = 0
+
+    def script(prompt: str) -> str:
+        nonlocal sampled
+        sampled += 1
+        return (
+            SUMMARY if "Summarize" in prompt[-200:] else f"<think>\nHm.\n</think>\n\nStep {sampled} is to look at it."
+        )
+
+    engine.script = script
+    store = MemoryTraceStore()
+    with GatewayServer(store, EngineUpstream(engine, "m"), GatewayConfig(shutdown_timeout_s=1.0)) as server:
+        tool = {"type": "function", "function": {"name": "shell", "parameters": {"type": "object"}}}
+
+        def ask(messages: list[Any], tools: list[Any] | None = None) -> str:
+            body = {"model": "m", "messages": messages, "tools": [tool] if tools is None else tools}
+            answer = httpx.post(f"{server.session_url('s')}/chat/completions", json=body, timeout=60).json()
+            return str(answer["choices"][0]["message"]["content"])
+
+        agent(ask)
+        ask([user("Is this a new topic?")], tools=[])
+    traces = store.by_session("s")
+    *turns, title = traces
+    episode = Episode(task_id="t", trajectories=[Trajectory(name="agent")])
+    episode = complete(episode, RolloutRequest(task={}, task_id="t", session_id="s"), traces, seen=[])
+    assert episode.trajectories[0].info[NUM_SIDE_CALLS_KEY] == 1, "nothing uses the topic"
+    assert title.id not in {step.id for step in episode.trajectories[0].steps}
+    assert (len(turns), num_sequences_of(turns)) == (num_calls, num_segments)
+    check_trained_once(episode, turns)
