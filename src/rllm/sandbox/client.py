@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import tempfile
 import time
 from abc import abstractmethod
@@ -122,46 +123,60 @@ async def run_program(
     )
     assert process.stdout
     assert process.stderr
-    work = [
-        asyncio.ensure_future(_read(process.stdout, "stdout", on_output)),
-        asyncio.ensure_future(_read(process.stderr, "stderr", on_output)),
-        asyncio.ensure_future(process.wait()),
-    ]
-    timed_out = False
+    failed = asyncio.get_running_loop().create_future()
+    finished = asyncio.gather(
+        _read(process.stdout, "stdout", on_output, failed),
+        _read(process.stderr, "stderr", on_output, failed),
+        process.wait(),
+    )
     try:
-        done, pending = await asyncio.wait(work, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-        timed_out = bool(pending)
+        await asyncio.wait([finished, failed], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        timed_out = not finished.done() and not failed.done()
     finally:
-        await uncancelled(_end(process, work, kill))
-    return Ended(process.returncode if process.returncode is not None else -9, timed_out)
+        await uncancelled(_end(process, finished, kill))
+    if failed.done():
+        failed.result()
+    return Ended(-9 if process.returncode is None else process.returncode, timed_out)
 
 
-async def _read(pipe: asyncio.StreamReader, stream: Stream, on_output: Callable[[Stream, bytes], None]) -> None:
+async def _read(
+    pipe: asyncio.StreamReader,
+    stream: Stream,
+    on_output: Callable[[Stream, bytes], None],
+    failed: asyncio.Future[None],
+) -> None:
+    # It reads to the end also when `on_output` raises, since asyncio sees the end of a process after that of its pipes.
     while piece := await pipe.read(_CHUNK_BYTES):
-        on_output(stream, piece)
+        try:
+            if not failed.done():
+                on_output(stream, piece)
+        except Exception as error:
+            failed.set_exception(error)
 
 
 async def _end(
     process: asyncio.subprocess.Process,
-    work: Sequence[asyncio.Future[Any]],
+    finished: asyncio.Future[Any],
     kill: Callable[[], Coroutine[Any, Any, object]] | None,
 ) -> None:
-    if process.returncode is None and kill:
-        await kill()
-        await asyncio.wait(work, timeout=1.0)  # for the rest of the output
-    elif process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, TimeoutError):
-            process.terminate()
-            await asyncio.wait_for(process.wait(), 5.0)
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    for task in work:
-        task.cancel()
-    await asyncio.gather(*work, return_exceptions=True)
+    """End a program that has not finished; the waits are for the rest of its output."""
+    if not finished.done():
+        if kill:
+            await kill()
+        else:
+            _send(process, signal.SIGTERM)
+        await asyncio.wait([finished], timeout=1.0 if kill else 5.0)
+    if not finished.done():
+        _send(process, signal.SIGKILL)
+        await asyncio.wait([finished], timeout=5.0)
+    if not finished.done():
+        finished.cancel()
+        await asyncio.wait([finished])
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
 
 
 async def uncancelled(work: Coroutine[Any, Any, object]) -> None:

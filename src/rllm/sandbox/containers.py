@@ -1,0 +1,383 @@
+"""Sandboxes in containers of podman or docker, by their command lines.
+
+A container has no network but its routes, no new privileges, and the limits of `SandboxLimits`. Nothing outlives this
+process: a small shell removes its containers and snapshots as soon as it has ended, however it ended, and the next
+process on the machine removes what is left of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rllm._runtime.ids import new_id
+from rllm._runtime.process import no_fork_meanwhile
+from rllm._runtime.threads import in_thread
+from rllm.errors import ConfigError
+from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
+from rllm.sandbox.client import ClientSandbox, OutputKeeper, run_program, uncancelled
+from rllm.sandbox.owner import has_ended, this_process
+from rllm.sandbox.route import Route
+
+_LIMITS = SandboxLimits()
+logger = logging.getLogger(__name__)
+
+_LABEL = "rllm.owner"
+_TIMEOUT_S = 120.0
+"""Seconds for a command of podman or docker itself."""
+_DISK_CHECK_S = 5.0
+"""Seconds between two looks at the sizes of all containers."""
+_INIT = "while :; do sleep 3600; done"
+"""The first process of a container. A shell that waits also collects processes whose parents have ended."""
+_MAKE_FOLDER = '[ -d "$1" ] || { mkdir -p -- "$1" && chmod 777 -- "$1"; }'
+
+# Standard input ends with the process that started this. A container may still be on its way, so it looks twice.
+_REMOVE_AT_END = """
+cat >/dev/null
+empty=0
+for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  containers=$("$1" ps --all --quiet --filter "label=$2")
+  images=$("$1" images --quiet --filter "label=$2")
+  if [ "$containers$images" ]; then empty=0; else empty=$((empty + 1)); fi
+  [ $empty -lt 2 ] || exit 0
+  [ "$containers" ] && "$1" kill $containers
+  [ "$containers" ] && "$1" rm --force --volumes $containers
+  [ "$images" ] && "$1" rmi --force $images
+  sleep 1
+done
+"""
+
+
+class ContainerSandbox(ClientSandbox):
+    """A container of `Podman` or `Docker`."""
+
+    def __init__(self, backend: _Containers, name: str, workdir: str, max_disk_bytes: int) -> None:
+        """Represent a container that runs."""
+        self.id = name
+        self.workdir = workdir
+        self.max_disk_bytes = max_disk_bytes
+        self._backend = backend
+        self._routes: list[Route] = []
+
+    def client(
+        self, program: Sequence[str], *, cwd: str, env: Mapping[str, str], stdin: bool, as_root: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, str] | None]:
+        """Return the command line of `exec`; values of variables are not on it, where others of this machine see it."""
+        options, client_env = _variables(env)
+        if stdin:
+            options.append("--interactive")
+        if as_root:
+            options += ["--user", "0"]
+        return [self._backend.program, "exec", *options, "--workdir", cwd, self.id, *program], client_env
+
+    def is_lost(self, result: ExecResult) -> bool:
+        """Return whether the exit code may be the client's: docker ends with 1, podman with 125 or 255."""
+        return result.exit_code in (125, 255, -9) or (result.exit_code == 1 and result.stderr.startswith("Error"))
+
+    async def is_running(self) -> bool:
+        """Return whether the container runs."""
+        result = await self._backend.run("container", "inspect", "--format", "{{.State.Running}}", self.id)
+        return result.stdout.strip() == "true"
+
+    async def open_route(self, url: str) -> str:
+        """Let the container reach one server by HTTP, see `rllm.sandbox.route`."""
+        self._check_open()
+        result = await self._backend.run("container", "inspect", "--format", "{{.State.Pid}}", self.id)
+        if not result.ok or result.stdout.strip() == "0":
+            raise SandboxError(f"sandbox {self.id} has ended: {_end_of(result)}")
+        route = await Route.open(int(result.stdout), url)
+        self._routes.append(route)
+        return route.url
+
+    async def snapshot(self) -> str:
+        """Save the files as an image, which lasts until `SandboxBackend.remove_image` or the end of this process."""
+        self._check_open()
+        image = f"localhost/rllm-snapshot:{new_id()}"
+        result = await self._backend.run("commit", "--change", f"WORKDIR {self.workdir}", self.id, image)
+        if not result.ok:
+            raise SandboxError(f"no snapshot of sandbox {self.id}: {_end_of(result)}")
+        return image
+
+    async def close(self) -> None:
+        """Remove the container with all its processes and files."""
+        self.end_reason = self.end_reason or "it was closed"
+        self._backend.sandboxes.pop(self.id, None)
+        await uncancelled(self._remove())
+
+    async def _remove(self) -> None:
+        for route in self._routes:
+            await route.close()
+        await self._backend.remove(self.id)
+
+
+class _Containers(SandboxBackend):
+    """What podman and docker share."""
+
+    program: str
+    other: ClassVar[str]
+    """Advice where the program does not work."""
+
+    def __init__(self) -> None:
+        """Start nothing."""
+        self.sandboxes: dict[str, ContainerSandbox] = {}
+        self._runtime: list[str] = []
+        self._folders: dict[str, str] = {}
+        self._builds: dict[str, asyncio.Lock] = {}
+        self._started = False
+        self._watch: asyncio.Task[None] | None = None
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless the program is installed and works."""
+        if not shutil.which(self.program):
+            raise ConfigError(f"sandbox={self.name}: {self.program} is not installed; install it, or {self.other}")
+        try:
+            info = subprocess.run([self.program, "info"], capture_output=True, text=True, timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"sandbox={self.name}: `{self.program} info` does not answer; {self.other}") from error
+        if info.returncode:
+            reason = info.stderr.strip().rpartition("\n")[2]
+            raise ConfigError(
+                f"sandbox={self.name}: `{self.program} info` fails ({reason}); repair it, or {self.other}"
+            )
+
+    async def run(
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = _TIMEOUT_S,
+        max_output_bytes: int = 1_000_000,
+    ) -> ExecResult:
+        """Run podman or docker."""
+        kept = OutputKeeper(max_output_bytes)
+        ended = await run_program([self.program, *arguments], kept.add, env=env, timeout_s=timeout_s)
+        return ExecResult(
+            exit_code=ended.exit_code,
+            stdout=kept.text("stdout"),
+            stderr=kept.text("stderr"),
+            timed_out=ended.timed_out,
+        )
+
+    async def image(self, source: ImageSource) -> str:
+        """Return the image's name, after a pull or a build where this machine does not have it."""
+        if source.folder is None:
+            name = source.name or ""
+            if not (await self.run("image", "inspect", "--", name)).ok:
+                logger.info("Pulling the image %s", name)
+                await self._make("pull", "--", name, what=f"image {name!r} is not on this machine and cannot be pulled")
+            return name
+        folder = source.folder
+        if not (folder / "Dockerfile").is_file():
+            raise SandboxError(f"{folder} has no Dockerfile")
+        name = f"localhost/rllm-image:{await in_thread(lambda: digest(folder), name='reading an image folder')}"
+        async with self._builds.setdefault(name, asyncio.Lock()):
+            if not (await self.run("image", "inspect", name)).ok:
+                logger.info("Building the image of %s", folder)
+                await self._make("build", "--tag", name, str(folder), what=f"the image of {folder} cannot be built")
+        return name
+
+    async def _make(self, *arguments: str, what: str) -> None:
+        result = await self.run(*arguments, timeout_s=None, max_output_bytes=8000)
+        if not result.ok:
+            raise SandboxError(f"{what}: {_end_of(result)}")
+
+    async def start(
+        self,
+        image: str,
+        *,
+        limits: SandboxLimits = _LIMITS,
+        workdir: str | None = None,
+        env: Mapping[str, str] | None = None,
+        mounts: Mapping[str, Path] | None = None,
+    ) -> ContainerSandbox:
+        """Start a container."""
+        if not self._started:
+            self._started = True
+            _remove_at_end(self.program, this_process())
+            await self.remove_orphans()
+        own_folder = await self._folder_of(image)
+        name = f"rllm-{new_id()}"
+        sandbox = ContainerSandbox(self, name, workdir or own_folder or "/app", limits.disk_mb << 20)
+        try:
+            await self._start(name, image, limits, env or {}, mounts or {})
+            if sandbox.workdir != own_folder:
+                await self._make(
+                    *("exec", "--user", "0", name, "sh", "-c", _MAKE_FOLDER, "sh", sandbox.workdir),
+                    what=f"the folder {sandbox.workdir} cannot be made in a sandbox of {image}",
+                )
+        except BaseException:
+            await uncancelled(self.remove(name))
+            raise
+        self.sandboxes[name] = sandbox
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_disks())
+        return sandbox
+
+    async def _folder_of(self, image: str) -> str:
+        if image not in self._folders:
+            result = await self.run("image", "inspect", "--format", "{{.Config.WorkingDir}}", "--", image)
+            if not result.ok:
+                raise SandboxError(f"image {image!r} is not on this machine: {_end_of(result)}")
+            self._folders[image] = result.stdout.strip()
+        return self._folders[image]
+
+    async def _start(
+        self, name: str, image: str, limits: SandboxLimits, env: Mapping[str, str], mounts: Mapping[str, Path]
+    ) -> None:
+        options, client_env = _variables(env)
+        for target, folder in mounts.items():
+            options += ["--mount", f"type=bind,source={folder.resolve()},target={target},readonly"]
+        command = [
+            *("run", "--detach", "--rm", "--name", name, "--label", f"{_LABEL}={this_process()}"),
+            *("--network", "none", "--pull", "never", "--security-opt", "no-new-privileges"),
+            *self.limit_options(limits),
+            *options,
+            *("--entrypoint", "sh", image, "-c", _INIT),
+        ]
+        result = await self.run(*self._runtime, *command, env=client_env)
+        if not result.ok and "crun" in result.stderr and shutil.which("runc"):
+            # crun refuses machines with both versions of control groups.
+            await self.remove(name)
+            self._runtime = ["--runtime", "runc"]
+            result = await self.run(*self._runtime, *command, env=client_env)
+        if not result.ok:
+            raise SandboxError(f"no sandbox of {image} starts: {_end_of(result)}")
+
+    def limit_options(self, limits: SandboxLimits) -> list[str]:
+        """Return options of `run`. Few storage drivers limit a container's files, so `_watch_disks` does."""
+        most_files, largest_file = min(_hard_limit(resource.RLIMIT_NOFILE), 65536), limits.disk_mb << 20
+        return [
+            *("--cpus", str(limits.cpus), "--pids-limit", str(limits.max_processes)),
+            *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
+            # The default may be above what this machine allows.
+            *("--ulimit", f"nofile={most_files}:{most_files}", "--ulimit", f"fsize={largest_file}:{largest_file}"),
+        ]
+
+    async def _watch_disks(self) -> None:
+        while self.sandboxes:
+            await asyncio.sleep(_DISK_CHECK_S)
+            sizes = await self.run("container", "inspect", "--size", "--format", _SIZE, *self.sandboxes)
+            for line in sizes.stdout.splitlines():
+                name, _, size = line.strip().lstrip("/").partition(" ")
+                sandbox = self.sandboxes.get(name)
+                if sandbox and size.isdecimal() and int(size) > sandbox.max_disk_bytes:
+                    await sandbox.end(f"it wrote more than disk_mb={sandbox.max_disk_bytes >> 20}")
+
+    async def remove(self, *names: str) -> None:
+        """Remove containers; those that do not exist are skipped."""
+        result = await self.run("rm", "--force", "--volumes", *self.remove_options, *names)
+        if not result.ok and "no such container" not in result.stderr.lower():
+            logger.warning("Sandboxes %s may still exist: %s", ", ".join(names), _end_of(result))
+
+    remove_options: ClassVar[Sequence[str]] = ()
+
+    async def remove_image(self, image: str) -> None:
+        """Delete a snapshot."""
+        await self.run("rmi", "--force", image)
+        self._folders.pop(image, None)
+
+    async def remove_orphans(self) -> int:
+        """Remove containers and snapshots of ended processes; return the number of containers."""
+        containers = await self._left("container", "ps", "--all")
+        if containers:
+            await self.remove(*containers)
+        if images := await self._left("image", "images"):
+            await self.run("rmi", "--force", *images)
+        return len(containers)
+
+    async def _left(self, kind: str, *listing: str) -> list[str]:
+        """Return the ids of an ended process's containers or images."""
+        ids = (await self.run(*listing, "--quiet", "--filter", f"label={_LABEL}")).stdout.split()
+        if not ids:
+            return []
+        owners = f'{{{{.Id}}}} {{{{index .Config.Labels "{_LABEL}"}}}}'
+        found = await self.run(kind, "inspect", "--format", owners, *dict.fromkeys(ids))
+        pairs = [line.split() for line in found.stdout.splitlines()]
+        return [pair[0] for pair in pairs if len(pair) == 2 and has_ended(pair[1])]
+
+
+class Podman(_Containers):
+    """Containers of podman."""
+
+    name = "podman"
+    program = "podman"
+    other = "use sandbox=local or sandbox=docker"
+    remove_options = ("--time", "0")
+
+    def limit_options(self, limits: SandboxLimits) -> list[str]:
+        """Return options of `run`; without them podman hands proxies' addresses in, and asks for more processes."""
+        most = min(_hard_limit(resource.RLIMIT_NPROC), 32768)
+        return [*super().limit_options(limits), "--ulimit", f"nproc={most}:{most}", "--http-proxy=false"]
+
+
+class Docker(_Containers):
+    """Containers of docker."""
+
+    name = "docker"
+    program = "docker"
+    other = "use sandbox=local or sandbox=podman"
+
+
+_SIZE = "{{.Name}} {{.SizeRw}}"
+
+
+def digest(folder: Path) -> str:
+    """Return a digest of the names, modes and contents of a folder's files."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            total.update(f"link {name!r} {str(path.readlink())!r}\n".encode())
+        elif path.is_file():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"file {name!r} {bool(path.stat().st_mode & 0o100)} {content}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def _variables(env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return options that set variables in a container, and the client's own variables, which have the values.
+
+    A variable that this process also has is the client's too, such as `PATH`, so its value is in the option.
+    """
+    options = [text for name in env for text in ("--env", f"{name}={env[name]}" if name in os.environ else name)]
+    return options, {**env, **os.environ}
+
+
+def _hard_limit(kind: int) -> int:
+    limit = resource.getrlimit(kind)[1]
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+
+
+def _end_of(result: ExecResult) -> str:
+    if result.timed_out:
+        return "the program did not end in time"
+    return (result.stdout + result.stderr).strip()[-2000:] or f"exit code {result.exit_code}"
+
+
+@functools.cache
+def _remove_at_end(program: str, owner: str) -> None:
+    """Start a shell, once for each process, that removes the process's containers and images after its end."""
+    with no_fork_meanwhile(), contextlib.suppress(OSError):
+        _shells.append(
+            subprocess.Popen(
+                ["sh", "-c", _REMOVE_AT_END, "rllm-sandboxes", program, f"{_LABEL}={owner}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+
+
+_shells: list[subprocess.Popen[bytes]] = []
+"""Kept open until this process ends."""

@@ -1,0 +1,42 @@
+"""Sandboxes of every backend that this machine has; `make test-sandbox` installs them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.sandbox import Sandbox, SandboxBackend, SandboxLimits, open_backend
+
+DEBIAN = "localhost/debian-min"
+"""Image with Python and git, made by tests/sandbox/install.py."""
+BACKENDS = ["podman"]
+SMALL = SandboxLimits(memory_mb=256, disk_mb=64, max_processes=64)
+
+
+def backend_or_skip(name: str) -> SandboxBackend:
+    try:
+        return open_backend(name)
+    except ConfigError as error:
+        if os.environ.get("RLLM_TEST_SANDBOXES") == "required":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request) -> SandboxBackend:
+    return backend_or_skip(request.param)
+
+
+@pytest.fixture
+def image(backend) -> str:
+    """Name of an image with Python that the backend has."""
+    return DEBIAN
+
+
+@pytest.fixture
+async def sandbox(backend, image) -> AsyncIterator[Sandbox]:
+    async with await backend.start(image, limits=SMALL) as sandbox:
+        yield sandbox

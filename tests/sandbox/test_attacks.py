@@ -1,0 +1,89 @@
+"""Attackers in every sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from rllm.sandbox import SandboxError
+
+from .conftest import SMALL
+
+pytestmark = pytest.mark.sandbox
+
+
+async def test_it_sees_neither_this_machines_files_nor_its_environment(sandbox, tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("a-secret-of-the-host")
+    monkeypatch.setenv("RLLM_TEST_SECRET", "a-secret-of-the-host")
+    assert not (await sandbox.exec(["cat", str(tmp_path / "secret")])).ok
+    for command in ("env", "cat /proc/[0-9]*/environ", "cat /proc/1/root/proc/1/environ"):
+        assert "a-secret-of-the-host" not in (await sandbox.exec(command)).stdout
+
+
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)"
+
+
+async def test_it_reaches_neither_this_machines_ports_nor_the_network(sandbox):
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        own = socket.gethostbyname(socket.gethostname())
+        for host in ("127.0.0.1", own, "1.1.1.1"):
+            result = await sandbox.exec(["python3", "-c", CONNECT, host, str(server.getsockname()[1])])
+            assert "Error" in result.stderr
+        assert (await sandbox.exec("cat /proc/net/dev | wc -l")).stdout == "3\n"  # two lines of titles, and lo
+
+
+async def test_a_fork_bomb_ends_at_the_deadline(backend, image):
+    async with await backend.start(image, limits=SMALL) as sandbox:
+        result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 1000", timeout_s=2)
+        assert result.timed_out
+        # It is killed or, where no more process starts that would, ends with the sandbox.
+        with contextlib.suppress(SandboxError):
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_a_memory_bomb_is_killed(sandbox):
+    result = await sandbox.exec(["python3", "-c", "held = bytearray(2 << 30); print('held')"])
+    assert not result.ok
+    assert result.stdout == ""
+    assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+
+
+async def test_one_file_does_not_fill_the_disk(sandbox):
+    await sandbox.exec("head -c 300000000 /dev/zero > /tmp/large")
+    assert int((await sandbox.exec("stat -c %s /tmp/large")).stdout or 0) <= SMALL.disk_mb << 20
+
+
+async def test_links_do_not_lead_out_of_a_download(sandbox, tmp_path):
+    (tmp_path / "host").write_text("of the host")
+    await sandbox.exec(
+        "mkdir d; ln -s . d/here; ln -s here/../../host d/through; ln -s ../host d/up; ln -s /etc d/root;"
+        " ln -s d/file d/in; mkfifo d/pipe; echo mine > d/file; ln -s file d/good"
+    )
+    await sandbox.download(f"{sandbox.workdir}/d", tmp_path / "out")
+    found = {path.name: path for path in (tmp_path / "out").iterdir()}
+    assert {"file", "good"} <= set(found) <= {"file", "good", "here", "in"}
+    assert all(path.resolve().is_relative_to(tmp_path / "out") for path in found.values())
+    assert found["good"].read_text() == "mine\n"
+
+
+async def test_links_in_the_sandbox_lead_an_upload_nowhere_but_inside(sandbox, tmp_path):
+    (tmp_path / "file").write_text("uploaded")
+    await sandbox.exec(f"mkdir -p {tmp_path.parent}; ln -s {tmp_path} /tmp/link; ln -s {tmp_path}/target d")
+    with contextlib.suppress(SandboxError):
+        await sandbox.upload(tmp_path / "file", "/tmp/link/target")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+async def test_nothing_survives_the_sandbox(backend, image, tmp_path):
+    async with await backend.start(image, limits=SMALL) as sandbox:
+        await sandbox.exec("(setsid sh -c 'trap \"\" TERM INT HUP; while :; do sleep 1115; done' >/dev/null 2>&1 &)")
+        assert "sleep\x001115" in (await sandbox.exec("sleep 0.2; cat /proc/[0-9]*/cmdline")).stdout
+    assert not [name for name in processes() if "sleep 1115" in name]
+
+
+def processes() -> list[str]:
+    import psutil
+
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]

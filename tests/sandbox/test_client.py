@@ -1,0 +1,26 @@
+import sys
+
+from rllm.sandbox.client import OutputKeeper, run_program
+
+
+def test_output_keeps_both_ends_and_counts_the_rest():
+    seen = []
+    kept = OutputKeeper(10, lambda stream, data: seen.append(data))
+    for piece in (b"abc", b"defgh", b"ijklmnop", b"q"):
+        kept.add("stdout", piece)
+    assert kept.text("stdout") == "abcde\n... 7 bytes omitted ...\nmnopq"
+    assert kept.num_dropped_bytes == 7
+    assert b"".join(seen) == b"abcdefghij"
+    assert kept.text("stderr") == ""
+
+
+async def test_a_program_that_ignores_its_end_is_killed():
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
+    killed = []
+
+    async def kill() -> None:
+        killed.append(True)
+
+    kept = OutputKeeper(10)
+    ended = await run_program([sys.executable, "-S", "-c", program], kept.add, timeout_s=0.3, kill=kill)
+    assert (ended.timed_out, ended.exit_code, killed) == (True, -9, [True])

@@ -1,0 +1,131 @@
+"""Docker's command line, written to by `Docker` and answered by a program of that name: no daemon is needed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+
+import pytest
+
+from rllm.errors import ConfigError
+from rllm.sandbox import SandboxError, SandboxLimits, containers, open_backend
+from rllm.sandbox.base import ImageSource
+from rllm.sandbox.owner import this_process
+
+SCRIPT = f"""#!{sys.executable} -S
+import json, os, pathlib, sys
+folder, arguments = pathlib.Path(__file__).parent, sys.argv[1:]
+values = {{name: os.environ.get(name) for name in ("A", "B", "KEY")}}
+with open(folder / "calls", "a") as calls:
+    calls.write(json.dumps([arguments, values]) + "\\n")
+for start, exit_code, stdout, stderr in json.loads((folder / "answers").read_text()):
+    if " ".join(arguments).startswith(start):
+        sys.stdout.write(stdout)
+        sys.stderr.write(stderr)
+        sys.exit(exit_code)
+"""
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """Set the first answer for a command line that begins so; return all command lines after `info`."""
+    program = tmp_path / "docker"
+    program.write_text(SCRIPT)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(containers, "_remove_at_end", lambda *_: None)
+    answers: list[tuple[str, int, str, str]] = []
+
+    class Scripted:
+        def answer(self, start: str, exit_code: int = 0, stdout: str = "", stderr: str = "") -> None:
+            answers.insert(0, (start, exit_code, stdout, stderr))
+            (tmp_path / "answers").write_text(json.dumps(answers))
+
+        def calls(self) -> list[list]:
+            lines = (tmp_path / "calls").read_text().splitlines()
+            return [call for call in map(json.loads, lines) if call[0] != ["info"]]
+
+    scripted = Scripted()
+    scripted.answer("image inspect --format", stdout="/app\n")
+    return scripted
+
+
+async def test_a_container_is_started_used_and_removed(docker, tmp_path):
+    (tmp_path / "tools").mkdir()
+    sandbox = await open_backend("docker").start(
+        "image:1",
+        limits=SandboxLimits(cpus=0.5, memory_mb=100, disk_mb=1, max_processes=7),
+        env={"KEY": "secret"},
+        mounts={"/tools": tmp_path / "tools"},
+    )
+    docker.answer("exec", 3, "out\n", "err\n")
+    result = await sandbox.exec("echo out; exit 3", cwd="/x", env={"A": "1", "PATH": "/bin"})
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+    await sandbox.close()
+
+    orphans, _, image, run, command, remove = docker.calls()
+    assert orphans[0] == ["ps", "--all", "--quiet", "--filter", "label=rllm.owner"]
+    assert image[0][-2:] == ["--", "image:1"]
+    options = run[0]
+    for option in (
+        ["--network", "none"],
+        ["--pull", "never"],
+        ["--label", f"rllm.owner={this_process()}"],
+        ["--cpus", "0.5"],
+        ["--pids-limit", "7"],
+        ["--memory", "100m"],
+        ["--memory-swap", "100m"],
+        ["--ulimit", "fsize=1048576:1048576"],
+        ["--security-opt", "no-new-privileges"],
+        ["--mount", f"type=bind,source={tmp_path}/tools,target=/tools,readonly"],
+        ["--env", "KEY"],
+        ["--entrypoint", "sh"],
+    ):
+        assert option[1] in [after for before, after in itertools.pairwise(options) if before == option[0]]
+    assert run[1]["KEY"] == "secret"
+    assert command[0][:3] == ["exec", "--env", "A"]
+    assert command[0][3:5] == ["--env", "PATH=/bin"]
+    assert command[0][-6:] == ["--workdir", "/x", sandbox.id, "sh", "-c", "echo out; exit 3"]
+    assert command[1]["A"] == "1"
+    assert remove[0] == ["rm", "--force", "--volumes", sandbox.id]
+
+
+async def test_a_container_that_has_ended_is_an_error(docker):
+    sandbox = await open_backend("docker").start("image:1")
+    docker.answer("exec", 1, stderr="Error response from daemon: container is not running\n")
+    docker.answer("container inspect", 1, stderr="Error: No such container\n")
+    with pytest.raises(SandboxError, match="is not running"):
+        await sandbox.exec("true")
+
+
+async def test_a_container_that_does_not_start_is_removed(docker):
+    docker.answer("run", 125, stderr="docker: no space left on device\n")
+    with pytest.raises(SandboxError, match="no space left"):
+        await open_backend("docker").start("image:1")
+    assert docker.calls()[-1][0][:2] == ["rm", "--force"]
+
+
+async def test_an_image_is_pulled_once_it_is_missing(docker):
+    docker.answer("image inspect --", 1)
+    docker.answer("pull", 1, stderr="manifest unknown\n")
+    with pytest.raises(SandboxError, match="manifest unknown"):
+        await open_backend("docker").image(ImageSource(name="debian:nonsense"))
+    assert docker.calls()[-1][0] == ["pull", "--", "debian:nonsense"]
+
+
+async def test_what_ended_processes_left_is_removed(docker):
+    machine, boot, namespace, pid, _ = this_process().split(":")
+    docker.answer("ps", stdout="c1\nc2\n")
+    docker.answer("container inspect", stdout=f"c1 {machine}:{boot}:{namespace}:{pid}:7\nc2 {this_process()}\n")
+    assert await open_backend("docker").remove_orphans() == 1
+    assert ["rm", "--force", "--volumes", "c1"] in [call for call, _ in docker.calls()]
+
+
+def test_a_missing_program_or_daemon_is_named(docker, monkeypatch):
+    docker.answer("info", 1, stderr="Cannot connect to the Docker daemon. Is it running?\n")
+    with pytest.raises(ConfigError, match=r"sandbox=docker.*Cannot connect"):
+        open_backend("docker")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"sandbox=docker.*not installed"):
+        open_backend("docker")

@@ -1,0 +1,129 @@
+"""Images, snapshots and what is left behind, with the real podman."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rllm.sandbox import SandboxError, containers
+from rllm.sandbox.base import ImageSource
+
+from ..waiting import wait_for
+from .conftest import DEBIAN, SMALL, backend_or_skip
+
+pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture
+def podman():
+    return backend_or_skip("podman")
+
+
+def run_podman(*arguments: str) -> int:
+    return subprocess.run(["podman", *arguments], capture_output=True).returncode
+
+
+async def test_an_image_is_built_once_for_each_content(podman, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nWORKDIR /srv/app\nCOPY . .\nRUN date +%N > built\n")
+    (tmp_path / "file").write_text("one")
+    source = ImageSource(folder=tmp_path)
+    first, again = await asyncio.gather(podman.image(source), containers.Podman().image(source))
+    (tmp_path / "file").write_text("two")
+    second = await podman.image(source)
+    try:
+        assert first == again
+        assert second != first
+        async with await podman.start(second, limits=SMALL) as sandbox:
+            assert (await sandbox.exec("pwd; cat file")).stdout == "/srv/app\ntwo"
+    finally:
+        for image in {first, second}:
+            await podman.remove_image(image)
+
+
+async def test_a_build_that_fails_reports_the_end_of_its_output(podman, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo the reason >&2; exit 7\n")
+    with pytest.raises(SandboxError, match="the reason"):
+        await podman.image(ImageSource(folder=tmp_path))
+    (tmp_path / "Dockerfile").unlink()
+    with pytest.raises(SandboxError, match="Dockerfile"):
+        await podman.image(ImageSource(folder=tmp_path))
+
+
+async def test_a_snapshot_has_the_files_and_the_folder(podman):
+    async with await podman.start(DEBIAN, limits=SMALL, workdir="/here") as sandbox:
+        await sandbox.exec("echo saved > file")
+        image = await sandbox.snapshot()
+        await sandbox.exec("echo later > file")
+    async with await podman.start(image, limits=SMALL) as sandbox:
+        assert (await sandbox.exec("pwd; cat file")).stdout == "/here\nsaved\n"
+    await podman.remove_image(image)
+    with pytest.raises(SandboxError):
+        await podman.start(image)
+
+
+async def test_many_files_end_the_sandbox(podman, monkeypatch):
+    monkeypatch.setattr(containers, "_DISK_CHECK_S", 0.1)
+    sandbox = await podman.start(DEBIAN, limits=SMALL)
+    with pytest.raises(SandboxError, match="disk_mb=64"):
+        await sandbox.exec("for i in 1 2 3; do head -c 30000000 /dev/zero > $i; done; sleep 1000")
+    with pytest.raises(SandboxError, match="disk_mb=64"):
+        await sandbox.exec("true")
+
+
+async def test_a_container_that_is_removed_in_mid_command_is_an_error(podman):
+    sandbox = await podman.start(DEBIAN, limits=SMALL)
+    begun = asyncio.Event()
+    running = asyncio.create_task(sandbox.exec("echo begun; sleep 1000", on_output=lambda *_: begun.set()))
+    await asyncio.wait_for(begun.wait(), 60)
+    assert run_podman("rm", "--force", "--time", "0", sandbox.id) == 0
+    with pytest.raises(SandboxError, match="ended"):
+        await running
+    await sandbox.close()
+
+
+START = f"""
+import asyncio
+from rllm.sandbox import open_backend
+
+async def main():
+    sandbox = await open_backend("podman").start("{DEBIAN}")
+    print(sandbox.id, await sandbox.snapshot(), flush=True)
+    await sandbox.exec("sleep 1116")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("with_shell", [True, False])
+async def test_nothing_is_left_after_kill_9(podman, with_shell):
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", START, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout
+    container, image = (await process.stdout.readline()).decode().split()
+    if not with_shell:
+        kill_shell(process.pid)
+    process.kill()
+    await process.wait()
+    if not with_shell:
+        assert run_podman("container", "exists", container) == 0
+        assert await podman.remove_orphans() >= 1
+    wait_for(lambda: run_podman("container", "exists", container) == 1)
+    wait_for(lambda: run_podman("image", "exists", image) == 1)
+
+
+def kill_shell(parent: int) -> None:
+    import psutil
+
+    for process in psutil.Process(parent).children():
+        if "rllm-sandboxes" in process.cmdline():
+            os.kill(process.pid, signal.SIGKILL)
+
+
+async def test_sandboxes_of_a_living_process_are_no_orphans(podman):
+    async with await podman.start(DEBIAN, limits=SMALL) as sandbox:
+        await containers.Podman().remove_orphans()
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
