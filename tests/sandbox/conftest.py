@@ -12,7 +12,7 @@ from rllm.sandbox import Sandbox, SandboxBackend, SandboxLimits, open_backend
 
 DEBIAN = "localhost/debian-min"
 """Image with Python and git, made by tests/sandbox/install.py."""
-BACKENDS = ["podman"]
+IMAGES = {"local": "host", "podman": DEBIAN}
 SMALL = SandboxLimits(memory_mb=256, disk_mb=64, max_processes=64)
 
 
@@ -25,7 +25,7 @@ def backend_or_skip(name: str) -> SandboxBackend:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=list(IMAGES))
 def backend(request) -> SandboxBackend:
     return backend_or_skip(request.param)
 
@@ -33,7 +33,7 @@ def backend(request) -> SandboxBackend:
 @pytest.fixture
 def image(backend) -> str:
     """Name of an image with Python that the backend has."""
-    return DEBIAN
+    return IMAGES[backend.name]
 
 
 @pytest.fixture

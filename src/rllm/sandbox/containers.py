@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import resource
@@ -26,6 +25,7 @@ from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
 from rllm.sandbox.client import ClientSandbox, OutputKeeper, run_program, uncancelled
+from rllm.sandbox.local_images import digest
 from rllm.sandbox.owner import has_ended, this_process
 from rllm.sandbox.route import Route
 
@@ -37,6 +37,7 @@ _TIMEOUT_S = 120.0
 """Seconds for a command of podman or docker itself."""
 _DISK_CHECK_S = 5.0
 """Seconds between two looks at the sizes of all containers."""
+_SIZE = "{{.Name}} {{.SizeRw}}"
 _INIT = "while :; do sleep 3600; done"
 """The first process of a container. A shell that waits also collects processes whose parents have ended."""
 _MAKE_FOLDER = '[ -d "$1" ] || { mkdir -p -- "$1" && chmod 777 -- "$1"; }'
@@ -325,23 +326,6 @@ class Docker(_Containers):
     name = "docker"
     program = "docker"
     other = "use sandbox=local or sandbox=podman"
-
-
-_SIZE = "{{.Name}} {{.SizeRw}}"
-
-
-def digest(folder: Path) -> str:
-    """Return a digest of the names, modes and contents of a folder's files."""
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
-            total.update(f"link {name!r} {str(path.readlink())!r}\n".encode())
-        elif path.is_file():
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            total.update(f"file {name!r} {bool(path.stat().st_mode & 0o100)} {content}\n".encode())
-    return total.hexdigest()[:32]
 
 
 def _variables(env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
