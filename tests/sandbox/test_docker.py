@@ -34,7 +34,7 @@ def docker(tmp_path, monkeypatch):
     program.write_text(SCRIPT)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(containers, "_remove_at_end", lambda *_: None)
+    monkeypatch.setattr(containers, "run_after", lambda *_: None)
     answers: list[tuple[str, int, str, str]] = []
 
     class Scripted:

@@ -20,6 +20,8 @@ from rllm.sandbox.files import pack, unpack
 
 TRANSFER_TIMEOUT_S = 600.0
 """Seconds for an upload or a download."""
+ASK_TIMEOUT_S = 120.0
+"""Seconds for a command of a client program itself."""
 _KILL_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
 _MARK = "RLLM_COMMAND"
@@ -179,6 +181,30 @@ def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
+async def ask(
+    argv: Sequence[str],
+    *,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = ASK_TIMEOUT_S,
+    max_output_bytes: int = 1 << 24,
+) -> ExecResult:
+    """Run a client program for its output."""
+    kept = OutputKeeper(max_output_bytes)
+    with _file_of(stdin) as file:
+        ended = await run_program(argv, kept.add, stdin=file, env=env, timeout_s=timeout_s)
+    return ExecResult(
+        exit_code=ended.exit_code, stdout=kept.text("stdout"), stderr=kept.text("stderr"), timed_out=ended.timed_out
+    )
+
+
+def end_of(result: ExecResult) -> str:
+    """Return the end of a client's output, for an error."""
+    if result.timed_out:
+        return "the program did not end in time"
+    return (result.stdout + result.stderr).strip()[-2000:] or f"exit code {result.exit_code}"
+
+
 async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
     """Wait until the work is done, also if this task is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
@@ -215,6 +241,10 @@ class ClientSandbox(Sandbox):
     def is_lost(self, result: ExecResult) -> bool:
         """Return whether the client may have failed, rather than the command."""
 
+    def own_stderr(self, stderr: str) -> str:
+        """Return what a command wrote, without what the client adds."""
+        return stderr
+
     async def exec(
         self,
         command: Command,
@@ -247,7 +277,7 @@ class ClientSandbox(Sandbox):
         result = ExecResult(
             exit_code=-9 if ended.timed_out else _with_signal(ended.exit_code),
             stdout=kept.text("stdout"),
-            stderr=kept.text("stderr"),
+            stderr=self.own_stderr(kept.text("stderr")),
             timed_out=ended.timed_out,
             num_dropped_bytes=kept.num_dropped_bytes,
             duration_s=time.monotonic() - began,

@@ -8,8 +8,6 @@ process on the machine removes what is left of others.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import logging
 import os
 import resource
@@ -20,21 +18,18 @@ from pathlib import Path
 from typing import ClassVar
 
 from rllm._runtime.ids import new_id
-from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
-from rllm.sandbox.client import ClientSandbox, OutputKeeper, run_program, uncancelled
+from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, uncancelled
 from rllm.sandbox.local_images import digest
-from rllm.sandbox.owner import has_ended, this_process
+from rllm.sandbox.owner import has_ended, run_after, this_process
 from rllm.sandbox.route import Route
 
 _LIMITS = SandboxLimits()
 logger = logging.getLogger(__name__)
 
 _LABEL = "rllm.owner"
-_TIMEOUT_S = 120.0
-"""Seconds for a command of podman or docker itself."""
 _DISK_CHECK_S = 5.0
 """Seconds between two looks at the sizes of all containers."""
 _SIZE = "{{.Name}} {{.SizeRw}}"
@@ -42,9 +37,8 @@ _INIT = "while :; do sleep 3600; done"
 """The first process of a container. A shell that waits also collects processes whose parents have ended."""
 _MAKE_FOLDER = '[ -d "$1" ] || { mkdir -p -- "$1" && chmod 777 -- "$1"; }'
 
-# Standard input ends with the process that started this. A container may still be on its way, so it looks twice.
-_REMOVE_AT_END = """
-cat >/dev/null
+# A container may still be on its way, so it looks twice.
+_REMOVE_ALL = """
 empty=0
 for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   containers=$("$1" ps --all --quiet --filter "label=$2")
@@ -95,7 +89,7 @@ class ContainerSandbox(ClientSandbox):
         self._check_open()
         result = await self._backend.run("container", "inspect", "--format", "{{.State.Pid}}", self.id)
         if not result.ok or result.stdout.strip() == "0":
-            raise SandboxError(f"sandbox {self.id} has ended: {_end_of(result)}")
+            raise SandboxError(f"sandbox {self.id} has ended: {end_of(result)}")
         route = await Route.open(int(result.stdout), url)
         self._routes.append(route)
         return route.url
@@ -106,7 +100,7 @@ class ContainerSandbox(ClientSandbox):
         image = f"localhost/rllm-snapshot:{new_id()}"
         result = await self._backend.run("commit", "--change", f"WORKDIR {self.workdir}", self.id, image)
         if not result.ok:
-            raise SandboxError(f"no snapshot of sandbox {self.id}: {_end_of(result)}")
+            raise SandboxError(f"no snapshot of sandbox {self.id}: {end_of(result)}")
         return image
 
     async def close(self) -> None:
@@ -142,7 +136,7 @@ class _Containers(SandboxBackend):
         if not shutil.which(self.program):
             raise ConfigError(f"sandbox={self.name}: {self.program} is not installed; install it, or {self.other}")
         try:
-            info = subprocess.run([self.program, "info"], capture_output=True, text=True, timeout=_TIMEOUT_S)
+            info = subprocess.run([self.program, "info"], capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(f"sandbox={self.name}: `{self.program} info` does not answer; {self.other}") from error
         if info.returncode:
@@ -155,18 +149,11 @@ class _Containers(SandboxBackend):
         self,
         *arguments: str,
         env: Mapping[str, str] | None = None,
-        timeout_s: float | None = _TIMEOUT_S,
+        timeout_s: float | None = ASK_TIMEOUT_S,
         max_output_bytes: int = 1_000_000,
     ) -> ExecResult:
         """Run podman or docker."""
-        kept = OutputKeeper(max_output_bytes)
-        ended = await run_program([self.program, *arguments], kept.add, env=env, timeout_s=timeout_s)
-        return ExecResult(
-            exit_code=ended.exit_code,
-            stdout=kept.text("stdout"),
-            stderr=kept.text("stderr"),
-            timed_out=ended.timed_out,
-        )
+        return await ask([self.program, *arguments], env=env, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
 
     async def image(self, source: ImageSource) -> str:
         """Return the image's name, after a pull or a build where this machine does not have it."""
@@ -189,7 +176,7 @@ class _Containers(SandboxBackend):
     async def _make(self, *arguments: str, what: str) -> None:
         result = await self.run(*arguments, timeout_s=None, max_output_bytes=8000)
         if not result.ok:
-            raise SandboxError(f"{what}: {_end_of(result)}")
+            raise SandboxError(f"{what}: {end_of(result)}")
 
     async def start(
         self,
@@ -203,7 +190,7 @@ class _Containers(SandboxBackend):
         """Start a container."""
         if not self._started:
             self._started = True
-            _remove_at_end(self.program, this_process())
+            run_after(this_process(), _REMOVE_ALL, self.program, f"{_LABEL}={this_process()}")
             await self.remove_orphans()
         own_folder = await self._folder_of(image)
         name = f"rllm-{new_id()}"
@@ -227,7 +214,7 @@ class _Containers(SandboxBackend):
         if image not in self._folders:
             result = await self.run("image", "inspect", "--format", "{{.Config.WorkingDir}}", "--", image)
             if not result.ok:
-                raise SandboxError(f"image {image!r} is not on this machine: {_end_of(result)}")
+                raise SandboxError(f"image {image!r} is not on this machine: {end_of(result)}")
             self._folders[image] = result.stdout.strip()
         return self._folders[image]
 
@@ -251,7 +238,7 @@ class _Containers(SandboxBackend):
             self._runtime = ["--runtime", "runc"]
             result = await self.run(*self._runtime, *command, env=client_env)
         if not result.ok:
-            raise SandboxError(f"no sandbox of {image} starts: {_end_of(result)}")
+            raise SandboxError(f"no sandbox of {image} starts: {end_of(result)}")
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
         """Return options of `run`. Few storage drivers limit a container's files, so `_watch_disks` does."""
@@ -277,7 +264,7 @@ class _Containers(SandboxBackend):
         """Remove containers; those that do not exist are skipped."""
         result = await self.run("rm", "--force", "--volumes", *self.remove_options, *names)
         if not result.ok and "no such container" not in result.stderr.lower():
-            logger.warning("Sandboxes %s may still exist: %s", ", ".join(names), _end_of(result))
+            logger.warning("Sandboxes %s may still exist: %s", ", ".join(names), end_of(result))
 
     remove_options: ClassVar[Sequence[str]] = ()
 
@@ -340,28 +327,3 @@ def _variables(env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
 def _hard_limit(kind: int) -> int:
     limit = resource.getrlimit(kind)[1]
     return 1 << 30 if limit == resource.RLIM_INFINITY else limit
-
-
-def _end_of(result: ExecResult) -> str:
-    if result.timed_out:
-        return "the program did not end in time"
-    return (result.stdout + result.stderr).strip()[-2000:] or f"exit code {result.exit_code}"
-
-
-@functools.cache
-def _remove_at_end(program: str, owner: str) -> None:
-    """Start a shell, once for each process, that removes the process's containers and images after its end."""
-    with no_fork_meanwhile(), contextlib.suppress(OSError):
-        _shells.append(
-            subprocess.Popen(
-                ["sh", "-c", _REMOVE_AT_END, "rllm-sandboxes", program, f"{_LABEL}={owner}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        )
-
-
-_shells: list[subprocess.Popen[bytes]] = []
-"""Kept open until this process ends."""

@@ -1,10 +1,15 @@
-"""Identity of the process that owns a sandbox, so that another process can remove what an ended one left."""
+"""Identity of the process that owns sandboxes, and what a shell or another process does when it has ended."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import socket
+import subprocess
 from pathlib import Path
+
+from rllm._runtime.process import no_fork_meanwhile
 
 _PROC = Path("/proc")
 
@@ -55,3 +60,28 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+@functools.cache
+def run_after(owner: str, script: str, *arguments: str) -> None:
+    """Start a shell, once for each script, that runs the script when this process has ended, by whatever means.
+
+    Args:
+        owner: `this_process()`.
+        script: its arguments follow.
+        *arguments: strings.
+    """
+    with no_fork_meanwhile(), contextlib.suppress(OSError):
+        _shells.append(
+            subprocess.Popen(
+                ["sh", "-c", f"cat >/dev/null\n{script}", "rllm-sandboxes", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+
+
+_shells: list[subprocess.Popen[bytes]] = []
+"""Their standard input ends with this process."""
