@@ -43,7 +43,7 @@ def test_task_toml_is_read_as_harbor_reads_it(task_folder, reading):
     assert task.limits == SandboxLimits(**limits)
     assert task.name == (name or "task")
     assert task.image.name == image
-    assert list(task.artifacts) == artifacts
+    assert [path for path in task.artifacts if path != "/logs/artifacts"] == artifacts
 
 
 @pytest.mark.parametrize("reading", READINGS["instructions"], ids=lambda reading: repr(reading["text"]))
@@ -119,12 +119,22 @@ def test_two_tasks_of_one_name_are_refused(tmp_path):
         read_tasks(tmp_path)
 
 
-def test_a_folder_without_tasks_names_one_that_has_them(tmp_path):
-    write_task(tmp_path / "tasks" / "a")
-    with pytest.raises(ConfigError, match="did you mean"):
-        read_tasks(tmp_path)
-    with pytest.raises(ConfigError, match="no such folder"):
-        read_tasks(tmp_path / "nowhere")
+def test_tasks_may_be_two_folders_deep(tmp_path):
+    write_task(tmp_path / "2f4e" / "a")
+    assert [task.name for task in read_tasks(tmp_path)] == ["a"]
+
+
+def test_a_folder_without_tasks_is_named(tmp_path):
+    for folder, named in ((tmp_path, "has a task.toml"), (tmp_path / "nowhere", "no such folder")):
+        with pytest.raises(ConfigError, match=named):
+            read_tasks(folder)
+
+
+def test_a_separate_verifier_may_have_an_image_of_its_own(task_folder):
+    files = {"tests/Dockerfile": "FROM x\nCOPY . /tests/\n"}
+    assert read_task(task_folder(files)).verifier_image is None
+    folder = task_folder({**files, "task.toml": '[verifier]\nenvironment_mode = "separate"\n'})
+    assert read_task(folder).verifier_image == ImageSource(folder=folder / "tests")
 
 
 def test_the_examples_are_read_without_notes():

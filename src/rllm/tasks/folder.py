@@ -26,7 +26,7 @@ _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 
 def read_tasks(source: str | Path) -> list[TaskFolder]:
-    """Return the task of a folder, or all tasks in the folders directly below it, by name.
+    """Return the task of a folder, or all tasks in the folders below it, by name.
 
     Args:
         source: a folder, or the URL of a git repository, `URL#REF:SUBFOLDER`; see `git.fetched`.
@@ -56,13 +56,11 @@ def _task_folders(folder: Path) -> list[Path]:
         raise ConfigError(f"tasks={str(folder)!r}: there is no such folder")
     if any((folder / name).exists() for name in (TOML, *_PARTS)):
         return [folder]
-    below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    found = [path for path in below if any((path / name).exists() for name in (TOML, "instruction.md"))]
-    if not found:
-        deeper = sorted({path.parent.parent for path in folder.glob(f"*/*/{TOML}")})
-        hint = f"; did you mean {str(deeper[0])!r}?" if deeper else ""
-        raise ConfigError(f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}{hint}")
-    return found
+    for pattern in ("*", "*/*"):  # Harbor's downloads are two folders deep
+        below = [path for path in sorted(folder.glob(pattern)) if path.is_dir() and not path.name.startswith(".")]
+        if found := [path for path in below if any((path / name).exists() for name in (TOML, "instruction.md"))]:
+            return found
+    raise ConfigError(f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}")
 
 
 def read_task(folder: str | Path) -> TaskFolder:
@@ -86,6 +84,7 @@ def read_task(folder: str | Path) -> TaskFolder:
         folder=folder,
         instruction=_instruction(folder / "instruction.md"),
         image=_image(folder, read),
+        verifier_image=_verifier_image(folder, read),
         limits=_limits(environment),
         workdir=environment.workdir,
         env=environment.env,
@@ -94,7 +93,7 @@ def read_task(folder: str | Path) -> TaskFolder:
         agent_timeout_s=read.agent.timeout_sec,
         verifier_timeout_s=read.verifier.timeout_sec,
         build_timeout_s=environment.build_timeout_sec,
-        artifacts=tuple(path for path in read.artifact_paths if path.startswith("/")),
+        artifacts=_artifacts(read),
         metadata=read.metadata,
         notes=notes,
     )
@@ -142,6 +141,17 @@ def _image(folder: Path, task: TaskToml) -> ImageSource:
             f"{build / 'Dockerfile'} is missing: write it, or name an image as environment.docker_image in {TOML}"
         )
     return ImageSource(folder=build)
+
+
+def _verifier_image(folder: Path, task: TaskToml) -> ImageSource | None:
+    """Return the verifier's own image: `tests/` with a Dockerfile, which Harbor builds for separate verifiers only."""
+    is_own = task.verifier.environment_mode == "separate" and (folder / "tests" / "Dockerfile").is_file()
+    return ImageSource(folder=folder / "tests") if is_own else None
+
+
+def _artifacts(task: TaskToml) -> tuple[str, ...]:
+    named = tuple(path for path in task.artifact_paths if path.startswith("/"))
+    return (*named, "/logs/artifacts") if task.verifier.environment_mode == "separate" else named
 
 
 def _limits(environment: EnvironmentTable) -> SandboxLimits:

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 
 from rllm.errors import AgentError, boundary
-from rllm.sandbox.base import Sandbox, SandboxBackend, SandboxError
+from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
 from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import SandboxAgent, TaskFolder, TaskOutcome
 from rllm.tasks.verifier import Verdict, verify
 
-_EMPTY = "rm -rf ./* ./.[!.]* ./..?* /logs/verifier /tests; mkdir -p /logs/verifier"
-"""Removes what the image has where the agent's files and the verifier's come."""
+_EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier && mkdir -p /logs/verifier'
+"""Removes what the image has where the agent's files and the reward come."""
 
 
 async def run_task(
@@ -54,16 +54,19 @@ async def run_task(
     with TemporaryDirectory(prefix="rllm-task-") as folder:
         carried = Path(folder)
         with _timed(timings, "start_s"):
-            image = await image_of(task, backend)
+            image = await _image(task, task.image, backend)
+            verifier_image = await _image(task, task.verifier_image, backend) if task.verifier_image else image
             sandbox = await _start_with_agent(task, agent, backend, image)
         async with sandbox:
+            await sandbox.download(sandbox.workdir, carried / "before", max_bytes=task.limits.disk_mb << 20)
             with _timed(timings, "agent_s"), boundary(AgentError, f"agent {agent}"):
                 timed_out = not await _work(task, agent, sandbox, base_url=base_url, api_key=api_key, model=model)
             await _take(task, sandbox, carried)
         with _timed(timings, "verifier_s"):
-            async with await _start(task, backend, image) as fresh:
-                await fresh.download(fresh.workdir, carried / "before", max_bytes=task.limits.disk_mb << 20)
-                await _give(task, fresh, carried)
+            workdir = None if task.verifier_image else task.workdir
+            fresh = await backend.start(verifier_image, limits=task.limits, workdir=workdir, env=task.env)
+            async with fresh:
+                await _give(task, fresh, sandbox.workdir, carried)
                 verdict = await verify(task, fresh)
         return await asyncio.to_thread(_outcome, verdict, carried, timings, timed_out)
 
@@ -82,16 +85,16 @@ def _outcome(verdict: Verdict, carried: Path, timings: dict[str, float], timed_o
     )
 
 
-async def image_of(task: TaskFolder, backend: SandboxBackend) -> str:
-    """Return the image of a task, built if need be within `task.build_timeout_s`."""
+async def _image(task: TaskFolder, source: ImageSource, backend: SandboxBackend) -> str:
+    """Return an image of a task, built if need be within `task.build_timeout_s`."""
     try:
         async with asyncio.timeout(task.build_timeout_s) as deadline:
-            return await backend.image(task.image)
+            return await backend.image(source)
     except TimeoutError as error:
         if not deadline.expired():
             raise
         raise SandboxError(
-            f"the image of {task.name} was not built within environment.build_timeout_sec={task.build_timeout_s:g}: "
+            f"an image of {task.name} was not built within environment.build_timeout_sec={task.build_timeout_s:g}: "
             "raise that in task.toml, or build the image before"
         ) from error
 
@@ -166,10 +169,10 @@ async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
             continue  # the agent did not make it, and the verifier will see that
 
 
-async def _give(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
-    """Replace the working directory of the verifier's sandbox, and its artifacts, by the agent's."""
-    await sandbox.exec(_EMPTY, timeout_s=task.verifier_timeout_s)
-    await sandbox.upload(carried / "workdir", sandbox.workdir)
+async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path) -> None:
+    """Copy the agent's working directory and artifacts into the verifier's sandbox."""
+    await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir], cwd="/", timeout_s=task.verifier_timeout_s)
+    await sandbox.upload(carried / "workdir", workdir)
     for number, path in enumerate(task.artifacts):
         if (source := carried / f"artifact-{number}").exists():
             await sandbox.upload(source, path)

@@ -25,6 +25,8 @@ class TaskFolder:
     instruction: str
     image: ImageSource
     """`environment/` with its Dockerfile, or the image that `task.toml` names."""
+    verifier_image: ImageSource | None = None
+    """Image of the verifier with `/tests` in it, if it has its own."""
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     workdir: str | None = None
     """Folder in which commands run, by default the image's."""

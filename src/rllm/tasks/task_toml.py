@@ -143,7 +143,7 @@ _UNSUPPORTED = {
     "environment.tpu": "sandboxes have no accelerators: leave it out",
     "environment.mcp_servers": "sandboxes start no servers: let the agent start them",
     "environment.healthcheck": "sandboxes start no services to wait for: leave it out",
-    "verifier.environment": "the verifier runs in the task's own image: leave it out",
+    "verifier.environment": "use environment_mode='separate' with tests/Dockerfile, or the task's own image",
     "verifier.collect": "no command runs between agent and verifier: leave it out",
 }
 """Fields that would change the task if they were ignored, each with the remedy."""

@@ -35,14 +35,16 @@ async def verify(task: TaskFolder, sandbox: Sandbox) -> Verdict:
     """Run the verifier of a task, and return its reward.
 
     Args:
-        task: the task, whose `tests` are copied to `/tests`.
-        sandbox: a new one of the task's image, with the agent's files, an empty `/logs/verifier` and no `/tests`.
+        task: the task, whose `tests` are copied to `/tests` unless the verifier's image has them.
+        sandbox: a new one, with the agent's files.
 
     Raises:
         RewardError: if the verifier does not end in time, or writes no reward that is a finite number.
         SandboxError: if the sandbox ends.
     """
-    await sandbox.upload(task.tests, "/tests")
+    if task.verifier_image is None:
+        await sandbox.exec("rm -rf /tests", cwd="/", timeout_s=task.verifier_timeout_s)
+        await sandbox.upload(task.tests, "/tests")
     ended = await sandbox.exec(_RUN, env=task.verifier_env, timeout_s=task.verifier_timeout_s)
     output = _end_of(ended)
     if ended.timed_out:
