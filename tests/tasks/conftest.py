@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ..sandbox.conftest import DEBIAN, backend, backend_or_skip
+
+__all__ = ["DEBIAN", "backend", "backend_or_skip"]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
 
 
@@ -12,7 +15,7 @@ def write_task(folder, files=None):
     content = {
         "task.toml": "",
         "instruction.md": "Write the word yes to the file done.\n",
-        "environment/Dockerfile": "FROM python:3.12-slim\nWORKDIR /app\nCOPY notes.txt .\n",
+        "environment/Dockerfile": f"FROM {DEBIAN}\nWORKDIR /app\nCOPY notes.txt .\n",
         "environment/notes.txt": "one\ntwo\n",
         "solution/solve.sh": "#!/bin/sh\necho yes > done\n",
         "tests/test.sh": (

@@ -7,19 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rllm.errors import ConfigError
-from rllm.sandbox import open_backend
-
 from ..docs.pages import DOCS, commands, fences
+from .conftest import backend_or_skip
 
 pytestmark = pytest.mark.sandbox
 
 
 def test_the_page_runs(tmp_path, monkeypatch):
-    try:
-        open_backend("local")
-    except ConfigError as error:
-        pytest.skip(str(error))
+    backend_or_skip("local")
     monkeypatch.chdir(tmp_path)
     for fence in fences(DOCS / "tasks.md"):
         if fence.title:

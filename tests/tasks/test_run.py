@@ -9,15 +9,15 @@ import sys
 
 import pytest
 
-from rllm.errors import AgentError, ConfigError, RewardError
-from rllm.sandbox import SandboxError, open_backend
+from rllm.errors import AgentError, RewardError
+from rllm.sandbox import SandboxError
 from rllm.tasks import SandboxAgent
 from rllm.tasks.check import check_task
 from rllm.tasks.folder import read_task
 from rllm.tasks.oracle import Idle, Oracle
 from rllm.tasks.run import run_task
 
-from .conftest import EXAMPLES
+from .conftest import DEBIAN, EXAMPLES, backend_or_skip
 
 pytestmark = pytest.mark.sandbox
 NO_REWARD = "#!/bin/sh\ntrue\n"
@@ -25,10 +25,12 @@ NO_REWARD = "#!/bin/sh\ntrue\n"
 
 @pytest.fixture
 def local():
-    try:
-        return open_backend("local")
-    except ConfigError as error:
-        pytest.skip(str(error))
+    return backend_or_skip("local")
+
+
+@pytest.fixture
+def podman():
+    return backend_or_skip("podman")
 
 
 def processes():
@@ -49,9 +51,9 @@ class Shell(SandboxAgent):
         assert result.exit_code == 0, result.stderr
 
 
-async def test_the_work_of_an_agent_is_rewarded_and_described(local, task_folder):
+async def test_the_work_of_an_agent_is_rewarded_and_described(backend, task_folder):
     task = read_task(task_folder())
-    outcome = await run_task(task, Shell("echo yes > done; echo three >> notes.txt"), local)
+    outcome = await run_task(task, Shell("echo yes > done; echo three >> notes.txt"), backend)
     assert outcome.reward == 1.0
     assert list(map(str, outcome.changes)) == ["added done (4 bytes)", "changed notes.txt (14 bytes)"]
     assert "+three" in outcome.diff
@@ -74,7 +76,7 @@ async def test_the_work_of_an_agent_is_rewarded_and_described(local, task_folder
             id="plants a test",
         ),
         pytest.param(
-            "mkdir -p /usr/local/bin /opt/bin 2>/dev/null; for place in /opt/bin /usr/local/bin /bin; do "
+            "mkdir -p /usr/backend/bin /opt/bin 2>/dev/null; for place in /opt/bin /usr/backend/bin /bin; do "
             "printf '#!/bin/true\\necho yes' > $place/cat; done 2>/dev/null; true",
             id="replaces programs",
         ),
@@ -84,24 +86,30 @@ async def test_the_work_of_an_agent_is_rewarded_and_described(local, task_folder
         pytest.param("ln -s /logs/verifier/reward.txt reward; ln -s /tests tests", id="links to the verifier's files"),
     ],
 )
-async def test_an_agent_that_forges_does_not_win(local, task_folder, command):
-    outcome = await run_task(read_task(task_folder()), Shell(command), local)
+async def test_an_agent_that_forges_does_not_win(backend, task_folder, command):
+    outcome = await run_task(read_task(task_folder()), Shell(command), backend)
     assert outcome.reward == 0.0
     assert not any("reward.txt; done" in line for line in processes())
 
 
-async def test_only_the_working_directory_and_artifacts_reach_the_verifier(local, task_folder):
+async def test_an_agent_that_replaces_the_shell_harms_only_itself(podman, task_folder):
+    task = read_task(task_folder())
+    with pytest.raises(AgentError, match="working directory"):
+        await run_task(task, Shell("echo yes > done; cp /bin/true /tmp/x; mv -f /tmp/x /bin/sh"), podman)
+    assert (await run_task(task, Idle(), podman)).reward == 0.0
+
+
+async def test_only_the_working_directory_and_artifacts_reach_the_verifier(backend, task_folder):
     test = "#!/bin/sh\nls /data /srv > /tests/found 2>&1; cat /tests/found\necho 1 > /logs/verifier/reward.txt\n"
     task = read_task(task_folder({"task.toml": 'artifacts = ["/data", "/nowhere"]', "tests/test.sh": test}))
-    outcome = await run_task(task, Shell("mkdir -p /data /srv; touch /data/kept /srv/lost"), local)
+    outcome = await run_task(task, Shell("mkdir -p /data /srv; touch /data/kept /srv/lost"), backend)
     assert "kept" in outcome.verifier_output
     assert "lost" not in outcome.verifier_output
 
 
-@pytest.mark.parametrize("command", ["rm -rf /app", "cd /; rm -rf /app; ln -s /etc /app"])
-async def test_an_agent_that_removes_the_working_directory_has_no_reward(local, task_folder, command):
-    with pytest.raises((AgentError, SandboxError), match="working directory"):
-        await run_task(read_task(task_folder()), Shell(command), local)
+async def test_an_agent_that_removes_the_working_directory_has_no_reward(backend, task_folder):
+    with pytest.raises(AgentError, match="working directory"):
+        await run_task(read_task(task_folder()), Shell("cd / && mv /app /gone"), backend)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +143,9 @@ async def test_parts_of_a_reward_are_kept(local, task_folder):
     assert (outcome.reward, outcome.reward_parts) == (0.75, {"style": 0.25, "speed": 0.5})
 
 
-async def test_an_agent_stopped_at_its_deadline_is_rewarded_for_its_work(local, task_folder):
+async def test_an_agent_stopped_at_its_deadline_is_rewarded_for_its_work(backend, task_folder):
     task = read_task(task_folder({"task.toml": "[agent]\ntimeout_sec = 2"}))
-    outcome = await run_task(task, Shell("echo yes > done; sleep 600"), local)
+    outcome = await run_task(task, Shell("echo yes > done; sleep 600"), backend)
     assert (outcome.reward, outcome.agent_timed_out) == (1.0, True)
     assert outcome.verdict()["agent"] == "stopped at its deadline"
     assert "sleep 600" not in processes()
@@ -162,7 +170,7 @@ async def test_a_sandbox_killed_in_mid_run_fails_the_rollout(local, task_folder)
         await run_task(read_task(task_folder()), Killed(), local)
 
 
-async def test_an_agent_is_installed_before_it_works_and_not_for_the_verifier(local, task_folder):
+async def test_an_agent_is_installed_before_it_works_and_not_for_the_verifier(backend, task_folder):
     class Installed(Shell):
         async def install(self, sandbox):
             await sandbox.exec("mkdir -p /opt/agent; echo yes > /opt/agent/answer")
@@ -170,29 +178,29 @@ async def test_an_agent_is_installed_before_it_works_and_not_for_the_verifier(lo
     test = '#!/bin/sh\nls /opt; [ "$(cat /app/done)" = yes ] && echo 1 > /logs/verifier/reward.txt\n'
     task = read_task(task_folder({"tests/test.sh": test}))
     agent = Installed("cp /opt/agent/answer done")
-    for outcome in [await run_task(task, agent, local), await run_task(task, agent, local)]:
+    for outcome in [await run_task(task, agent, backend), await run_task(task, agent, backend)]:
         assert outcome.reward == 1.0
         assert "agent" not in outcome.verifier_output
 
 
 async def test_a_dockerfile_is_built_in_the_sandbox_or_its_failure_is_named(local, task_folder):
-    built = "FROM x\nENV WORD=yes\nWORKDIR /srv/shop\nRUN echo $WORD > word\n"
+    built = f"FROM {DEBIAN}\nENV WORD=yes\nWORKDIR /srv/shop\nRUN echo $WORD > word\n"
     test = '#!/bin/sh\n[ "$(cat /srv/shop/word) $WORD $PWD" = "yes yes /srv/shop" ] && echo 1 > /logs/verifier/reward.txt\n'
     task = read_task(task_folder({"environment/Dockerfile": built, "tests/test.sh": test}))
     assert (await run_task(task, Idle(), local)).reward == 1.0
-    failing = task_folder({"environment/Dockerfile": "FROM x\nRUN echo no luck; exit 4\n"}, "failing")
+    failing = task_folder({"environment/Dockerfile": f"FROM {DEBIAN}\nRUN echo no luck; exit 4\n"}, "failing")
     with pytest.raises(SandboxError, match=r"(?s)line 2: exit code 4: no luck"):
         await run_task(read_task(failing), Idle(), local)
 
 
-async def test_a_verifier_with_an_image_of_its_own_gets_the_same_files(local, task_folder):
+async def test_a_verifier_with_an_image_of_its_own_gets_the_same_files(backend, task_folder):
     test = "#!/bin/sh\nls /tests; cat /app/done; [ -f here ] && echo 1 > /logs/verifier/reward.txt\n"
     files = {
         "task.toml": '[verifier]\nenvironment_mode = "separate"\n',
-        "tests/Dockerfile": "FROM x\nWORKDIR /srv/tests\nRUN touch here\nCOPY . /tests/\nRUN touch /tests/made\n",
+        "tests/Dockerfile": f"FROM {DEBIAN}\nWORKDIR /srv/tests\nRUN touch here\nCOPY . /tests/\nRUN touch /tests/made\n",
         "tests/test.sh": test,
     }
-    outcome = await run_task(read_task(task_folder(files)), Oracle(), local)
+    outcome = await run_task(read_task(task_folder(files)), Oracle(), backend)
     assert outcome.reward == 1.0
     assert {"made", "test.sh", "yes"} <= set(outcome.verifier_output.split())
     assert list(map(str, outcome.changes)) == ["added done (4 bytes)"]

@@ -43,12 +43,14 @@ def check(
 
     Exit code 1 if a task does not pass, 2 if a folder cannot be read.
     """
-    from rllm.sandbox.base import open_backend
+    from rllm.sandbox import open_backend
+    from rllm.sandbox.pool import SandboxPool
     from rllm.tasks.check import check_tasks
     from rllm.tasks.folder import read_tasks
 
     found = read_tasks(source)
-    checked = asyncio.run(check_tasks(found, open_backend(sandbox), max_concurrent=concurrent))
+    backend = SandboxPool(open_backend(sandbox), concurrency=concurrent, warm=0)  # removes orphans, too
+    checked = asyncio.run(check_tasks(found, backend, max_concurrent=concurrent))
     if as_json:
         terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": all(task.ok for task in checked)})
     else:

@@ -16,7 +16,7 @@ from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import SandboxAgent, TaskFolder, TaskOutcome
 from rllm.tasks.verifier import Verdict, verify
 
-_EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier && mkdir -p /logs/verifier'
+_EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier $2 && mkdir -p /logs/verifier'
 """Removes what the image has where the agent's files and the reward come."""
 
 
@@ -171,7 +171,8 @@ async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
 
 async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path) -> None:
     """Copy the agent's working directory and artifacts into the verifier's sandbox."""
-    await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir], cwd="/", timeout_s=task.verifier_timeout_s)
+    tests = "" if task.verifier_image else "/tests"
+    await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir, tests], cwd="/", timeout_s=task.verifier_timeout_s)
     await sandbox.upload(carried / "workdir", workdir)
     for number, path in enumerate(task.artifacts):
         if (source := carried / f"artifact-{number}").exists():

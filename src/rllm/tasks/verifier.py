@@ -36,14 +36,13 @@ async def verify(task: TaskFolder, sandbox: Sandbox) -> Verdict:
 
     Args:
         task: the task, whose `tests` are copied to `/tests` unless the verifier's image has them.
-        sandbox: a new one, with the agent's files.
+        sandbox: a new one, with the agent's files and an empty `/logs/verifier`.
 
     Raises:
         RewardError: if the verifier does not end in time, or writes no reward that is a finite number.
         SandboxError: if the sandbox ends.
     """
     if task.verifier_image is None:
-        await sandbox.exec("rm -rf /tests", cwd="/", timeout_s=task.verifier_timeout_s)
         await sandbox.upload(task.tests, "/tests")
     ended = await sandbox.exec(_RUN, env=task.verifier_env, timeout_s=task.verifier_timeout_s)
     output = _end_of(ended)
