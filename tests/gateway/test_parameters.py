@@ -500,6 +500,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
             "tools": [DECLARATIONS],
             "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
         },
+        "toolConfig.functionCallingConfig.allowedFunctionNames": {
+            "tools": [DECLARATIONS],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+        },
         "toolConfig.retrievalConfig": {"toolConfig": {"retrievalConfig": {"languageCode": "en"}}},
         "toolConfig.includeServerSideToolInvocations": {"toolConfig": {"includeServerSideToolInvocations": True}},
         "generationConfig": {"generationConfig": {}},

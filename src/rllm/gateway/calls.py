@@ -61,7 +61,7 @@ class CallEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self.gateway.metrics
-        answer = _Answer(send, self.dialect.chat_names)
+        answer = _Answer(send, self.dialect.parameters.own_names)
         mode, started = "json", time.perf_counter()
         metrics.in_flight += 1
         try:
@@ -93,7 +93,7 @@ class CallEndpoint:
 
     def _in_own_words(self, error: GatewayError) -> GatewayError:
         """Return an error that names a chat field as the dialect does."""
-        own = self.dialect.chat_names.get(error.param or "")
+        own = self.dialect.parameters.own_names.get(error.param or "")
         if error.param is None or own is None:
             return error
         message = str(error).replace(error.param, own, 1)
@@ -104,7 +104,7 @@ class CallEndpoint:
         of_dialect, of_upstream = left_out(self.dialect.wire.name, asked), self.gateway.upstream.ignored(call.asked)
         if not (of_dialect or of_upstream):
             return []
-        own_names = self.dialect.chat_names
+        own_names = self.dialect.parameters.own_names
         log_ignored(of_dialect)
         log_ignored(of_upstream, own_names)
         return [*of_dialect, *(own_names.get(key, key) for key in of_upstream)]

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 HONOURED, NO_EFFECT, NAMED, REFUSED = "honoured", "no effect", "named", "refused"
 """Effects of a field. `named` fields ask for something that is not done; `no effect` cannot change an answer by its
 meaning."""
+PASSED_ON = "passed on"
+"""Fate of a field that is sent to a server unchanged; `passed on as NAME` names its chat field."""
 
 MAX_TOP_LOGPROBS = 20
 _DATE = re.compile(r"_20\d\d_?\d\d_?\d\d\Z")
@@ -65,6 +67,21 @@ class Table:
         self._inner = frozenset(inner)
         """Beginnings of the keys of kinds and of members, such as `tools[` and `text.`."""
         self._nested = set(map(field_of, inner))
+        self.own_fields = frozenset(
+            key for key, row in self.rows.items() if key == field_of(key) and not row.fates[-1].startswith("=")
+        ) - {"model", "stream"}
+        """Fields of another dialect that a chat request does not have, or has under another name."""
+        self.own_names = self._own_names()
+        """The dialect's own keys of chat fields, by the chat's, where they differ."""
+
+    def _own_names(self) -> Mapping[str, str]:
+        names: dict[str, str] = {}
+        for key, row in self.rows.items():
+            for fate, prefix in zip(row.fates, ("=", f"{PASSED_ON} as "), strict=False):
+                chat_key = fate.removeprefix(prefix)
+                if fate.startswith(prefix) and len(row.fates) > 1 and chat_key not in self.rows:
+                    names.setdefault(chat_key, key)
+        return names
 
     def row_of(self, key: str) -> Row | None:
         """Return the row of a key, or of all other kinds of its field, if there is one."""

@@ -12,7 +12,6 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -57,8 +56,6 @@ class Dialect(ABC):
     """Members that every request has, for the error message of a body that is not an object."""
     prompt_name = "messages"
     """Name of the prompt in error objects."""
-    chat_names: Mapping[str, str] = MappingProxyType({})
-    """The dialect's own names of chat fields, where they differ, by key; see `rllm.inference.parameters`."""
     continues_answers = False
     """True if a request may name an earlier answer instead of repeating the conversation."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import orjson
 
@@ -139,9 +138,6 @@ def _fill_head(answer: JSONObject, object: str) -> None:
 # --- completions ------------------------------------------------------------------------------------------------------
 
 
-_OURS = frozenset(("prompt", "logprobs", "echo", "suffix", "best_of"))
-
-
 COMPLETIONS = Table("""
 prompt | honoured | translated | one text, which is a user's message, or its token ids
 model | =model | =model |
@@ -167,7 +163,6 @@ class CompletionsDialect(Dialect):
     id_prefix = "cmpl-"
     needs = "'model' and 'prompt'"
     prompt_name = "prompt"
-    chat_names: Mapping[str, str] = MappingProxyType({"top_logprobs": "logprobs"})
 
     def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         return completion_to_chat(asked)
@@ -191,7 +186,7 @@ def completion_to_chat(asked: JSONMapping) -> JSONObject:
     Raises:
         GatewayError: 400, if it is malformed, or asks for something that a chat completion cannot give.
     """
-    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    chat = {name: value for name, value in asked.items() if name not in COMPLETIONS.own_fields and value is not None}
     if asked.get("echo"):
         raise invalid("echo is not supported: put the prompt before the answer yourself", "echo")
     if asked.get("suffix"):

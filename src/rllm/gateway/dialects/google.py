@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -39,30 +38,10 @@ from rllm.gateway.errors import CONTEXT_OVERFLOW, GatewayError
 from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
-_OURS = frozenset(
-    # Translated below.
-    "contents systemInstruction tools toolConfig generationConfig "
-    # Meaningless for a chat completion, or refused below.
-    "safetySettings cachedContent labels serviceTier store generateContentRequest".split()
-)
 _FREE_FORM = frozenset(
     "args response parameters parametersJsonSchema responseSchema responseJsonSchema labels partMetadata".split()
 )
 """Fields whose members are users' names, which stay as they are."""
-_SAMPLING = {
-    "temperature": "temperature",
-    "topP": "top_p",
-    "topK": "top_k",
-    "maxOutputTokens": "max_tokens",
-    "stopSequences": "stop",
-    "seed": "seed",
-    "candidateCount": "n",
-    "presencePenalty": "presence_penalty",
-    "frequencyPenalty": "frequency_penalty",
-    "responseLogprobs": "logprobs",
-    "logprobs": "top_logprobs",
-}
-"""Members of `generationConfig`, and the chat fields that they are."""
 _MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _FINISH_REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _STATUSES = {
@@ -91,6 +70,7 @@ tools[].codeExecution, tools[].urlContext, tools[].fileSearch | named | named | 
 tools[].mcpServers | named | named | a provider would run it
 toolConfig, toolConfig.functionCallingConfig | honoured | translated |
 toolConfig.functionCallingConfig.mode[ANY] | =tool_choice[required] | translated |
+toolConfig.functionCallingConfig.allowedFunctionNames | =tool_choice[function] | translated |
 toolConfig.retrievalConfig, toolConfig.includeServerSideToolInvocations | named | named |
 generationConfig | honoured | translated |
 generationConfig.temperature | honoured | passed on as temperature |
@@ -117,6 +97,15 @@ safetySettings | named | named | answers are not filtered
 labels, serviceTier, store | no effect | no effect |
 """)
 
+_OURS = GOOGLE.own_fields | {"generateContentRequest"}
+_CONFIG = "generationConfig."
+_SAMPLING = {
+    key.removeprefix(_CONFIG): name
+    for name, key in GOOGLE.own_names.items()
+    if key.startswith(_CONFIG) and "[" not in name and name not in ("response_format", "modalities")
+}
+"""Members of `generationConfig` that are chat fields under another name; `_generation` translates the others."""
+
 
 class GoogleDialect(Dialect):
     """Google's `/v1beta/models/MODEL:generateContent` and its relatives."""
@@ -125,16 +114,6 @@ class GoogleDialect(Dialect):
     parameters = GOOGLE
     id_prefix = "gen_"
     needs = "'contents'"
-    chat_names: Mapping[str, str] = MappingProxyType(
-        {
-            **{chat_name: f"generationConfig.{name}" for name, chat_name in _SAMPLING.items()},
-            "response_format[json_object]": "generationConfig.responseMimeType",
-            "response_format[json_schema]": "generationConfig.responseSchema",
-            "modalities[audio]": "generationConfig.responseModalities",
-            "tool_choice[required]": "toolConfig.functionCallingConfig.mode[ANY]",
-            "tool_choice[function]": "toolConfig.functionCallingConfig.mode[ANY]",
-        }
-    )
 
     def parse(self, body: bytes, path: Mapping[str, str]) -> JSONObject:
         # A field that is not Google's, such as vLLM's, has the name that the chat request gives it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -36,13 +35,6 @@ from rllm.gateway.errors import CONTEXT_OVERFLOW, DeclinedError, GatewayError
 from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
-_OURS = frozenset(
-    # Translated below.
-    "messages system stop_sequences tools tool_choice output_config output_format thread "
-    # Meaningless for a chat completion, or for any model but Anthropic's own.
-    "cache_control container context_management diagnostics inference_geo mcp_servers metadata service_tier speed "
-    "thinking user_profile_id workspace_id betas fallbacks billing_policy fallback_credit_token".split()
-)
 _RUN_BY_CLIENTS = ("bash_", "browser_", "computer_", "memory_", "text_editor_")
 """Beginnings of the types of tools that clients run themselves, and whose descriptions only Anthropic's models know."""
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -83,7 +75,8 @@ tools[].defer_loading | named | named | the model sees the tool at once
 tools[].eager_input_streaming | no effect | no effect |
 tools[].cache_control | no effect | no effect | equal beginnings are cached anyway
 tool_choice, tool_choice[auto], tool_choice[none] | honoured | translated |
-tool_choice[any], tool_choice[tool] | =tool_choice[required] | translated |
+tool_choice[any] | =tool_choice[required] | translated |
+tool_choice[tool] | =tool_choice[function] | translated |
 tool_choice.name | honoured | translated |
 tool_choice.disable_parallel_tool_use | =parallel_tool_calls | passed on as parallel_tool_calls |
 thinking, thinking[adaptive] | honoured | honoured | the model thinks as it does
@@ -109,16 +102,6 @@ class MessagesDialect(Dialect):
     parameters = MESSAGES
     id_prefix = "msg_"
     needs = "'model' and 'messages'"
-    chat_names: Mapping[str, str] = MappingProxyType(
-        {
-            "stop": "stop_sequences",
-            "reasoning_effort": "output_config.effort",
-            "response_format[json_schema]": "output_config.format",
-            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-            "tool_choice[required]": "tool_choice[any]",
-            "tool_choice[function]": "tool_choice[tool]",
-        }
-    )
 
     def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         return to_chat(asked)
@@ -160,7 +143,7 @@ def to_chat(asked: JSONMapping) -> JSONObject:
         )
     if asked.get("compaction") is not None:
         raise invalid("compaction: this server does not summarise conversations: leave it out", "compaction")
-    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    chat = {name: value for name, value in asked.items() if name not in MESSAGES.own_fields and value is not None}
     messages: list[Message] = []
     if asked.get("system"):
         messages.append({"role": "system", "content": content_of(asked["system"], "system", _part)})

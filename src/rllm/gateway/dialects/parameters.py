@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rllm.gateway.dialects import DIALECTS
-from rllm.inference.parameters import CHAT, NAMED, Row, Table, field_of
-
-PASSED_ON = "passed on"
-"""Fate of a field that is sent to a server unchanged; `passed on as NAME` names its chat field."""
+from rllm.inference.parameters import CHAT, NAMED, PASSED_ON, Row, Table, field_of
 
 TABLES: Mapping[str, Table] = {dialect.wire.name: dialect.parameters for dialect in DIALECTS}
 

@@ -10,7 +10,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -30,6 +29,7 @@ from rllm.gateway.dialects.base import (
 )
 from rllm.gateway.dialects.responses_input import (
     INSTRUCTIONS_KEY,
+    RESPONSES,
     message_item,
     output_items,
     reasoning_item,
@@ -39,7 +39,6 @@ from rllm.gateway.dialects.responses_input import (
     wants_logprobs,
 )
 from rllm.gateway.errors import GatewayError
-from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Trace, text_of
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", "abort": "max_output_tokens"}
@@ -63,57 +62,6 @@ _REPEATED: JSONObject = {
 """Fields of a request that its response repeats, and their defaults."""
 
 
-RESPONSES = Table("""
-input, instructions, previous_response_id, stream | honoured | translated |
-model | =model | =model |
-input[message], input[reasoning], input[function_call], input[function_call_output] | honoured | translated |
-input[custom_tool_call], input[custom_tool_call_output], input[item_reference] | honoured | translated |
-input[additional_tools] | honoured | translated |
-input[mcp_list_tools], input[configuration_update] | no effect | no effect |
-input[*] | refused | refused | of tools that a provider runs, or that are no functions
-content[input_text], content[output_text], content[refusal], content[summary_text] | honoured | translated |
-content[input_image] | =content[image_url] | passed on as image_url |
-content[input_file] | =content[file] | passed on as file |
-max_output_tokens | honoured | passed on as max_tokens |
-temperature, top_p | honoured | = |
-top_logprobs | honoured | = | up to 20, in each `output_text`
-include, include[message.output_text.logprobs] | honoured | translated |
-include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
-include[*] | named | named | of tools that a provider runs, or of images
-tools, tools[function], tools[namespace] | honoured | translated |
-tools[custom] | honoured | translated | as a function of one text
-tools[local_shell], tools[computer], tools[computer_use_preview] | refused | refused | give it as a function
-tools[apply_patch] | refused | refused | give it as a function
-tools[shell] | refused | refused | give it as a function; one in a provider's container is named
-tools[*] | named | named | a provider would run it; the model does not see it
-tools[].strict | =tools[].strict | passed on |
-tools[].format, tools[].allowed_callers, tools[].output_schema, tools[].async | named | named |
-tools[].defer_loading | named | named | the model sees the tool at once
-tool_choice, tool_choice[auto], tool_choice[none], tool_choice[allowed_tools] | honoured | translated |
-tool_choice[required], tool_choice[function], tool_choice[custom] | =tool_choice[required] | translated |
-tool_choice[*] | refused | refused | of tools that a provider runs, or that are no functions
-parallel_tool_calls | =parallel_tool_calls | = |
-max_tool_calls | no effect | no effect | bounds tools that a provider runs
-text, text.format[text] | honoured | translated |
-text.format | =response_format[json_schema] | passed on as response_format |
-text.format[json_object], text.format[json_schema] | =response_format[json_schema] | passed on as response_format |
-text.verbosity | =verbosity | passed on as verbosity |
-reasoning | honoured | translated |
-reasoning.effort | =reasoning_effort | passed on as reasoning_effort |
-reasoning.summary, reasoning.generate_summary | named | named | reasoning is given as it was sampled
-reasoning.context, reasoning.mode | named | named |
-stream_options, stream_options.include_obfuscation | no effect | no effect |
-truncation, truncation[disabled] | honoured | honoured | a prompt that is too long is refused
-truncation[auto], context_management, image, moderation, access_programs | named | named |
-background, conversation, prompt | refused | refused | send the whole conversation, or `previous_response_id`, and wait
-multi_agent | no effect | no effect | `multi_agent.enabled` is refused
-prompt_cache_options | no effect | no effect | `prompt_cache_options.prewarm` is refused
-metadata, user, safety_identifier, service_tier, client_metadata | no effect | no effect |
-store | no effect | no effect | answers are stored in any case
-prompt_cache_key, prompt_cache_retention | no effect | no effect | equal beginnings are cached anyway
-""")
-
-
 class ResponsesDialect(Dialect):
     """OpenAI's `/v1/responses`."""
 
@@ -122,15 +70,6 @@ class ResponsesDialect(Dialect):
     id_prefix = "resp_"
     needs = "'model' and 'input'"
     prompt_name = "input"
-    chat_names: Mapping[str, str] = MappingProxyType(
-        {
-            "max_tokens": "max_output_tokens",
-            "reasoning_effort": "reasoning.effort",
-            "verbosity": "text.verbosity",
-            "response_format[json_object]": "text.format[json_object]",
-            "response_format[json_schema]": "text.format[json_schema]",
-        }
-    )
     continues_answers = True
 
     def refers_to(self, asked: JSONMapping) -> Sequence[str]:

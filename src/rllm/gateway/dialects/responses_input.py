@@ -23,6 +23,7 @@ from rllm.gateway.dialects.base import (
     reasoning_of,
     tool_call,
 )
+from rllm.inference.parameters import Table
 from rllm.types import JSONMapping, JSONObject, Message, Trace, text_of
 
 INSTRUCTIONS_KEY = "rllm.instructions"
@@ -32,15 +33,55 @@ ENCRYPTED = "rllm:"
 CUSTOM_INPUT = "input"
 """Only argument of the function that stands for a custom tool, which takes plain text."""
 
-_OURS = frozenset(
-    # Translated below.
-    "input instructions previous_response_id max_output_tokens text reasoning tools tool_choice include top_logprobs "
-    # Answered or refused below.
-    "background conversation multi_agent prompt prompt_cache_options store "
-    # Meaningless for a chat completion.
-    "access_programs client_metadata context_management image max_tool_calls metadata moderation prompt_cache_key "
-    "prompt_cache_retention safety_identifier service_tier stream_options truncation user".split()
-)
+RESPONSES = Table("""
+input, instructions, previous_response_id, stream | honoured | translated |
+model | =model | =model |
+input[message], input[reasoning], input[function_call], input[function_call_output] | honoured | translated |
+input[custom_tool_call], input[custom_tool_call_output], input[item_reference] | honoured | translated |
+input[additional_tools] | honoured | translated |
+input[mcp_list_tools], input[configuration_update] | no effect | no effect |
+input[*] | refused | refused | of tools that a provider runs, or that are no functions
+content[input_text], content[output_text], content[refusal], content[summary_text] | honoured | translated |
+content[input_image] | =content[image_url] | passed on as image_url |
+content[input_file] | =content[file] | passed on as file |
+max_output_tokens | honoured | passed on as max_tokens |
+temperature, top_p | honoured | = |
+top_logprobs | honoured | = | up to 20, in each `output_text`
+include, include[message.output_text.logprobs] | honoured | translated |
+include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
+include[*] | named | named | of tools that a provider runs, or of images
+tools, tools[function], tools[namespace] | honoured | translated |
+tools[custom] | honoured | translated | as a function of one text
+tools[local_shell], tools[computer], tools[computer_use_preview] | refused | refused | give it as a function
+tools[apply_patch] | refused | refused | give it as a function
+tools[shell] | refused | refused | give it as a function; one in a provider's container is named
+tools[*] | named | named | a provider would run it; the model does not see it
+tools[].strict | =tools[].strict | passed on |
+tools[].format, tools[].allowed_callers, tools[].output_schema, tools[].async | named | named |
+tools[].defer_loading | named | named | the model sees the tool at once
+tool_choice, tool_choice[auto], tool_choice[none], tool_choice[allowed_tools] | honoured | translated |
+tool_choice[required], tool_choice[function], tool_choice[custom] | =tool_choice[required] | translated |
+tool_choice[*] | refused | refused | of tools that a provider runs, or that are no functions
+parallel_tool_calls | =parallel_tool_calls | = |
+max_tool_calls | no effect | no effect | bounds tools that a provider runs
+text, text.format[text] | honoured | translated |
+text.format[json_object] | =response_format[json_object] | passed on as response_format |
+text.format, text.format[json_schema] | =response_format[json_schema] | passed on as response_format |
+text.verbosity | =verbosity | passed on as verbosity |
+reasoning | honoured | translated |
+reasoning.effort | =reasoning_effort | passed on as reasoning_effort |
+reasoning.summary, reasoning.generate_summary | named | named | reasoning is given as it was sampled
+reasoning.context, reasoning.mode | named | named |
+stream_options, stream_options.include_obfuscation | no effect | no effect |
+truncation, truncation[disabled] | honoured | honoured | a prompt that is too long is refused
+truncation[auto], context_management, image, moderation, access_programs | named | named |
+background, conversation, prompt | refused | refused | send the whole conversation, or `previous_response_id`, and wait
+multi_agent | no effect | no effect | `multi_agent.enabled` is refused
+prompt_cache_options | no effect | no effect | `prompt_cache_options.prewarm` is refused
+metadata, user, safety_identifier, service_tier, client_metadata | no effect | no effect |
+store | no effect | no effect | answers are stored in any case
+prompt_cache_key, prompt_cache_retention | no effect | no effect | equal beginnings are cached anyway
+""")
 _REFUSED = {
     "background": "this server answers each request directly",
     "conversation": "send previous_response_id, or the whole conversation as input",
@@ -90,7 +131,7 @@ def to_chat(asked: JSONMapping, earlier: Mapping[str, Trace]) -> JSONObject:
         outer, _, inner = name.partition(".")
         if field(asked, outer, dict, "", {}).get(inner):
             raise invalid(f"{name} is not supported: {why}; leave it out", name)
-    chat = {name: value for name, value in asked.items() if name not in _OURS and value is not None}
+    chat = {name: value for name, value in asked.items() if name not in RESPONSES.own_fields and value is not None}
     messages: list[Message] = []
     if asked.get("instructions"):
         messages.append({"role": "system", "content": field(asked, "instructions", str, "")})
@@ -104,7 +145,7 @@ def to_chat(asked: JSONMapping, earlier: Mapping[str, Trace]) -> JSONObject:
     renamed = {"max_tokens": asked.get("max_output_tokens"), "reasoning_effort": effort}
     chat |= present(renamed, *renamed)
     if wants_logprobs(asked):
-        chat |= {"logprobs": True, **present(asked, "top_logprobs")}
+        chat["logprobs"] = True
     chat |= {**tools.to_chat(asked.get("tool_choice")), **_text_fields(field(asked, "text", dict, "", {}))}
     check_single_chat(chat, "a response is one answer: call again, or use chat completions")
     return chat
