@@ -241,6 +241,18 @@ def test_what_comes_back_in_side_calls_alone_is_one():
     assert side_calls([main, *chunks, both, after]) == {}
 
 
+def test_a_summary_that_repeats_the_last_one_belongs_to_the_task():
+    after = [user(f"So far: {SUMMARY}")]
+    traces = [
+        trace("summary", [user(TRANSCRIPT)], SUMMARY),
+        trace("main", after, "ok", tools=TOOLS),
+        trace("again", [user(f"Summarize: {after}")], SUMMARY),
+        trace("on", after, "ok", tools=TOOLS),
+        trace("title", ASKED, "Parser"),
+    ]
+    assert side_calls(traces) == {"title": "without tools"}
+
+
 def test_only_quoted_answers_of_one_prompt_belong_to_the_task():
     answers = [
         "Use a regular expression for the fields.",

@@ -21,7 +21,8 @@ tags, and the escapes of JSON, HTML and XML differ between an answer and the mes
 - A still shorter one ("4", "yes") is quoted as a whole message or part of one.
 
 Texts that the call's own prompt contains are not evidence: a title repeats the question, and so do later messages.
-Neither are messages that an earlier call had already, or text inside the model's other answers.
+Neither are messages that an earlier call had already, or text inside the model's other answers. An answer of `QUOTE`
+letters that repeats one of the task belongs to it, too: a second summary may find nothing new.
 """
 
 from __future__ import annotations
@@ -107,6 +108,11 @@ def side_calls(traces: Sequence[Trace]) -> dict[str, str]:
         if call.id not in aside:
             parents.add(call.parent_id)
             later.add(number)
+    answers = {text_of(call.response).strip() for call in calls if call.id not in aside}
+    repeated = {answer for answer in answers if len(_letters(answer)) >= QUOTE}
+    for call in calls:
+        if aside.get(call.id) == WITHOUT_TOOLS and text_of(call.response).strip() in repeated:
+            del aside[call.id]
     return aside
 
 
