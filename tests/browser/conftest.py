@@ -21,7 +21,7 @@ from rllm.viewer.app import create_app
 from rllm.viewer.runs import Runs
 
 from ..viewer.conftest import run_folder  # noqa: F401  # A fixture.
-from ..viewer.made import hostile_run, large_run, long_run
+from ..viewer.made import hostile_run, large_run, long_run, segmented_run
 
 PICTURES = Path(__file__).parents[2] / "build/viewer"
 _TIMEOUT_MS = 60_000
@@ -61,7 +61,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(demo: Path, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
-    """By what they are for: `demo`, `real` (two agents), `large` (10,000 episodes), `long` (32,000 tokens), `hostile`."""
+    """By what they are for: `demo`, `real` (two agents), `large` (10,000 episodes), `long` (32,000 tokens), `hostile`,
+    `segmented` (compacted, and with a sub-agent)."""
     made = tmp_path_factory.mktemp("made")
     return {
         "demo": demo,
@@ -69,6 +70,7 @@ def folders(demo: Path, run_folder: Path, tmp_path_factory: pytest.TempPathFacto
         "large": large_run(made / "large", num_episodes=10_000),
         "long": long_run(made / "long", num_tokens=32_000),
         "hostile": hostile_run(made),
+        "segmented": segmented_run(made / "segmented"),
     }
 
 

@@ -47,6 +47,7 @@ def paths(folders: dict[str, Path]) -> dict[str, str]:
         "group": f"/run/shop/group?task={quote(differing.task_id, safe='')}&step=1",
         "episode": f"/run/shop/episode/{longest.session_id}",
         "episode-of-two-agents": f"/run/real/episode/{drifted.session_id}",
+        "segments": "/run/segmented/episode/s",
         "failed": f"/run/real/episode/{failed.session_id}",
         "tokens": f"/run/shop/tokens/{differing.session_id}?overlay=ratio",
         "tokens-of-the-best": f"/run/shop/tokens/{best.session_id}?overlay=entropy",
@@ -63,7 +64,7 @@ def paths(folders: dict[str, Path]) -> dict[str, str]:
 
 NAMES = (
     *("home", "run", "compare", "step", "held-out", "step-of-two-agents", "group", "episode", "episode-of-two-agents"),
-    *("failed", "tokens", "tokens-as-table", "drifts", "drift", "batch", "time", "rollouts", "search"),
+    *("segments", "failed", "tokens", "tokens-as-table", "drifts", "drift", "batch", "time", "rollouts", "search"),
 )
 
 
@@ -99,6 +100,24 @@ def test_every_page_can_be_read_without_scripts(look: NewLook, paths: dict[str, 
     plain, full = look(java_script_enabled=False), look()
     told = [one.at(paths[name]).inner_text("main") for one in (plain, full)]
     assert told[0].split() == told[1].split()
+
+
+def test_segments_and_sub_agents_are_a_tree(look: NewLook) -> None:
+    page = look().at("/run/segmented/episode/s")
+    rows = page.locator(".segments li")
+    assert [row.split(" · ")[-1] for row in rows.all_inner_texts()] == [
+        "4 sampled tokens",
+        "quotes a tool call of call 2",
+        "2 sampled tokens",
+        "quotes the answer of call 4",
+    ]
+    left = [rows.nth(number).bounding_box()["x"] for number in range(4)]
+    assert left[0] == left[2] < left[1] == left[3], "those that began from another one are indented"
+    nodes = [page.locator(".graph .node").nth(number).bounding_box()["y"] for number in range(6)]
+    assert nodes[0] == nodes[1] < nodes[2] < nodes[4] == nodes[5], "each has a line of its own"
+    assert page.locator(".edge.quoting").count() == 2
+    rows.nth(3).locator("a").first.click()
+    assert page.url.endswith("#call-5")
 
 
 def test_a_click_on_a_chart_opens_the_step(look: NewLook) -> None:

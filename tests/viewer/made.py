@@ -112,6 +112,42 @@ def long_run(folder: Path, *, num_tokens: int) -> Path:
     return folder
 
 
+def segmented_calls() -> list[Trace]:
+    """Two calls, of which the second delegates; a sub-agent's; a summary without tools; two that continue from it."""
+    work, report = "Find the price of the café au lait.", "The café au lait costs 6.20 euro, says the menu."
+    call = {"id": "c", "function": {"name": "task", "arguments": json.dumps({"prompt": work})}}
+    summary = "The user wants two prices added; the crème brûlée costs 42.85 euro, and the other is on the menu."
+    told = [{"role": "user", "content": "What do they cost?"}, {"role": "assistant", "content": "I look."}]
+    delegated = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answers = [{"role": "assistant", "content": text} for text in (report, summary)]
+    tools = [{"type": "function", "function": {"name": "task"}}]
+    asked = [[{"role": "user", "content": text}] for text in (work, "Sum up.", f"So far: {summary}")]
+    return [
+        trace_of("s", messages=told[:1], response=told[1], tools=tools),
+        trace_of(
+            "s", 1, parent_id="s-0", messages=told, response=delegated, prompt_ids=[1, 2, 3, 4, 5, 6], tools=tools
+        ),
+        trace_of("s", 2, messages=asked[0], response=answers[0], prompt_ids=[7], tools=tools),
+        trace_of("s", 3, messages=asked[1], response=answers[1], prompt_ids=[8]),
+        trace_of("s", 4, messages=asked[2], prompt_ids=[9], tools=tools),
+        trace_of("s", 5, parent_id="s-4", messages=told, prompt_ids=[9, 4, 5, 6], tools=tools),
+    ]
+
+
+def segmented_run(folder: Path) -> Path:
+    """One rollout that compacts its history and delegates."""
+    folder.mkdir(parents=True)
+    write_metrics(folder, 1)
+    calls = segmented_calls()
+    outcome = outcome_of(calls[0])
+    outcome["trajectories"][0] |= {"steps": [{"id": call.id} for call in calls], "num_tokens": 12}
+    about = {"task_id": "prices@0.0.0", "index": 0, "split": "train", "training_step": 0, OUTCOME_KEY: outcome}
+    with SqliteTraceStore(folder / "traces.db") as store:
+        store.open_session("s", about).result(60)
+        store.add(calls).result(60)
+    return folder
+
+
 def hostile_run(parent: Path) -> Path:
     """A run in which whatever a model, an agent or a folder can name is an attack; only what the trainer made up is not."""
     folder = parent / ATTACK.replace("/", "∕")

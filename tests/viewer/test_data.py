@@ -20,7 +20,7 @@ from rllm.viewer.runs import Run
 from rllm.viewer.texts import MessageParts, message_parts, vocabulary_of
 from rllm.viewer.tokens import drifts_of, shade, token_table
 
-from .made import outcome_of, trace_of, write_vocabulary
+from .made import outcome_of, segmented_calls, trace_of, write_vocabulary
 
 
 def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
@@ -249,6 +249,23 @@ def test_a_fork_begins_a_line_of_its_own() -> None:
     assert [call.parent.number if call.parent else None for call in graph.calls] == [None, 1, 1]
     assert [call.branch for call in graph.calls] == [0, 0, 1]
     assert graph.num_forks == 1
+
+
+def test_segments_are_a_tree_of_what_began_them() -> None:
+    calls = segmented_calls()
+    graph = graph_of(rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=6)), calls, [])
+    found = [
+        ([call.number for call in item.calls], item.depth, item.calls[0].begins, item.source and item.source.number)
+        for item in graph.segments
+    ]
+    assert found == [
+        ([1, 2], 0, "", None),
+        ([3], 1, "quotes a tool call of", 2),
+        ([4], 0, "", None),
+        ([5, 6], 1, "quotes the answer of", 4),
+    ]
+    assert [segment.num_sampled for segment in graph.segments] == [4, 2, 2, 4]
+    assert [call.branch for call in graph.calls] == [0, 0, 1, 0, 2, 2]
 
 
 def test_nothing_goes_on_from_a_request_that_was_refused() -> None:

@@ -138,12 +138,17 @@ class SessionTree:
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._traces = {trace.id: trace for trace in traces if trace.response_ids and trace.error is None}
+        self._parents: dict[str, Trace | None] = {}
+        """Parents that were found, since their tokens need not be compared again."""
 
     def parent(self, trace: Trace) -> Trace | None:
         """Return the call that a trace continues."""
-        parent = self._traces.get(trace.parent_id or "")
-        # A trace may have been replaced since, and a store of unknown origin may claim anything.
-        return parent if parent is not None and continues(trace.prompt_ids, parent) else None
+        if trace.id not in self._parents:
+            parent = self._traces.get(trace.parent_id or "")
+            # A trace may have been replaced since, and a store of unknown origin may claim anything.
+            is_parent = parent is not None and continues(trace.prompt_ids, parent)
+            self._parents[trace.id] = parent if is_parent else None
+        return self._parents[trace.id]
 
     def path_to(self, trace: Trace) -> list[Trace]:
         """Return the calls that lead to a trace, the first one first, and the trace itself."""

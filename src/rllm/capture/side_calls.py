@@ -32,7 +32,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from rllm.capture.conversations import arguments_of
 from rllm.types import SIDE_CALL_KEY, JSONMapping, Message, Trace, text_of
 
 OWN_KEY = "session_uids"
@@ -184,6 +186,17 @@ class LaterMessages:
     def add(self, number: int) -> None:
         """Include the messages of a call."""
         self._added |= {(is_answer, text): None for is_answer, texts in self._messages[number] for text in texts}
+
+    def only(self, number: int) -> LaterMessages:
+        """Search the messages of this call alone from now on."""
+        self._added = {}
+        self.add(number)
+        return self
+
+    def quote_tool_call_of(self, number: int) -> bool:
+        """Return True if an added message that no earlier call had quotes an argument of a call's tool calls."""
+        readings = chain.from_iterable(map(_readings, arguments_of(self._traces[number].response)))
+        return any(self._quote(text, number, []) for text in readings)
 
     def quote_answer_of(self, number: int) -> bool:
         """Return True if an added message that no earlier call had quotes the answer of a call."""

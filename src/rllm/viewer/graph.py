@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from rllm.capture import SessionTree
-from rllm.capture.side_calls import side_calls
+from rllm.capture.side_calls import LaterMessages, side_calls
 from rllm.errors import counted
 from rllm.types import StepCredit, Trace
 from rllm.viewer.rollouts import Rollout
@@ -19,6 +19,8 @@ from rllm.viewer.tokens import credit_of_calls, num_alike
 COLUMN, ROW, LABEL, MARGIN = 96, 58, 120, 34
 """Distances in units of the picture."""
 BESIDE = "beside the task"
+_MAX_ORIGINS = 100
+"""Earlier calls that are searched for what a new conversation quotes."""
 
 
 @dataclass(kw_only=True)
@@ -39,6 +41,10 @@ class Call:
     is_exact: bool = True
     """True if it continues the parent's exact tokens."""
     children: list[Call] = field(default_factory=list)
+    origin: Call | None = None
+    """Call that it quotes, if it has no parent: a summary, or a tool call that started a sub-agent."""
+    begins: str = ""
+    """How it begins a segment from its parent or origin: the text before that call's number."""
     branch: int = 0
     """Line within its lane."""
     x: float = 0.0
@@ -87,10 +93,30 @@ class Reward:
 
 
 @dataclass(kw_only=True)
+class Segment:
+    """Calls whose tokens continue each other; the trainer makes one sequence of them."""
+
+    calls: list[Call]
+    depth: int = 0
+    """Number of segments that it descends from."""
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(call.trace.response_ids) for call in self.calls)
+
+    @property
+    def source(self) -> Call | None:
+        """Call that it begins from, in the segment that it descends from."""
+        return self.calls[0].parent or self.calls[0].origin
+
+
+@dataclass(kw_only=True)
 class Graph:
     """The whole picture."""
 
     calls: list[Call]
+    segments: list[Segment]
+    """All segments of the agents, each before those that descend from it."""
     lanes: list[tuple[str, float, float]]
     """Role, top and height."""
     rewards: list[Reward]
@@ -106,6 +132,7 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
     """Lay out an episode in call order from left to right."""
     calls = _calls(rollout, traces, credits_)
     _link(calls)
+    segments = _segments([call for call in calls if call.role != BESIDE])
     roles = list(dict.fromkeys([path.name for path in rollout.paths] + [call.role for call in calls]))
     lanes: list[tuple[str, float, float]] = []
     top = 0.0
@@ -119,7 +146,12 @@ def graph_of(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepC
         top += height
     end = LABEL + MARGIN + COLUMN * max(len(calls), 1)
     return Graph(
-        calls=calls, lanes=lanes, rewards=_rewards(rollout, calls, lanes, end), width=end + 90, height=max(top, ROW)
+        calls=calls,
+        segments=segments,
+        lanes=lanes,
+        rewards=_rewards(rollout, calls, lanes, end),
+        width=end + 90,
+        height=max(top, ROW),
     )
 
 
@@ -140,6 +172,7 @@ def _calls(rollout: Rollout, traces: Sequence[Trace], credits_: Sequence[StepCre
 def _link(calls: Sequence[Call]) -> None:
     """Set parent and line of each call: a second child of one parent is a fork, on a new line."""
     tree = SessionTree([call.trace for call in calls])
+    messages: LaterMessages | None = None
     for place, call in enumerate(calls):
         earlier = [item for item in calls[:place] if item.role == call.role]
         by_id = {item.trace.id: item for item in earlier}
@@ -152,12 +185,55 @@ def _link(calls: Sequence[Call]) -> None:
                 call.parent, call.is_exact = best, False
         next_line = max((item.branch for item in earlier), default=-1) + 1
         if call.parent is not None:
-            call.branch = next_line if call.parent.children else call.parent.branch
+            is_fork = bool(call.parent.children)
+            call.branch = next_line if is_fork else call.parent.branch
+            call.begins = "continues the messages, not the tokens, of" if not call.is_exact else "forks from" * is_fork
             call.parent.children.append(call)
-        elif any(
+            continue
+        if place:
+            messages = messages or LaterMessages([item.trace for item in calls])
+            call.origin, call.begins = _origin(place, calls, messages.only(place))
+        if call.origin or any(
             item.trace.started_at + item.trace.timings.get("total_s", 0.0) > call.trace.started_at for item in earlier
         ):
             call.branch = next_line  # another call of the lane was under way
+
+
+def _origin(place: int, calls: Sequence[Call], messages: LaterMessages) -> tuple[Call | None, str]:
+    """Return the latest earlier call whose answer or tool call is quoted in the messages of a call, and which it is."""
+    for number in reversed(range(max(place - _MAX_ORIGINS, 0), place)):
+        if calls[number].role != BESIDE:
+            if messages.quote_answer_of(number):
+                return calls[number], "quotes the answer of"
+            if messages.quote_tool_call_of(number):
+                return calls[number], "quotes a tool call of"
+    return None, ""
+
+
+def _segments(calls: Sequence[Call]) -> list[Segment]:
+    """Return the segments as a tree, in which each stands before those that begin from one of its calls."""
+    of_call: dict[int, Segment] = {}
+    descendants: dict[int, list[Segment]] = {}
+    for call in calls:
+        parent = call.parent
+        if parent is not None and not call.begins:
+            segment = of_call[parent.number]
+        else:
+            segment = Segment(calls=[])
+            source = parent or call.origin
+            descendants.setdefault(source.number if source else 0, []).append(segment)
+        segment.calls.append(call)
+        of_call[call.number] = segment
+    ordered: list[Segment] = []
+    waiting = descendants.get(0, [])[::-1]
+    while waiting:
+        segment = waiting.pop()
+        ordered.append(segment)
+        below = [child for call in segment.calls for child in descendants.get(call.number, ())]
+        for child in below:
+            child.depth = segment.depth + 1
+        waiting += below[::-1]
+    return ordered
 
 
 def _content_key(message: Mapping[str, object]) -> object:
@@ -198,7 +274,7 @@ _SLOW = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class Period:
     """A period of one kind, in seconds from the start of the step."""
 
     kind: Kind
@@ -212,23 +288,23 @@ class Lane:
     """One rollout."""
 
     rollout: Rollout
-    segments: list[Segment] = field(default_factory=list)
+    periods: list[Period] = field(default_factory=list)
     is_slow: bool = False
     """True for the slowest rollouts."""
     is_stuck: bool = False
 
     @property
     def stop(self) -> float:
-        return max((segment.stop for segment in self.segments), default=0.0)
+        return max((period.stop for period in self.periods), default=0.0)
 
     @property
     def seconds(self) -> float:
         """Duration without the wait for its turn."""
-        return self.stop - min((item.start for item in self.segments if item.kind != "wait"), default=self.stop)
+        return self.stop - min((item.start for item in self.periods if item.kind != "wait"), default=self.stop)
 
     def total(self, kind: Kind) -> float:
         """Return the seconds of one kind; parallel calls add up."""
-        return sum(item.stop - item.start for item in self.segments if item.kind == kind)
+        return sum(item.stop - item.start for item in self.periods if item.kind == kind)
 
 
 def timeline(rollouts: Sequence[Rollout], traces_of: dict[str, list[Trace]], *, now: float | None = None) -> list[Lane]:
@@ -251,23 +327,23 @@ def _lane(rollout: Rollout, traces: Sequence[Trace], began: float, now: float) -
     lane = Lane(rollout=rollout)
     start = rollout.created_at - began
     if start > 0.001:
-        lane.segments.append(Segment(kind="wait", start=0.0, stop=start))
+        lane.periods.append(Period(kind="wait", start=0.0, stop=start))
     at = start
     for trace in sorted(traces, key=lambda item: item.started_at):
         asked = max(trace.started_at - began, start)
         if asked > at:
-            lane.segments.append(Segment(kind="tool", start=at, stop=asked))
+            lane.periods.append(Period(kind="tool", start=at, stop=asked))
         answered = asked + trace.timings.get("total_s", 0.0)
         queued = min(trace.timings.get("queue_s", 0.0), answered - asked)
         if queued > 0:
-            lane.segments.append(Segment(kind="queue", start=asked, stop=asked + queued))
-        lane.segments.append(
-            Segment(kind="model", start=asked + queued, stop=answered, label=counted(len(trace.response_ids), "token"))
+            lane.periods.append(Period(kind="queue", start=asked, stop=asked + queued))
+        lane.periods.append(
+            Period(kind="model", start=asked + queued, stop=answered, label=counted(len(trace.response_ids), "token"))
         )
         at = max(at, answered)
     end = start + rollout.seconds if rollout.seconds is not None else None
     if end is not None and end > at:
-        lane.segments.append(Segment(kind="reward", start=at, stop=end))
+        lane.periods.append(Period(kind="reward", start=at, stop=end))
     timed_out = rollout.ended == "timeout"
     lane.is_stuck = timed_out or (not rollout.has_ended and now - began - at > _STUCK_S)
     return lane
