@@ -45,7 +45,7 @@ class Elements(HTMLParser):
 
 KNOWN = set(
     "a article aside b bdi body button circle code dd defs details dialog div dl dt em fieldset figcaption figure form h1 h2 head "
-    "header html i input kbd label legend li link main marker meta nav option p path pre rect script section select small span "
+    "header html i input kbd label legend li link main marker meta nav ol option p path pre rect script section select small span "
     "summary svg table tbody td text th thead title tr ul style".split()
 )
 PAGES = [
