@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from openai import OpenAI
 
 from rllm.agents.chat_agent import TextAgent
+from rllm.engine.signature import name_of
 from rllm.environments import GymnasiumEnv, open_env
 from rllm.environments.named import SCHEMES, Scheme
 from rllm.errors import ConfigError, MissingDependencyError
+from rllm.testing.gateway import scripted_gateway
+from rllm.trainer.rollout_sources import FunctionSource, source_in
 
 
 def test_a_name_gives_tasks_with_seeds_and_the_environment_that_plays_them() -> None:
@@ -50,6 +56,23 @@ def test_a_wrong_name_says_what_is_known(spec: str, message: str) -> None:
         open_env(spec)
     assert message in str(raised.value)
     assert spec in str(raised.value)
+
+
+def test_a_function_in_an_environment_may_take_the_address_of_its_model() -> None:
+    def walk(env: GymnasiumEnv, base_url: str, **task: Any) -> float:
+        observed, _ = env.reset()
+        with OpenAI(base_url=base_url, api_key="none") as client:
+            asked: Any = [{"role": "user", "content": observed}]
+            answer = client.chat.completions.create(model="policy", messages=asked)
+        return env.step(answer.choices[0].message.content)[1] or float(task["seed"])
+
+    named = open_env("gymnasium:FrozenLake-v1?size=1&seed=7&is_slippery=false")
+    source = source_in(named, agent_run_func=walk)
+    source.check(named.tasks)
+    assert isinstance(source, FunctionSource)
+    assert name_of(source.agent_run_func).endswith("walk")
+    with scripted_gateway(lambda messages: "2") as gateway:
+        assert gateway.rollout(source.agent_run_func, named.tasks[0]).trajectories[0].reward == 7.0
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,37 @@ def answer(word, log, sleep=0.0):
     time.sleep(sleep)
     return float(len(said.choices[0].message.content or "") % 2)
 """
+GAME = """
+import os
+import gymnasium
+
+
+class Guess(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(10)
+
+    def __init__(self, log):
+        self.log = log
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        with open(self.log, "a") as file:
+            file.write(f"{os.getpid()} {os.getcwd()}\\n")
+        return 0, float(action % 2), True, False, {}
+
+
+gymnasium.register("Guess-v0", entry_point=Guess)
+
+
+def guess(env, base_url, **task):
+    from openai import OpenAI
+
+    client = OpenAI(base_url=base_url, api_key="none")
+    observed = {"role": "user", "content": env.reset()[0]}
+    said = client.chat.completions.create(model="any", messages=[observed]).choices[0].message.content
+    return env.step(str(len(said)))[1]
+"""
 SCRIPT = """
 import os, sys
 from rllm.agents.chat_agent import ChatAgent
@@ -69,6 +100,7 @@ def write_project(root: Path) -> Path:
     (root / "agents" / "agent.py").write_text(AGENT)
     (root / "agents" / "wording.py").write_text("def question_of(word):\n    return f'say {word}'\n")
     (root / "train.py").write_text(SCRIPT)
+    (root / "games.py").write_text(GAME)
     return root
 
 

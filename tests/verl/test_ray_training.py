@@ -78,6 +78,19 @@ def test_every_door_of_a_script_is_made_on_the_nodes(
     assert all(line["tokens/trained"] > 0 for line in steps)
 
 
+@pytest.mark.parametrize("agent", [[], ["games.py:guess"]], ids=["its own agent", "a function"])
+def test_an_environment_by_name_is_opened_on_the_nodes(
+    agent: list[str], address: str, project: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    config = settings(model_folder, tmp_path / "run", "rollout.runner=ray", f"ray.address={address}")
+    named = ["--env", f"gymnasium:games:Guess-v0?size=4&max_steps=2&log={log}"]
+    done([sys.executable, "-m", "rllm", "train", *agent, *named, *config, f"ray.working_dir={project}"], project)
+    assert all(Path(folder) != project for _, folder in who(log)), "each node has a copy"
+    steps = [line for line in lines(tmp_path / "run") if "rollout/reward" in line]
+    assert [line["rollout/num_failed"] for line in steps] == [0, 0]
+
+
 def test_workers_of_verl_and_rollouts_share_a_cluster(
     address: str, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:

@@ -280,7 +280,7 @@ def with_reward(
             return _unscored_episode(answer)
         if is_async(reward) or timeout_s is not None:
             return score_later(answer, task)
-        return _episode(as_reward_output(reward, _without_address(task), answer), reward, answer)
+        return _episode(as_reward_output(reward, without_address(task), answer), reward, answer)
 
     async def score_awaited(answer: Awaitable[object], task: JSONMapping) -> object:
         return await score_later(await answer, task)
@@ -288,7 +288,7 @@ def with_reward(
     async def score_later(answer: object, task: JSONMapping) -> object:
         if scores_groups(reward):
             return _unscored_episode(answer)
-        return _episode(await score(reward, _without_address(task), answer, timeout_s=timeout_s), reward, answer)
+        return _episode(await score(reward, without_address(task), answer, timeout_s=timeout_s), reward, answer)
 
     @functools.wraps(agent)
     async def run_async(**task: object) -> object:
@@ -339,7 +339,8 @@ def check_reward(reward: AnyReward) -> None:
         return
 
 
-def _without_address(task: JSONMapping) -> JSONMapping:
+def without_address(task: JSONMapping) -> JSONMapping:
+    """Return the fields of a task without the address that the engine adds for a function that asks for it."""
     return {name: value for name, value in task.items() if name not in _ADDRESS_PARAMETERS}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol
 
 from rllm.agents.agent import BaseAgent
@@ -27,11 +28,11 @@ from rllm.environments.base.base_env import BaseEnv, check_first_task, prepared_
 from rllm.environments.named import NamedEnvironment
 from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
-from rllm.rewards.scoring import AnyReward, reward_function_of
+from rllm.rewards.scoring import AnyReward, reward_function_of, without_address
 from rllm.store.base import TraceStore
 from rllm.trainer.credit import Roles
 from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
-from rllm.types import JSONMapping
+from rllm.types import JSONMapping, JSONObject
 from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.workflow import Workflow
 
@@ -122,17 +123,29 @@ class FunctionSource(RolloutSource):
 class InEnvironment:
     """Agent function that calls another one with the fields of the task and its environment, `env`, which it closes."""
 
-    agent_run_func: Callable[..., object]
+    func: Callable[..., object]
+    """The function, named as that of a `functools.partial`, for messages."""
     env_class: type[BaseEnv]
     env_args: JSONMapping
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Parameters of the function but for its environment: fields of the task, and perhaps `base_url`."""
+        signature = inspect.signature(self.func)
+        return signature.replace(parameters=[item for name, item in signature.parameters.items() if name != "env"])
+
+    @cached_property
+    def _prepared(self) -> JSONObject:
+        """Arguments of the environment, with the code that they name imported in the process of the rollouts."""
+        return prepared_args(self.env_class, self.env_args)
+
     async def __call__(self, **task: Any) -> object:
         calls = BlockingCalls()
-        row = {**task, **self.env_args}
+        row = {**without_address(task), **self._prepared}
         try:
             async with environment_of(self.env_class, row, calls) as env:
-                play = partial(self.agent_run_func, **task, env=env)
-                return await calls.call(play, name=name_of(self.agent_run_func))
+                play = partial(self.func, **task, env=env)
+                return await calls.call(play, name=name_of(self.func))
         finally:
             calls.close()
 
@@ -222,8 +235,7 @@ def source_in(
         return FunctionSource(agent_run_func=env.agent_run_func)
     assert env.env_class is not None
     if agent_run_func is not None:
-        prepared = prepared_args(env.env_class, env.env_args)
-        return FunctionSource(agent_run_func=InEnvironment(agent_run_func, env.env_class, prepared))
+        return FunctionSource(agent_run_func=InEnvironment(agent_run_func, env.env_class, env.env_args))
     if agent_class is None:
         agent_class, agent_args = env.agent_class, {**env.agent_args, **(agent_args or {})}
     check_agent(agent_class)
