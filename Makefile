@@ -61,8 +61,10 @@ test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-test-sandbox: $(VENV)/.dev  ## Untrusted code in sandboxes, and attacks on them: a minute.
-	$(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools tests/tasks
+# Bubblewrap, podman and a Debian image are installed where they are missing, as root.
+test-sandbox: $(VENV)/.dev  ## Untrusted code, tasks and agents in sandboxes, and attacks on them: some minutes.
+	$(BIN)/python tests/sandbox/install.py
+	RLLM_TEST_SANDBOXES=required $(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools tests/sandbox tests/tasks
 
 test-examples: $(VENV)/.dev .autogen  ## Train every example to its stated improvement: a quarter of an hour.
 	$(PYTEST) -m examples

@@ -56,6 +56,15 @@ async def test_a_sandbox_has_no_rights_and_no_way_to_some(local):
             assert not (await sandbox.exec(command)).ok
 
 
+async def test_a_process_left_behind_holds_no_command_open(local):
+    async with await local.start("host", limits=SMALL) as sandbox:
+        result = await sandbox.exec(
+            "(sleep 0.2; yes) & sleep 1119 & head -c 200000 /dev/zero | tr '\\0' a; exit 3", timeout_s=60
+        )
+        assert (result.exit_code, result.timed_out, result.stdout) == (3, False, "a" * 200_000)
+        assert "sleep\x001119" in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).stdout
+
+
 async def test_a_users_id_is_the_sandboxs_own(local):
     if os.geteuid() != 0:
         pytest.skip("needs root")

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -25,6 +26,8 @@ Job = Mapping[str, Any]
 FAILED = 125
 """Exit code if the job could not be done; the reason is on stderr."""
 _VARIABLE = "_RLLM."
+_PIECE, _PIPE_PIECES = 1 << 16, 16
+"""Bytes to copy at once, and the number of times that this may be done to empty a pipe."""
 _NAMESPACES = {
     "cgroup": 0x02000000,
     "ipc": 0x08000000,
@@ -155,15 +158,46 @@ def enter(job: Job, command: list[str]) -> int:
     if is_root:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
+    pipes = {number: os.pipe() for number in (1, 2)}
     child = os.fork()
     if not child:
         try:
+            for number, (_, writer) in pipes.items():
+                os.dup2(writer, number)
             _become(command, cwd=job["cwd"], env=env)
         finally:
             os._exit(FAILED)
-    for number in 0, 1, 2:  # or else a reader would not see that the command closed its own
-        os.close(number)
+    for _, writer in pipes.values():
+        os.close(writer)
+    _forward({reader: number for number, (reader, _) in pipes.items()}, until=os.pidfd_open(child))
     return _exit_code(os.waitpid(child, 0)[1])
+
+
+def _forward(outputs: dict[int, int], *, until: int) -> None:
+    """Copy a command's output until it ends, or closes it: processes that it leaves behind may hold it open."""
+    while outputs:
+        ready, _, _ = select.select([*outputs, until], [], [])
+        for reader in set(ready) & set(outputs):
+            _copy_piece(reader, outputs)
+        if until in ready:
+            for reader in list(outputs):
+                os.set_blocking(reader, False)
+                for _ in range(_PIPE_PIECES):
+                    if reader in outputs:
+                        _copy_piece(reader, outputs)
+            return
+
+
+def _copy_piece(reader: int, outputs: dict[int, int]) -> None:
+    try:
+        piece = os.read(reader, _PIECE)
+    except BlockingIOError:
+        piece = b""
+    if not piece:
+        number = outputs.pop(reader)
+        os.close(number)
+    while piece:
+        piece = piece[os.write(outputs[reader], piece) :]
 
 
 def _exit_code(status: int) -> int:
