@@ -90,19 +90,27 @@ async def test_a_start_that_fails_and_a_second_close_leave_the_bound_as_it_was()
     await (await waiting).close()
 
 
-async def test_sandboxes_of_the_last_kind_are_started_ahead_and_each_is_used_once():
+def unused(backend: Rooms, *used: Sandbox) -> list[str]:
+    return sorted(room.image for room in backend.open if room not in used)
+
+
+async def test_sandboxes_of_the_last_two_kinds_are_started_ahead_and_each_is_used_once():
     backend = Rooms()
     pool = SandboxPool(backend, concurrency=8, warm=2)
-    first = await pool.start("a")
+    used = [await pool.start("a")]
     await settled()
-    assert [room.image for room in backend.open] == ["a"] * 3
-    second = await pool.start("a", limits=SandboxLimits())
-    assert second in backend.open[1:3]
+    assert unused(backend, *used) == ["a", "a"]
+    ahead = [room for room in backend.open if room not in used]
+    used.append(await pool.start("a", limits=SandboxLimits()))
+    assert used[1] in ahead
     await settled()
-    assert len({first, second, *backend.open}) == len(backend.open) == 4
-    other = await pool.start("b")
+    used.append(await pool.start("b"))
     await settled()
-    assert sorted(room.image for room in backend.open if room not in (first, second, other)) == ["b", "b"]
+    assert unused(backend, *used) == ["a", "a", "b", "b"]
+    used.append(await pool.start("c"))
+    await settled()
+    assert unused(backend, *used) == ["b", "b", "c", "c"]
+    assert len(set(used)) == 4
 
 
 def test_unused_sandboxes_are_closed_with_the_event_loop():

@@ -11,6 +11,8 @@ from rllm.config.schema import SandboxSettings
 from rllm.environments import open_env
 from rllm.errors import AgentError, CaptureError, ConfigError, RLLMError
 from rllm.sandbox import SandboxError
+from rllm.sandbox.control_groups import left_groups
+from rllm.sandbox.owner import this_process
 from rllm.tasks.shell_tasks import shell_tasks
 from rllm.testing.gateway import scripted_gateway
 from rllm.testing.scripted import Script
@@ -196,3 +198,14 @@ def test_settings_of_sandboxes_are_refused_where_there_are_none() -> None:
         open_env("gymnasium:CartPole-v1", sandbox=SandboxSettings(backend="podman"))
     with pytest.raises(ConfigError, match=r"sandbox\.cpus=2"):
         AgentTrainer(agent_run_func=lambda **task: 1.0, train_dataset=[{"a": 1}], config=["sandbox.cpus=2"])
+
+
+@in_sandboxes
+def test_sandboxes_are_bounded_by_a_pool() -> None:
+    """With one sandbox at a time, which is closed before the verifier has its own, a rollout ends; and none is left."""
+    named = open_env(TASKS, sandbox=SandboxSettings(concurrency=1, warm=1))
+    with scripted_gateway(["done"]) as gateway:
+        episode = gateway.rollout(named.agent_run_func, named.tasks[0])
+    assert not episode.failed
+    owner = this_process()
+    assert not [group for group in left_groups() if owner in group.name]

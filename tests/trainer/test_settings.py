@@ -265,6 +265,10 @@ ELSEWHERE = {
         f"sandbox.{name}": "../tasks/test_rollouts.py::test_settings_are_limits_of_sandboxes_unless_the_name_has_its_own"
         for name in ("cpus", "memory_mb", "disk_mb")
     },
+    **{
+        f"sandbox.{name}": "../tasks/test_rollouts.py::test_sandboxes_are_bounded_by_a_pool"
+        for name in ("concurrency", "warm")
+    },
     "sandbox.backend": "../tasks/test_rollouts.py::test_settings_of_sandboxes_are_refused_where_there_are_none",
     "reward.timeout_s": "test_rewards.py::test_a_reward_function_has_a_deadline",
     "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",

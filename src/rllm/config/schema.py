@@ -205,6 +205,10 @@ class SandboxSettings(Section):
     """Mebibytes of memory."""
     disk_mb: PositiveInt | None = None
     """Mebibytes of files that it may write."""
+    concurrency: PositiveInt = 32
+    """Sandboxes in use at the same time, in each process that makes rollouts; others wait."""
+    warm: NonNegativeInt = 0
+    """Sandboxes that are started before a rollout asks for one, for agents and as many for verifiers."""
 
     @property
     def parameters(self) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from weakref import WeakKeyDictionary
 
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError, SandboxLimits
 
-logger = logging.getLogger(__name__)
 _LIMITS = SandboxLimits()
+_NUM_KINDS = 2
+"""An agent's sandbox and its verifier's may differ."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class SandboxPool(SandboxBackend):
     end, and then the pool closes the sandboxes that nobody has used. Orphans are removed at the first start.
     """
 
-    def __init__(self, backend: SandboxBackend, *, concurrency: int = 32, warm: int = 2) -> None:
+    def __init__(self, backend: SandboxBackend, *, concurrency: int = 32, warm: int = 0) -> None:
         """Bound a backend.
 
         Args:
             backend: starts the sandboxes.
             concurrency: sandboxes in use at the same time; `start` waits for others to be closed.
-            warm: unused sandboxes, in addition, of the kinds that were asked for last.
+            warm: unused sandboxes of each of the two kinds that were asked for last, in addition.
         """
         self.name = backend.name
         self._backend = backend
@@ -89,9 +89,9 @@ class _LoopPool:
         self._backend = backend
         self._warm = warm
         self._in_use = asyncio.Semaphore(concurrency)
-        self._unused: OrderedDict[Hashable, list[Sandbox]] = OrderedDict()
-        """By kind; the kind that was asked for last is the last one."""
-        self._kind: _Kind | None = None
+        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        """Kinds that were asked for last, the last one at the end."""
+        self._unused: dict[Hashable, list[Sandbox]] = {}
         self._wake = asyncio.Event()
         self._orphans = asyncio.create_task(backend.remove_orphans())
         self._keeper = asyncio.create_task(self._keep()) if warm else None
@@ -106,7 +106,10 @@ class _LoopPool:
             self._in_use.release()
             raise
         self._release_at_close(sandbox)
-        self._kind = kind
+        self._kinds[kind.key] = kind
+        self._kinds.move_to_end(kind.key)
+        while len(self._kinds) > _NUM_KINDS:
+            self._kinds.popitem(last=False)
         self._wake.set()
         return sandbox
 
@@ -125,37 +128,30 @@ class _LoopPool:
         sandbox.close = close_and_release  # type: ignore[method-assign]
 
     async def _keep(self) -> None:
-        """Start sandboxes of the kind that was asked for last, until this task is cancelled."""
+        """Start sandboxes of the kinds that were asked for last, until this task is cancelled."""
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                kind = self._kind
-                assert kind is not None
-                self._unused.setdefault(kind.key, [])
-                self._unused.move_to_end(kind.key)
-                while kind is self._kind and len(self._unused[kind.key]) < self._warm:
-                    try:
-                        sandbox = await self._backend.start(kind.image, **kind.arguments)
-                    except SandboxError as error:  # whoever asks for one has the error
-                        logger.debug("no sandbox was started ahead: %s", error)
-                        break
-                    self._unused[kind.key].append(sandbox)
-                    await self._close_excess()
+                for kind in list(self._kinds.values()):
+                    await self._fill(kind)
+                for key in self._unused.keys() - self._kinds.keys():
+                    await _close(self._unused.pop(key))
         finally:
-            await self._close_unused()
+            for sandboxes in self._unused.values():
+                await _close(sandboxes)
+            self._unused.clear()
 
-    async def _close_excess(self) -> None:
-        while sum(map(len, self._unused.values())) > self._warm:
-            key = next(iter(self._unused))
-            if self._unused[key]:
-                await self._unused[key].pop().close()
-            else:
-                del self._unused[key]
+    async def _fill(self, kind: _Kind) -> None:
+        unused = self._unused.setdefault(kind.key, [])
+        while len(unused) < self._warm and kind.key in self._kinds:
+            try:
+                unused.append(await self._backend.start(kind.image, **kind.arguments))
+            except SandboxError:  # whoever asks for one has the error
+                self._kinds.pop(kind.key, None)
 
-    async def _close_unused(self) -> None:
-        unused = [sandbox for sandboxes in self._unused.values() for sandbox in sandboxes]
-        self._unused.clear()
-        for sandbox in unused:
-            with contextlib.suppress(SandboxError):
-                await sandbox.close()
+
+async def _close(sandboxes: list[Sandbox]) -> None:
+    while sandboxes:
+        with contextlib.suppress(SandboxError):
+            await sandboxes.pop().close()

@@ -11,7 +11,8 @@ from typing import Any
 from rllm.data.dataset import Dataset
 from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number
 from rllm.errors import ConfigError
-from rllm.sandbox import SandboxBackend, open_backend
+from rllm.sandbox import open_backend
+from rllm.sandbox.pool import SandboxPool
 from rllm.sdk.variables import gateway_variables
 from rllm.tasks.agents.named import open_agent
 from rllm.tasks.folder import read_task, read_tasks
@@ -31,7 +32,8 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     Args:
         name: a task folder, a folder of such, the URL of a git repository, or `shell` for generated tasks.
         params: `agent` (terminus), `sandbox` (local), `max_steps` of terminus, `cpus`, `memory_mb`, `disk_mb` and
-            `max_processes` instead of the tasks' own; with `shell` also `size` (40) and `seed` (0).
+            `max_processes` instead of the tasks' own, `concurrency` (32) and `warm` (0) of `SandboxPool`; with `shell`
+            also `size` (40) and `seed` (0).
 
     Raises:
         ConfigError: if tasks, agent or backend cannot be used.
@@ -42,11 +44,14 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         source = str(shell_task_folders(size, seed=seed))
     else:
         source = name
-    refuse_unknown(own, ("agent", "sandbox", "max_steps", *LIMITS))
+    concurrency, warm = take_whole_number(own, "concurrency", 32, least=1), take_whole_number(own, "warm", 0)
+    refuse_unknown(own, ("agent", "sandbox", "max_steps", "concurrency", "warm", *LIMITS))
     rollouts = TaskRollouts(
         agent=_absolute(own.get("agent", "terminus")),
         sandbox=own.get("sandbox", "local"),
         max_steps=take_whole_number(own, "max_steps", 0, least=1) if "max_steps" in own else None,
+        concurrency=concurrency,
+        warm=warm,
         limits=tuple((key, _amount(key, own[key])) for key in LIMITS if key in own),
     )
     rollouts.check()
@@ -61,13 +66,15 @@ class TaskRollouts:
     agent: str = "terminus"
     sandbox: str = "local"
     max_steps: int | None = None
+    concurrency: int = 32
+    warm: int = 0
     limits: tuple[tuple[str, Any], ...] = ()
     """Fields of `SandboxLimits` to use instead of the tasks' own."""
 
     def check(self) -> None:
         """Raise `ConfigError` if agent or backend cannot be used on this machine."""
         _agent(self.agent, self.max_steps)
-        _backend(self.sandbox)
+        _pool(self.sandbox, self.concurrency, self.warm)
 
     async def play(self, *, folder: str, base_url: str) -> Trajectory:
         """Let the agent work on a task, and verify the result."""
@@ -75,7 +82,7 @@ class TaskRollouts:
         outcome = await run_task(
             replace(task, limits=replace(task.limits, **dict(self.limits))),
             agent,
-            _backend(self.sandbox),
+            _pool(self.sandbox, self.concurrency, self.warm),
             base_url=base_url,
             api_key=gateway_variables(base_url)["OPENAI_API_KEY"],
             model=MODEL,
@@ -94,8 +101,8 @@ def _agent(spec: str, max_steps: int | None) -> SandboxAgent:
 
 
 @cache
-def _backend(name: str) -> SandboxBackend:
-    return open_backend(name)
+def _pool(name: str, concurrency: int, warm: int) -> SandboxPool:
+    return SandboxPool(open_backend(name), concurrency=concurrency, warm=warm)
 
 
 @cache
