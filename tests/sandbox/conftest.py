@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from rllm.errors import ConfigError
 from rllm.sandbox import Sandbox, SandboxBackend, SandboxLimits, open_backend
+from rllm.sandbox.control_groups import left_groups
+from rllm.sandbox.owner import this_process
 
 DEBIAN = "localhost/debian-min"
 """Image with Python and git, made by tests/sandbox/install.py."""
@@ -40,3 +44,17 @@ def image(backend) -> str:
 async def sandbox(backend, image) -> AsyncIterator[Sandbox]:
     async with await backend.start(image, limits=SMALL) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(autouse=True)
+def no_sandbox_is_left() -> Iterator[None]:
+    yield
+    assert not [group for group in left_groups() if this_process() in group.name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_container_is_left() -> Iterator[None]:
+    yield
+    if shutil.which("podman"):
+        listing = ["podman", "ps", "--all", "--quiet", "--filter", f"label=rllm.owner={this_process()}"]
+        assert not subprocess.run(listing, capture_output=True, text=True).stdout

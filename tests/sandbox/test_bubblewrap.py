@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,26 +17,19 @@ from rllm.sandbox import SandboxError, SandboxLimits, bubblewrap, open_backend
 from rllm.sandbox.base import ImageSource
 from rllm.sandbox.control_groups import left_groups, parents
 
+from ..docs.pages import DOCS, fences
 from ..waiting import wait_for
+from .conftest import SMALL, backend_or_skip
+from .test_attacks import processes
 
 pytestmark = pytest.mark.sandbox
-SMALL = SandboxLimits(memory_mb=256, disk_mb=64, max_processes=64)
 
 
 @pytest.fixture
 def local(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("RLLM_CACHE", str(tmp_path_factory.mktemp("cache")))
     bubblewrap.snapshots.cache_clear()
-    try:
-        return open_backend("local")
-    except ConfigError as error:
-        pytest.skip(str(error))
-
-
-def processes() -> list[str]:
-    import psutil
-
-    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return backend_or_skip("local")
 
 
 async def test_a_sandbox_has_no_rights_and_no_way_to_some(local):
@@ -85,6 +79,15 @@ async def test_limits_hold_for_all_processes_together(local):
         assert "BlockingIOError" in (await sandbox.exec(["python3", "-c", many], timeout_s=60)).stderr
         assert 0 < len([line for line in processes() if line == "sleep 1117"]) <= SMALL.max_processes
         assert not (await sandbox.exec("for i in 1 2 3; do head -c 30000000 /dev/zero > $i || exit; done")).ok
+
+
+async def test_empty_files_count_to_the_memory(local):
+    if len(parents()) < 3:
+        pytest.skip("needs control groups")
+    names = "import os\nfor n in range(400_000): os.close(os.open(f'/tmp/{n:0200}', os.O_CREAT))"
+    async with await local.start("host", limits=SandboxLimits(memory_mb=32, disk_mb=16)) as sandbox:
+        with contextlib.suppress(SandboxError):
+            assert not (await sandbox.exec(["python3", "-c", names], timeout_s=60)).ok
 
 
 async def test_a_folder_with_a_root_file_system_is_an_image(local, tmp_path):
@@ -237,3 +240,10 @@ def test_a_machine_without_bubblewrap_is_reported(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
         open_backend("local")
     bubblewrap._check_machine.cache_clear()
+
+
+def test_the_program_of_the_documentation_runs(local, tmp_path):
+    [program] = [fence for fence in fences(DOCS / "concepts/sandbox.md") if fence.title]
+    (tmp_path / "program.py").write_text(program.text)
+    ended = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

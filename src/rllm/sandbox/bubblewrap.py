@@ -56,8 +56,8 @@ _LIMITS = SandboxLimits()
 _START_TIMEOUT_S = 60.0
 _END_S = 0.2
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_INIT = ["/bin/sh", "-c", "echo; exec sleep infinity"]
-"""The line of output means that all is mounted."""
+_INIT = ["/bin/sh", "-c", "echo; exec >/dev/null 2>&1; while :; do sleep 3600; done"]
+"""The line of output means that all is mounted. No signal of the sandbox ends process 1, which collects orphans."""
 _SHARED_MEMORY = 64 << 20
 _FIRST_USER, _NUM_USERS = 0x60000000, 0x0FFFFFFF
 """User ids that no machine gives to people or services, and systemd to no container."""
@@ -238,7 +238,7 @@ class Bubblewrap(SandboxBackend):
         binds += [(str(path.resolve()), target) for target, path in mounts.items()]
         options = [
             *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "0", "--gid", "0"),
-            *("--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *("--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"),
             *("--size", str(limits.disk_mb << 20), "--tmpfs", "/", "--dev", "/dev", "--proc", "/proc"),
             *("--size", str(_SHARED_MEMORY), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *(text for link in links for text in ("--symlink", *link)),

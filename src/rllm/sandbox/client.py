@@ -24,7 +24,7 @@ ASK_TIMEOUT_S = 120.0
 """Seconds for a command of a client program itself."""
 _KILL_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
-_MARK = "RLLM_COMMAND"
+_MARK = "_RLLM_COMMAND"
 """Variable that names the command to which a process in a sandbox belongs."""
 
 # Repeated until no process is left, since a process may start others between the look and the kill.

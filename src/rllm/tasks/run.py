@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
@@ -64,7 +65,9 @@ async def run_task(
             await _take(task, sandbox, carried)
         with _timed(timings, "verifier_s"):
             workdir = None if task.verifier_image else task.workdir
-            fresh = await backend.start(verifier_image, limits=task.limits, workdir=workdir, env=task.env)
+            # The verifier has room of its own beside the files of an agent that filled its disk.
+            limits = replace(task.limits, disk_mb=2 * task.limits.disk_mb)
+            fresh = await backend.start(verifier_image, limits=limits, workdir=workdir, env=task.env)
             async with fresh:
                 await _give(task, fresh, sandbox.workdir, carried)
                 verdict = await verify(task, fresh)
