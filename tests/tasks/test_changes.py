@@ -1,5 +1,7 @@
 """Files that an agent changed."""
 
+import os
+
 from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import MAX_TEXT
 
@@ -24,7 +26,7 @@ def test_files_are_added_changed_and_removed(tmp_path):
         "added link (4 bytes)",
         "added new (2 bytes)",
     ]
-    assert diff(before, after, changed) == (
+    assert diff(before, after) == (
         "--- a/a/text\n+++ b/a/text\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
         "--- a/gone\n+++ b/gone\n@@ -1 +0,0 @@\n-x\n"
         "--- a/link\n+++ b/link\n@@ -0,0 +1 @@\n+-> same\n"
@@ -33,8 +35,17 @@ def test_files_are_added_changed_and_removed(tmp_path):
 
 def test_a_long_diff_is_cut_and_a_file_of_many_lines_is_only_listed(tmp_path):
     before = write(tmp_path / "before", {})
-    after = write(tmp_path / "after", {"a": b"word\n" * 900, "b": b"\n" * 9000})
-    text = diff(before, after, changes(before, after))
-    assert len(text) <= MAX_TEXT
-    assert text.endswith("[...]")
-    assert diff(before, after, changes(before, after)[1:]) == ""
+    after = write(tmp_path / "after", {"b": b"\n" * 9000})
+    assert (len(changes(before, after)), diff(before, after)) == (1, "")
+    write(after, {"a": b"word\n" * 900})
+    assert diff(before, after).endswith("[...]")
+    assert len(diff(before, after)) <= MAX_TEXT
+
+
+def test_names_of_files_become_text(tmp_path):
+    before, after = write(tmp_path / "before", {}), write(tmp_path / "after", {})
+    for name in (b"a\xff", b"b\nremoved c", b"d\x1b[31m"):
+        (after / os.fsdecode(name)).write_bytes(b"x")
+    names = [change.path for change in changes(before, after)]
+    assert names == ["a\ufffd", "b\u2424removed c", "d\u241b[31m"]
+    assert diff(before, after).encode().count(b"+++ b/") == 3

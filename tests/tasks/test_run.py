@@ -222,6 +222,12 @@ async def test_a_check_needs_a_solution_that_passes_and_a_verifier_that_fails_at
     assert (ok, "no solution/solve.sh" in named) == (False, True)
 
 
+async def test_the_root_is_no_working_directory(local, task_folder):
+    task = read_task(task_folder({"task.toml": '[environment]\nworkdir = "/"\n'}))
+    with pytest.raises(SandboxError, match=r"environment\.workdir"):
+        await run_task(task, Idle(), local)
+
+
 async def test_many_rollouts_at_once_leave_nothing(local, task_folder):
     task = read_task(task_folder())
     outcomes = await asyncio.gather(*(run_task(task, Oracle(), local) for _ in range(8)))

@@ -50,7 +50,12 @@ def check(
 
     found = read_tasks(source)
     backend = SandboxPool(open_backend(sandbox), concurrency=concurrent, warm=0)  # removes orphans, too
-    checked = asyncio.run(check_tasks(found, backend, max_concurrent=concurrent))
+    console = terminal.console(stderr=True)
+
+    def report(task: TaskCheck) -> None:
+        console.print(f"{task.task}: {'ok' if task.ok else 'failed'}", markup=False)
+
+    checked = asyncio.run(check_tasks(found, backend, max_concurrent=concurrent, on_check=report))
     if as_json:
         terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": all(task.ok for task in checked)})
     else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import filecmp
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from rllm._runtime.untrusted import shown
 from rllm.tasks.task import MAX_TEXT, FileChange
 
 _MAX_BYTES, _MAX_LINES = 64 << 10, 1000
@@ -24,20 +25,20 @@ def changes(before: Path, after: Path) -> tuple[FileChange, ...]:
         repository = _repository(path)
         if repository is not None:
             size = sum(_size(after / name) for name in new if _repository(name) == repository)
-            found.setdefault(repository, FileChange(path=repository, kind="changed", num_bytes=size))
+            found.setdefault(repository, FileChange(path=_text(repository), kind="changed", num_bytes=size))
         elif path not in new:
-            found[path] = FileChange(path=path, kind="removed", num_bytes=0)
+            found[path] = FileChange(path=_text(path), kind="removed", num_bytes=0)
         elif path in old:
-            found[path] = FileChange(path=path, kind="changed", num_bytes=_size(after / path))
+            found[path] = FileChange(path=_text(path), kind="changed", num_bytes=_size(after / path))
         else:
-            found[path] = FileChange(path=path, kind="added", num_bytes=_size(after / path))
+            found[path] = FileChange(path=_text(path), kind="added", num_bytes=_size(after / path))
     return tuple(found.values())
 
 
-def diff(before: Path, after: Path, changed: Sequence[FileChange]) -> str:
-    """Return a unified diff of the text files that changed, cut at `MAX_TEXT` characters."""
+def diff(before: Path, after: Path) -> str:
+    """Return a unified diff of the text files that differ, cut at `MAX_TEXT` characters."""
     text = ""
-    for line in _diff_lines(before, after, changed):
+    for line in _diff_lines(before, after):
         if len(text) + len(line) > MAX_TEXT - 7:
             return f"{text}[...]"
         text += f"{line}\n"
@@ -61,24 +62,29 @@ def _size(path: Path) -> int:
     return path.lstat().st_size
 
 
+def _text(path: str) -> str:
+    """Return a path as valid text in one line, whatever bytes the agent put into it."""
+    return shown(path.encode(errors="surrogateescape").decode(errors="replace").replace("\n", "\N{SYMBOL FOR NEWLINE}"))
+
+
 def _repository(path: str) -> str | None:
     """Return the `.git` folder that a file is in; `None` if it is in none."""
     parts = PurePosixPath(path).parts
     return "/".join(parts[: parts.index(".git") + 1]) if ".git" in parts[:-1] else None
 
 
-def _diff_lines(before: Path, after: Path, changed: Sequence[FileChange]) -> Iterator[str]:
-    for change in changed:
-        old, new = _lines(before / change.path), _lines(after / change.path)
-        if old is not None and new is not None:
-            names = f"a/{change.path}", f"b/{change.path}"
-            yield from difflib.unified_diff(old, new, *names, lineterm="", n=2)
+def _diff_lines(before: Path, after: Path) -> Iterator[str]:
+    for path in sorted({*_files_in(before), *_files_in(after)}):
+        if _repository(path) is None:
+            old, new = _lines(before / path), _lines(after / path)
+            if old is not None and new is not None and old != new:
+                yield from difflib.unified_diff(old, new, f"a/{_text(path)}", f"b/{_text(path)}", lineterm="", n=2)
 
 
 def _lines(path: Path) -> list[str] | None:
     """Return the lines of a short text file, none of a missing one, and `None` for anything else."""
     if path.is_symlink():
-        return [f"-> {path.readlink()}"]
+        return [f"-> {_text(str(path.readlink()))}"]
     if not path.exists():
         return []
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:

@@ -76,8 +76,8 @@ def read_task(folder: str | Path) -> TaskFolder:
         raise ConfigError("\n".join(missing))
     _check_links(folder)
     read = read_toml(folder / TOML)
-    environment, notes = read.environment, tuple(without_effect(read))
-    for note in notes:
+    environment = read.environment
+    for note in without_effect(read):
         _warn_once(f"{folder / TOML}: {note}; it has no effect")
     return TaskFolder(
         name=read.task.name if read.task else folder.name,
@@ -95,7 +95,6 @@ def read_task(folder: str | Path) -> TaskFolder:
         build_timeout_s=environment.build_timeout_sec,
         artifacts=_artifacts(read),
         metadata=read.metadata,
-        notes=notes,
     )
 
 

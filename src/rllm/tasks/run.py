@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 
@@ -59,6 +59,7 @@ async def run_task(
             verifier_image = await _image(task, task.verifier_image, backend) if task.verifier_image else image
             sandbox = await _start_with_agent(task, agent, backend, image)
         async with sandbox:
+            _check_workdir(task, sandbox.workdir)
             await sandbox.download(sandbox.workdir, carried / "before", max_bytes=task.limits.disk_mb << 20)
             with _timed(timings, "agent_s"), boundary(AgentError, f"agent {agent}"):
                 timed_out = not await _work(task, agent, sandbox, base_url=base_url, api_key=api_key, model=model)
@@ -76,12 +77,11 @@ async def run_task(
 
 def _outcome(verdict: Verdict, carried: Path, timings: dict[str, float], timed_out: bool) -> TaskOutcome:
     before, after = carried / "before", carried / "workdir"
-    changed = changes(before, after)
     return TaskOutcome(
         reward=verdict.reward,
         reward_parts=verdict.parts,
-        changes=changed,
-        diff=diff(before, after, changed),
+        changes=changes(before, after),
+        diff=diff(before, after),
         verifier_output=verdict.output,
         timings=timings,
         agent_timed_out=timed_out,
@@ -100,6 +100,14 @@ async def _image(task: TaskFolder, source: ImageSource, backend: SandboxBackend)
             f"an image of {task.name} was not built within environment.build_timeout_sec={task.build_timeout_s:g}: "
             "raise that in task.toml, or build the image before"
         ) from error
+
+
+def _check_workdir(task: TaskFolder, workdir: str) -> None:
+    if PurePosixPath(workdir) == PurePosixPath("/"):
+        raise SandboxError(
+            f"the working directory of {task.name} is /, which cannot be copied to the verifier: set "
+            "environment.workdir in task.toml, or WORKDIR in its Dockerfile"
+        )
 
 
 async def _start(task: TaskFolder, backend: SandboxBackend, image: str, agent: SandboxAgent | None = None) -> Sandbox:

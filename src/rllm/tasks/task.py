@@ -42,8 +42,6 @@ class TaskFolder:
     """Absolute paths beside `workdir` that the verifier gets from the agent's sandbox."""
     metadata: JSONMapping = field(default_factory=dict)
     """Table `[metadata]` of `task.toml`."""
-    notes: tuple[str, ...] = ()
-    """Fields of `task.toml` that have no effect, each with the reason."""
 
     @property
     def tests(self) -> Path:
@@ -106,7 +104,7 @@ class FileChange:
     """A file in the working directory that the agent added, changed or removed."""
 
     path: str
-    """Relative to the working directory."""
+    """Relative to the working directory, with signs for what is not text."""
     kind: Literal["added", "changed", "removed"]
     num_bytes: int
     """Size afterwards; 0 if removed."""
