@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+import yaml
 
 from rllm.errors import ConfigError
 from rllm.sandbox import SandboxError, SandboxLimits, kubernetes, open_backend
@@ -69,7 +70,7 @@ async def test_a_pod_runs_commands_and_is_deleted(kubectl, tmp_path, monkeypatch
     with pytest.raises(SandboxError):
         await sandbox.exec("true")
 
-    policy, job = json.loads(calls(kubectl, "create")[0][1])["items"]
+    policy, job = yaml.safe_load_all(calls(kubectl, "create")[0][1])
     assert policy["spec"]["egress"] == [{"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}], "ports": [{"port": 8000}]}]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
     assert job["metadata"]["annotations"]["rllm-owner"] == this_process()
@@ -89,7 +90,7 @@ async def test_without_a_public_gateway_nothing_is_allowed_and_a_route_is_refuse
     async with await open_backend("kubernetes").start("image:1", workdir=str(tmp_path)) as sandbox:
         with pytest.raises(ConfigError, match="RLLM_PUBLIC_GATEWAY_URL"):
             await sandbox.open_route("http://127.0.0.1:1234/sessions/1")
-    assert json.loads(calls(kubectl, "create")[0][1])["items"][0]["spec"]["egress"] == []
+    assert next(yaml.safe_load_all(calls(kubectl, "create")[0][1]))["spec"]["egress"] == []
 
 
 async def test_an_image_that_cannot_be_pulled_is_an_error_and_the_job_is_deleted(kubectl):

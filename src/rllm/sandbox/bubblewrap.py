@@ -30,7 +30,7 @@ from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
-from rllm.sandbox.client import _MARK, ClientSandbox, uncancelled
+from rllm.sandbox.client import MARK, ClientSandbox, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
 from rllm.sandbox.dockerfile import Recipe, build, read_dockerfile
 from rllm.sandbox.local_images import (
@@ -100,7 +100,7 @@ class BubblewrapSandbox(ClientSandbox):
         job = {
             "do": "exec",
             "pid": self._first_process,
-            "groups": self._group.files_to_join(env[_MARK]),
+            "groups": self._group.files_to_join(env[MARK]),
             "rlimits": self._rlimits,
             "cwd": cwd,
         }

@@ -24,15 +24,15 @@ ASK_TIMEOUT_S = 120.0
 """Seconds for a command of a client program itself."""
 _KILL_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
-_MARK = "_RLLM_COMMAND"
+MARK = "_RLLM_COMMAND"
 """Variable that names the command to which a process in a sandbox belongs."""
 
 # Repeated until no process is left, since a process may start others between the look and the kill.
-_KILL = f"""
+KILL = f"""
 for round in 1 2 3 4 5 6 7 8; do
   found=
   for file in /proc/[0-9]*/environ; do
-    if grep -qsF "{_MARK}=$1" "$file"; then
+    if grep -qsF "{MARK}=$1" "$file"; then
       id=${{file#/proc/}}; kill -9 "${{id%/environ}}" 2>/dev/null; found=1
     fi
   done
@@ -40,12 +40,19 @@ for round in 1 2 3 4 5 6 7 8; do
 done
 exit 1
 """
-_PACK = """
+PACK = """
 if [ -d "$1" ]; then exec tar -cf - -C "$1" .; fi
 [ -e "$1" ] || { echo "no such file" >&2; exit 3; }
 exec tar -chf - -C "$(dirname -- "$1")" "$(basename -- "$1")"
 """
-_UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'
+FIND_FOLDER = 'folder=${1:-$PWD}; [ "$folder" != / ] || folder=/app; mkdir -p -- "$folder" && echo "$folder"'
+"""Makes the working directory where the image is not known on this machine, and prints it."""
+UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'
+
+
+def omission(num_bytes: int) -> bytes:
+    """Return the line that stands for the middle of an output, if something was omitted."""
+    return f"\n... {num_bytes:,} bytes omitted ...\n".encode() if num_bytes else b""
 
 
 class OutputKeeper:
@@ -80,8 +87,7 @@ class OutputKeeper:
         """Return what was kept of a stream."""
         head, tail = self._head[stream], self._tail[stream]
         dropped = self._num_dropped(stream)
-        between = f"\n... {dropped:,} bytes omitted ...\n".encode() if dropped else b""
-        return bytes(head + between + tail).decode(errors="replace")
+        return bytes(head + omission(dropped) + tail).decode(errors="replace")
 
     def _num_dropped(self, stream: Stream) -> int:
         return self._seen[stream] - len(self._head[stream]) - len(self._tail[stream])
@@ -261,7 +267,7 @@ class ClientSandbox(Sandbox):
         mark = new_id()
         program = ["sh", "-c", command] if isinstance(command, str) else list(command)
         argv, client_env = self.client(
-            program, cwd=cwd or self.workdir, env={**(env or {}), _MARK: mark}, stdin=bool(input)
+            program, cwd=cwd or self.workdir, env={**(env or {}), MARK: mark}, stdin=bool(input)
         )
         kept = OutputKeeper(max_output_bytes, on_output)
         began = time.monotonic()
@@ -275,7 +281,7 @@ class ClientSandbox(Sandbox):
                 kill=lambda: self._kill(mark),
             )
         result = ExecResult(
-            exit_code=-9 if ended.timed_out else _with_signal(ended.exit_code),
+            exit_code=-9 if ended.timed_out else with_signal(ended.exit_code),
             stdout=kept.text("stdout"),
             stderr=self.own_stderr(kept.text("stderr")),
             timed_out=ended.timed_out,
@@ -295,7 +301,7 @@ class ClientSandbox(Sandbox):
             await in_thread(lambda: pack(source, archive, name=path.name), name="packing files for a sandbox")
             archive.seek(0)
             folder = path if is_folder else path.parent
-            kept, ended = await self._transfer(_UNPACK, [str(folder)], stdin=archive)
+            kept, ended = await self._transfer(UNPACK, [str(folder)], stdin=archive)
         if ended.exit_code != 0 or ended.timed_out:
             raise SandboxError(f"cannot write {target} in sandbox {self.id}: {_reason(kept, ended)}")
 
@@ -311,7 +317,7 @@ class ClientSandbox(Sandbox):
                         raise SandboxError(f"{source} in sandbox {self.id} has more than max_bytes={max_bytes:,} bytes")
                     archive.write(data)
 
-            kept, ended = await self._transfer(_PACK, [source], on_output=write)
+            kept, ended = await self._transfer(PACK, [source], on_output=write)
             if ended.exit_code != 0 or ended.timed_out:
                 raise SandboxError(f"cannot read {source} in sandbox {self.id}: {_reason(kept, ended)}")
             archive.seek(0)
@@ -333,7 +339,7 @@ class ClientSandbox(Sandbox):
     ) -> tuple[OutputKeeper, Ended]:
         mark = new_id()
         argv, env = self.client(
-            ["sh", "-c", script, "sh", *arguments], cwd="/", env={_MARK: mark}, stdin=stdin is not None, as_root=True
+            ["sh", "-c", script, "sh", *arguments], cwd="/", env={MARK: mark}, stdin=stdin is not None, as_root=True
         )
         kept = OutputKeeper(4096)
 
@@ -352,7 +358,7 @@ class ClientSandbox(Sandbox):
 
     async def _kill(self, mark: str, *, as_root: bool = False) -> None:
         """Kill a command and all that it started; end the sandbox where that fails, as with a fork bomb."""
-        argv, env = self.client(["sh", "-c", _KILL, "sh", mark], cwd="/", env={}, stdin=False, as_root=as_root)
+        argv, env = self.client(["sh", "-c", KILL, "sh", mark], cwd="/", env={}, stdin=False, as_root=as_root)
         ended = await run_program(argv, OutputKeeper(0).add, env=env, timeout_s=_KILL_TIMEOUT_S)
         if ended.exit_code != 0 or ended.timed_out:
             await self.end("a command could not be killed at its deadline")
@@ -367,7 +373,7 @@ class ClientSandbox(Sandbox):
             raise SandboxError(f"sandbox {self.id} has ended: {self.end_reason}")
 
 
-def _with_signal(exit_code: int) -> int:
+def with_signal(exit_code: int) -> int:
     """Return an exit code as `ExecResult` has it: clients report 128 and the number of a signal."""
     return 128 - exit_code if 128 < exit_code < 160 else exit_code
 

@@ -116,7 +116,7 @@ class ContainerSandbox(ClientSandbox):
 
 
 class _Containers(SandboxBackend):
-    """What podman and docker share."""
+    """Parts common to podman and docker."""
 
     program: str
     other: ClassVar[str]

@@ -21,20 +21,16 @@ from pathlib import Path
 from rllm._runtime.ids import new_id
 from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
-from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, uncancelled
+from rllm.sandbox.client import ASK_TIMEOUT_S, FIND_FOLDER, ClientSandbox, ask, end_of, uncancelled
 from rllm.sandbox.owner import has_ended, run_after, this_process
 from rllm.sandbox.public_route import gateway_address, public_route
-from rllm.types import JSONObject
 
 logger = logging.getLogger(__name__)
 _LIMITS = SandboxLimits()
 _APP, _NAME, _OWNER = "app=rllm-sandbox", "rllm-sandbox", "rllm-owner"
 _START_TIMEOUT_S = 300.0
 """Seconds for a pod to be placed, and its image to be pulled."""
-_LIFETIME_S = 86400
 _POLL_S = 0.5
-_INIT = "while :; do sleep 3600; done"
-_FIND_FOLDER = 'folder=${1:-$PWD}; [ "$folder" != / ] || folder=/app; mkdir -p -- "$folder" && echo "$folder"'
 _REMOVE_ALL = """
 for round in 1 2 3; do kubectl delete job,networkpolicy --selector "$1" --wait=false; sleep 2; done
 """
@@ -62,26 +58,21 @@ class KubernetesSandbox(ClientSandbox):
         return ["kubectl", "exec", *options, self._pod, "--", *inside], None
 
     def own_stderr(self, stderr: str) -> str:
-        """Return what a command wrote, without the exit code that kubectl adds."""
         before, separator, _ = stderr.rpartition("command terminated with exit code ")
         return before if separator else stderr
 
     def is_lost(self, result: ExecResult) -> bool:
-        """Return whether the exit code may be kubectl's."""
         return result.exit_code == -9 or (result.exit_code == 1 and "error" in result.stderr.lower())
 
     async def is_running(self) -> bool:
-        """Return whether the pod runs."""
         result = await _kubectl("get", "pod", self._pod, "--output", "jsonpath={.status.phase}")
         return result.stdout.strip() == "Running"
 
     async def open_route(self, url: str) -> str:
-        """Return the gateway's public URL of a session."""
         self._check_open()
         return public_route(url, "kubernetes")
 
     async def close(self) -> None:
-        """Delete the job, its pod and its network policy."""
         self.end_reason = self.end_reason or "it was closed"
         await uncancelled(_delete(f"{_NAME}={self.id}"))
 
@@ -96,7 +87,6 @@ class Kubernetes(SandboxBackend):
         self._started = False
 
     def check(self) -> None:
-        """Raise `ConfigError` unless kubectl is installed and may make jobs."""
         if not shutil.which("kubectl"):
             raise ConfigError("sandbox=kubernetes: kubectl is not installed; install it, or use sandbox=podman")
         command = ["kubectl", "auth", "can-i", "create", "jobs"]
@@ -106,7 +96,6 @@ class Kubernetes(SandboxBackend):
             raise ConfigError(f"sandbox=kubernetes: `{' '.join(command)}` fails ({reason}); see `kubectl config`")
 
     async def image(self, source: ImageSource) -> str:
-        """Return the image's name, which the cluster pulls."""
         if not source.name:
             raise SandboxError(
                 f"sandbox=kubernetes builds no images: push that of {source.folder} to a registry of the cluster, and "
@@ -123,7 +112,6 @@ class Kubernetes(SandboxBackend):
         env: Mapping[str, str] | None = None,
         mounts: Mapping[str, Path] | None = None,
     ) -> KubernetesSandbox:
-        """Start a pod."""
         if not self._started:
             self._started = True
             run_after(this_process(), _REMOVE_ALL, f"{_OWNER}={_owner()}")
@@ -131,12 +119,11 @@ class Kubernetes(SandboxBackend):
             await self.remove_orphans()
         name = f"rllm-{new_id()}"
         try:
-            objects = [_policy(name), _job(name, image, limits, env or {})]
-            created = await _kubectl("create", "--filename", "-", stdin=json.dumps(_list(objects)))
+            created = await _kubectl("create", "--filename", "-", stdin=_objects(name, image, limits, env or {}))
             if not created.ok:
                 raise SandboxError(f"no sandbox of {image} starts: {end_of(created)}")
             sandbox = KubernetesSandbox(name, await _pod_of(name, image))
-            found = await sandbox.exec(["sh", "-c", _FIND_FOLDER, "sh", workdir or ""])
+            found = await sandbox.exec(["sh", "-c", FIND_FOLDER, "sh", workdir or ""])
             if not found.ok:
                 raise SandboxError(f"the folder of a sandbox of {image} cannot be made: {end_of(found)}")
             sandbox.workdir = found.stdout.strip()
@@ -148,7 +135,6 @@ class Kubernetes(SandboxBackend):
         return sandbox
 
     async def remove_orphans(self) -> int:
-        """Delete the jobs of ended processes of this machine."""
         result = await _kubectl("get", "jobs", "--selector", _APP, "--output", "json")
         jobs = [job["metadata"] for job in json.loads(result.stdout or "{}").get("items", ())]
         left = [job["labels"][_NAME] for job in jobs if has_ended(job.get("annotations", {}).get(_OWNER, ""))]
@@ -191,70 +177,58 @@ def _owner() -> str:
     return hashlib.sha256(this_process().encode()).hexdigest()[:32]
 
 
-def _list(items: Sequence[JSONObject]) -> JSONObject:
-    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
+# JSON is YAML. See https://kubernetes.io/docs/concepts/services-networking/network-policies/ and
+# https://kubernetes.io/docs/concepts/workloads/controllers/job/.
+_OBJECTS = """
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {metadata}
+spec:
+  podSelector: {{matchLabels: {labels}}}
+  policyTypes: [Ingress, Egress]
+  ingress: []
+  egress: {egress}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {metadata}
+spec:
+  backoffLimit: 0
+  activeDeadlineSeconds: 86400
+  ttlSecondsAfterFinished: 60
+  template:
+    metadata: {{labels: {labels}}}
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 0
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      containers:
+        - name: sandbox
+          image: {image}
+          command: [sh, -c, "while :; do sleep 3600; done"]
+          env: {env}
+          resources: {{limits: {{cpu: "{cpus}", memory: {memory_mb}Mi, ephemeral-storage: {disk_mb}Mi}}}}
+          securityContext: {{allowPrivilegeEscalation: false}}
+"""
 
 
-def _metadata(name: str) -> JSONObject:
+def _objects(name: str, image: str, limits: SandboxLimits, env: Mapping[str, str]) -> str:
+    """Return the network policy and the job of a sandbox."""
     key, value = _APP.split("=")
-    return {
-        "name": name,
-        "labels": {key: value, _NAME: name, _OWNER: _owner()},
-        "annotations": {_OWNER: this_process()},
-    }
-
-
-def _policy(name: str) -> JSONObject:
-    """Return a network policy; see https://kubernetes.io/docs/concepts/services-networking/network-policies/."""
+    labels = {key: value, _NAME: name, _OWNER: _owner()}
     address = gateway_address()
     allowed = [{"to": [{"ipBlock": {"cidr": f"{address[0]}/32"}}], "ports": [{"port": address[1]}]}] if address else []
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(name),
-        "spec": {
-            "podSelector": {"matchLabels": {_NAME: name}},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [],
-            "egress": allowed,
-        },
-    }
-
-
-def _job(name: str, image: str, limits: SandboxLimits, env: Mapping[str, str]) -> JSONObject:
-    """Return a job; see https://kubernetes.io/docs/concepts/workloads/controllers/job/."""
-    container: JSONObject = {
-        "name": "sandbox",
-        "image": image,
-        "command": ["sh", "-c", _INIT],
-        "env": [{"name": key, "value": value} for key, value in env.items()],
-        "resources": {
-            "limits": {
-                "cpu": str(limits.cpus),
-                "memory": f"{limits.memory_mb}Mi",
-                "ephemeral-storage": f"{limits.disk_mb}Mi",
-            }
-        },
-        "securityContext": {"allowPrivilegeEscalation": False},
-    }
-    pod: JSONObject = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 0,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "containers": [container],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(name),
-        "spec": {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": _LIFETIME_S,
-            "ttlSecondsAfterFinished": 60,
-            "template": {"metadata": {"labels": _metadata(name)["labels"]}, "spec": pod},
-        },
-    }
+    return _OBJECTS.format(
+        metadata=json.dumps({"name": name, "labels": labels, "annotations": {_OWNER: this_process()}}),
+        labels=json.dumps(labels),
+        egress=json.dumps(allowed),
+        image=json.dumps(image),
+        env=json.dumps([{"name": name, "value": value} for name, value in env.items()]),
+        cpus=limits.cpus,
+        memory_mb=limits.memory_mb,
+        disk_mb=limits.disk_mb,
+    )
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Routes of sandboxes on other machines: the public URL of this machine's gateway, which a variable has."""
+"""The route of sandboxes on other machines: this machine's gateway at a public address, which a variable has."""
 
 from __future__ import annotations
 
@@ -9,35 +9,24 @@ from urllib.parse import urlsplit
 from rllm.errors import ConfigError
 
 VARIABLE = "RLLM_PUBLIC_GATEWAY_URL"
-"""`http://ADDRESS:PORT` at which other machines reach this machine's gateway.
+"""`http://ADDRESS:PORT` at which other machines reach the gateway.
 
-The session's key, which the sandbox has, opens that session and nothing else of the gateway.
+A sandbox has the key of its session, which opens nothing else of the gateway.
 """
 
 
 def public_route(url: str, sandbox: str) -> str:
-    """Return the public form of a URL of the gateway.
-
-    Raises:
-        ConfigError: if the variable is not set, or not such a URL.
-    """
-    public = os.environ.get(VARIABLE, "").rstrip("/")
-    if not public:
+    """Return the public form of a URL of the gateway; raise `ConfigError` if there is none."""
+    if gateway_address() is None:
         raise ConfigError(
-            f"sandbox={sandbox} does not reach {url} from other machines; make the gateway public (gateway.host, "
-            f"gateway.port), and set the variable {VARIABLE} to its http://ADDRESS:PORT"
+            f"sandbox={sandbox} does not reach {url} from other machines: set gateway.host and gateway.port, or make a "
+            f"tunnel, and set the variable {VARIABLE} to the gateway's http://ADDRESS:PORT"
         )
-    gateway_address()
-    parts = urlsplit(url)
-    return f"{public}{parts.path}" + (f"?{parts.query}" if parts.query else "")
+    return os.environ[VARIABLE].rstrip("/") + urlsplit(url).path
 
 
 def gateway_address() -> tuple[str, int] | None:
-    """Return the IPv4 address and port of the public gateway, if there is one.
-
-    Raises:
-        ConfigError: if the variable is not a URL, or its name is unknown.
-    """
+    """Return the IPv4 address and port of the public gateway, if there is one; raise `ConfigError` if it is unknown."""
     public = os.environ.get(VARIABLE)
     if not public:
         return None
