@@ -91,6 +91,7 @@ VARIABLES = {
     "traces elsewhere",
     "RLLM_TRUSTED_MODELS": "model folders (or their parents) and hub ids whose own code (`auto_map`) may run, separated as "
     "in `PATH`",
+    "RLLM_PUBLIC_GATEWAY_URL": "address at which sandboxes on other machines reach the gateway, `http://ADDRESS:PORT`",
     "RLLM_RAY_LOGS": "if set, the output of processes on Ray is shown",
     "OPENAI_API_KEY": "key of servers without a key above: `vllm.url`, `teacher.url`, `rllm doctor --base-url`",
     "RAY_ADDRESS": "the Ray cluster, if no setting names one",
