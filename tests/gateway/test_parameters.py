@@ -32,8 +32,8 @@ from openai.types.shared_params import FunctionDefinition
 from pydantic import BaseModel
 
 from rllm.gateway.config import GatewayConfig
+from rllm.gateway.dialects import DIALECTS
 from rllm.gateway.dialects.chat import ChatDialect
-from rllm.gateway.dialects.parameters import TABLES, rows
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.inference import parameters
@@ -43,6 +43,7 @@ from rllm.store.memory import MemoryTraceStore
 
 from ..inference.conftest import build_model, build_tokenizer
 
+TABLES = {dialect.wire.name: dialect.parameters for dialect in DIALECTS}
 PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
 HEADER = "x-rllm-ignored"
 USER = {"role": "user", "content": "the user asks the assistant"}
@@ -60,6 +61,20 @@ BODIES: dict[str, dict[str, Any]] = {
     "messages": {"messages": [USER], "max_tokens": 2},
     "google": {"contents": [{"role": "user", "parts": [{"text": "the user asks"}]}]},
 }
+
+
+def rows(dialect: str) -> Iterator[parameters.Row]:
+    """The rows of a dialect, each with its fates on the embedded engine and on a server."""
+    for row in TABLES[dialect].rows.values():
+        if dialect == "chat":
+            forwarded = "translated" if row.key == "tool_choice[allowed_tools]" else parameters.PASSED_ON
+            yield parameters.Row(key=row.key, fates=(*row.fates, forwarded), remark=row.remark)
+            continue
+        embedded, forwarded = row.fates
+        source = parameters.CHAT.rows[embedded[1:]] if embedded.startswith("=") else None
+        forwarded = parameters.PASSED_ON if forwarded.startswith("=") else forwarded
+        remark = row.remark or (source.remark if source else "")
+        yield parameters.Row(key=row.key, fates=(source.fates[0] if source else embedded, forwarded), remark=remark)
 
 
 # Which fields there are

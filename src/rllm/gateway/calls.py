@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from starlette.types import Receive, Scope, Send
 
+from rllm._runtime.ids import new_id
 from rllm._runtime.untrusted import LARGE
 from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
@@ -19,20 +20,18 @@ from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects import Dialect, StreamEncoder
-from rllm.gateway.dialects.parameters import left_out
 from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, keep_alive, read_body, until_disconnect
 from rllm.gateway.identity import (
     SESSION_HEADER,
     caller_of,
     check_one_named,
-    headers_of,
     metadata_of,
     named_by_any_means,
     session_named,
     trace_context_of,
 )
-from rllm.gateway.model_call import ModelCall, call_metadata, new_call_id
+from rllm.gateway.model_call import ModelCall, call_metadata
 from rllm.gateway.observability import record_span
 from rllm.gateway.sessions import Sessions, is_session_id
 from rllm.gateway.upstream.base import IGNORED_HEADER
@@ -101,7 +100,7 @@ class CallEndpoint:
 
     def _ignored(self, call: ModelCall, asked: JSONMapping) -> list[str]:
         """Return the fields of a request that have no effect, as its dialect names them; each is logged once."""
-        of_dialect, of_upstream = left_out(self.dialect.wire.name, asked), self.gateway.upstream.ignored(call.asked)
+        of_dialect, of_upstream = self.dialect.left_out(asked), self.gateway.upstream.ignored(call.asked)
         if not (of_dialect or of_upstream):
             return []
         own_names = self.dialect.parameters.own_names
@@ -129,7 +128,7 @@ class CallEndpoint:
         later.
         """
         _check_method(scope)
-        headers, path = headers_of(scope), scope["path_params"].get("session_id")
+        headers, path = dict(scope["headers"]), scope["path_params"].get("session_id")
         try:
             caller = await caller_of(path, headers, self.config, self.sessions)
         except GatewayError:
@@ -182,7 +181,7 @@ class CallEndpoint:
             session=session,
             metadata=metadata,
             trace_context=trace_context_of(headers),
-            id=new_call_id(self.dialect.id_prefix),
+            id=self.dialect.id_prefix + new_id(),
         )
         if self.dialect.continues_answers and not named:
             self.sessions.remember_answer(call.id, session.id)
@@ -203,7 +202,7 @@ class CallEndpoint:
             session=await self.sessions.get(named) if named and is_session_id(named) else self.sessions.fresh(),
             metadata=metadata,
             trace_context=trace_context_of(headers),
-            id=new_call_id(self.dialect.id_prefix),
+            id=self.dialect.id_prefix + new_id(),
         )
         await self.gateway.refuse(call, error)
         return call

@@ -235,11 +235,6 @@ def with_key_header(scope: JSONMapping, wire: WireFormat) -> list[tuple[bytes, b
     return [*headers, *((name, key.encode()) for key in keys[:1] if name not in dict(headers))]
 
 
-def headers_of(scope: JSONMapping) -> dict[bytes, bytes]:
-    """Return the headers of an ASGI request; of repeated ones, the last."""
-    return dict(scope["headers"])
-
-
 def _text(headers: Mapping[bytes, bytes], name: str) -> str:
     """Return a header, decoded as UTF-8 or else as Latin-1; empty where it is missing."""
     value = headers.get(name.encode())

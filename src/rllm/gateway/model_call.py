@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rllm._runtime.ids import new_id
 from rllm.capture import CallNode, MessageDigests, packed_ids, side_call
 from rllm.capture.conversations import NewAnswer
 from rllm.gateway.sessions import Session
@@ -86,11 +85,6 @@ class ModelCall:
             self.session.parents.add(node)
         if self.session.conversations is not None:
             self.session.conversations.add(answer)
-
-
-def new_call_id(prefix: str) -> str:
-    """Return a new id, in the form that answers of one wire format have."""
-    return prefix + new_id()
 
 
 def call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, bytes], *, is_own: bool) -> JSONObject:

@@ -1,7 +1,7 @@
 """Dialects: translations of the wire formats that agents speak to and from one chat request and answer.
 
 `base.py` has the base class, the checks of requests and shared helpers; each other module is a dialect with a table of
-its documented fields, which `parameters.py` reads. Read `base.py` and `chat.py` first. A new dialect is a module here
+its documented fields. Read `base.py` and `chat.py` first. A new dialect is a module here
 and a row in `rllm.capture.wire_formats`.
 """
 

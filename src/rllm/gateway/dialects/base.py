@@ -20,7 +20,7 @@ from starlette.requests import Request
 from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.errors import GatewayError
-from rllm.inference.parameters import Table
+from rllm.inference.parameters import NAMED, Table, field_of
 from rllm.types import JSONMapping, JSONObject, Message, Trace
 
 
@@ -49,7 +49,7 @@ class Dialect(ABC):
     wire: WireFormat
     """Its row in the registry: paths, key header, variables."""
     parameters: Table
-    """Its documented fields, and their effect; see `rllm.gateway.dialects.parameters`."""
+    """Its documented fields, and their effect with the embedded engine and with a server."""
     id_prefix: str
     """Beginning of the ids of its answers."""
     needs: str
@@ -94,6 +94,11 @@ class Dialect(ABC):
     def trace_metadata(self, asked: JSONMapping) -> JSONMapping:
         """Return the metadata that a trace needs so that the request can be continued later."""
         return {}
+
+    def left_out(self, asked: JSONMapping) -> list[str]:
+        """Return the keys of the fields of a request that the dialect ignores, whichever server answers."""
+        rows = self.parameters.rows_in(asked)
+        return [key for key, row in rows.items() if (row.fates[1] == NAMED if row else key != field_of(key))]
 
     @abstractmethod
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
@@ -356,6 +361,11 @@ def _check_calls(calls: Any, where: str) -> None:
 
 COMMENT = b": keep-alive\n\n"
 """A server-sent comment, which clients ignore, but which resets their read timeout."""
+
+
+def data_event(data: JSONMapping) -> bytes:
+    """Return a server-sent event without a type."""
+    return b"data: %s\n\n" % orjson.dumps(data)
 
 
 def event(name: str, data: JSONMapping) -> bytes:

@@ -20,6 +20,7 @@ from rllm.gateway.dialects.base import (
     check_chat,
     check_options,
     created_at,
+    data_event,
     field,
     invalid,
     named_in,
@@ -40,6 +41,9 @@ class ChatDialect(Dialect):
     parameters = CHAT
     id_prefix = "chatcmpl-"
     needs = "'model' and 'messages'"
+
+    def left_out(self, asked: JSONMapping) -> list[str]:
+        return []  # The upstream knows what it ignores.
 
     def to_chat(self, asked: JSONObject, earlier: Mapping[str, Trace]) -> JSONObject:
         check_chat(asked)
@@ -80,7 +84,7 @@ class _HeldBackEncoder:
         self._usage: list[JSONObject] = []
 
     def finish(self) -> bytes:
-        return b"".join([*map(_data, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
+        return b"".join([*map(data_event, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
 
 
 class ChatStreamEncoder(_HeldBackEncoder):
@@ -92,11 +96,11 @@ class ChatStreamEncoder(_HeldBackEncoder):
             _fill_head(chunk, "chat.completion.chunk")
             _strip(chunk, self._asked)
             if self._hold_back(chunk):
-                events.append(_data(chunk))
+                events.append(data_event(chunk))
         return b"".join(events)
 
     def fail(self, error: GatewayError) -> bytes:
-        return _data(error.to_dict())
+        return data_event(error.to_dict())
 
     def _hold_back(self, chunk: JSONObject) -> bool:
         """Take the usage and the finish reasons out of a chunk; return whether anything remains to be sent now."""
@@ -278,7 +282,9 @@ class CompletionsStreamEncoder(_HeldBackEncoder):
                 text = text_of(choice.get("delta") or {})
                 piece = {**_choice(choice, 0, text, self._asked), **_prompt_ids(chunk, self._asked)}
                 if any(piece.get(name) for name in ("text", "logprobs", "token_ids", "prompt_token_ids")):
-                    events.append(_data({**head, "choices": [{**piece, "finish_reason": None, "stop_reason": None}]}))
+                    events.append(
+                        data_event({**head, "choices": [{**piece, "finish_reason": None, "stop_reason": None}]})
+                    )
                 if piece["finish_reason"] is not None:
                     ending = {"index": piece["index"], "text": "", "logprobs": None}
                     ending |= {name: piece[name] for name in ("finish_reason", "stop_reason")}
@@ -289,11 +295,7 @@ class CompletionsStreamEncoder(_HeldBackEncoder):
         return b"".join(events)
 
     def fail(self, error: GatewayError) -> bytes:
-        return _data(error.to_dict(prompt="prompt"))
-
-
-def _data(value: JSONMapping) -> bytes:
-    return b"data: %s\n\n" % orjson.dumps(value)
+        return data_event(error.to_dict(prompt="prompt"))
 
 
 # --- answers of servers -----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from rllm.gateway.dialects.base import (
     assistant_message,
     check_chat,
     content_of,
+    data_event,
     field,
     invalid,
     joined_parts,
@@ -456,7 +457,7 @@ class GoogleStreamEncoder:
                 if parts != [{"text": ""}] or candidate.keys() & {"logprobsResult", "tokenIds"}:
                     candidates.append(candidate)
             if candidates:
-                events.append(_event({"candidates": candidates, **_head(chunk, self._asked)}))
+                events.append(data_event({"candidates": candidates, **_head(chunk, self._asked)}))
         return b"".join(events)
 
     def finish(self) -> bytes:
@@ -467,14 +468,10 @@ class GoogleStreamEncoder:
             bare = {name: choice.get(name) for name in ("index", "finish_reason")}
             candidates.append(_candidate(bare, _parts(calls), self._asked))
         usage = {"usageMetadata": _usage(response)}
-        return _event({"candidates": candidates, **_head(response, self._asked), **usage})
+        return data_event({"candidates": candidates, **_head(response, self._asked), **usage})
 
     def fail(self, error: GatewayError) -> bytes:
-        return _event(error_to_dict(error))
-
-
-def _event(data: JSONMapping) -> bytes:
-    return b"data: %s\n\n" % orjson.dumps(data)
+        return data_event(error_to_dict(error))
 
 
 def error_to_dict(error: GatewayError) -> JSONObject:
