@@ -135,8 +135,9 @@ class CallEndpoint:
             if named_by_any_means(path, headers) is None:
                 self.sessions.unattributed.note(scope, headers, is_refused=True)
             raise
-        named = session_named(path, headers, caller)
-        named = self.sessions.unattributed.attributed(named, path, headers)
+        # During rollouts not a session that its client invented.
+        takes_own = self.sessions.unattributed.session_id is None
+        named = session_named(path, headers, caller, takes_own=takes_own)
         asked: JSONObject = {}
         metadata: JSONObject = {}
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -180,7 +179,8 @@ class BodyBudget:
         self._longest = limits.max_body_bytes
         self._available = self._most = most or max(8 * self._longest, total_memory() // 8)
         self._timeout_s = limits.body_timeout_s / 2
-        self._waiting: list[asyncio.Future[None]] = []
+        self._released = asyncio.Event()
+        """Set, and replaced, when bytes are released."""
 
     async def acquire(self, scope: Scope) -> None:
         """Reserve the bytes of a request's whole body until `release`.
@@ -194,8 +194,7 @@ class BodyBudget:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while self._available < size:
-                    self._waiting.append(asyncio.get_running_loop().create_future())
-                    await self._waiting[-1]
+                    await self._released.wait()
         except TimeoutError:
             raise GatewayError(
                 503,
@@ -211,10 +210,8 @@ class BodyBudget:
         size = scope.pop(_BUDGET_KEY, 0)
         if size:
             self._available += size
-            for waiter in self._waiting:
-                with suppress(asyncio.InvalidStateError):
-                    waiter.set_result(None)
-            self._waiting.clear()
+            self._released.set()
+            self._released = asyncio.Event()
 
 
 async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyBudget) -> bytes:

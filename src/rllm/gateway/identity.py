@@ -147,15 +147,17 @@ def authorization_of(headers: Mapping[bytes, bytes]) -> str:
     return authorization.decode("latin-1")
 
 
-def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Caller) -> str | None:
+def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Caller, *, takes_own: bool) -> str | None:
     """Return the session that a request names, or `None`: then it gets a fresh one.
+
+    With `takes_own`, that may be the client's own name of its session, where nothing else names one.
 
     Raises:
         GatewayError: 403, if the key is another session's.
     """
-    named = openly_named(path, headers) or caller.session
-    if named is None and not caller.is_bound:
-        named = own_session(headers)
+    named = _openly_named(path, headers) or caller.session
+    if named is None and takes_own and not caller.is_bound:
+        named = _own_session(headers)
     caller.check(named)
     return named
 
@@ -164,7 +166,7 @@ def named_by_any_means(path: str | None, headers: Mapping[bytes, bytes]) -> str 
     """Return the session that the URL, a header or the key names, without checking the key."""
     key = authorization_of(headers).rpartition(" ")[2].rpartition(":")[2]
     in_key = key.removeprefix(KEY_PREFIX) if key.startswith(KEY_PREFIX) else ""
-    return openly_named(path, headers) or in_key or None
+    return _openly_named(path, headers) or in_key or None
 
 
 def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
@@ -182,13 +184,13 @@ def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
         )
 
 
-def openly_named(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
+def _openly_named(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
     """Return the session that a request names in its URL, or in our header."""
     return path or _text(headers, SESSION_HEADER) or None
 
 
-def own_session(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the client's name of its own session, which is ours where nothing else names one."""
+def _own_session(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the client's name of its own session, if it can be ours."""
     for header in _OWN_SESSION_HEADERS:
         named = headers.get(header, b"").decode("latin-1")
         if _OWN_SESSION.fullmatch(named):

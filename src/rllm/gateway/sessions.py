@@ -20,7 +20,6 @@ from rllm.errors import ConfigError
 from rllm.gateway.config import SESSION_MEMORY_GB
 from rllm.gateway.dialects.base import problem_of_n
 from rllm.gateway.errors import GatewayError
-from rllm.gateway.identity import openly_named, own_session
 from rllm.inference.engine import SamplingParams
 from rllm.registry import did_you_mean
 from rllm.store.base import SessionRef, TraceStore
@@ -367,13 +366,6 @@ class UnattributedCalls:
         """Note that a session was opened: from the first one of a rollout on, calls should name one."""
         if "split" in metadata:
             self.session_id = unattributed_session(metadata.get("run_id"))
-
-    def attributed(self, named: str | None, path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
-        """Return the session of a call from the one it names; during rollouts not one that its client invented."""
-        if named is None:
-            return None
-        is_clients_own = not openly_named(path, headers) and named == own_session(headers)
-        return None if self.session_id is not None and is_clients_own else named
 
     def note(self, scope: JSONMapping, headers: Mapping[bytes, bytes], *, is_refused: bool = False) -> JSONObject:
         """Count a call that names no session, and return the metadata to store with it, unless it is refused."""
