@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from rllm.sandbox.base import SandboxLimits
 
@@ -22,41 +23,58 @@ _OWN_PROCESSES = 4
 
 
 @functools.cache
-def parents() -> Mapping[str, Path]:
-    """Return a writable group of each controller that this process can use."""
-    mounts = [line.split() for line in _text("/proc/self/mountinfo").splitlines()]
+def parents(process: Path = Path("/proc/self")) -> Mapping[str, Path]:
+    """Return the group of each controller in which this process can make groups."""
+    mounts = [_Mount.read(line) for line in _text(process / "mountinfo").splitlines()]
     found: dict[str, Path] = {}
-    for line in _text("/proc/self/cgroup").splitlines():
+    for line in _text(process / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        kind = "cgroup" if controllers else "cgroup2"
-        for fields in mounts:
-            after = fields[fields.index("-") + 1 :]
-            if after[0] != kind or not set(filter(None, controllers.split(","))) <= set(after[2].split(",")):
-                continue
-            root = Path(fields[4])
-            own = root / os.path.relpath(path, fields[3])
-            names = controllers.split(",") if controllers else CONTROLLERS
-            for name in set(names) & set(CONTROLLERS):
-                if (group := _usable(own, root, name, kind)) and name not in found:
-                    found[name] = group
+        names = set(filter(None, controllers.split(",")))
+        for mount in mounts:
+            if mount.kind == ("cgroup" if names else "cgroup2") and names <= mount.options:
+                own = mount.folder / os.path.relpath(path, mount.root)
+                if own.is_relative_to(mount.folder):
+                    found |= _first_version(own, names) if names else _second_version(own, mount.folder)
+                    break
     return found
 
 
-def _usable(own: Path, root: Path, controller: str, kind: str) -> Path | None:
-    """Return the nearest group in which a group with this controller can be made and joined."""
-    if not own.is_relative_to(root):
-        return None
-    for group in (own, *own.parents) if kind == "cgroup2" else (own,):
-        if not group.is_relative_to(root):
-            return None
-        if kind == "cgroup2":  # refused where the group has processes, unless it is the root
+class _Mount(NamedTuple):
+    """A line of `mountinfo`, see proc(5)."""
+
+    root: str
+    folder: Path
+    kind: str
+    options: set[str]
+
+    @classmethod
+    def read(cls, line: str) -> _Mount:
+        fields = line.split()
+        kind, _, options = fields[fields.index("-") + 1 :]
+        return cls(fields[3], Path(fields[4]), kind, set(options.split(",")))
+
+
+def _first_version(own: Path, controllers: set[str]) -> dict[str, Path]:
+    return dict.fromkeys(controllers & set(CONTROLLERS), own) if _is_writable(own) else {}
+
+
+def _second_version(own: Path, top: Path) -> dict[str, Path]:
+    """Return the nearest group that bounds processes and memory; a group cannot if it has processes itself."""
+    for group in (own, *own.parents):
+        if not group.is_relative_to(top):
+            break
+        enabled = _text(group / "cgroup.subtree_control").split()
+        for name in set(CONTROLLERS) - set(enabled):
             with suppress(OSError):
-                (group / "cgroup.subtree_control").write_text(f"+{controller}")
-            if controller not in _text(group / "cgroup.subtree_control").split():
-                continue
-        if os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK):
-            return group
-    return None
+                (group / "cgroup.subtree_control").write_text(f"+{name}")
+        enabled = _text(group / "cgroup.subtree_control").split()
+        if _is_writable(group) and {"pids", "memory"} <= set(enabled):
+            return {name: group for name in CONTROLLERS if name in enabled}
+    return {}
+
+
+def _is_writable(group: Path) -> bool:
+    return os.access(group, os.W_OK) and os.access(group / "cgroup.procs", os.W_OK)
 
 
 class ControlGroup:
@@ -115,8 +133,9 @@ class ControlGroup:
         folder = self._killable(command)
         if folder is None:
             return False
-        with suppress(OSError):
-            (folder / "pids.max").write_text("0")  # so that no process starts another one
+        for name, value in ("pids.max", "0"), ("cgroup.kill", "1"):  # so that no process starts another one
+            if (folder / name).exists():
+                (folder / name).write_text(value)
         for _ in range(200):
             processes = _text(folder / "cgroup.procs").split()
             if not processes:
