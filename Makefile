@@ -67,6 +67,7 @@ test-sandbox: $(VENV)/.dev  ## Untrusted code, tasks and agents in sandboxes, an
 	RLLM_TEST_SANDBOXES=required $(PYTEST) --dist worksteal -n 3 -m sandbox tests/rewards tests/security tests/tools tests/sandbox tests/tasks tests/cli/test_task_agents.py
 
 test-examples: $(VENV)/.dev .autogen  ## Train every example to its stated improvement: a quarter of an hour.
+	$(BIN)/python tests/sandbox/install.py
 	$(PYTEST) -m examples
 
 test-learning: $(VENV)/.dev  ## Train with every algorithm, three seeds each: some minutes.
@@ -196,6 +197,7 @@ test-verl: $(VENV)/.dev $(VERL_FOLDER) .vllm/.installed  ## Train on real worker
 # FRAMEWORK=openai: that one only. What does not install or fails is one red row of docs/frameworks/index.md.
 test-frameworks: $(VENV)/.dev  ## Every agent framework, unedited, through the gateway; writes the table of the docs.
 	$(BIN)/python tests/frameworks/install.py .frameworks $(FRAMEWORK)
+	$(if $(FRAMEWORK),,$(BIN)/python tests/sandbox/install.py)
 	@$(PYTEST) -m frameworks $(if $(FRAMEWORK),$(foreach name,$(FRAMEWORK),tests/frameworks/test_$(subst -,_,$(name)).py),tests/frameworks tests/tasks/test_programs.py tests/examples/test_claude_agent.py); \
 		status=$$?; $(BIN)/python tests/frameworks/table.py; exit $$status
 

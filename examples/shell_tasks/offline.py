@@ -1,0 +1,81 @@
+"""A tiny model that knows shell commands, but seldom which one is asked for; built on first use, without network.
+
+`python offline.py` builds the model, and prints its folder.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from rllm.tasks.agents.terminus import DONE, SYSTEM_PROMPT
+from rllm.tasks.shell_tasks import NOUNS, shell_tasks
+from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
+from rllm.types import Message
+
+RECIPE = TinyPolicyRecipe(
+    hidden_size=96,
+    num_layers=2,
+    intermediate_size=256,
+    vocab_size=420,
+    context_length=256,
+    skill_steps=400,
+    habit_steps=60,
+    batch_size=32,
+)
+FIRST_SEED = 1_000_000
+"""The model is taught with tasks of seeds from here on, never with those that it is trained on or measured with."""
+PICKS_RIGHTLY = 0.1
+"""How often it is shown the right command; otherwise one of any kind, an eighth of the time rightly."""
+COMMANDS = {
+    "create": "echo {word} > {last}",
+    "rename": "mv {first} {last}",
+    "copy": "cp {first} {last}",
+    "delete": "rm {first}",
+    "collect": "cat *.txt > {last}",
+    "search": "grep -l {word} *.txt > {last}",
+    "count": "wc -l < {first} > {last}",
+    "edit": "sed -i s/{word}/{other}/ {first}",
+}
+"""By kind of task."""
+
+
+def policy() -> Path:
+    """The folder of the tiny model, built on first use."""
+    return tiny_policy(
+        partial(conversations, picks_rightly=1.0),
+        partial(conversations, picks_rightly=PICKS_RIGHTLY),
+        recipe=RECIPE,
+    )
+
+
+def conversations(seed: int, *, picks_rightly: float) -> Iterator[list[Message]]:
+    """Endless rollouts of a teacher: a command for a task, its output, and done."""
+    rng = random.Random(seed)
+    for number in count(FIRST_SEED + 1000 * seed):
+        for task in shell_tasks(64, seed=number):
+            command = COMMANDS[task.kind if rng.random() < picks_rightly else rng.choice(list(COMMANDS))]
+            output = rng.choice(["[exit code 0]", f"{rng.choice(list(task.files))}: No such file\n[exit code 1]"])
+            yield [
+                {"role": "system", "content": SYSTEM_PROMPT},
+                {"role": "user", "content": task.instruction},
+                {"role": "assistant", "content": _filled_in(command, task.instruction, rng)},
+                {"role": "user", "content": output},
+                {"role": "assistant", "content": DONE},
+            ]
+
+
+def _filled_in(command: str, instruction: str, rng: random.Random) -> str:
+    """A command with the files and words of the instruction; a word that it does not have is any."""
+    files = re.findall(r"\w+\.txt", instruction)
+    words = [word for word in re.findall(r"\w+", instruction) if word in NOUNS]
+    words += rng.sample(NOUNS, 2)
+    return command.format(first=files[0], last=files[-1], word=words[0], other=words[1])
+
+
+if __name__ == "__main__":
+    print(policy())

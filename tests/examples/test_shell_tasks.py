@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rllm.tasks.shell_tasks import shell_tasks
+
+
+def test_the_teacher_knows_the_command_of_every_task(example: Callable[[str, str], Any]) -> None:
+    offline = example("shell_tasks", "offline")
+    for task in shell_tasks(40, seed=0):
+        command = offline._filled_in(offline.COMMANDS[task.kind], task.instruction, random.Random(0))
+        assert command == task.command, json.dumps(task.instruction)
+
+
+@pytest.mark.examples
+def test_the_policy_learns_which_command_is_asked_for(train: Callable[..., list[dict[str, Any]]]) -> None:
+    first, *_, last = train("shell_tasks")
+    assert first["eval/accuracy"] <= 0.3
+    assert last["eval/accuracy"] >= 0.7
