@@ -1,4 +1,4 @@
-"""Docker's command line, written to by `Docker` and answered by a program of that name: no daemon is needed."""
+"""Command lines of containers, answered by a program of the name `docker` or `podman`: no daemon is needed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ for start, exit_code, stdout, stderr in json.loads((folder / "answers").read_tex
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
     """Set the first answer for a command line that begins so; return all command lines after `info`."""
-    program = tmp_path / "docker"
-    program.write_text(SCRIPT)
-    program.chmod(0o755)
+    for name in ("docker", "podman", "runc"):
+        (tmp_path / name).write_text(SCRIPT)
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(containers, "run_after", lambda *_: None)
     answers: list[tuple[str, int, str, str]] = []
@@ -104,6 +104,15 @@ async def test_a_container_that_does_not_start_is_removed(docker):
     with pytest.raises(SandboxError, match="no space left"):
         await open_backend("docker").start("image:1")
     assert docker.calls()[-1][0][:2] == ["rm", "--force"]
+
+
+async def test_podman_takes_runc_where_crun_refuses(docker):
+    docker.answer("run", 126, stderr="Error: crun: unknown cgroup mode: OCI runtime error\n")
+    podman = open_backend("podman")
+    await podman.start("image:1")
+    await podman.start("image:1")
+    starts = [call[:3] for call, _ in docker.calls() if "--detach" in call]
+    assert starts == [["run", "--detach", "--rm"], ["--runtime", "runc", "run"], ["--runtime", "runc", "run"]]
 
 
 async def test_an_image_is_pulled_once_it_is_missing(docker):

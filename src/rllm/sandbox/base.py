@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
@@ -154,7 +154,6 @@ class ImageSource:
 
     name: str | None = None
     folder: Path | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class SandboxBackend(ABC):

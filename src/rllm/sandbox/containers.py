@@ -35,7 +35,7 @@ _DISK_CHECK_S = 5.0
 _SIZE = "{{.Name}} {{.SizeRw}}"
 _INIT = "while :; do sleep 3600; done"
 """The first process of a container. A shell that waits also collects processes whose parents have ended."""
-_MAKE_FOLDER = '[ -d "$1" ] || { mkdir -p -- "$1" && chmod 777 -- "$1"; }'
+_IN_NEW_FOLDER = 'mkdir -p -- "$1" && cd -- "$1" && shift && exec "$@"'
 
 # A container may still be on its way, so it looks twice.
 _REMOVE_ALL = """
@@ -56,8 +56,11 @@ done
 class ContainerSandbox(ClientSandbox):
     """A container of `Podman` or `Docker`."""
 
-    def __init__(self, backend: _Containers, name: str, workdir: str, max_disk_bytes: int) -> None:
+    def __init__(
+        self, backend: _Containers, name: str, workdir: str, max_disk_bytes: int, *, image_has_folder: bool
+    ) -> None:
         """Represent a container that runs."""
+        self._image_has_folder = image_has_folder
         self.id = name
         self.workdir = workdir
         self.max_disk_bytes = max_disk_bytes
@@ -73,6 +76,8 @@ class ContainerSandbox(ClientSandbox):
             options.append("--interactive")
         if as_root:
             options += ["--user", "0"]
+        if cwd == self.workdir and not self._image_has_folder:
+            program, cwd = ["sh", "-c", _IN_NEW_FOLDER, "sh", cwd, *program], "/"
         return [self._backend.program, "exec", *options, "--workdir", cwd, self.id, *program], client_env
 
     def is_lost(self, result: ExecResult) -> bool:
@@ -194,17 +199,13 @@ class _Containers(SandboxBackend):
             await self.remove_orphans()
         own_folder = await self._folder_of(image)
         name = f"rllm-{new_id()}"
-        sandbox = ContainerSandbox(self, name, workdir or own_folder or "/app", limits.disk_mb << 20)
+        folder = workdir or own_folder or "/app"
         try:
             await self._start(name, image, limits, env or {}, mounts or {})
-            if sandbox.workdir != own_folder:
-                await self._make(
-                    *("exec", "--user", "0", name, "sh", "-c", _MAKE_FOLDER, "sh", sandbox.workdir),
-                    what=f"the folder {sandbox.workdir} cannot be made in a sandbox of {image}",
-                )
         except BaseException:
             await uncancelled(self.remove(name))
             raise
+        sandbox = ContainerSandbox(self, name, folder, limits.disk_mb << 20, image_has_folder=folder == own_folder)
         self.sandboxes[name] = sandbox
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_disks())

@@ -31,7 +31,7 @@ class SandboxPool(SandboxBackend):
     """Starts sandboxes of another backend.
 
     A sandbox belongs to the event loop in which it was started. `asyncio.run` cancels the loop's remaining tasks at its
-    end, and then the pool closes the sandboxes that nobody has used. Orphans are removed at the first start.
+    end, and then the pool closes the sandboxes that were not used. Orphans are removed at the first start.
     """
 
     def __init__(self, backend: SandboxBackend, *, concurrency: int = 32, warm: int = 0) -> None:
@@ -147,7 +147,7 @@ class _LoopPool:
         while len(unused) < self._warm and kind.key in self._kinds:
             try:
                 unused.append(await self._backend.start(kind.image, **kind.arguments))
-            except SandboxError:  # whoever asks for one has the error
+            except SandboxError:  # `start` raises the error
                 self._kinds.pop(kind.key, None)
 
 
