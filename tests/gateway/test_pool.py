@@ -4,17 +4,14 @@ import asyncio
 import contextlib
 import itertools
 
-import httpx
 import pytest
 
 from rllm.errors import ConfigError, InferenceError
-from rllm.gateway.app import create_app
 from rllm.gateway.config import PoolConfig
 from rllm.gateway.errors import UpstreamError
 from rllm.gateway.upstream import HTTPUpstream, UpstreamCall, UpstreamPool
 from rllm.gateway.upstream.base import UPSTREAM_KEY, Route
 from rllm.gateway.upstream.pool import preference
-from rllm.store.memory import MemoryTraceStore
 
 from .servers import ANSWER, CUT, GOOD, STREAMED, RawServer, event_stream, http, refusal
 
@@ -222,6 +219,19 @@ async def test_a_call_is_not_held_for_ever():
         assert pool.num_waiting == 0
 
 
+async def test_a_pause_holds_for_longer_than_what_is_down():
+    server = RawServer()
+    async with pool_of(server, hold_timeout_s=1.0, check_interval_s=0.05) as pool:
+        await server.stop()
+        call = asyncio.create_task(ask(pool))
+        await until(lambda: pool.num_waiting)
+        pool.pause()
+        await asyncio.sleep(1.2)
+        await server.start()
+        pool.resume()
+        assert (await call).queue_s > 1.2
+
+
 async def test_the_total_time_holds_for_waiting_and_answering_together():
     server = RawServer()
     server.hold.clear()
@@ -241,6 +251,27 @@ async def test_giving_up_a_call_cancels_it_at_its_replica(stream):
         call.cancel()
         await until(lambda: server.num_broken_off)
         assert pool.in_flight == 0
+
+
+async def test_paused_calls_wait_and_get_the_new_weights():
+    server = RawServer()
+    server.hold.clear()
+    async with pool_of(server) as pool:
+        pool.publish(6)
+        under_way = asyncio.create_task(ask(pool))
+        await until(lambda: server.requests)
+        pool.pause()
+        held = asyncio.create_task(ask(pool))
+        await until(lambda: pool.num_waiting)
+        assert pool.in_flight == 1
+        server.hold.set()
+        await until(lambda: not pool.in_flight)
+        with pytest.raises(InferenceError, match="paused"):
+            await pool.check()
+        assert len(server.requests) == 1
+        pool.publish(7)
+        pool.resume()
+        assert ((await under_way).weight_version, (await held).weight_version) == (6, 7)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -276,7 +307,7 @@ async def test_probes_that_get_no_answer_take_no_replica_down(monkeypatch):
         probes = await asyncio.gather(*(pool.check() for _ in range(4)), return_exceptions=True)
         assert all("did not answer within" in str(problem) for problem in probes)
         await ask(pool)
-        assert pool.replicas[0].up
+        assert not pool.all_down
 
 
 @pytest.mark.parametrize("status", [401, 404])
@@ -317,21 +348,3 @@ def test_wrong_settings_are_refused():
 
 def test_a_call_that_nothing_happened_to_adds_nothing_to_its_trace():
     assert (Route("s").timings(), Route("s").notes()) == ({}, {})
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_does_not_know_its_weights_hides_none_that_were_published(stream):
-    unknown = {"rllm": {"weight_version": None}}
-    whole = http(200, {**ANSWER, **unknown})
-    choice = {"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop", "token_ids": [7], "logprobs": None}
-    async with RawServer(event_stream({"choices": [choice], **unknown}) if stream else whole) as server:
-        pool = UpstreamPool([server.url])
-        pool.publish(6)
-        store = MemoryTraceStore()
-        app = create_app(store, pool)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
-            await client.post("/sessions/s/v1/chat/completions", json=body)
-        await pool.close()
-    [trace] = store.by_session("s")
-    assert trace.weight_version == 6

@@ -75,7 +75,7 @@ async def run(url, acknowledged, kill):
             await asyncio.sleep(0.005)
         kill()
         await asyncio.gather(*agents)
-        return re.findall(r"upstream_up{.*} (\d)", (await client.get("/metrics")).text)
+        return (await client.get("/upstreams")).json()["replicas"]
 
 
 def test_every_call_is_answered_and_no_acknowledged_one_is_lost(replicas, tmp_path):
@@ -86,7 +86,7 @@ def test_every_call_is_answered_and_no_acknowledged_one_is_lost(replicas, tmp_pa
         states = asyncio.run(run(url, acknowledged, replicas[0].kill))
         process.terminate()
         process.communicate(timeout=300)
-    assert states == ["0", "1"]
+    assert [state["state"] for state in states] == ["down", "up"]
     store = open_store(f"sqlite:///{tmp_path / 'traces.db'}")
     traces = {trace.id: trace for number in range(NUM_AGENTS) for trace in store.by_session(f"agent-{number}")}
     store.close()
@@ -124,4 +124,4 @@ def test_calls_are_held_while_the_only_server_is_restarted(replicas, tmp_path):
         [state] = asyncio.run(run(url, acknowledged, restart))
         process.terminate()
         process.communicate(timeout=300)
-    assert (state, len(acknowledged)) == ("1", NUM_AGENTS * NUM_TURNS)
+    assert (state["state"], len(acknowledged)) == ("up", NUM_AGENTS * NUM_TURNS)

@@ -86,6 +86,12 @@ def test_pages_and_programs_of_this_machine_are_answered(served, headers):
     assert served.post(headers=headers).status_code == 200
 
 
+def test_upstreams_are_not_listed_to_a_page(serve):
+    served = serve(upstream="pool")
+    assert served.http.get("/upstreams").status_code == 200
+    assert served.http.get("/upstreams", headers={"host": "evil.example"}).status_code == 403
+
+
 def test_with_a_key_the_key_is_what_counts(serve):
     served = serve(lambda messages: "hello", config=GatewayConfig(api_key="secret", shutdown_timeout_s=1.0))
     headers = {"host": "gateway.example.com", "sec-fetch-site": "cross-site", "origin": "https://app.example"}

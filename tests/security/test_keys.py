@@ -93,6 +93,7 @@ ATTACKS = [
     ("POST", f"/sessions/older/v1/{CALL}", ASKED),
     ("GET", "/sessions/older/v1/models", None),
     ("GET", "/metrics", None),
+    ("GET", "/upstreams", None),
 ]
 
 

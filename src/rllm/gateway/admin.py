@@ -1,4 +1,4 @@
-"""Routes beside model calls: sessions and their traces, models, health, metrics."""
+"""Routes beside model calls: sessions and their traces, models, health, metrics, upstreams."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ from rllm.store.base import SessionInfo
 from rllm.types import REWARD_KEY, JSONObject
 
 _MAX_PAGE = 1000
+# Every store and every JSON parser holds it exactly.
+_MAX_VERSION = 2**53
+_CHANGES = ("pause", "resume", "version")
+"""Changes of the upstreams; `resume` and `version` take the version of their weights."""
 DIALECT = "rllm.dialect"
 """Key of a request's dialect in its ASGI scope."""
 
@@ -39,6 +43,7 @@ class Admin:
         self._store = gateway.store
         self._sessions = sessions
         self._config = config
+        self._pool = gateway.upstream if isinstance(gateway.upstream, UpstreamPool) else None
 
     def routes(self) -> list[Route]:
         models = [
@@ -47,8 +52,13 @@ class Admin:
             for path in ("/v1/models", "/v1/v1/models", "/models", "/v1beta/models", "/v1/v1beta/models")
             for end, answer in (("", self._models), ("/{model_id:path}", self._model))
         ]
+        upstreams = [
+            self._route("/upstreams", self._show_upstreams, "GET"),
+            *(self._route(f"/upstreams/{name}", self._change_upstreams, "POST") for name in _CHANGES),
+        ]
         return [
             *models,
+            *(upstreams if self._pool is not None else ()),
             self._route("/sessions", self._create_session, "POST"),
             self._route("/sessions", self._list_sessions, "GET"),
             self._route("/sessions/{session_id}", self._show_session, "GET"),
@@ -148,10 +158,37 @@ class Admin:
             )
         return info
 
+    async def _show_upstreams(self, request: Request) -> Response:
+        assert self._pool is not None
+        return _json(self._pool.to_dict())
+
+    async def _change_upstreams(self, request: Request) -> Response:
+        """Hold calls or let them go again, or note new weights: for a trainer that updates the servers' weights."""
+        assert self._pool is not None
+        if self._config.api_key is None:
+            raise GatewayError(
+                403,
+                "this gateway has no key, so anyone could hold its calls: start it with --api-key KEY "
+                "(RLLM_GATEWAY_API_KEY), and present that key",
+                type="permission_error",
+                code="key_required",
+            )
+        action = request.url.path.rpartition("/")[2]
+        version = (await members_of(request, version=int)).get("version")
+        if action == "version" and version is None:
+            raise GatewayError(400, "'version' is missing: send {version}, the weights' number", param="version")
+        if version is not None:
+            if not 0 <= version <= _MAX_VERSION:
+                raise GatewayError(400, f"version={version}: use 0 to {_MAX_VERSION}", param="version")
+            self._pool.publish(version)
+        if action == "pause":
+            self._pool.pause()
+        elif action == "resume":
+            self._pool.resume()
+        return await self._show_upstreams(request)
+
     async def _metrics(self, request: Request) -> Response:
-        upstream = self._gateway.upstream
-        pool = upstream if isinstance(upstream, UpstreamPool) else None
-        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, pool=pool)
+        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, pool=self._pool)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _healthz(self, request: Request) -> Response:

@@ -132,6 +132,7 @@ def _histogram(name: str, help: str, by_mode: dict[str, Histogram]) -> Metric:
 
 def _upstreams(pool: UpstreamPool) -> Iterator[Metric]:
     yield GaugeMetricFamily(f"{_PREFIX}calls_waiting", "Calls that wait for an upstream.", pool.num_waiting)
+    yield GaugeMetricFamily(f"{_PREFIX}paused", "1 while calls are held by an operator.", int(pool.paused))
     if pool.weight_version is not None:
         yield GaugeMetricFamily(f"{_PREFIX}weight_version", "Published weight version.", pool.weight_version)
     prefix = f"{_PREFIX}upstream_"

@@ -2,9 +2,9 @@
 
 Calls of one session go to one replica, which has their prompts in its prefix cache: rendezvous hashing with bounded
 loads. Calls wait while no replica answers: clients give up at the first 429 or 5xx. A call that got no answer is
-retried, on another replica first, unless some of its answer has been passed on. Limits of calls in progress belong to
-the servers, which have queues of their own; replicas that come and go, and other kinds of balancing, to a load
-balancer.
+retried, on another replica first, unless some of its answer has been passed on. Pausing holds new calls around an
+update of weights. Limits of calls in progress belong to the servers, which have queues of their own; replicas that come
+and go, and other kinds of balancing, to a load balancer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _CHECK_TIMEOUT_S = 5.0
 class Replica:
     """One server of a pool: up, resting for a time after a refusal, or down until it answers a check."""
 
-    def __init__(self, upstream: HTTPUpstream) -> None:
+    def __init__(self, id: int, upstream: HTTPUpstream) -> None:
+        self.id = id
         self.upstream = upstream
         self.in_flight = 0
         self.num_calls = 0
@@ -116,6 +117,17 @@ class Replica:
             logger.warning("upstream %s answers again", self.address)
             self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
 
+    def to_dict(self) -> JSONObject:
+        """Return its state for an operator."""
+        return {
+            "id": self.id,
+            "url": self.address,
+            "state": "up" if self.up else "down",
+            "problem": None if self.up else self.problem,
+            "in_flight": self.in_flight,
+            "num_calls": self.num_calls,
+        }
+
 
 class UpstreamPool:
     """An `Upstream` of several HTTP upstreams. Belongs to the event loop that first uses it, until it is closed."""
@@ -138,11 +150,12 @@ class UpstreamPool:
         """
         if not urls:
             raise ConfigError("upstream: give the base URL of at least one inference server")
-        self.replicas = [Replica(connect(url)) for url in urls]
+        self.replicas = [Replica(number, connect(url)) for number, url in enumerate(urls, 1)]
         addresses = [replica.address for replica in self.replicas]
         for address in addresses:
             if addresses.count(address) > 1:
                 raise ConfigError(f"upstream={address!r} is given twice: name each replica once")
+        self.paused = False
         self.weight_version: int | None = None
         self._config = config or PoolConfig()
         self._any = self.replicas[0].upstream
@@ -190,6 +203,8 @@ class UpstreamPool:
 
     async def check(self) -> None:
         """Return as soon as one replica answers, else raise `InferenceError`."""
+        if self.paused:
+            raise InferenceError("the upstreams are paused: calls wait until POST /upstreams/resume", status_code=503)
         checks = [asyncio.create_task(replica.check()) for replica in self.replicas]
         problems = []
         try:
@@ -224,9 +239,33 @@ class UpstreamPool:
         """Calls in progress at all replicas."""
         return sum(replica.in_flight for replica in self.replicas)
 
+    @property
+    def all_down(self) -> bool:
+        """True if calls wait because no replica answers, rather than because of a pause."""
+        return not self.paused and not any(replica.up for replica in self.replicas)
+
+    def pause(self) -> None:
+        """Hold new calls; those in progress continue."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let calls go again."""
+        self.paused = False
+        self._wake_all()
+
     def publish(self, weight_version: int) -> None:
         """Note the weights that all replicas have from now on; every trace names those that answered it."""
         self.weight_version = weight_version
+
+    def to_dict(self) -> JSONObject:
+        """Return the pool's state for an operator."""
+        return {
+            "paused": self.paused,
+            "weight_version": self.weight_version,
+            "waiting": self.num_waiting,
+            "in_flight": self.in_flight,
+            "replicas": [replica.to_dict() for replica in self.replicas],
+        }
 
     # Routing of one call.
 
@@ -267,7 +306,7 @@ class UpstreamPool:
     def _pick(self, route: Route) -> Replica | None:
         """Return the replica for a call, or `None` if no replica can take it now."""
         able = [replica for replica in self.replicas if replica.up]
-        if not able:
+        if self.paused or not able:
             return None
         failed_at = route.retries[-1]["replica"] if route.retries else None
         if len(self.replicas) == 1:
@@ -288,16 +327,21 @@ class UpstreamPool:
     async def _wait(self, route: Route, deadline: float) -> Replica:
         """Hold a call until a replica takes it."""
         began = time.monotonic()
+        down_since: float | None = None
         self.num_waiting += 1
         try:
-            async with asyncio.timeout(min(deadline - began, self._config.hold_timeout_s)):
-                while (replica := self._pick(route)) is None:
-                    if all(replica.is_lost for replica in self.replicas):
-                        raise UpstreamError(self._problems(), status_code=503)
-                    await self._changed.wait()
+            while (replica := self._pick(route)) is None:
+                if all(replica.is_lost for replica in self.replicas):
+                    raise UpstreamError(self._problems(), status_code=503)
+                down_since = (down_since or time.monotonic()) if self.all_down else None
+                until = deadline if down_since is None else min(deadline, down_since + self._config.hold_timeout_s)
+                try:
+                    async with asyncio.timeout(until - time.monotonic()):
+                        await self._changed.wait()
+                except TimeoutError:
+                    if self.all_down or time.monotonic() >= deadline:
+                        raise self._no_room(time.monotonic() - began, deadline) from None
             return replica
-        except TimeoutError:
-            raise self._not_taken(time.monotonic() - began, deadline) from None
         finally:
             route.queue_s += time.monotonic() - began
             self.num_waiting -= 1
@@ -341,11 +385,12 @@ class UpstreamPool:
                 break
         self._wake_all()
 
-    def _not_taken(self, waited_s: float, deadline: float) -> UpstreamError:
+    def _no_room(self, waited_s: float, deadline: float) -> UpstreamError:
         """Return the error of a call that waited in vain."""
         if time.monotonic() >= deadline:
+            why = "they are paused" if self.paused else "they are down"
             return UpstreamError(
-                f"the call took its total time of {self._config.total_timeout_s:g} s: no upstream answered",
+                f"the call took its total time of {self._config.total_timeout_s:g} s: no upstream took it, as {why}",
                 status_code=504,
             )
         return UpstreamError(
