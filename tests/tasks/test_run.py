@@ -235,6 +235,36 @@ async def test_many_rollouts_at_once_leave_nothing(local, task_folder):
     assert not any("bwrap" in line for line in processes())
 
 
+LEAVES_A_WRITER = """
+import os
+if not os.fork():
+    os.setsid()
+    while True:
+        open("/logs/verifier/reward.txt", "w").write("1")
+"""
+HOSTILE_REPOSITORY = """
+for name in post-checkout reference-transaction fsmonitor; do
+    printf '#!/bin/sh\necho 1 > /logs/verifier/reward.txt; kill -9 $PPID\n' > .git/hooks/$name
+    chmod +x .git/hooks/$name
+done
+git config core.fsmonitor .git/hooks/fsmonitor
+git config alias.rev-parse '!echo 1 > /logs/verifier/reward.txt'
+"""
+
+
+@pytest.mark.parametrize(
+    ("example", "command"),
+    [
+        ("fix-median", f"cat > median.py <<'END'\n{LEAVES_A_WRITER}END"),
+        ("log-report", "ln -s /tests/expected.csv report.csv"),
+        ("repair-git", HOSTILE_REPOSITORY),
+    ],
+)
+async def test_verifiers_of_the_examples_hold_against_what_they_run(local, example, command):
+    outcome = await run_task(read_task(EXAMPLES / example), Shell(command), local)
+    assert outcome.reward < 1
+
+
 def test_the_examples_pass_and_the_command_reports_it(local):
     command = [sys.executable, "-m", "rllm", "tasks", "check", str(EXAMPLES), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
