@@ -1,7 +1,8 @@
 """Sandboxes for programs that are not trusted: agents on tasks, and verifiers of their work.
 
 Read `base.py` first: the interface. Each backend is a module: `bubblewrap` (`local`), `containers` (`podman`, `docker`)
-and so on.
+and so on. `pool` bounds a backend, `route` lets a sandbox reach one server, and `namespaces` is the program that enters
+a sandbox of this machine from outside.
 """
 
 from rllm.sandbox.base import ExecResult, Sandbox, SandboxBackend, SandboxError, SandboxLimits, open_backend

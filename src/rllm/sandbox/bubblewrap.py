@@ -251,7 +251,7 @@ class Bubblewrap(SandboxBackend):
             "groups": group.files_to_join(),
             "binds": binds,
             "files": HOST_FILES if is_host else {},
-            "uid": _FIRST_USER + random.SystemRandom().randrange(_NUM_USERS) if os.geteuid() == 0 else None,
+            "uid": _other_user(),
             "init": [*_own_folder(workdir, binds, limits), "--chdir", "/", "--", *_INIT],
         }
         try:
@@ -340,7 +340,7 @@ async def _started(job: Mapping[str, Any], command: Sequence[str]) -> tuple[asyn
         try:
             ready = await asyncio.wait_for(process.stdout.readline(), _START_TIMEOUT_S)
             if not ready:
-                reason = (await process.stderr.read(4000)).decode(errors="replace").strip()
+                reason = (await process.stderr.read(4000)).decode(errors="replace").strip() or "it was killed"
                 raise SandboxError(f"bubblewrap did not start a sandbox: {reason}")
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
@@ -352,6 +352,13 @@ async def _started(job: Mapping[str, Any], command: Sequence[str]) -> tuple[asyn
         os.close(reader)
         if writer >= 0:
             os.close(writer)
+
+
+def _other_user() -> int | None:
+    """Return a user id for one sandbox, which root may become; `None` for others, and in containers that lack it."""
+    lines = [list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    has_them = any(first <= _FIRST_USER and first + count >= _FIRST_USER + _NUM_USERS for first, _, count in lines)
+    return _FIRST_USER + random.SystemRandom().randrange(_NUM_USERS) if os.geteuid() == 0 and has_them else None
 
 
 def _program() -> str:
@@ -368,8 +375,7 @@ def _check_machine() -> None:
     if "--disable-userns" not in options:
         raise ConfigError("sandbox=local: this bubblewrap is too old; use 0.8 or newer, or sandbox=podman")
     command = [_program(), "--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "true"]
-    user = _FIRST_USER if os.geteuid() == 0 else None
-    ended = subprocess.run(command, capture_output=True, text=True, user=user)
+    ended = subprocess.run(command, capture_output=True, text=True, user=_other_user())
     if ended.returncode:
         raise ConfigError(
             f"sandbox=local: this machine permits no user namespaces ({ended.stderr.strip()}); set the sysctls "

@@ -148,7 +148,8 @@ def enter(job: Job, command: list[str]) -> int:
     opened = {name: os.open(folder + name, os.O_RDONLY) for name in _NAMESPACES}
     user = os.open(folder + "user", os.O_RDONLY)
     if is_root := os.geteuid() == 0:
-        os.setgroups([])
+        with suppress(PermissionError):  # root of a user namespace without groups
+            os.setgroups([])
     _enter_owner(opened["mnt"])
     has_own_user = os.fstat(user).st_ino != os.stat("/proc/self/ns/user").st_ino  # noqa: PTH116
     for name, kind in _NAMESPACES.items():
