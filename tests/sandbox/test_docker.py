@@ -1,9 +1,14 @@
-"""Command lines of containers, answered by a program of the name `docker` or `podman`: no daemon is needed."""
+"""Command lines of containers, answered by a program of the name `docker` or `podman`: no daemon is needed.
+
+The last test has the real `docker`, on podman's service that answers as docker's daemon does.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import shutil
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +17,9 @@ from rllm.errors import ConfigError
 from rllm.sandbox import SandboxError, SandboxLimits, containers, open_backend
 from rllm.sandbox.base import ImageSource
 from rllm.sandbox.owner import this_process
+
+from ..waiting import wait_for
+from .conftest import DEBIAN, SMALL
 
 SCRIPT = f"""#!{sys.executable} -S
 import json, os, pathlib, sys
@@ -138,3 +146,39 @@ def test_a_missing_program_or_daemon_is_named(docker, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"sandbox=docker.*not installed"):
         open_backend("docker")
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    if not shutil.which("docker") or not shutil.which("podman"):
+        pytest.skip("needs docker's command line, and podman")
+    address = f"unix://{tmp_path}/socket"
+    with subprocess.Popen(
+        ["podman", "system", "service", "--time", "0", address], stderr=subprocess.DEVNULL
+    ) as process:
+        wait_for((tmp_path / "socket").exists)
+        monkeypatch.setenv("DOCKER_HOST", address)
+        yield
+        process.terminate()
+
+
+@pytest.mark.sandbox
+async def test_the_real_command_line(service, tmp_path):
+    backend = open_backend("docker")
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo built > /file\n")
+    image = await backend.image(ImageSource(folder=tmp_path / "image"))
+    async with await backend.start(image, limits=SMALL, env={"A": "1"}) as sandbox:
+        result = await sandbox.exec('pwd; echo "$A"; cat /file -; exit 3', input="typed")
+        assert (result.exit_code, result.stdout) == (3, "/app\n1\nbuilt\ntyped")
+        assert (await sandbox.exec("sleep 1119 & sleep 1120", timeout_s=1)).timed_out
+        assert "sleep\x001119" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).stdout
+        await sandbox.upload(tmp_path / "image", "/new")
+        await sandbox.download("/new/Dockerfile", tmp_path / "out")
+        assert (tmp_path / "out").read_text().startswith("FROM")
+        assert await backend.remove_orphans() == 0
+    with pytest.raises(SandboxError):
+        await sandbox.exec("true")
+    await backend.remove_image(image)
+    with pytest.raises(SandboxError):
+        await backend.start(image)

@@ -243,12 +243,13 @@ class _Containers(SandboxBackend):
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
         """Return options of `run`. Few storage drivers limit a container's files, so `_watch_disks` does."""
-        most_files, largest_file = min(_hard_limit(resource.RLIMIT_NOFILE), 65536), limits.disk_mb << 20
+        # The defaults of these two may be above what this machine allows.
+        most_files, most_processes = _at_most(resource.RLIMIT_NOFILE, 65536), _at_most(resource.RLIMIT_NPROC, 32768)
+        bounds = {"nofile": most_files, "nproc": most_processes, "fsize": limits.disk_mb << 20}
         return [
             *("--cpus", str(limits.cpus), "--pids-limit", str(limits.max_processes)),
             *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
-            # The default may be above what this machine allows.
-            *("--ulimit", f"nofile={most_files}:{most_files}", "--ulimit", f"fsize={largest_file}:{largest_file}"),
+            *(text for name, most in bounds.items() for text in ("--ulimit", f"{name}={most}:{most}")),
         ]
 
     async def _watch_disks(self) -> None:
@@ -303,9 +304,8 @@ class Podman(_Containers):
     remove_options = ("--time", "0")
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
-        """Return options of `run`; without them podman hands proxies' addresses in, and asks for more processes."""
-        most = min(_hard_limit(resource.RLIMIT_NPROC), 32768)
-        return [*super().limit_options(limits), "--ulimit", f"nproc={most}:{most}", "--http-proxy=false"]
+        """Return options of `run`; podman would also hand in this process's variables of proxies."""
+        return [*super().limit_options(limits), "--http-proxy=false"]
 
 
 class Docker(_Containers):
@@ -325,6 +325,7 @@ def _variables(env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     return options, {**env, **os.environ}
 
 
-def _hard_limit(kind: int) -> int:
+def _at_most(kind: int, most: int) -> int:
+    """Return a number within this process's own limit."""
     limit = resource.getrlimit(kind)[1]
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+    return most if limit == resource.RLIM_INFINITY else min(limit, most)
