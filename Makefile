@@ -269,6 +269,7 @@ benchmarks: $(VENV)/.dev  ## Measure: gateway, store, rollouts, sampler, start-u
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/gateway_scaling.py
 	$(BIN)/python benchmarks/rollouts.py
+	$(BIN)/python benchmarks/long_rollout.py
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/logprob_memory.py

@@ -71,6 +71,76 @@ def test_a_conversation_is_one_sequence_that_only_grows(
     assert text.endswith(parser.template.render_text(messages, TOOLS)[-8:]), "it ends by asking for an answer"
 
 
+def long_conversation(num_turns: int) -> list[Message]:
+    """Three calls of a tool after each question."""
+    messages: list[Message] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "A fig?"}]
+    for number in range(num_turns):
+        if number % 4 == 3:
+            messages += [{"role": "assistant", "content": f"{number} figs."}, {"role": "user", "content": "And now?"}]
+            continue
+        call = {"id": f"call{number:05}", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": call["id"], "name": "search", "content": str(number)})
+    return messages
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_long_conversation_continues_as_if_all_of_it_were_rendered(
+    parser_of: Callable[..., ChatTemplateParser], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = parser_of(family)
+    messages = long_conversation(24)
+    places = places_of_answers(messages)[3::5]
+
+    def prompts() -> list[list[int]]:
+        continuation = Continuation(parser.tokenizer, parser.template)
+        return [continuation.prompt_ids([5, 6], messages[: place + 2], place + 1, TOOLS) for place in places]
+
+    found = prompts()
+    monkeypatch.setattr("rllm.parser.continuation.near_ends", lambda past: past)
+    assert found == prompts()
+
+
+def test_the_messages_that_are_rendered_for_a_turn_do_not_grow(
+    parser_of: Callable[..., ChatTemplateParser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser, sizes = parser_of("qwen"), []
+    render = parser.template.render_marked
+
+    def counting(messages: list[Message], *rest: Any) -> str:
+        sizes.append(len(messages))
+        return render(messages, *rest)
+
+    monkeypatch.setattr(parser.template, "render_marked", counting)
+    continuation = Continuation(parser.tokenizer, parser.template)
+    messages = long_conversation(120)
+    continuation.prompt_ids([5, 6], messages[:12], 11, TOOLS)
+    largest = {}
+    for num_turns in (20, 60, 100):
+        sizes.clear()
+        continuation.prompt_ids([5, 6], messages[: 2 * num_turns + 2], 2 * num_turns + 1, TOOLS)
+        largest[num_turns] = max(sizes)
+    assert len(set(largest.values())) == 1
+    assert largest[100] < 10
+
+
+COUNTING = (
+    "{% for m in messages %}{{ m.role }}{% if m.role != 'assistant' %} {{ loop.index }}{% endif %}:"
+    "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_a_template_that_counts_messages_is_rendered_with_all_of_them(
+    parser_of: Callable[..., ChatTemplateParser],
+) -> None:
+    tokenizer = deepcopy(parser_of("qwen").tokenizer)
+    tokenizer.chat_template = COUNTING
+    continuation = Continuation(tokenizer, ChatTemplate(tokenizer))
+    messages = long_conversation(30)
+    ids = continuation.prompt_ids([5, 6], messages[:44], 43)
+    assert "tool 44:" in tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

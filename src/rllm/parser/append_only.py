@@ -164,7 +164,7 @@ class AppendOnlyRenderer:
     def next_turn_token(self, past: Sequence[Message], message: Message) -> str:
         """Return the special token that begins the turn after an answer; empty if the turn begins with other text."""
         past, answer = [bare_message(item) for item in past], bare_message(message)
-        follower = _tool_answer(answer) if answer.get("tool_calls") else {"role": "user", "content": PROBE}
+        follower = tool_answer(answer) if answer.get("tool_calls") else {"role": "user", "content": PROBE}
         try:
             return self._first_token(self._added([*past, answer], [follower]))
         except ConfigError:
@@ -204,7 +204,7 @@ class AppendOnlyRenderer:
 
     def _in_the_past(self, past: Sequence[Message], answer: Message) -> str:
         """Return the text of an answer that another message follows, or of the last one if none may follow."""
-        follower = _tool_answer(answer) if answer.get("tool_calls") else {"role": "user", "content": PROBE}
+        follower = tool_answer(answer) if answer.get("tool_calls") else {"role": "user", "content": PROBE}
         try:
             following = self._added([*past, answer], [follower])
             both = self._added(past, [answer, follower])
@@ -338,7 +338,8 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def _tool_answer(answer: Message) -> Message:
+def tool_answer(answer: Message) -> Message:
+    """Return a result of an answer's first tool call."""
     call = answer["tool_calls"][0]
     name = call.get("function", {}).get("name", "tool")
     return {"role": "tool", "tool_call_id": call.get("id", "call00000"), "name": name, "content": PROBE}

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from rllm.errors import ConfigError
-from rllm.parser.append_only import AppendOnlyRenderer, ReasoningHabits, bare_message, closing_of
+from rllm.parser.append_only import (
+    PROBE,
+    AppendOnlyRenderer,
+    ReasoningHabits,
+    bare_message,
+    closing_of,
+    is_assistant,
+    stand_in_past,
+    tool_answer,
+)
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.decoding import Tokenizer, special_tokens
 from rllm.types import JSONMapping, Message, text_of
@@ -18,6 +27,8 @@ _NO_REASONING = ReasoningHabits(prints_field=False, prints_tags=False)
 """Answers lie in the past here, and are rendered without any."""
 _MOST_STOP_TOKENS = 64
 """Maximum number of tokens of a stop string that ended an answer, and of the text sampled with it."""
+_TURNS = ("tool", "answer", "tool", "tool", "answer", "answer", "tool", "answer")
+"""Turns of the conversation that shows whether a template's text depends on distant messages."""
 
 
 class Continuation:
@@ -63,13 +74,13 @@ class Continuation:
         renderer = AppendOnlyRenderer(printed, self._special_tokens, _NO_REASONING, keep_reasoning=True)
         past = [bare_message(message) for message in messages[:num_known]]
         try:
-            end, rest = _following(renderer, past, messages[num_known:])
+            end, rest = self._following(renderer, past, messages[num_known:])
         except ConfigError:
             if not (past[-1].get("tool_calls") and past[-1].get("content")):
                 raise
             # Gemma 4 prints an answer's text after the results of its calls, although it is written before the calls.
             past[-1] = {**past[-1], "content": ""}
-            end, rest = _following(renderer, past, messages[num_known:])
+            end, rest = self._following(renderer, past, messages[num_known:])
         if known_ids[-1] not in self._special_ids:  # it was cut off, or ended by a stop string
             rest = end + rest
         elif not end:  # GLM 4 ends an answer with the token that begins the next turn
@@ -79,6 +90,55 @@ class Continuation:
             more = {**past[-1], "content": self._not_sampled_of(written_on, content, known_ids)}
             rest = control.hidden(more)["content"] + rest
         return [*known_ids, *control.encode(rest)]
+
+    def _following(
+        self, renderer: AppendOnlyRenderer, past: Sequence[Message], messages: Sequence[Message]
+    ) -> tuple[str, str]:
+        """See the function `_following`. Of a long conversation only the messages near its ends are rendered.
+
+        Each turn would otherwise take longer than the one before. A template whose text depends on the others, too, is
+        noticed by an example, or where both are compared, whenever a conversation has doubled.
+        """
+        near = near_ends(past)
+        if len(near) == len(past) or self._needs_all:
+            return _following(renderer, past, messages)
+        try:
+            found = _following(renderer, near, messages)
+        except ConfigError:
+            return _following(renderer, past, messages)
+        if (len(past) // 2).bit_count() > 1:
+            return found
+        whole = _following(renderer, past, messages)
+        self._needs_all = found != whole
+        return whole
+
+    @cached_property
+    def _needs_all(self) -> bool:
+        """True if what the template prints after an answer depends on more than the messages near it."""
+        return any(self._depends_on_all(turns) for turns in (_TURNS, ("answer",) * len(_TURNS)))
+
+    def _depends_on_all(self, turns: Sequence[str]) -> bool:
+        tools = [{"type": "function", "function": {"name": "tool", "parameters": {"type": "object"}}}]
+
+        def printed(these: Sequence[Message], ask: bool) -> str:
+            return self._template.render_marked(these, tools if "tool" in turns else None, ask)
+
+        renderer = AppendOnlyRenderer(printed, self._special_tokens, _NO_REASONING, keep_reasoning=True)
+        past: list[Message] = [{"role": "user", "content": PROBE}]
+        try:
+            for turn in turns:
+                answer: Message = {"role": "assistant", "content": PROBE}
+                following: Message = {"role": "user", "content": PROBE}
+                if turn == "tool":
+                    answer = {**stand_in_past({"role": "tool"})[-1], "content": ""}
+                    following = tool_answer(answer)
+                past.append(answer)
+                if _following(renderer, past, [following]) != _following(renderer, near_ends(past), [following]):
+                    return True
+                past.append(following)
+        except ConfigError:  # the template takes no such turn, so no conversation has one
+            pass
+        return False
 
     @cached_property
     def _closing(self) -> str:
@@ -95,6 +155,13 @@ class Continuation:
                 "extended"
             )
         return written_on.removeprefix(sampled)
+
+
+def near_ends(past: Sequence[Message]) -> Sequence[Message]:
+    """Return a conversation without what lies between its first user message and its last two answers."""
+    begin = next((place for place, message in enumerate(past) if message.get("role") == "user"), 0) + 1
+    answers = [place for place, message in enumerate(past) if is_assistant(message)]
+    return past if len(answers) < 3 or answers[-2] <= begin else [*past[:begin], *past[answers[-2] :]]
 
 
 def _following(renderer: AppendOnlyRenderer, past: Sequence[Message], messages: Sequence[Message]) -> tuple[str, str]:
