@@ -47,8 +47,9 @@ async def test_an_image_is_built_once_for_each_content(podman, tmp_path):
 
 async def test_a_build_that_fails_reports_the_end_of_its_output(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo the reason >&2; exit 7\n")
-    with pytest.raises(SandboxError, match="the reason"):
+    with pytest.raises(SandboxError, match="the reason") as raised:
         await podman.image(ImageSource(folder=tmp_path))
+    assert "exit status 7" in str(raised.value).partition("\n")[0]
     (tmp_path / "Dockerfile").unlink()
     with pytest.raises(SandboxError, match="Dockerfile"):
         await podman.image(ImageSource(folder=tmp_path))

@@ -181,7 +181,8 @@ class _Containers(SandboxBackend):
     async def _make(self, *arguments: str, what: str) -> None:
         result = await self.run(*arguments, timeout_s=None, max_output_bytes=8000)
         if not result.ok:
-            raise SandboxError(f"{what}: {end_of(result)}")
+            output = end_of(result)
+            raise SandboxError(f"{what}: {output.splitlines()[-1]}\n{output}")
 
     async def start(
         self,
