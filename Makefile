@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 VERSIONS := -c constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
 # VERL=0.9.0: with that version of verl, in a folder of its own.
 VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
@@ -51,7 +52,7 @@ test-part-4:
 
 # What one gets who installs without constraints.txt; but torch's newest build may be one of several gigabytes for GPUs.
 test-newest:  ## The fast test suite with the newest version of each dependency, in an environment of its own.
-	$(MAKE) test VENV=$(VENV)-newest VERSIONS="$$(grep '^torch==' constraints.txt)"
+	$(MAKE) test VENV=$(VENV)-newest VERSIONS="$(TORCH)"
 
 test-slow: $(VENV)/.dev  ## The demo, as the README promises it, for three seeds: some minutes more.
 	$(PYTEST) -m "slow and not pretrained"
@@ -208,10 +209,10 @@ $(VENV)/.postgres: tests/store/requirements-postgres.txt | $(VENV)/.dev
 # The package asks for an older mcp than the project, so it has an environment of its own.
 $(VENV)-openenv/.installed: pyproject.toml tests/openenv/requirements.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)-openenv
-	$(VENV)-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openenv]' -r tests/openenv/requirements.txt
+	$(VENV)-openenv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openenv,train]' -r tests/openenv/requirements.txt $(TORCH)
 	@touch $@
 
-test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv servers: a minute.
+test-openenv: $(VENV)-openenv/.installed  ## Environments of real OpenEnv servers, and training on one: some minutes.
 	$(VENV)-openenv/bin/pytest -m openenv tests/openenv
 
 test-postgres: $(VENV)/.postgres  ## The store's tests, the viewer's and those of several gateways, on a real PostgreSQL.

@@ -14,15 +14,15 @@ from rllm.environments.textarena import Game
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 from rllm.types import Message
 
-PILES = (1, 2, 3)
+PILES = (1, 3)
 RECIPE = TinyPolicyRecipe(
     hidden_size=64,
     num_layers=2,
     intermediate_size=192,
     vocab_size=360,
     context_length=1024,
-    skill_steps=120,
-    habit_steps=40,
+    skill_steps=200,
+    habit_steps=60,
     batch_size=16,
 )
 

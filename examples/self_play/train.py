@@ -10,15 +10,15 @@ from rllm.environments import open_env
 from rllm.trainer import AgentTrainer
 from rllm.trainer.config import load_config
 
-GAME = "textarena:Nim-v0?piles=[1,2,3]"
+GAME = "textarena:Nim-v0?piles=[1,3]"
 NUM_GAMES = 200
 SETTINGS = {
     "num_steps": 30,
-    "tasks_per_step": 16,
+    "tasks_per_step": 8,
     "rollout": {"group_size": 4, "max_tokens": 8},
     "algorithm": {"name": "rae"},
     "optim": {"lr": 1e-3, "schedule": "linear"},
-    "eval": {"every": 15},
+    "eval": {"every": 30},
     "save_every": 0,
 }
 

@@ -1,12 +1,13 @@
-"""Server of an environment, made with OpenEnv: `python server.py text|json|tools PORT SESSIONS`.
+"""Server of an environment, made with OpenEnv: `python server.py text|json|tools|spell PORT SESSIONS`.
 
-It ends by itself after five minutes.
+It ends by itself after half an hour.
 """
 
 import os
 import random
 import sys
 import threading
+from string import ascii_lowercase
 from typing import Any
 
 import uvicorn
@@ -73,6 +74,25 @@ class WalkInWords(Walk):
         )
 
 
+class Spell(Environment):
+    """Say the letters from one to another, which depend on the seed, in one answer."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None) -> Observation:
+        rng = random.Random(seed)
+        count, stop = rng.randint(2, 6), rng.randint(8, 26)
+        self.answer = " ".join(ascii_lowercase[stop - count : stop])
+        return Heard(text=f"{self.answer[0]} to {self.answer[-1]}", done=False)
+
+    def step(self, action: Say, timeout_s: float | None = None) -> Observation:
+        return Heard(text="", done=True, reward=float(action.word == self.answer))
+
+    @property
+    def state(self) -> State:
+        return State(step_count=0)
+
+
 class Safe(MCPEnvironment):
     """A safe with a number that a tool tells; opening it is worth 1."""
 
@@ -122,12 +142,13 @@ class Safe(MCPEnvironment):
 
 KINDS = {
     "text": (WalkInWords, Say, Heard),
+    "spell": (Spell, Say, Heard),
     "json": (Walk, Move, Position),
     "tools": (Safe, CallToolAction, CallToolObservation),
 }
 
 if __name__ == "__main__":
     kind, port, sessions = sys.argv[1:]
-    threading.Timer(300, os._exit, (3,)).start()
+    threading.Timer(1800, os._exit, (3,)).start()
     app = create_fastapi_app(*KINDS[kind], max_concurrent_envs=int(sessions))
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")

@@ -20,6 +20,7 @@ from rllm.environments import NamedEnvironment, open_env
 from rllm.errors import ConfigError, EnvError
 from rllm.testing.scripted import ScriptedEngine
 from rllm.types import UNSCORED
+from tests.learning.named import openenv
 from tests.ports import free_port
 
 pytestmark = pytest.mark.openenv
@@ -53,6 +54,12 @@ def text_url() -> Iterator[str]:
 def json_url() -> Iterator[str]:
     with server("json") as (url, _):
         yield url
+
+
+def test_a_policy_learns_letters(tmp_path: Path) -> None:
+    with server("spell", sessions=64) as (url, _):
+        first, *_, last = openenv(url).run(tmp_path / "run")
+    assert first < 0.4 < 0.6 < last
 
 
 def engine_of(named: NamedEnvironment, model) -> AgentExecutionEngine:
