@@ -10,6 +10,7 @@ import pytest
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
+from ..sandbox.conftest import backend_or_skip
 from .conftest import here
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
@@ -36,6 +37,7 @@ def test_mistakes_are_refused(command, arguments, named, work, fails):
 
 @pytest.mark.sandbox
 def test_a_rollout_is_evaluated_and_explained(tmp_path):
+    backend_or_skip("local")
     solution = (EXAMPLES / "log-report" / "solution" / "solve.sh").read_text()
     engine = ScriptedEngine([f"```sh\n{solution}```", "done"])
     with ScriptedServer(engine, model="big") as server:
@@ -59,6 +61,7 @@ def test_a_rollout_is_evaluated_and_explained(tmp_path):
 
 @pytest.mark.sandbox
 def test_the_oracle_needs_no_answers(tmp_path):
+    backend_or_skip("local")
     with ScriptedServer(ScriptedEngine(["unused"]), model="big") as server:
         done = here("eval", str(EXAMPLES), "--agent", "oracle", "--base-url", server.base_url, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

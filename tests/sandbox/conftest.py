@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -22,11 +23,19 @@ SMALL = SandboxLimits(memory_mb=256, disk_mb=64, max_processes=64)
 
 def backend_or_skip(name: str) -> SandboxBackend:
     try:
-        return open_backend(name)
+        backend = open_backend(name)
+        if name == "podman" and not _has_image():
+            raise ConfigError(f"podman has no image {DEBIAN}: run python tests/sandbox/install.py")
     except ConfigError as error:
         if os.environ.get("RLLM_TEST_SANDBOXES") == "required":
             raise
         pytest.skip(str(error))
+    return backend
+
+
+@functools.cache
+def _has_image() -> bool:
+    return subprocess.run(["podman", "image", "exists", DEBIAN]).returncode == 0
 
 
 @pytest.fixture(params=list(IMAGES))

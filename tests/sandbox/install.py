@@ -23,18 +23,30 @@ INCLUDED = "python3,git,ca-certificates"
 
 
 def main() -> None:
+    if problem := install():
+        banner = "=" * 78
+        sys.exit(f"{banner}\nTESTS OF SANDBOXES WITHOUT THESE PROGRAMS ARE SKIPPED: {problem}\n{banner}")
+
+
+def install() -> str:
+    """Install what is missing; return why that is not possible, or an empty text."""
     missing = [package for program, package in PROGRAMS.items() if not shutil.which(program, path=_path())]
-    if missing:
-        if not shutil.which("apt-get") or (os.geteuid() != 0 and not can_be_root()):
-            sys.exit(f"make test-sandbox needs {', '.join(missing)}: as root, apt-get install {' '.join(missing)}")
-        as_root = () if os.geteuid() == 0 else ("sudo",)
-        run(*as_root, "apt-get", "update", "--quiet")
-        run(*as_root, "apt-get", "install", "--quiet", "--yes", "--no-install-recommends", *missing)
-    if subprocess.run(["podman", "image", "exists", IMAGE]).returncode:
-        with tempfile.TemporaryDirectory() as folder:
-            archive = Path(folder) / "root.tar"
-            run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={INCLUDED}", "bookworm", str(archive))
-            run("podman", "import", "--quiet", str(archive), IMAGE)
+    try:
+        if missing:
+            remedy = f"{', '.join(missing)} missing: as root, apt-get install {' '.join(missing)}"
+            if not shutil.which("apt-get") or (os.geteuid() != 0 and not can_be_root()):
+                return remedy
+            as_root = () if os.geteuid() == 0 else ("sudo",)
+            run(*as_root, "apt-get", "update", "--quiet")
+            run(*as_root, "apt-get", "install", "--quiet", "--yes", "--no-install-recommends", *missing)
+        if subprocess.run(["podman", "image", "exists", IMAGE]).returncode:
+            with tempfile.TemporaryDirectory() as folder:
+                archive = Path(folder) / "root.tar"
+                run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={INCLUDED}", "bookworm", str(archive))
+                run("podman", "import", "--quiet", str(archive), IMAGE)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return str(error)
+    return ""
 
 
 def can_be_root() -> bool:

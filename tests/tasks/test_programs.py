@@ -14,6 +14,8 @@ from rllm.tasks.shell_tasks import shell_tasks
 from rllm.testing.gateway import scripted_gateway
 from rllm.types import VERDICT_KEY
 
+from .conftest import backend_or_skip
+
 pytestmark = pytest.mark.frameworks
 
 INSTALLED = Path(__file__).parents[2] / ".frameworks"
@@ -30,6 +32,7 @@ LAST = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_solves_a_task(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend_or_skip("local")
     monkeypatch.setenv("RLLM_CACHE", str(INSTALLED / "cache"))
     [task] = shell_tasks(1, seed=3)
 

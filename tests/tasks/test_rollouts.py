@@ -19,13 +19,19 @@ from rllm.testing.scripted import Script
 from rllm.trainer import AgentTrainer
 from rllm.types import VERDICT_KEY, Episode
 
+from .conftest import backend_or_skip
+
 TASKS = "tasks:shell?size=8&seed=3"
 CREATE, *_ = shell_tasks(8, seed=3)
 in_sandboxes = pytest.mark.sandbox
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.node.get_closest_marker("sandbox"):
+        backend_or_skip("local")
     monkeypatch.setenv("RLLM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
