@@ -51,6 +51,7 @@ def test_held_out_tasks_may_come_from_another_file(tmp_path: Path) -> None:
         ([LAKE, "gymnasium:CartPole-v1?max_steps=1"], "max_steps"),
         ([LAKE, "gymnasum:CartPole-v1"], "did you mean 'gymnasium'"),
         (["mcp:python server.py?tasks=tasks.jsonl"], "cannot name files or code"),
+        (["tasks:shell?agent=code.py:run"], "cannot name files or code"),
         (["verifiers:os"], "cannot name files or code"),
         (["gymnasium:os:CartPole-v1"], "cannot name files or code"),
         (["file:mixed.jsonl"], "cannot name files or code"),

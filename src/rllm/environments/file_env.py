@@ -61,7 +61,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
 def _opened(spec: str) -> NamedEnvironment:
     """Open an environment that data names, so it must not name code."""
     scheme, _, name = spec.partition(":")
-    if scheme in ("file", "mcp", "verifiers") or (scheme == "gymnasium" and ":" in name):
+    if scheme in ("file", "mcp", "tasks", "verifiers") or (scheme == "gymnasium" and ":" in name):
         raise ConfigError(f"env={spec!r}: data cannot name files or code to run; use --env with this name alone")
     named = open_named(spec)
     if named.env_class is None or not named.env_class.is_multithread_safe():
