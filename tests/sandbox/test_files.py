@@ -63,6 +63,24 @@ def test_names_links_and_devices_that_lead_out_are_left_out(tmp_path):
     assert (tmp_path / "out/sub/up").read_text() == (tmp_path / "out/same").read_text() == "xx"
 
 
+def test_a_link_below_a_link_is_refused(tmp_path):
+    """Its target leads out of the folder from where it would be, though not from where its name says."""
+    members = [
+        member("b", tarfile.DIRTYPE),
+        member("x/y/a", tarfile.SYMTYPE, to="../../b"),
+        member("x/y/a/up", tarfile.SYMTYPE, to="../../.."),
+    ]
+    with pytest.raises(SandboxError, match="below a link"):
+        unpack(archive(*members), tmp_path / "out", into_folder=True, max_bytes=100)
+    assert names(tmp_path / "out/b") == []
+
+
+def test_a_header_is_not_read_into_memory_whatever_its_size(tmp_path):
+    long = archive(member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=3 << 20), member("file"))
+    with pytest.raises(SandboxError, match="too long"):
+        unpack(long, tmp_path / "out", into_folder=True, max_bytes=1 << 30)
+
+
 def test_a_link_is_replaced_rather_than_written_through(tmp_path):
     (tmp_path / "host").write_text("of the host")
     (tmp_path / "out").mkdir()

@@ -9,6 +9,9 @@ from typing import IO
 
 from rllm.sandbox.base import SandboxError
 
+_MAX_READ = 1 << 20
+"""Bytes; `shutil.copyfileobj` reads less of a file at a time."""
+
 
 def pack(source: Path, archive: IO[bytes], *, name: str) -> None:
     """Write a file, or the content of a folder, as a tar archive that root owns; devices and the like are left out.
@@ -35,6 +38,19 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member if member.isreg() or member.isdir() or member.issym() or member.islnk() else None
 
 
+class _BoundedReads:
+    """An archive whose headers are short: `tarfile` reads a long name into memory, whatever its size."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if size > _MAX_READ:
+            raise SandboxError("the archive from the sandbox has a header that is too long")
+        return self._file.read(size)
+
+
 def unpack(archive: IO[bytes], target: Path, *, into_folder: bool, max_bytes: int) -> None:
     """Write the content of an untrusted archive: files, folders, and links that stay inside; nothing else.
 
@@ -48,7 +64,7 @@ def unpack(archive: IO[bytes], target: Path, *, into_folder: bool, max_bytes: in
         SandboxError: if it exceeds the limit, or is no archive, or its names contradict each other.
     """
     try:
-        with tarfile.open(fileobj=archive, mode="r:") as tar:
+        with tarfile.open(fileobj=_BoundedReads(archive), mode="r:") as tar:  # type: ignore[call-overload]
             if into_folder:
                 _unpack_folder(tar, target, max_bytes)
             else:
@@ -93,9 +109,16 @@ def _unpack_folder(tar: tarfile.TarFile, target: Path, max_bytes: int) -> None:
             written[name] = path
     # Links come last: while files are written, no folder on their way is one.
     for path, to in links:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.symlink_to(to)
+        _link(path, to, target)
+
+
+def _link(path: Path, to: str, target: Path) -> None:
+    """Make a link in `target`. Another link on its way would move it, and `to` was judged by its name alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.resolve() != target.resolve() / path.parent.relative_to(target):
+        raise SandboxError(f"{path.name} is below a link in the archive")
+    path.unlink(missing_ok=True)
+    path.symlink_to(to)
 
 
 def _inside(name: str) -> PurePosixPath | None:
