@@ -169,6 +169,9 @@ async def test_commands_and_files(server, modal, kind, tmp_path):
         long = await sandbox.exec("printf 0123456789; echo", max_output_bytes=4)
         assert (long.stdout, long.num_dropped_bytes) == ("01\n... 7 bytes omitted ...\n9\n", 7)
         assert (await sandbox.exec("kill -SEGV $$")).exit_code == -11
+        assert (await sandbox.exec("echo in time", timeout_s=60)).stdout == "in time\n"
+        stopped = await sandbox.exec("echo begun; sleep 1121", timeout_s=1)
+        assert (stopped.exit_code, stopped.timed_out, stopped.stdout) == (-9, True, "begun\n")
 
         (tmp_path / "in").write_bytes(b"up\0\r\n\r\nloaded")
         await sandbox.upload(tmp_path / "in", str(tmp_path / "work/sub/file"))

@@ -94,7 +94,7 @@ class RemoteSandbox(Sandbox):
         script = _EXEC.format(
             cwd=shlex.quote(cwd or self.workdir),
             variables=shlex.join(f"{name}={value}" for name, value in {**(env or {}), client.MARK: mark}.items()),
-            deadline=f"timeout -s client.KILL {math.ceil(timeout_s)}" if timeout_s else "",
+            deadline=f"timeout -s KILL {math.ceil(timeout_s)}" if timeout_s else "",
             program=shlex.join(["sh", "-c", command] if isinstance(command, str) else command),
             stdin=stdin,
             kill=shlex.quote(client.KILL),
@@ -210,8 +210,10 @@ class RemoteBackend(SandboxBackend):
 
 
 async def _send(method: str, url: str, **arguments: Any) -> bytes:
+    # The answer to a command comes when that has ended.
+    timeout = httpx.Timeout(client.TRANSFER_TIMEOUT_S, read=_LIFETIME_S)
     try:
-        async with httpx.AsyncClient(timeout=client.TRANSFER_TIMEOUT_S) as http:
+        async with httpx.AsyncClient(timeout=timeout) as http:
             response = await http.request(method, url, **arguments)
     except httpx.HTTPError as error:
         raise SandboxError(f"{method} {url}: {error!r}") from error
