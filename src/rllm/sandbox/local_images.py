@@ -26,9 +26,10 @@ DESCRIPTION, ARCHIVE = "rllm-image.json", "files.tar"
 _HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _HOST_SETTINGS = (
     *("alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types"),
-    *("nsswitch.conf", "os-release", "pki", "protocols", "services", "ssl"),
+    *("nsswitch.conf", "os-release", "pki/ca-trust", "pki/tls/cert.pem", "pki/tls/certs", "protocols", "services"),
+    *("ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf"),
 )
-"""Of `/etc`: nothing that is private to this machine."""
+"""Of `/etc`: nothing that is private to this machine, such as the keys in `ssl/private`."""
 HOST_FILES = {
     "/etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "/etc/group": "root:x:0:\nnogroup:x:65534:\n",
