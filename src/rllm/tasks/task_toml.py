@@ -172,7 +172,8 @@ def _unsupported(task: TaskToml) -> Iterator[str]:
 def _problem_of_artifact(path: str, item: str | JSONObject) -> str | None:
     if not path or ".." in PurePosixPath(path).parts:
         return f"artifacts={shown(item)}: use absolute paths in the sandbox"
-    if path.rstrip("/") in ("", "/tests", "/logs", "/logs/verifier"):
+    place = PurePosixPath("/", path)
+    if str(place) in ("/", "/logs") or any(place.is_relative_to(own) for own in ("/tests", "/logs/verifier")):
         return f"artifacts={path!r}: the verifier's own files do not come from the agent's sandbox"
     if not isinstance(item, str) and (item.get("exclude") or item.get("service") not in (None, "main")):
         return f"artifacts={shown(item)}: exclude and service are not supported: name the paths to copy"
