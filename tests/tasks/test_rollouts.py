@@ -90,6 +90,11 @@ def test_terminus_calls_a_tool_where_the_model_has_tools() -> None:
 
 
 @in_sandboxes
+def test_terminus_runs_a_command_without_its_zero_bytes() -> None:
+    assert rolled_out([CREATE.command.replace(" ", "\0 ", 1), "done"]).is_correct
+
+
+@in_sandboxes
 def test_terminus_ends_when_it_has_no_commands_left() -> None:
     episode = rolled_out(["ls"], "&max_steps=3")
     assert [step.model_response for step in episode.trajectories[0].steps] == ["ls"] * 3

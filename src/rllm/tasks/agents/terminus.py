@@ -109,6 +109,7 @@ class Terminus(SandboxAgent):
         return await self._output(command, sandbox)
 
     async def _output(self, command: str, sandbox: Sandbox) -> str:
+        command = command.replace("\0", "")  # as shells do; no argument can have it
         result = await sandbox.exec(command, timeout_s=self.command_timeout_s, max_output_bytes=4 * self.max_output)
         return shown_output(result, self.max_output, self.command_timeout_s)
 
