@@ -228,6 +228,24 @@ async def test_the_root_is_no_working_directory(local, task_folder):
         await run_task(task, Idle(), local)
 
 
+async def test_all_rollouts_that_wait_for_an_installation_hear_that_it_failed(local, task_folder):
+    class Broken(Shell):
+        async def install(self, sandbox):
+            await asyncio.sleep(0.1)
+            raise OSError("no such package")
+
+    task, agent = read_task(task_folder()), Broken()
+    failed = await asyncio.gather(*(run_task(task, agent, local) for _ in range(3)), return_exceptions=True)
+    assert [type(error) for error in failed] == [AgentError] * 3
+
+
+async def test_a_file_that_grows_while_it_is_copied_is_taken(backend, task_folder):
+    """The agent left a program running."""
+    grow = "(while :; do head -c 1000000 /dev/zero; sleep 0.01; done) > log 2>&1 & echo yes > done; sleep 0.5"
+    outcome = await run_task(read_task(task_folder()), Shell(grow), backend)
+    assert outcome.reward == 1.0
+
+
 async def test_many_rollouts_at_once_leave_nothing(local, task_folder):
     task = read_task(task_folder())
     outcomes = await asyncio.gather(*(run_task(task, Oracle(), local) for _ in range(8)))

@@ -40,10 +40,16 @@ for round in 1 2 3 4 5 6 7 8; do
 done
 exit 1
 """
+# GNU tar ends with 1 if files changed meanwhile: a server that an agent left running may write its log.
 PACK = """
-if [ -d "$1" ]; then exec tar -cf - -C "$1" .; fi
+pack() {
+  tar "$@"; code=$?
+  if [ $code = 1 ] && tar --version 2>/dev/null | grep -q GNU; then code=0; fi
+  exit $code
+}
+if [ -d "$1" ]; then pack -cf - -C "$1" .; fi
 [ -e "$1" ] || { echo "no such file" >&2; exit 3; }
-exec tar -chf - -C "$(dirname -- "$1")" "$(basename -- "$1")"
+pack -chf - -C "$(dirname -- "$1")" "$(basename -- "$1")"
 """
 FIND_FOLDER = 'folder=${1:-$PWD}; [ "$folder" != / ] || folder=/app; mkdir -p -- "$folder" && echo "$folder"'
 """Makes the working directory where the image is not known on this machine, and prints it."""

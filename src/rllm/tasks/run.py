@@ -172,18 +172,28 @@ async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
     try:
         await sandbox.download(sandbox.workdir, carried / "workdir", max_bytes=max_bytes)
     except SandboxError as error:
+        await _check_running(sandbox)
         raise AgentError(f"the agent left no working directory {sandbox.workdir} that can be read: {error}") from error
     for number, path in enumerate(task.artifacts):
         try:
             await sandbox.download(path, carried / f"artifact-{number}", max_bytes=max_bytes)
-        except SandboxError:
-            continue  # the agent did not make it, and the verifier will see that
+        except SandboxError:  # the agent did not make it, and the verifier will see that
+            await _check_running(sandbox)
+
+
+async def _check_running(sandbox: Sandbox) -> None:
+    """Raise `SandboxError` if the sandbox has ended, for which the agent is not blamed."""
+    await sandbox.exec(["true"], cwd="/", timeout_s=60)
 
 
 async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path) -> None:
     """Copy the agent's working directory and artifacts into the verifier's sandbox."""
     tests = "" if task.verifier_image else "/tests"
-    await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir, tests], cwd="/", timeout_s=task.verifier_timeout_s)
+    emptied = await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir, tests], cwd="/", timeout_s=task.verifier_timeout_s)
+    if not emptied.ok:
+        raise SandboxError(
+            f"{workdir} and /logs/verifier cannot be made empty for the verifier: {emptied.stderr[-500:]}"
+        )
     await sandbox.upload(carried / "workdir", workdir)
     for number, path in enumerate(task.artifacts):
         if (source := carried / f"artifact-{number}").exists():
@@ -197,13 +207,14 @@ async def _once(key: Hashable, make: Callable[[], Coroutine[None, None, str | No
     """Return the result of a coroutine that runs once for each key and event loop; again if it failed."""
     loop = asyncio.get_running_loop()
     tasks = _tasks_of.setdefault(loop, {})
-    if key not in tasks:
-        tasks[key] = loop.create_task(make())
+    task = tasks.get(key) or loop.create_task(make())
+    tasks[key] = task
     try:
-        return await asyncio.shield(tasks[key])
+        return await asyncio.shield(task)
     finally:
-        if tasks[key].done() and (tasks[key].cancelled() or tasks[key].exception() is not None):
-            tasks.pop(key, None)
+        is_failed = task.done() and (task.cancelled() or task.exception() is not None)
+        if is_failed and tasks.get(key) is task:
+            del tasks[key]
 
 
 @contextmanager
