@@ -45,6 +45,17 @@ async def test_an_image_is_built_once_for_each_content(podman, tmp_path):
             await podman.remove_image(image)
 
 
+def test_several_wait_for_an_image_in_one_event_loop_after_the_other(podman, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN date +%N > built\n")
+
+    async def images() -> set[str]:
+        return set(await asyncio.gather(*(podman.image(ImageSource(folder=tmp_path)) for _ in range(3))))
+
+    [first], [again] = asyncio.run(images()), asyncio.run(images())
+    assert first == again
+    asyncio.run(podman.remove_image(first))
+
+
 async def test_a_build_that_fails_reports_the_end_of_its_output(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo the reason >&2; exit 7\n")
     with pytest.raises(SandboxError, match="the reason") as raised:

@@ -30,7 +30,7 @@ from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
-from rllm.sandbox.client import MARK, ClientSandbox, uncancelled
+from rllm.sandbox.client import MARK, ClientSandbox, lock_of, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
 from rllm.sandbox.dockerfile import Recipe, build, read_dockerfile
 from rllm.sandbox.local_images import (
@@ -176,10 +176,6 @@ class Bubblewrap(SandboxBackend):
 
     name = "local"
 
-    def __init__(self) -> None:
-        """Start nothing."""
-        self._builds: dict[str, asyncio.Lock] = {}
-
     def check(self) -> None:
         """Raise `ConfigError` unless bubblewrap is installed and may make namespaces."""
         _check_machine()
@@ -192,7 +188,7 @@ class Bubblewrap(SandboxBackend):
         recipe = read_dockerfile(folder)
         key = await in_thread(lambda: digest(folder), name="reading an image folder")
         image = cache_folder() / "sandboxes" / key
-        async with self._builds.setdefault(key, asyncio.Lock()):
+        async with lock_of(key):
             if not image.is_dir():
                 await self._build(recipe, image)
         return str(image)

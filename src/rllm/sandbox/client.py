@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+from weakref import WeakKeyDictionary
 
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
@@ -231,6 +232,14 @@ async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
     task.result()
     if cancelled:
         raise cancelled
+
+
+_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
+
+
+def lock_of(image: str) -> asyncio.Lock:
+    """Return the lock of an image that is built; each event loop has its own, since a lock belongs to one."""
+    return _locks.setdefault(asyncio.get_running_loop(), {}).setdefault(image, asyncio.Lock())
 
 
 class ClientSandbox(Sandbox):

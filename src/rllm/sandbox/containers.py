@@ -21,7 +21,7 @@ from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
-from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, uncancelled
+from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, lock_of, uncancelled
 from rllm.sandbox.local_images import digest
 from rllm.sandbox.owner import has_ended, run_after, this_process
 from rllm.sandbox.route import Route
@@ -132,7 +132,6 @@ class _Containers(SandboxBackend):
         self.sandboxes: dict[str, ContainerSandbox] = {}
         self._runtime: list[str] = []
         self._folders: dict[str, str] = {}
-        self._builds: dict[str, asyncio.Lock] = {}
         self._started = False
         self._watch: asyncio.Task[None] | None = None
 
@@ -172,7 +171,7 @@ class _Containers(SandboxBackend):
         if not (folder / "Dockerfile").is_file():
             raise SandboxError(f"{folder} has no Dockerfile")
         name = f"localhost/rllm-image:{await in_thread(lambda: digest(folder), name='reading an image folder')}"
-        async with self._builds.setdefault(name, asyncio.Lock()):
+        async with lock_of(name):
             if not (await self.run("image", "inspect", name)).ok:
                 logger.info("Building the image of %s", folder)
                 await self._make("build", "--tag", name, str(folder), what=f"the image of {folder} cannot be built")
