@@ -1,5 +1,9 @@
+import asyncio
 import sys
 
+import psutil
+
+from rllm.sandbox.base import Stream
 from rllm.sandbox.client import OutputKeeper, run_program
 
 
@@ -12,6 +16,27 @@ def test_output_keeps_both_ends_and_counts_the_rest():
     assert kept.num_dropped_bytes == 7
     assert b"".join(seen) == b"abcdefghij"
     assert kept.text("stderr") == ""
+
+
+def test_a_program_ends_with_the_event_loop(caplog):
+    """The loop cancels all tasks at once, those that were to end programs too."""
+    pids: list[int] = []
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        def add(_: Stream, data: bytes) -> None:
+            pids.append(int(data))
+            begun.set()
+
+        program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+        running = asyncio.create_task(run_program([sys.executable, "-S", "-c", program], add))
+        await begun.wait()
+        assert not running.done()
+
+    asyncio.run(main())
+    assert not psutil.pid_exists(*pids)
+    assert not caplog.records
 
 
 async def test_a_program_that_ignores_its_end_is_killed():

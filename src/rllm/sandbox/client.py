@@ -144,11 +144,19 @@ async def run_program(
         _read(process.stderr, "stderr", on_output, failed),
         process.wait(),
     )
+    finished.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio logs its cancellation
     try:
         await asyncio.wait([finished, failed], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         timed_out = not finished.done() and not failed.done()
     finally:
-        await uncancelled(_end(process, finished, kill))
+        try:
+            await uncancelled(_end(process, finished, kill))
+        finally:
+            # A loop that ends cancels all tasks, the one that ends the program too.
+            process._transport.close()  # type: ignore[attr-defined]  # kills a program that runs, and closes its pipes
+            if process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), 5.0)
     if failed.done():
         failed.result()
     return Ended(-9 if process.returncode is None else process.returncode, timed_out)
