@@ -185,6 +185,8 @@ async def test_commands_and_files(server, modal, kind, tmp_path):
         route = await sandbox.open_route("http://127.0.0.1:1/sessions/1/v1")
     assert route == "http://192.0.2.7:8000/sessions/1/v1"
     await sandbox.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await sandbox.exec("true")
     assert server.deleted + modal.ended in (["/sandboxes/s1"], ["/sandbox/d1"], [1])
 
 
@@ -219,6 +221,12 @@ async def test_a_sandbox_that_does_not_start_is_an_error_and_deleted(server, mon
     monkeypatch.setenv("E2B_API_URL", f"{server.url}/nowhere")
     with pytest.raises(SandboxError, match="nowhere"):
         await E2B().start("image")
+
+
+async def test_a_sandbox_that_ended_by_itself_is_closed(server, monkeypatch, caplog):
+    async with await E2B().start("image"):
+        monkeypatch.setattr(Service, "do_DELETE", lambda self: self.answer({}, 404))
+    assert "may still exist" in caplog.text
 
 
 async def test_missing_keys_packages_and_images_are_named(server, monkeypatch, tmp_path):

@@ -12,12 +12,14 @@ import base64
 import importlib
 import io
 import json
+import logging
 import math
 import os
 import shlex
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -40,6 +42,7 @@ from rllm.sandbox.base import (
 from rllm.sandbox.files import pack, unpack
 from rllm.sandbox.public_route import gateway_address, public_route
 
+logger = logging.getLogger(__name__)
 _LIMITS = SandboxLimits()
 _LIFETIME_S = 3600
 _START_TIMEOUT_S = 300.0
@@ -70,7 +73,7 @@ class RemoteSandbox(Sandbox):
     async def shell(self, script: str, *arguments: str, redirect: str = "") -> str:
         """Run a script as root; return its output, or raise `SandboxError` if it fails."""
         line = shlex.join(["sh", "-c", script, "sh", *arguments])
-        code, output = await self._backend.shell(self._handle, f"{line} {redirect}")
+        code, output = await self._backend.shell(self._open(), f"{line} {redirect}")
         if code:
             raise SandboxError(f"sandbox {self.id}: exit code {code}: {output[-500:].strip()}")
         return output
@@ -90,7 +93,7 @@ class RemoteSandbox(Sandbox):
         mark, began, half = new_id(), time.monotonic(), max_output_bytes // 2
         stdin = f"/tmp/.{mark}" if input else "/dev/null"
         if input:
-            await self._backend.write(self._handle, stdin, input.encode())
+            await self._backend.write(self._open(), stdin, input.encode())
         script = _EXEC.format(
             cwd=shlex.quote(cwd or self.workdir),
             variables=shlex.join(f"{name}={value}" for name, value in {**(env or {}), client.MARK: mark}.items()),
@@ -126,7 +129,7 @@ class RemoteSandbox(Sandbox):
         archive, path, packed = io.BytesIO(), PurePosixPath(target), f"/tmp/.{new_id()}"
         is_folder = await in_thread(source.is_dir, name="looking for files to upload")
         await in_thread(lambda: pack(source, archive, name=path.name), name="packing files for a sandbox")
-        await self._backend.write(self._handle, packed, archive.getvalue())
+        await self._backend.write(self._open(), packed, archive.getvalue())
         await self.shell(client.UNPACK, str(path if is_folder else path.parent), redirect=f"<{packed} && rm {packed}")
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 64 << 20) -> None:
@@ -134,7 +137,7 @@ class RemoteSandbox(Sandbox):
         size = await self.shell(client.PACK, source, redirect=f">{packed} && wc -c <{packed}")
         if int(size) > 2 * max_bytes + (1 << 20):
             raise SandboxError(f"{source} in sandbox {self.id} has more than max_bytes={max_bytes:,} bytes")
-        content = await self._backend.read(self._handle, packed)
+        content = await self._backend.read(self._open(), packed)
         is_folder = content[:2] in (b"./", b".\0")
         await in_thread(
             lambda: unpack(io.BytesIO(content), target, into_folder=is_folder, max_bytes=max_bytes),
@@ -147,7 +150,16 @@ class RemoteSandbox(Sandbox):
     async def close(self) -> None:
         if self._handle is not None:
             handle, self._handle = self._handle, None
-            await client.uncancelled(self._backend.delete(handle))
+            try:
+                await client.uncancelled(self._backend.delete(handle))
+            except SandboxError as error:  # it may have ended by itself
+                logger.warning("Sandbox %s may still exist: %s", self.id, error)
+
+    def _open(self) -> Any:
+        """Return the handle; raise `SandboxError` if the sandbox was closed."""
+        if self._handle is None:
+            raise SandboxError(f"sandbox {self.id} has ended: it was closed")
+        return self._handle
 
 
 class RemoteBackend(SandboxBackend):
@@ -354,7 +366,7 @@ class Modal(RemoteBackend):
     async def create(self, image: str, limits: SandboxLimits, env: Mapping[str, str]) -> tuple[str, Any]:
         address, modal = gateway_address(), _modal()
         network = {"outbound_cidr_allowlist": [f"{address[0]}/32"]} if address else {"block_network": True}
-        try:
+        with _modal_errors(f"no sandbox of {image} starts"):
             sandbox = await modal.Sandbox.create.aio(
                 *("sleep", "infinity"),
                 app=await modal.App.lookup.aio("rllm-sandboxes", create_if_missing=True),
@@ -365,26 +377,34 @@ class Modal(RemoteBackend):
                 timeout=_LIFETIME_S,
                 **network,
             )
-        except modal.exception.Error as error:
-            raise SandboxError(f"no sandbox of {image} starts: {error}") from error
         return sandbox.object_id, sandbox
 
     async def shell(self, handle: Any, line: str) -> tuple[int, str]:
-        try:
+        with _modal_errors(f"sandbox {handle.object_id}"):
             process = await handle.exec.aio("sh", "-c", line)
             output, errors = await asyncio.gather(process.stdout.read.aio(), process.stderr.read.aio())
             return await process.wait.aio(), output or errors
-        except _modal().exception.Error as error:
-            raise SandboxError(f"sandbox {handle.object_id}: {error}") from error
 
     async def write(self, handle: Any, path: str, content: bytes) -> None:
-        await handle.filesystem.write_bytes.aio(content, path)
+        with _modal_errors(f"sandbox {handle.object_id}"):
+            await handle.filesystem.write_bytes.aio(content, path)
 
     async def read(self, handle: Any, path: str) -> bytes:
-        return bytes(await handle.filesystem.read_bytes.aio(path))
+        with _modal_errors(f"sandbox {handle.object_id}"):
+            return bytes(await handle.filesystem.read_bytes.aio(path))
 
     async def delete(self, handle: Any) -> None:
-        await handle.terminate.aio()
+        with _modal_errors(f"sandbox {handle.object_id}"):
+            await handle.terminate.aio()
+
+
+@contextmanager
+def _modal_errors(where: str) -> Iterator[None]:
+    """Convert errors of Modal's package to `SandboxError`s."""
+    try:
+        yield
+    except _modal().exception.Error as error:
+        raise SandboxError(f"{where}: {error}") from error
 
 
 def _modal() -> Any:
