@@ -56,6 +56,14 @@ def test_several_wait_for_an_image_in_one_event_loop_after_the_other(podman, tmp
     asyncio.run(podman.remove_image(first))
 
 
+async def test_the_volumes_of_an_image_are_no_way_around_the_limit(podman, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN mkdir /data\nVOLUME /data\n")
+    image = await podman.image(ImageSource(folder=tmp_path))
+    async with await podman.start(image, limits=SMALL) as sandbox:
+        assert " /data " not in (await sandbox.exec("cat /proc/mounts; ls /data")).stdout
+    await podman.remove_image(image)
+
+
 async def test_a_build_that_fails_reports_the_end_of_its_output(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo the reason >&2; exit 7\n")
     with pytest.raises(SandboxError, match="the reason") as raised:

@@ -304,8 +304,11 @@ class Podman(_Containers):
     remove_options = ("--time", "0")
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
-        """Return options of `run`; podman would also hand in this process's variables of proxies."""
-        return [*super().limit_options(limits), "--http-proxy=false"]
+        """Return options of `run`; podman would also hand in this process's variables of proxies.
+
+        Volumes of an image are not measured, so their files are in the container's own layer.
+        """
+        return [*super().limit_options(limits), "--http-proxy=false", "--image-volume=ignore"]
 
 
 class Docker(_Containers):
