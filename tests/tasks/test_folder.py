@@ -70,6 +70,7 @@ def test_marks_of_benchmarks_are_removed_from_instructions(task_folder, reading)
         ({"task.toml": '[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }'}, r"verifier\.env\.KEY"),
         ({"task.toml": '[agent]\nuser = "ada"'}, r"agent\.user='ada'"),
         ({"task.toml": 'artifacts = ["/tests"]'}, "artifacts='/tests'"),
+        ({"task.toml": '[environment]\nworkdir = "app"'}, "environment.workdir='app'"),
         ({"task.toml": 'artifacts = ["/logs/verifier/reward.txt"]'}, "verifier's own files"),
     ],
 )

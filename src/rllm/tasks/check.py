@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from rllm.errors import RolloutError, first_line
+from rllm.errors import RolloutError, first_line, ungrouped
 from rllm.sandbox.base import SandboxBackend
 from rllm.tasks.oracle import Idle, Oracle
 from rllm.tasks.run import run_task
@@ -59,8 +59,9 @@ async def check_tasks(
             on_check(checked)
         return checked
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(check(task)) for task in tasks]
+    with ungrouped():
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(check(task)) for task in tasks]
     return [one.result() for one in running]
 
 

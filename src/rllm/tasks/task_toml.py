@@ -157,6 +157,8 @@ def _unsupported(task: TaskToml) -> Iterator[str]:
         table, _, field = name.rpartition(".")
         if value := getattr(getattr(task, table) if table else task, field):
             yield f"{name}={shown(value)}: {remedy}"
+    if task.environment.workdir and not task.environment.workdir.startswith("/"):
+        yield f"environment.workdir={task.environment.workdir!r}: use an absolute path in the sandbox"
     if task.verifier.environment_mode == "shared":
         yield (
             "verifier.environment_mode='shared': the verifier always has a sandbox of its own: leave this out, and "
