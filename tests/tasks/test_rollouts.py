@@ -175,6 +175,7 @@ def test_a_program_that_does_not_install_is_named() -> None:
         ("&sandbox=podmen", "'podman'"),
         ("&agent=terminis", "'terminus'"),
         ("&cpus=none", "cpus=none"),
+        ("&cpus=inf", "cpus=inf"),
         ("&memory=3", "'memory_mb'"),
     ],
 )

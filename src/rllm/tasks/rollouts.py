@@ -121,6 +121,6 @@ def _amount(key: str, text: str) -> float:
         value = float(text) if key == "cpus" else int(text)
     except ValueError:
         value = 0
-    if not value > 0:
+    if not 0 < value < float("inf"):
         raise ConfigError(f"{key}={text}: use a number above 0")
     return value
