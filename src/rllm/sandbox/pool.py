@@ -147,7 +147,7 @@ class _LoopPool:
         while len(unused) < self._warm and kind.key in self._kinds:
             try:
                 unused.append(await self._backend.start(kind.image, **kind.arguments))
-            except SandboxError:  # `start` raises the error
+            except (SandboxError, OSError):  # `start` raises the error
                 self._kinds.pop(kind.key, None)
 
 
