@@ -12,11 +12,11 @@ from rllm.trainer.config import load_config
 TASKS = "tasks:shell?size=40&seed=0&agent=terminus&max_steps=1"
 HELD_OUT = "tasks:shell?size=40&seed=1"
 SETTINGS = {
-    "num_steps": 12,
+    "num_steps": 18,
     "tasks_per_step": 8,
     "rollout": {"group_size": 4, "max_tokens": 40, "max_concurrent": 16},
     "optim": {"lr": 1e-3, "schedule": "linear"},
-    "eval": {"every": 4},
+    "eval": {"every": 6},
     "save_every": 0,
 }
 
