@@ -352,7 +352,7 @@ async def _started(job: Mapping[str, Any], command: Sequence[str]) -> tuple[asyn
 
 def _other_user() -> int | None:
     """Return a user id for one sandbox, which root may become; `None` for others, and in containers that lack it."""
-    lines = [list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    lines = [list(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().strip().split("\n")]
     has_them = any(first <= _FIRST_USER and first + count >= _FIRST_USER + _NUM_USERS for first, _, count in lines)
     return _FIRST_USER + random.SystemRandom().randrange(_NUM_USERS) if os.geteuid() == 0 and has_them else None
 

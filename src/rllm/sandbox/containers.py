@@ -181,7 +181,8 @@ class _Containers(SandboxBackend):
         result = await self.run(*arguments, timeout_s=None, max_output_bytes=8000)
         if not result.ok:
             output = end_of(result)
-            raise SandboxError(f"{what}: {output.splitlines()[-1]}\n{output}")
+            cause = output.rpartition("\n")[2]
+            raise SandboxError(f"{what}: {cause}\n{output}")
 
     async def start(
         self,
@@ -256,7 +257,7 @@ class _Containers(SandboxBackend):
         while self.sandboxes:
             await asyncio.sleep(_DISK_CHECK_S)
             sizes = await self.run("container", "inspect", "--size", "--format", _SIZE, *self.sandboxes)
-            for line in sizes.stdout.splitlines():
+            for line in sizes.stdout.split("\n"):
                 name, _, size = line.strip().lstrip("/").partition(" ")
                 sandbox = self.sandboxes.get(name)
                 if sandbox and size.isdecimal() and int(size) > sandbox.max_disk_bytes:
@@ -291,7 +292,7 @@ class _Containers(SandboxBackend):
             return []
         owners = f'{{{{.Id}}}} {{{{index .Config.Labels "{_LABEL}"}}}}'
         found = await self.run(kind, "inspect", "--format", owners, *dict.fromkeys(ids))
-        pairs = [line.split() for line in found.stdout.splitlines()]
+        pairs = [line.split() for line in found.stdout.split("\n")]
         return [pair[0] for pair in pairs if len(pair) == 2 and has_ended(pair[1])]
 
 

@@ -25,9 +25,9 @@ _OWN_PROCESSES = 4
 @functools.cache
 def parents(process: Path = Path("/proc/self")) -> Mapping[str, Path]:
     """Return the group of each controller in which this process can make groups."""
-    mounts = [_Mount.read(line) for line in _text(process / "mountinfo").splitlines()]
+    mounts = [_Mount.read(line) for line in filter(None, _text(process / "mountinfo").split("\n"))]
     found: dict[str, Path] = {}
-    for line in _text(process / "cgroup").splitlines():
+    for line in filter(None, _text(process / "cgroup").split("\n")):
         _, controllers, path = line.split(":", 2)
         names = set(filter(None, controllers.split(",")))
         for mount in mounts:
@@ -140,7 +140,7 @@ class ControlGroup:
             processes = _text(folder / "cgroup.procs").split()
             if not processes:
                 return True
-            for process in processes:
+            for process in set(processes) - {"0"}:  # those outside of this process namespace have the id 0
                 with suppress(ProcessLookupError):
                     os.kill(int(process), signal.SIGKILL)
             await asyncio.sleep(0.01)

@@ -187,7 +187,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield the number of each instruction's first line, its name and its arguments."""
     parts: list[str] = []
     first = 0
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         first = first if parts else number

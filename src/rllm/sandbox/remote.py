@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import importlib
 import io
 import json
 import logging
@@ -409,6 +408,7 @@ def _modal_errors(where: str) -> Iterator[None]:
 
 def _modal() -> Any:
     try:
-        return importlib.import_module("modal")
+        import modal
     except ImportError as error:
         raise MissingDependencyError("sandbox=modal needs the package modal: pip install modal") from error
+    return modal

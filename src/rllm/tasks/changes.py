@@ -90,5 +90,6 @@ def _lines(path: Path) -> list[str] | None:
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         return None
     content = path.read_bytes()
-    lines = content.decode("utf-8", errors="replace").splitlines()
+    text = content.decode("utf-8", errors="replace").removesuffix("\n")
+    lines = text.split("\n") if content else []
     return None if b"\0" in content or len(lines) > _MAX_LINES else lines

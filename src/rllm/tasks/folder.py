@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -21,8 +20,6 @@ logger = logging.getLogger(__name__)
 TOML = "task.toml"
 _PARTS = ("instruction.md", "environment", "solution", "tests")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
-"""Line that marks a file of a benchmark, which agents do not see."""
 
 
 def read_tasks(source: str | Path) -> list[TaskFolder]:
@@ -120,13 +117,19 @@ def _instruction(path: Path) -> str:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
-    if _CANARY.fullmatch(lines[0].strip()):
-        while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
+    if _is_canary(lines[0]):
+        while lines and (not lines[0].strip() or _is_canary(lines[0])):
             lines.pop(0)
     text = "\n".join(lines)
     if not text.strip():
         raise ConfigError(f"{path} is empty: write what the agent is asked to do")
     return text
+
+
+def _is_canary(line: str) -> bool:
+    """Return whether a line marks a file of a benchmark; agents do not see it."""
+    text = line.strip().lower()
+    return "canary" in text and (text.startswith("#") or (text.startswith("<!--") and text.endswith("-->")))
 
 
 def _image(folder: Path, task: TaskToml) -> ImageSource:

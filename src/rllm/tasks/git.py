@@ -56,7 +56,7 @@ def fetched(source: str) -> Path:
 
 def _commit_of(source: str, url: str, ref: str) -> str:
     """Return the commit that a branch or a tag is on the server."""
-    lines = (line.partition("\t") for line in _git(source, "ls-remote", "--", url).splitlines())
+    lines = (line.partition("\t") for line in _git(source, "ls-remote", "--", url).split("\n"))
     listed = {name: commit for commit, _, name in lines}
     for name in (ref, f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"):
         if name in listed:

@@ -166,7 +166,7 @@ def _unsupported(task: TaskToml) -> Iterator[str]:
         )
     for table in ("environment", "verifier", "solution"):
         for key, value in getattr(task, table).env.items():
-            if re.search(r"\$\{\w+(:-[^}]*)?\}", value):
+            if re.search(r"\$\{\w++(?::-[^{}]*+)?\}", value):
                 yield f"{table}.env.{key}={value!r}: variables of this machine do not reach sandboxes: write the value"
     yield from filter(None, map(_problem_of_artifact, task.artifact_paths, task.artifacts))
 
