@@ -58,6 +58,7 @@ def test_marks_of_benchmarks_are_removed_from_instructions(task_folder, reading)
         ({"task.toml": None}, r"task\.toml is missing"),
         ({"instruction.md": None}, r"instruction\.md is missing"),
         ({"tests/test.sh": None}, r"tests/test\.sh is missing"),
+        ({"tests/test.sh": "#!/bin/sh\r\nexit 0\r\n"}, r"tests/test\.sh.*Windows"),
         ({"environment/Dockerfile": None}, "Dockerfile.*docker_image"),
         ({"instruction.md": " \n"}, r"instruction\.md is empty"),
         ({"environment/docker-compose.yaml": "services: {}"}, r"docker-compose\.yaml.*several containers"),

@@ -111,9 +111,12 @@ def test_other_conversations_or_tools_are_another_policy(folder: Path, tmp_path:
     assert tiny_policy(speech, speech, None, recipe=SMALL, cache_dir=tmp_path).name != folder.name
 
 
-def test_what_is_no_terminal_is_told_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_one_line_names_the_wait(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     build(cache_dir=tmp_path)
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "tiny model" in err
 
 
 def test_a_terminal_is_shown_a_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -313,7 +313,8 @@ class ClientSandbox(Sandbox):
         )
         if not result.timed_out and self.is_lost(result) and not await self.is_running():
             self._check_open()
-            raise SandboxError(f"sandbox {self.id} ended while a command ran: {result.stderr[-500:].strip()}")
+            reason = result.stderr[-500:].strip() or "it was killed, or its memory was used up"
+            raise SandboxError(f"the sandbox ended while a command ran: {reason}")
         return result
 
     async def upload(self, source: Path, target: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from rllm.errors import RolloutError, first_line, ungrouped
+from rllm.errors import RolloutError, ungrouped
 from rllm.sandbox.base import SandboxBackend
 from rllm.tasks.oracle import Idle, Oracle
 from rllm.tasks.run import run_task
@@ -68,13 +68,13 @@ async def check_tasks(
 async def check_task(task: TaskFolder, backend: SandboxBackend) -> TaskCheck:
     """Check one task: the oracle must have a reward of 1 or more, and an agent that does nothing less than 1."""
     started = asyncio.get_running_loop().time()
-    oracle, solved = await _reward(task, Oracle(), backend)
-    nothing, idled = await _reward(task, Idle(), backend)
+    oracle, solved, output = await _reward(task, Oracle(), backend)
+    nothing, idled, _ = await _reward(task, Idle(), backend)
     problems = [*solved, *(problem for problem in idled if problem not in solved)]
     if oracle is not None and oracle < 1:
         problems.append(
             f"the solution has a reward of {oracle:g}, not 1: mend solution/solve.sh or tests/test.sh; the verifier "
-            "sees the working directory and artifacts=[...] only"
+            f"sees the working directory and artifacts=[...] only; it printed: {_ends(output) or 'nothing'}"
         )
     if nothing is not None and nothing >= 1:
         problems.append(f"doing nothing has a reward of {nothing:g}: tests/test.sh must fail before the task is done")
@@ -87,12 +87,21 @@ async def check_task(task: TaskFolder, backend: SandboxBackend) -> TaskCheck:
     )
 
 
-async def _reward(task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend) -> tuple[float | None, list[str]]:
-    """Return the reward of a rollout, or why there is none."""
+async def _reward(
+    task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend
+) -> tuple[float | None, list[str], str]:
+    """Return the reward of a rollout, if there is one, its problems, and its verifier's output."""
     try:
         outcome = await run_task(task, agent, backend)
     except RolloutError as error:
-        return None, [f"{type(error).__name__}: {first_line(error)}"]
+        return None, [f"{type(error).__name__}: {_ends(str(error))}"], ""
     if outcome.agent_timed_out:
-        return outcome.reward, [f"{agent} was stopped after agent.timeout_sec={task.agent_timeout_s:g}"]
-    return outcome.reward, []
+        problems = [f"{agent} was stopped after agent.timeout_sec={task.agent_timeout_s:g}"]
+        return outcome.reward, problems, outcome.verifier_output
+    return outcome.reward, [], outcome.verifier_output
+
+
+def _ends(text: str) -> str:
+    """Return the first line of a text and, where it has more, the last: a program's last line has its error."""
+    first, *others = text.strip().split("\n")
+    return f"{first} [...] {others[-1]}" if others else first

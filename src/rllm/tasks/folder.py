@@ -71,6 +71,10 @@ def read_task(folder: str | Path) -> TaskFolder:
     missing = [f"{folder / name} is missing: {about}" for name, about in required.items() if not _is_file(folder, name)]
     if missing:
         raise ConfigError("\n".join(missing))
+    if (folder / "tests/test.sh").read_bytes().partition(b"\n")[0].endswith(b"\r"):
+        raise ConfigError(
+            f"{folder / 'tests/test.sh'} has the line ends of Windows, which sh cannot run: use \\n alone"
+        )
     _check_links(folder)
     read = read_toml(folder / TOML)
     environment = read.environment

@@ -120,6 +120,8 @@ def tiny_policy(
     if (folder / "config.json").exists():
         return folder
     console = Console(stderr=True)
+    if not console.is_interactive:
+        console.print("Building a tiny model (once), which takes some minutes of one core ...")
     with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task("building a tiny model (once)", total=None, visible=False)
 

@@ -231,7 +231,10 @@ def source_in(
     """
     if env.agent_run_func is not None:
         if agent_run_func is not None or agent_class is not None:
-            raise ConfigError("this environment makes its rollouts by itself; leave out the agent")
+            raise ConfigError(
+                "this environment makes its rollouts by itself; leave out the agent, or name that of tasks in the "
+                "environment's name: tasks:DIR?agent=FILE.py:function"
+            )
         return FunctionSource(agent_run_func=env.agent_run_func)
     assert env.env_class is not None
     if agent_run_func is not None:
