@@ -225,9 +225,11 @@ class ResponsesStreamEncoder:
     def finish(self) -> bytes:
         response = {**from_chat(self._answer.response(), self._asked), "created_at": self._head["created_at"]}
         items = {item["id"]: item for item in response["output"]}
-        events = [event for item in items.values() for event in self._begin(item)]
+        events: list[bytes] = []
+        for item_id, item in items.items():  # clients expect that an item ends before the next one begins
+            events += self._begin(item)
+            events += self._end(item) if item_id not in self._ended else ()
         order = sorted(items, key=self._positions.__getitem__)
-        events += [event for item_id in order if item_id not in self._ended for event in self._end(items[item_id])]
         response["output"] = [items[item_id] for item_id in order]
         return b"".join([*events, self._event(f"response.{response['status']}", response=response)])
 
