@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,23 @@ def cache_folder() -> Path:
     """Return the user's folder for what can be made again: `$RLLM_CACHE`, `$XDG_CACHE_HOME/rllm` or `~/.cache/rllm`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("RLLM_CACHE") or Path(base) / "rllm").expanduser()
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a path at which to make a folder, which takes the place of `folder` in one step at the end.
+
+    If another process was faster, its folder stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        new = Path(scratch) / "new"
+        yield new
+        try:
+            new.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rllm._runtime.files import cache_folder
+from rllm._runtime.files import cache_folder, whole_folder
 from rllm._runtime.ids import new_id
 from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
@@ -44,7 +44,7 @@ from rllm.sandbox.local_images import (
     remove_left_snapshots,
     root_file_system,
     snapshots,
-    tell_of_base,
+    warn_of_base,
 )
 from rllm.sandbox.owner import has_ended, this_process
 from rllm.sandbox.route import Route
@@ -194,16 +194,11 @@ class Bubblewrap(SandboxBackend):
         return str(image)
 
     async def _build(self, recipe: Recipe, image: Path) -> None:
-        new = image.with_name(f"{image.name}.{new_id()}")
-        try:
+        with whole_folder(image) as new:
             async with await self.start(HOST, workdir=recipe.workdir or "/") as sandbox:
                 await build(recipe, sandbox)
                 await sandbox.save(new, workdir=recipe.workdir, env=recipe.env)
-            tell_of_base(recipe.base)
-            with contextlib.suppress(OSError):  # another process was faster
-                new.rename(image)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+        warn_of_base(recipe.base)
 
     async def start(
         self,

@@ -104,7 +104,7 @@ def digest(folder: Path) -> str:
 
 
 @functools.cache
-def tell_of_base(base: str) -> None:
+def warn_of_base(base: str) -> None:
     """Log once that the image's name in `FROM` has no effect."""
     logger.warning("sandbox=local: the programs of this machine stand for the image %s; sandbox=podman uses it", base)
 

@@ -6,12 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from rllm._runtime.files import cache_folder
+from rllm._runtime.files import cache_folder, whole_folder
 from rllm.errors import ConfigError
 
 _URL = re.compile(r"(https?|ssh|git|file)://.+|[\w.-]+@[\w.-]+:.+")
@@ -46,7 +44,6 @@ def fetched(source: str) -> Path:
     commit = ref if _COMMIT.fullmatch(ref) else _commit_of(source, url, ref or "HEAD")
     files = place / commit
     if not files.is_dir():
-        place.mkdir(parents=True, exist_ok=True)
         _fetch(source, url, commit if _COMMIT.fullmatch(ref) else ref or "HEAD", files)
     folder = (files / subfolder).resolve()
     if not folder.is_dir() or not folder.is_relative_to(files.resolve()):
@@ -69,14 +66,11 @@ def _commit_of(source: str, url: str, ref: str) -> str:
 
 def _fetch(source: str, url: str, ref: str, files: Path) -> None:
     """Write the files of a ref; another process may do the same meanwhile."""
-    with tempfile.TemporaryDirectory(dir=files.parent, prefix="fetching-") as folder:
-        new = Path(folder, "files")
+    with whole_folder(files) as new:
         _git(source, "init", "--quiet", str(new))
         _git(source, "-C", str(new), "fetch", "--quiet", "--depth=1", "--", url, ref)
         _git(source, "-C", str(new), "-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD")
         shutil.rmtree(new / ".git")
-        with suppress(OSError):  # the other one was faster
-            new.rename(files)
 
 
 def _git(source: str, *arguments: str) -> str:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import random
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from rllm._runtime.files import cache_folder
+from rllm._runtime.files import cache_folder, whole_folder
 from rllm.errors import ConfigError
 
 NOUNS = (
@@ -98,14 +96,10 @@ def shell_task_folders(size: int, *, seed: int) -> Path:
     tasks = shell_tasks(size, seed=seed)
     digest = sha256(json.dumps([_TOML, _DOCKERFILE, _TEST, [asdict(task) for task in tasks]]).encode())
     folder = cache_folder() / "tasks" / f"shell-{seed}-{size}-{digest.hexdigest()[:12]}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        for number, task in enumerate(tasks):
-            task.write(Path(scratch) / "tasks" / f"{number:03}-{task.kind}")
-        with suppress(OSError):  # another process was faster
-            (Path(scratch) / "tasks").rename(folder)
+    if not folder.exists():
+        with whole_folder(folder) as new:
+            for number, task in enumerate(tasks):
+                task.write(new / f"{number:03}-{task.kind}")
     return folder
 
 

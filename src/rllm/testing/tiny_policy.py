@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -27,7 +26,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rllm._runtime.files import cache_folder
+from rllm._runtime.files import cache_folder, whole_folder
 from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import hidden_states
 from rllm.backends.local.logprobs import logprobs_and_entropy
@@ -193,17 +192,10 @@ def _build(
         (habit(recipe.seed + 2), recipe.habit_steps),
     ]
     warm_up(model, ChatTemplate(tokenizer), phases, tools, batch_size=recipe.batch_size, on_progress=on_progress)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        finished = Path(scratch) / "policy"
+    with whole_folder(folder) as finished:
         save_model(model, finished)
         tokenizer.save_pretrained(finished)
         (finished / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2))
-        try:
-            finished.rename(folder)
-        except OSError:
-            if not folder.exists():  # otherwise another process was faster
-                raise
 
 
 def _with_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:

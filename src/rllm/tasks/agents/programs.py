@@ -6,7 +6,6 @@ import logging
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from string import Template
 
-from rllm._runtime.files import cache_folder
+from rllm._runtime.files import cache_folder, whole_folder
 from rllm._runtime.threads import in_thread
 from rllm.errors import AgentError, ConfigError
 from rllm.sandbox import Sandbox
@@ -126,8 +125,7 @@ class Program(SandboxAgent):
                 raise AgentError(_failures[folder]) from error
 
     def _install(self, folder: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            target = Path(scratch) / "program"
+        with whole_folder(folder) as target:
             target.mkdir()
             if self.python:
                 version = folder.name.removeprefix("python")
@@ -139,7 +137,6 @@ class Program(SandboxAgent):
                 quiet = ("--no-audit", "--no-fund", "--loglevel=error")
                 command = ["npm", "install", *quiet, "--prefix", str(target), f"{self.package}@{self.version}", _NODE]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S)
-            target.rename(folder)
 
 
 _installing = threading.Lock()
