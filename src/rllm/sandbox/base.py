@@ -64,6 +64,14 @@ class ExecResult:
         """Return whether it succeeded."""
         return self.exit_code == 0 and not self.timed_out
 
+    def output_end(self, max_chars: int) -> str:
+        """Return the end of its output, stdout before stderr, for a message."""
+        return (self.stdout + self.stderr).strip()[-max_chars:]
+
+    def failure(self, timeout_s: float) -> str:
+        """Return how a command with this deadline failed, for a message."""
+        return f"did not end within {timeout_s:g} seconds" if self.timed_out else f"exit code {self.exit_code}"
+
 
 class Sandbox(ABC):
     """A running sandbox. It has no network but the routes opened to it; closing it ends everything in it.

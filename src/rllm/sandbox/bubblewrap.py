@@ -30,7 +30,7 @@ from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
-from rllm.sandbox.client import MARK, ClientSandbox, lock_of, uncancelled
+from rllm.sandbox.client import MARK, ClientSandbox, lock_of, reason_of, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
 from rllm.sandbox.dockerfile import Recipe, build, read_dockerfile
 from rllm.sandbox.local_images import (
@@ -139,15 +139,15 @@ class BubblewrapSandbox(ClientSandbox):
 
         with archive:
             kept, ended = await self._transfer(_SAVE, excluded, on_output=write)
-        if ended.exit_code or ended.timed_out:
-            raise SandboxError(f"no snapshot of sandbox {self.id}: {kept.text('stderr').strip()[-500:]}")
+        if not ended.ok:
+            raise SandboxError(f"no snapshot of sandbox {self.id}: {reason_of(kept, ended)}")
 
     async def restore(self, folder: Path) -> None:
         """Write an image's files."""
         with (folder / ARCHIVE).open("rb") as archive:
             kept, ended = await self._transfer(_RESTORE, [], stdin=archive)
-        if ended.exit_code or ended.timed_out:
-            raise SandboxError(f"image {folder} cannot be unpacked: {kept.text('stderr').strip()[-500:]}")
+        if not ended.ok:
+            raise SandboxError(f"image {folder} cannot be unpacked: {reason_of(kept, ended)}")
 
     async def open_route(self, url: str) -> str:
         """Let the sandbox reach one server by HTTP."""

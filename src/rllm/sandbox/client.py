@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from weakref import WeakKeyDictionary
 
+from rllm._runtime.head_and_tail import HeadAndTail
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
 from rllm.sandbox.base import Command, ExecResult, Sandbox, SandboxError, Stream
-from rllm.sandbox.files import pack, unpack
+from rllm.sandbox.files import holds_folder, max_archive_bytes, pack, unpack
 
 TRANSFER_TIMEOUT_S = 600.0
 """Seconds for an upload or a download."""
@@ -57,9 +58,8 @@ FIND_FOLDER = 'folder=${1:-$PWD}; [ "$folder" != / ] || folder=/app; mkdir -p --
 UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'
 
 
-def omission(num_bytes: int) -> bytes:
-    """Return the line that stands for the middle of an output, if something was omitted."""
-    return f"\n... {num_bytes:,} bytes omitted ...\n".encode() if num_bytes else b""
+GAP = "\n... {:,} bytes omitted ...\n"
+"""Text that stands for the middle of an output, with the number of its bytes."""
 
 
 class OutputKeeper:
@@ -69,35 +69,26 @@ class OutputKeeper:
         """Keep `max_bytes` of each stream: half from each end."""
         self._max_bytes = max_bytes
         self._on_output = on_output
-        self._head: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        self._tail: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        self._seen: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._kept: dict[Stream, HeadAndTail] = {
+            "stdout": HeadAndTail(max_bytes, gap=GAP),
+            "stderr": HeadAndTail(max_bytes, gap=GAP),
+        }
 
     def add(self, stream: Stream, data: bytes) -> None:
         """Keep a piece of output, or what the limit leaves of it."""
-        head, tail, seen = self._head[stream], self._tail[stream], self._seen[stream]
-        if self._on_output and seen < self._max_bytes:
-            self._on_output(stream, data[: self._max_bytes - seen])
-        self._seen[stream] += len(data)
-        space = self._max_bytes // 2 - len(head)
-        head += data[:space]
-        tail += data[space:]
-        if (excess := len(tail) - (self._max_bytes - self._max_bytes // 2)) > 0:
-            del tail[:excess]
+        kept = self._kept[stream]
+        if self._on_output and kept.num_seen < self._max_bytes:
+            self._on_output(stream, data[: self._max_bytes - kept.num_seen])
+        kept.add(data)
 
     @property
     def num_dropped_bytes(self) -> int:
         """Return the bytes of both streams that were not kept."""
-        return sum(self._num_dropped(stream) for stream in self._seen)
+        return sum(kept.num_dropped for kept in self._kept.values())
 
     def text(self, stream: Stream) -> str:
         """Return what was kept of a stream."""
-        head, tail = self._head[stream], self._tail[stream]
-        dropped = self._num_dropped(stream)
-        return bytes(head + omission(dropped) + tail).decode(errors="replace")
-
-    def _num_dropped(self, stream: Stream) -> int:
-        return self._seen[stream] - len(self._head[stream]) - len(self._tail[stream])
+        return self._kept[stream].text()
 
 
 @dataclass(frozen=True)
@@ -107,6 +98,11 @@ class Ended:
     exit_code: int
     """Minus the number of the signal that ended it."""
     timed_out: bool
+
+    @property
+    def ok(self) -> bool:
+        """Return whether it succeeded."""
+        return self.exit_code == 0 and not self.timed_out
 
 
 async def run_program(
@@ -223,7 +219,7 @@ def end_of(result: ExecResult) -> str:
     """Return the end of a client's output, for an error."""
     if result.timed_out:
         return "the program did not end in time"
-    return (result.stdout + result.stderr).strip()[-2000:] or f"exit code {result.exit_code}"
+    return result.output_end(2000) or f"exit code {result.exit_code}"
 
 
 async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
@@ -326,8 +322,8 @@ class ClientSandbox(Sandbox):
             archive.seek(0)
             folder = path if is_folder else path.parent
             kept, ended = await self._transfer(UNPACK, [str(folder)], stdin=archive)
-        if ended.exit_code != 0 or ended.timed_out:
-            raise SandboxError(f"cannot write {target} in sandbox {self.id}: {_reason(kept, ended)}")
+        if not ended.ok:
+            raise SandboxError(f"cannot write {target} in sandbox {self.id}: {reason_of(kept, ended)}")
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 64 << 20) -> None:
         """Copy a file, or the content of a folder, from the sandbox to a path here; see `Sandbox.download`."""
@@ -336,20 +332,16 @@ class ClientSandbox(Sandbox):
 
             def write(stream: Stream, data: bytes) -> None:
                 if stream == "stdout":
-                    # A member of an archive has up to 1,023 bytes beside its content.
-                    if archive.tell() + len(data) > 2 * max_bytes + (1 << 20):
+                    if archive.tell() + len(data) > max_archive_bytes(max_bytes):
                         raise SandboxError(f"{source} in sandbox {self.id} has more than max_bytes={max_bytes:,} bytes")
                     archive.write(data)
 
             kept, ended = await self._transfer(PACK, [source], on_output=write)
-            if ended.exit_code != 0 or ended.timed_out:
-                raise SandboxError(f"cannot read {source} in sandbox {self.id}: {_reason(kept, ended)}")
-            archive.seek(0)
-            # The archive of a folder begins with the folder itself.
-            into_folder = archive.read(2) in (b"./", b".\0")
+            if not ended.ok:
+                raise SandboxError(f"cannot read {source} in sandbox {self.id}: {reason_of(kept, ended)}")
             archive.seek(0)
             await in_thread(
-                lambda: unpack(archive, target, into_folder=into_folder, max_bytes=max_bytes),
+                lambda: unpack(archive, target, into_folder=holds_folder(archive), max_bytes=max_bytes),
                 name="unpacking files of a sandbox",
             )
 
@@ -384,7 +376,7 @@ class ClientSandbox(Sandbox):
         """Kill a command and all that it started; end the sandbox where that fails, as with a fork bomb."""
         argv, env = self.client(["sh", "-c", KILL, "sh", mark], cwd="/", env={}, stdin=False, as_root=as_root)
         ended = await run_program(argv, OutputKeeper(0).add, env=env, timeout_s=_KILL_TIMEOUT_S)
-        if ended.exit_code != 0 or ended.timed_out:
+        if not ended.ok:
             await self.end("a command could not be killed at its deadline")
 
     async def end(self, reason: str) -> None:
@@ -402,7 +394,8 @@ def with_signal(exit_code: int) -> int:
     return 128 - exit_code if 128 < exit_code < 160 else exit_code
 
 
-def _reason(kept: OutputKeeper, ended: Ended) -> str:
+def reason_of(kept: OutputKeeper, ended: Ended) -> str:
+    """Return why a program failed."""
     return "the deadline passed" if ended.timed_out else kept.text("stderr").strip()[-500:] or "no reason was given"
 
 

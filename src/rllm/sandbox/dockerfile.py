@@ -73,9 +73,8 @@ async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -
             continue
         ended = await sandbox.exec(step.command, cwd=step.cwd, env=step.env, timeout_s=timeout_s)
         if not ended.ok:
-            why = f"did not end within {timeout_s:g} seconds" if ended.timed_out else f"exit code {ended.exit_code}"
-            output = (ended.stdout + ended.stderr).strip()[-1000:] or "no output"
-            raise SandboxError(f"{recipe.path}, line {step.line}: {why}: {output}")
+            output = ended.output_end(1000) or "no output"
+            raise SandboxError(f"{recipe.path}, line {step.line}: {ended.failure(timeout_s)}: {output}")
 
 
 def _make(folder: str) -> Command:

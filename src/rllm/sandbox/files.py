@@ -51,6 +51,18 @@ class _BoundedReads:
         return self._file.read(size)
 
 
+def holds_folder(archive: IO[bytes]) -> bool:
+    """Return whether an archive, at its beginning, is that of a folder: it begins with the folder itself."""
+    begin = archive.read(2)
+    archive.seek(0)
+    return begin in (b"./", b".\0")
+
+
+def max_archive_bytes(max_bytes: int) -> int:
+    """Return the size of an archive above which its files exceed a limit: a member has up to 1,023 bytes more."""
+    return 2 * max_bytes + (1 << 20)
+
+
 def unpack(archive: IO[bytes], target: Path, *, into_folder: bool, max_bytes: int) -> None:
     """Write the content of an untrusted archive: files, folders, and links that stay inside; nothing else.
 

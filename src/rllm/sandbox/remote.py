@@ -38,7 +38,7 @@ from rllm.sandbox.base import (
     SandboxLimits,
     Stream,
 )
-from rllm.sandbox.files import pack, unpack
+from rllm.sandbox.files import holds_folder, max_archive_bytes, pack, unpack
 from rllm.sandbox.public_route import gateway_address, public_route
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,8 @@ class RemoteSandbox(Sandbox):
             if on_output and kept:
                 on_output(stream, kept)
             num_dropped += (dropped := int(size) - len(kept))
-            texts.append((kept[:half] + client.omission(dropped) + kept[half:]).decode(errors="replace"))
+            gap = client.GAP.format(dropped).encode() if dropped else b""
+            texts.append((kept[:half] + gap + kept[half:]).decode(errors="replace"))
         duration_s = time.monotonic() - began
         return ExecResult(
             exit_code=client.with_signal(int(code)),
@@ -134,12 +135,12 @@ class RemoteSandbox(Sandbox):
     async def download(self, source: str, target: Path, *, max_bytes: int = 64 << 20) -> None:
         packed = f"/tmp/.{new_id()}"
         size = await self.shell(client.PACK, source, redirect=f">{packed} && wc -c <{packed}")
-        if int(size) > 2 * max_bytes + (1 << 20):
+        if int(size) > max_archive_bytes(max_bytes):
             raise SandboxError(f"{source} in sandbox {self.id} has more than max_bytes={max_bytes:,} bytes")
         content = await self._backend.read(self._open(), packed)
-        is_folder = content[:2] in (b"./", b".\0")
+        archive = io.BytesIO(content)
         await in_thread(
-            lambda: unpack(io.BytesIO(content), target, into_folder=is_folder, max_bytes=max_bytes),
+            lambda: unpack(archive, target, into_folder=holds_folder(archive), max_bytes=max_bytes),
             name="unpacking files of a sandbox",
         )
 

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal, TypeAlias, TypedDict, Unpack
 
+from rllm._runtime.head_and_tail import HeadAndTail
 from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, RLLMError
@@ -338,33 +339,3 @@ class _Watch:
         self._ended = True
         with contextlib.suppress(OSError):  # it has ended already
             self._control.shutdown(socket.SHUT_WR)
-
-
-class HeadAndTail:
-    """Keeps `max_bytes` of a stream: half from its beginning, half from its end."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.num_dropped = 0
-        """Number of omitted bytes between the two."""
-        self._head, self._max_head = bytearray(), max_bytes - max_bytes // 2
-        self._tail, self._max_tail = bytearray(), max_bytes // 2
-
-    def add(self, data: bytes) -> bytes:
-        """Add data; return the part that belongs to the beginning."""
-        room = self._max_head - len(self._head)
-        head = data[:room]
-        self._head += head
-        self._tail += data[room:]
-        surplus = max(len(self._tail) - self._max_tail, 0)
-        del self._tail[:surplus]
-        self.num_dropped += surplus
-        return head
-
-    def rest(self) -> bytes:
-        """Return the end, after a line with the number of omitted bytes."""
-        gap = f"\n[... {self.num_dropped} bytes left out ...]\n".encode() if self.num_dropped else b""
-        return gap + bytes(self._tail)
-
-    def text(self) -> str:
-        """Return everything that was kept."""
-        return (bytes(self._head) + self.rest()).decode(errors="replace")

@@ -36,8 +36,7 @@ class Oracle(SandboxAgent):
             "chmod +x /solution/solve.sh && exec /solution/solve.sh", env=self.task.solution_env, timeout_s=timeout_s
         )
         if not ended.ok:
-            why = f"did not end within {timeout_s:g} seconds" if ended.timed_out else f"exit code {ended.exit_code}"
-            raise AgentError(f"solution/solve.sh failed ({why}): {(ended.stdout + ended.stderr)[-MAX_TEXT:]}")
+            raise AgentError(f"solution/solve.sh failed ({ended.failure(timeout_s)}): {ended.output_end(MAX_TEXT)}")
 
 
 class Idle(SandboxAgent):

@@ -90,7 +90,7 @@ class Program(SandboxAgent):
             max_output_bytes=_MAX_OUTPUT,
         )
         if done.exit_code and not done.timed_out:
-            output = (done.stdout + done.stderr).strip()[-1000:] or "no output"
+            output = done.output_end(1000) or "no output"
             raise AgentError(f"{self.name} ended with exit code {done.exit_code}: {output}")
 
     async def _write(self, sandbox: Sandbox, path: str, text: str) -> None:
