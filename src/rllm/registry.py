@@ -92,6 +92,12 @@ def load_object(path: str, *, kind: str = "name") -> Any:
     return target
 
 
+def search_current_folder() -> None:
+    """Let modules be in the current folder, as with `python -m`."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+
+
 def load_function(
     spec: str, *, what: str = "agent", reload: bool = True, or_class: bool = False
 ) -> Callable[..., object]:
@@ -107,8 +113,7 @@ def load_function(
     if not separator or not place or not name:
         raise ConfigError(f"{what}={spec!r}: use FILE.py:function or package.module:function")
     if not place.endswith(".py"):
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)  # as with `python -m`
+        search_current_folder()
         found = load_object(spec, kind=what)
     else:
         module = _module_of(Path(place).expanduser().resolve(), what, reload=reload)

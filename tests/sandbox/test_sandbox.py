@@ -14,13 +14,16 @@ pytestmark = pytest.mark.sandbox
 
 
 async def test_a_command_has_its_variables_folder_input_and_exit_code(backend, image):
-    async with await backend.start(image, limits=SMALL, workdir="/work", env={"A": "of the sandbox"}) as sandbox:
+    async with await backend.start(image, limits=SMALL, workdir="/project", env={"A": "of the sandbox"}) as sandbox:
         await sandbox.exec("mkdir sub")
         result = await sandbox.exec(
-            'pwd; echo "$A, $B"; cat; echo wrong >&2; exit 3', cwd="/work/sub", env={"B": "two\nlines"}, input="typed"
+            'pwd; echo "$A, $B"; cat; echo wrong >&2; exit 3',
+            cwd="/project/sub",
+            env={"B": "two\nlines"},
+            input="typed",
         )
     assert (result.exit_code, result.ok) == (3, False)
-    assert (result.stdout, result.stderr) == ("/work/sub\nof the sandbox, two\nlines\ntyped", "wrong\n")
+    assert (result.stdout, result.stderr) == ("/project/sub\nof the sandbox, two\nlines\ntyped", "wrong\n")
 
 
 async def test_a_program_is_run_without_a_shell(sandbox):

@@ -49,7 +49,7 @@ def check(
     from rllm.tasks.folder import read_tasks
 
     found = read_tasks(source)
-    backend = SandboxPool(open_backend(sandbox), concurrency=concurrent, warm=0)  # removes orphans, too
+    backend = SandboxPool(open_backend(sandbox), concurrency=concurrent)
     console = terminal.console(stderr=True)
 
     def report(task: TaskCheck) -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -20,7 +18,7 @@ from rllm.config.schema import SandboxSettings, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import ConfigError, EnvError, MissingDependencyError
-from rllm.registry import did_you_mean, load_object
+from rllm.registry import did_you_mean, load_object, search_current_folder
 from rllm.types import JSONMapping, JSONObject
 
 
@@ -125,8 +123,7 @@ def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvir
     name, params = _parts(spec, rest)
     known = SCHEMES[scheme]
     _check_installed(scheme, f"env={spec!r}")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    search_current_folder()
     if sandbox is not None:
         if not known.has_sandboxes:
             refuse_changes(sandbox, "sandbox", type(sandbox).model_fields, f"with env={spec!r}, which starts none")

@@ -209,7 +209,7 @@ class SandboxBackend(ABC):
         """Delete a result of `Sandbox.snapshot`, which otherwise lasts until this process ends."""
 
     async def remove_orphans(self) -> int:
-        """Remove sandboxes that an ended process of this machine left; return their number."""
+        """Remove sandboxes that ended processes left, as the first `start` does; return their number."""
         return 0
 
 

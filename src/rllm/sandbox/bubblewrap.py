@@ -176,6 +176,10 @@ class Bubblewrap(SandboxBackend):
 
     name = "local"
 
+    def __init__(self) -> None:
+        """Start nothing."""
+        self._started = False
+
     def check(self) -> None:
         """Raise `ConfigError` unless bubblewrap is installed and may make namespaces."""
         _check_machine()
@@ -210,6 +214,9 @@ class Bubblewrap(SandboxBackend):
         mounts: Mapping[str, Path] | None = None,
     ) -> BubblewrapSandbox:
         """Start a sandbox."""
+        if not self._started:
+            self._started = True
+            await self.remove_orphans()
         found = LocalImage.read(image)
         sandbox = await self._start(found, limits, workdir or found.workdir or "/app", env or {}, mounts or {})
         if found.archive:

@@ -73,7 +73,7 @@ def unpack(archive: IO[bytes], target: Path, *, into_folder: bool, max_bytes: in
         max_bytes: limit of the sizes of all files together, holes in them included.
 
     Raises:
-        SandboxError: if it exceeds the limit, or is no archive, or its names contradict each other.
+        SandboxError: if it exceeds the limit or is not an archive, or its names contradict each other.
     """
     try:
         with tarfile.open(fileobj=_BoundedReads(archive), mode="r:") as tar:  # type: ignore[call-overload]

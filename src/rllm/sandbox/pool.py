@@ -31,7 +31,7 @@ class SandboxPool(SandboxBackend):
     """Starts sandboxes of another backend.
 
     A sandbox belongs to the event loop in which it was started. `asyncio.run` cancels the loop's remaining tasks at its
-    end, and then the pool closes the sandboxes that were not used. Orphans are removed at the first start.
+    end, and then the pool closes the sandboxes that were not used.
     """
 
     def __init__(self, backend: SandboxBackend, *, concurrency: int = 32, warm: int = 0) -> None:
@@ -93,11 +93,9 @@ class _LoopPool:
         """Kinds that were asked for last, the last one at the end."""
         self._unused: dict[Hashable, list[Sandbox]] = {}
         self._wake = asyncio.Event()
-        self._orphans = asyncio.create_task(backend.remove_orphans())
         self._keeper = asyncio.create_task(self._keep()) if warm else None
 
     async def start(self, kind: _Kind) -> Sandbox:
-        await asyncio.shield(self._orphans)
         await self._in_use.acquire()
         try:
             unused = self._unused.get(kind.key)

@@ -68,7 +68,8 @@ def read_task(folder: str | Path) -> TaskFolder:
         "instruction.md": "what the agent is asked to do",
         "tests/test.sh": "the verifier, which writes a number to /logs/verifier/reward.txt",
     }
-    missing = [f"{folder / name} is missing: {about}" for name, about in required.items() if not _is_file(folder, name)]
+    parts = {folder / name: about for name, about in required.items()}
+    missing = [f"{path} is missing: {about}" for path, about in parts.items() if not path.is_file()]
     if missing:
         raise ConfigError("\n".join(missing))
     if (folder / "tests/test.sh").read_bytes().partition(b"\n")[0].endswith(b"\r"):
@@ -97,10 +98,6 @@ def read_task(folder: str | Path) -> TaskFolder:
         artifacts=_artifacts(read),
         metadata=read.metadata,
     )
-
-
-def _is_file(folder: Path, name: str) -> bool:
-    return (folder / name).is_file()
 
 
 def _check_links(folder: Path) -> None:
@@ -161,12 +158,11 @@ def _artifacts(task: TaskToml) -> tuple[str, ...]:
 
 
 def _limits(environment: EnvironmentTable) -> SandboxLimits:
-    asked = {"cpus": environment.cpus, "memory_mb": environment.memory_mb, "disk_mb": environment.storage_mb}
     default = SandboxLimits()
     return SandboxLimits(
-        cpus=asked["cpus"] or default.cpus,
-        memory_mb=int(asked["memory_mb"] or default.memory_mb),
-        disk_mb=int(asked["disk_mb"] or default.disk_mb),
+        cpus=environment.cpus or default.cpus,
+        memory_mb=environment.memory_mb or default.memory_mb,
+        disk_mb=environment.storage_mb or default.disk_mb,
     )
 
 

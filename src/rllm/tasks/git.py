@@ -60,7 +60,7 @@ def _commit_of(source: str, url: str, ref: str) -> str:
             return listed[name]
     known = [name.rpartition("/")[2] for name in listed if name.startswith(("refs/heads/", "refs/tags/"))]
     raise ConfigError(
-        f"tasks={source!r}: there is no branch or tag {ref!r}; there are {', '.join(known[:20]) or 'none'}"
+        f"tasks={source!r}: the repository has no branch or tag {ref!r}, but {', '.join(known[:20]) or 'none at all'}"
     )
 
 

@@ -92,7 +92,7 @@ class SandboxAgent(ABC):
             timeout_s: seconds that the agent has.
 
         Raises:
-            AgentError: if it cannot work. A task that is not solved is no error.
+            AgentError: if it cannot work. A task that is not solved is not an error.
         """
 
     def __str__(self) -> str:

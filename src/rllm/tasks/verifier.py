@@ -67,7 +67,7 @@ def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
     An object in `reward.json` has a number for each part; its key `reward`, or else their sum, is the reward.
 
     Args:
-        name: `reward.json`, `reward.txt`, `odd` for something that is no regular file, or empty.
+        name: `reward.json`, `reward.txt`, `odd` for anything but a regular file, or empty.
         content: text of the file.
 
     Raises:

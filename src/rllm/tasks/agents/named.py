@@ -18,7 +18,7 @@ from rllm.tasks.task import SandboxAgent
 
 
 class Agent(NamedTuple):
-    """An agent that is no program."""
+    """An agent that works in this process."""
 
     create: Callable[..., SandboxAgent]
     about: str
