@@ -133,7 +133,7 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
         return outputs
 
     def _product_in_blocks(self, inputs: Tensor) -> Tensor:
-        rows = inputs.flatten(0, -2)
+        rows = inputs.reshape(-1, self.in_features)
         if len(rows) == _ROWS:
             return self._product(inputs)
         blocks = pad(rows, (0, 0, 0, -len(rows) % _ROWS)).split(_ROWS)
