@@ -104,7 +104,7 @@ def weights_in(folder: Path) -> Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-def test_tensors_of_two_devices_do_not_mix(device: str) -> None:
+def test_tensors_of_two_devices_cannot_be_mixed(device: str) -> None:
     there, here = torch.ones(3, 4, device=device), torch.ones(4, 3)
     assert there.device.type == device
     with pytest.raises(RuntimeError, match="is on cpu"):
@@ -115,7 +115,7 @@ def test_tensors_of_two_devices_do_not_mix(device: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_trains(policy: Path, tmp_path: Path, device: str, way: str) -> None:
+def test_training_improves_the_policy(policy: Path, tmp_path: Path, device: str, way: str) -> None:
     metrics = trained(policy, tmp_path / "run", device, *WAYS[way])
     assert math.isfinite(metrics["policy/grad_norm"])
     assert metrics["policy/grad_norm"] > 0
@@ -126,7 +126,7 @@ def test_it_trains(policy: Path, tmp_path: Path, device: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", [[], ["model.dtype=bfloat16"], ["model.gradient_checkpointing=true"]], ids=str)
-def test_a_tree_is_run_whole(
+def test_tree_runs_in_a_single_pass(
     policy: Path, tmp_path: Path, device: str, way: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
@@ -137,7 +137,7 @@ def test_a_tree_is_run_whole(
     assert metrics["policy/grad_norm"] == pytest.approx(in_rows["policy/grad_norm"], **precise)
 
 
-def test_a_resumed_run_goes_on_exactly(policy: Path, tmp_path: Path, device: str) -> None:
+def test_resumed_run_continues_exactly(policy: Path, tmp_path: Path, device: str) -> None:
     if device == "cuda":
         pytest.skip("a GPU's kernels sum in an order that varies")
     ppo = ["algorithm.name=ppo", "algorithm.kl_coef=0.1", "model.dtype=bfloat16", "save_every=1"]
@@ -148,7 +148,7 @@ def test_a_resumed_run_goes_on_exactly(policy: Path, tmp_path: Path, device: str
 
 
 @pytest.mark.parametrize("reads_back", [False, True])
-def test_recorded_decode_steps_give_the_logits_of_the_model(policy: Path, device: str, reads_back: bool) -> None:
+def test_recorded_decode_steps_match_the_model_logits(policy: Path, device: str, reads_back: bool) -> None:
     if device != "cuda":
         pytest.skip("CUDA graphs need a GPU")
     model = load_model(str(policy), dtype="float32", device=device).model

@@ -10,7 +10,7 @@ class Echo(ChatAgent):
         return response.upper()
 
 
-def test_every_answer_adds_one_step_and_gives_an_action():
+def test_each_response_adds_one_step_and_returns_an_action():
     agent = Echo(system_prompt="Be brief.")
     agent.update_from_env({"question": "2 + 2?"}, 0.0, False, {})
 
@@ -37,7 +37,7 @@ def test_prompts_are_append_only():
     assert agent.trajectory.is_cumulative()
 
 
-def test_earlier_thoughts_are_left_out_of_prompts_where_the_user_asks_for_it():
+def test_earlier_reasoning_is_left_out_of_prompts_if_configured():
     agent = Echo(accumulate_thinking=False)
     for turn in range(2):
         agent.update_from_env(f"turn {turn}", 0.0, False, {})
@@ -53,14 +53,14 @@ def test_earlier_thoughts_are_left_out_of_prompts_where_the_user_asks_for_it():
     ]
 
 
-def test_a_thought_that_began_in_the_prompt_is_a_thought():
+def test_reasoning_opened_in_the_prompt_is_parsed_as_reasoning():
     agent = Echo(accumulate_thinking=False)
     agent.update_from_model("let me see</think>four")
     assert agent.trajectory.steps[0].thought == "let me see"
     assert agent.chat_completions == [{"role": "assistant", "content": "four"}]
 
 
-def test_reset_forgets_everything():
+def test_reset_clears_the_conversation():
     agent = Echo(system_prompt="Be brief.")
     agent.update_from_env("hello", 0.0, False, {})
     agent.update_from_model("hi")
@@ -73,13 +73,13 @@ def test_reset_forgets_everything():
     assert len(finished.steps) == 1  # the old trajectory stays whole
 
 
-def test_the_end_of_a_rollout_adds_no_message():
+def test_end_of_rollout_adds_no_message():
     agent = Echo()
     agent.update_from_env("You won.", 1.0, True, {})
     assert agent.chat_completions == []
 
 
 @pytest.mark.parametrize("observation", [{"image": b"..."}, 42, ["a", "b"]])
-def test_an_observation_that_says_nothing_readable_is_refused_with_the_remedy(observation: object):
+def test_observation_without_readable_text_is_rejected(observation: object):
     with pytest.raises(AgentError, match=r"observation is .*: return a text, or a task with one of question"):
         Echo().update_from_env(observation, 0.0, False, {})

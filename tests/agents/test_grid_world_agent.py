@@ -20,11 +20,11 @@ from rllm.errors import ConfigError
         ("", ""),
     ],
 )
-def test_the_last_direction_is_the_move(response: str, action: str):
+def test_last_direction_in_the_text_is_the_action(response: str, action: str):
     assert GridWorldAgent().update_from_model(response).action == action
 
 
-async def test_a_walk_to_the_goal_is_one_token_sequence(play):
+async def test_walk_to_the_goal_is_one_token_sequence(play):
     # seed 3:   _ _ _ _
     #           _ _ O P
     #           _ G _ O
@@ -42,7 +42,7 @@ async def test_a_walk_to_the_goal_is_one_token_sequence(play):
         assert later.prompt_ids[: len(tokens)] == tokens
 
 
-async def test_the_same_agent_plays_gymnasiums_frozen_lake(play):
+async def test_agent_plays_gymnasium_frozen_lake(play):
     lake = {"env": "FrozenLake-v1", "env_kwargs": {"render_mode": "ansi", "is_slippery": False}, "seed": 0}
     env = GymnasiumEnv.from_dict({**lake, "action_labels": ["left", "down", "right", "up"]})
     trajectory = await play(GridWorldAgent(), env, ["Down", "down", "Right", "Right", "Down", "Right"])
@@ -50,7 +50,7 @@ async def test_the_same_agent_plays_gymnasiums_frozen_lake(play):
     assert "[S]FFF" in trajectory.steps[0].observation
 
 
-async def test_frozen_lake_takes_the_settings_of_the_framework(play):
+async def test_frozen_lake_accepts_the_settings_of_the_framework(play):
     agent = FrozenLakeAgent(max_steps=10, use_accumulate_thinking=False, use_accumulate_history=True)
     trajectory = await play(agent, GridWorldEnv(seed=3, size=4), ["<think>Where?</think>Up", "Left"])
     assert [message["content"] for message in trajectory.steps[1].chat_completions][2::2] == ["Up", "Left"]

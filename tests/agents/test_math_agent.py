@@ -30,7 +30,7 @@ async def test_a_reward_of_none_stays_unscored(play):
     assert UNSCORED == 0.0  # ... which is why nobody may compare with 0
 
 
-async def test_a_reward_that_raises_is_named(play):
+async def test_error_in_reward_function_is_named(play):
     def broken_reward(task, action):
         return 1 / 0
 

@@ -41,7 +41,7 @@ async def test_tools_are_called_until_the_answer(play):
         assert later.prompt_ids[: len(tokens)] == tokens
 
 
-async def test_a_failed_call_is_told_to_the_model_which_goes_on(play):
+async def test_failed_tool_call_is_reported_to_the_model(play):
     env = ToolEnvironment(TASK, [add], reward_fn=exact)
     trajectory = await play(ToolAgent(tools=[add]), env, [written("add", a="two", b=3), written("sub"), "10"])
     errors = [message["content"] for message in trajectory.steps[-1].chat_completions if message["role"] == "tool"]
@@ -58,7 +58,7 @@ def test_the_tools_are_described_in_the_prompt():
     assert ToolAgent("Use tools.").chat_completions == [{"role": "system", "content": "Use tools."}]
 
 
-def test_the_schemas_can_go_beside_the_prompt():
+def test_schemas_can_be_passed_next_to_the_prompt():
     agent = ToolAgent("Use tools.", tools=[add], schemas_in_prompt=False)
     assert agent.chat_completions == [{"role": "system", "content": "Use tools."}]
     assert [schema["function"]["name"] for schema in agent.tool_schemas] == ["add"]
@@ -84,7 +84,7 @@ def test_text_without_a_call_is_the_answer(response: str, answer: str):
 
 
 @pytest.mark.parametrize("thought", ["", "<think>I write it.</think>", "I write it; the prompt has the tag.</think>"])
-def test_the_tags_of_thinking_inside_arguments_are_content(thought: str):
+def test_thinking_tags_in_arguments_are_content(thought: str):
     agent = ToolAgent(tools=[add], accumulate_thinking=False)
     call = written("write", text="</think> <think> </think> </tool_call>", more="</think>")
     (made,) = agent.update_from_model(thought + call).action
@@ -93,18 +93,18 @@ def test_the_tags_of_thinking_inside_arguments_are_content(thought: str):
     assert agent.trajectory.steps[0].thought in thought
 
 
-def test_a_call_that_is_thought_about_without_an_opening_tag_does_not_count():
+def test_tool_call_in_unopened_reasoning_is_ignored():
     response = f"Maybe {written('add', a=1, b=1)}?</think>The tag <think> opens it."
     assert ToolAgent(tools=[add]).update_from_model(response) == Action("The tag <think> opens it.")
 
 
-def test_another_format_is_a_name():
+def test_parser_is_chosen_by_name():
     text = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
     (call,) = ToolAgent(parser_name="llama3_json", tools=[add]).update_from_model(text).action
     assert call["function"] == {"name": "add", "arguments": '{"a": 1, "b": 2}'}
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ConfigError, match="tool_parser='klingon' is not known"):
         ToolAgent(parser_name="klingon")
     with pytest.raises(ConfigError, match="not both"):

@@ -54,7 +54,7 @@ from .values import batch_of, gradient, group_of
         ({"fixed_length": 8}, r"algorithm\.fixed_length=8: only aggregation=fixed-length uses it"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_rejected(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Algorithm(**fields)
 
@@ -74,7 +74,7 @@ def test_single_tokens_are_not_credited_by_step() -> None:
         (PPO(), False, True, True),
     ],
 )
-def test_what_an_algorithm_needs(algorithm: Algorithm, reference: bool, scores: bool, all_tokens: bool) -> None:
+def test_requirements_of_algorithms(algorithm: Algorithm, reference: bool, scores: bool, all_tokens: bool) -> None:
     assert algorithm.needs_reference is reference
     assert algorithm.needs_scores is scores
     assert algorithm.learns_without_advantage is all_tokens
@@ -154,7 +154,7 @@ def corrected(batch: Batch, **fields: Any) -> Tensor:
     return torch.tensor(got) * batch.num_tokens
 
 
-def test_a_sampler_that_is_not_the_trainer_is_corrected_for() -> None:
+def test_mismatch_of_sampler_and_trainer_is_corrected() -> None:
     # Ratios of trainer and sampler: 4, 1 | 1/4; by sequence: 2, 2 | 1/4.
     log = math.log
     batch = batch_of([-1.0, -1.0], [-1.0], old_logprobs=[-1 + log(4), -1.0, -1 - log(4)])

@@ -33,12 +33,12 @@ def test_one_entry_for_each_sampled_token_in_order() -> None:
     assert (len(batch), batch.num_tokens) == (2, 4)
 
 
-def test_whole_logprobs_are_numbers_too() -> None:
+def test_integer_logprobs_are_accepted() -> None:
     batch = Batch.of([TokenSequence(ids=[1, 2], spans=[StepSpan(step_id="s", start=1, stop=2)], logprobs=[0])])
     assert batch.sampler_logprobs.dtype == torch.float32
 
 
-def test_an_empty_batch() -> None:
+def test_empty_batch() -> None:
     batch = Batch.of([]).with_weights("token-mean")
     assert (len(batch), batch.num_tokens, list(batch.split(10))) == (0, 0, [])
     assert len(batch.select([])) == 0
@@ -56,7 +56,7 @@ def test_weights_of_three_tokens_and_one(aggregation: Aggregation, expected: lis
     assert Batch.of([TWO_TURNS, ONE_TURN]).with_weights(aggregation).weights.tolist() == pytest.approx(expected)
 
 
-def test_a_trajectory_of_two_sequences_weighs_as_much_as_one_of_one() -> None:
+def test_trajectories_weigh_the_same_for_any_number_of_sequences() -> None:
     batch = Batch.of([TWO_TURNS, ONE_TURN, ONE_TURN])
     batch.trajectory_of = torch.tensor([4, 4, 4, 4, 7])
     weights = batch.with_weights("trajectory-mean-token-mean").weights
@@ -67,7 +67,7 @@ def test_the_default_is_the_mean_over_tokens() -> None:
     assert Batch.of([TWO_TURNS, ONE_TURN]).weights.tolist() == [0.25] * 4
 
 
-def test_weights_of_nothing() -> None:
+def test_weights_of_no_tokens() -> None:
     aggregations: list[Aggregation] = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
     for aggregation in aggregations:
         assert token_weights(torch.tensor([], dtype=torch.long), 0, aggregation).tolist() == []
@@ -79,7 +79,7 @@ def test_weights_of_one_sequence() -> None:
     assert token_weights(two_tokens, 1, "seq-mean-token-sum").tolist() == [1.0, 1.0]
 
 
-def test_select_keeps_what_is_known_of_the_chosen_tokens() -> None:
+def test_select_keeps_the_fields_of_the_chosen_tokens() -> None:
     batch = Batch.of([ONE_TURN, TWO_TURNS, ONE_TURN], temperature=0.5).with_weights("seq-mean-token-mean")
     batch.advantages = torch.tensor([1.0, 2.0, 2.0, 2.0, 3.0])
     batch.old_logprobs = torch.tensor([-10.0, -20.0, -21.0, -22.0, -30.0])
@@ -94,7 +94,7 @@ def test_select_keeps_what_is_known_of_the_chosen_tokens() -> None:
     assert part.temperature == 0.5
 
 
-def test_select_makes_a_tree_of_its_own() -> None:
+def test_select_builds_its_own_tree() -> None:
     batch = Batch.of([ONE_TURN, TWO_TURNS])
     assert len(batch.tree.paths) == 2
     assert len(batch.select([1]).tree.paths) == 1
@@ -109,12 +109,12 @@ def test_split_fills_runs_up_to_the_limit() -> None:
     assert list(lengths(5, 5, 3, 8, 2).split(10)) == [[0, 1], [2], [3, 4]]
 
 
-def test_what_differs_in_the_first_token_shares_nothing() -> None:
+def test_sequences_with_different_first_tokens_share_nothing() -> None:
     batch = Batch.of([sequence([start, 2, 3, 4], ([5], [])) for start in range(2)])
     assert list(batch.split(9)) == [[0], [1]]
 
 
-def test_a_sequence_longer_than_the_limit_is_alone() -> None:
+def test_sequence_longer_than_the_limit_is_a_run_of_its_own() -> None:
     assert list(lengths(2, 50, 2).split(10)) == [[0], [1], [2]]
 
 
@@ -124,7 +124,7 @@ def test_shared_prefixes_count_once() -> None:
     assert list(batch.split(100)) == [list(range(11))[:10], [10]], "90 tokens of prompt, and 10 of answers"
 
 
-def test_a_run_ends_early_where_little_is_computed_again() -> None:
+def test_run_ends_early_if_little_is_recomputed() -> None:
     groups = [[*range(4), *range(10 * group, 10 * group + 6)] for group in range(1, 5)]
     batch = Batch.of([sequence(prompt, ([100 + number] * 10, [])) for prompt in groups for number in range(3)])
     # A group has 40 tokens, of which it shares 4 with the others; within it 10 are shared.
@@ -136,7 +136,7 @@ def test_a_run_ends_early_where_little_is_computed_again() -> None:
 
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=12), st.integers(1, 60))
-def test_split_takes_every_sequence_once_and_in_order(counts: list[int], limit: int) -> None:
+def test_split_yields_each_sequence_once_and_in_order(counts: list[int], limit: int) -> None:
     runs = list(lengths(*counts).split(limit))
     assert [index for run in runs for index in run] == list(range(len(counts)))
     assert all(len(run) == 1 or sum(counts[index] for index in run) <= limit for run in runs)
@@ -155,6 +155,6 @@ def spans(*bounds: tuple[int, int]) -> list[StepSpan]:
         ({"spans": spans((1, 3), (2, 3)), "logprobs": [-1.0] * 3}, "in order"),
     ],
 )
-def test_a_sequence_that_does_not_line_up_is_refused(fields: dict[str, Any], told: str) -> None:
+def test_misaligned_sequence_is_rejected(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(TokenMismatchError, match=told):
         TokenSequence(ids=[1, 2, 3], **fields)

@@ -16,7 +16,7 @@ TOKENS = st.lists(st.tuples(st.floats(-2, 2), st.floats(-3, 3)), min_size=1, max
 """Each with its advantage, and by how much its log-probability has moved."""
 
 
-def test_weights_are_bounded_and_gradients_stay() -> None:
+def test_weights_are_bounded_and_gradients_are_kept() -> None:
     batch = batch_of([1.0, 1.0, -1.0], old_logprobs=[-3.0] * 3)
     moved = [-3.0 + math.log(2.0), -3.0 + math.log(9.0), -3.0 + math.log(9.0)]
     losses, sums = CISPO().surrogate(torch.tensor(moved), torch.tensor([-3.0] * 3), batch)
@@ -33,13 +33,13 @@ def test_a_lower_bound_can_be_set() -> None:
 
 
 @given(TOKENS)
-def test_the_gradient_is_weighed_by_the_bounded_ratio(tokens: list[tuple[float, float]]) -> None:
+def test_gradient_is_weighted_by_the_bounded_ratio(tokens: list[tuple[float, float]]) -> None:
     moved = [change for _, change in tokens]
     batch = batch_of([advantage for advantage, _ in tokens], old_logprobs=[0.0] * len(tokens))
     expected = [-advantage * min(math.exp(change), 5.0) / len(tokens) for advantage, change in tokens]
     assert gradient(lambda logprobs: CISPO().loss(logprobs, batch)[0], moved) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_second_bound_is_refused() -> None:
+def test_second_bound_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.dual_clip=9\.0: cispo bounds all weights by clip_high"):
         CISPO(dual_clip=9.0)

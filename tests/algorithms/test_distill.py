@@ -16,12 +16,12 @@ from rllm.errors import ConfigError
 from .values import batch_of, gradient, group_of
 
 
-def test_the_pull_of_a_teacher_by_hand() -> None:
+def test_teacher_advantage_by_hand() -> None:
     own, teacher = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-0.25, -4.0, -math.inf])
     assert pull_of_teacher(own, teacher).tolist() == [0.75, -2.0, -20.0]
 
 
-def test_a_step_down_the_loss_lowers_the_reverse_divergence() -> None:
+def test_gradient_step_lowers_the_reverse_divergence() -> None:
     """In expectation over the policy's own tokens, the loss has the gradient of KL(policy || teacher)."""
     torch.manual_seed(0)
     logits = torch.randn(7, dtype=torch.float64, requires_grad=True)
@@ -41,7 +41,7 @@ def test_the_divergence_is_reported() -> None:
     assert sums["policy/teacher_kl"].item() == pytest.approx(-0.5 + 2.0)
 
 
-def test_rewards_count_for_nothing() -> None:
+def test_rewards_are_ignored() -> None:
     assert Distill().credit(group_of(1.0, 0.0)) == [0.0, 0.0]
     assert not Distill().needs_rewards
 
@@ -53,7 +53,7 @@ def test_any_algorithm_can_have_a_teacher() -> None:
     assert not GRPO().needs_teacher
 
 
-def test_no_teacher_no_gradient() -> None:
+def test_gradient_is_zero_without_teacher() -> None:
     assert gradient(lambda logprobs: Distill().loss(logprobs, batch_of([0.0]))[0], [-1.0]) == [0.0]
 
 
@@ -66,6 +66,6 @@ def test_no_teacher_no_gradient() -> None:
         ({"kl_coef": 0.1, "kl_in": "reward"}, r"algorithm\.kl_in='reward': distill ignores rewards"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, object], told: str) -> None:
+def test_invalid_settings_are_rejected(fields: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Distill(**fields)  # type: ignore[arg-type]

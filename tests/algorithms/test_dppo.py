@@ -22,7 +22,7 @@ def slopes(algorithm: DPPO, advantages: list[float], old: list[float], new: list
     return [slope * len(advantages) for slope in got]
 
 
-def test_a_rare_token_may_triple_and_a_likely_one_may_not_vanish() -> None:
+def test_rare_tokens_may_triple_and_likely_tokens_may_not_vanish() -> None:
     old, new = [0.01, 0.9, 0.5, 0.5], [0.03, 0.7, 0.7, 0.3]
     # PPO's clip would stop the first at ratio 3, and let the second fall to 0.78.
     assert slopes(DPPO(), [1.0, -1.0, -1.0, 1.0], old, new) == pytest.approx([-3.0, 0.0, 1.4, -0.6])
@@ -45,7 +45,7 @@ PROBABILITY = st.floats(0.01, 0.99)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), PROBABILITY, PROBABILITY), min_size=1, max_size=6))
-def test_without_bounds_it_is_the_policy_gradient_and_within_them_too(rows: list[tuple[float, float, float]]) -> None:
+def test_loss_is_the_policy_gradient_within_or_without_bounds(rows: list[tuple[float, float, float]]) -> None:
     advantages, old, new = (list(column) for column in zip(*rows, strict=True))
     plain = [-advantage * after / before for advantage, before, after in rows]
     unbounded = DPPO(clip_low=1.0, clip_high=1.0, ratio_cap=100.0)
@@ -58,11 +58,11 @@ def test_without_bounds_it_is_the_policy_gradient_and_within_them_too(rows: list
             assert got == pytest.approx(0.0 if goes_on else expected, rel=1e-3, abs=1e-5)
 
 
-def test_the_ratio_is_capped_as_a_weight() -> None:
+def test_ratio_is_capped_as_a_weight() -> None:
     assert slopes(DPPO(ratio_cap=2.0), [1.0], [0.01], [0.1]) == pytest.approx([-2.0])
 
 
-def test_it_measures_from_the_sampler_so_that_stale_samples_need_no_correction() -> None:
+def test_ratio_to_the_sampler_needs_no_staleness_correction() -> None:
     config = TrainConfig.model_validate(
         {"model": {"path": "m"}, "rollout": {"max_staleness": 2}, "algorithm": {"name": "dppo"}}
     )

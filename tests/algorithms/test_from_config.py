@@ -31,7 +31,7 @@ def test_settings_have_the_types_of_the_fields() -> None:
     assert section == {"name": "rloo", "kl_coef": "1e-3", "dual_clip": "3"}
 
 
-def test_the_fixed_length_is_the_longest_answer_by_default() -> None:
+def test_fixed_length_defaults_to_the_longest_response() -> None:
     assert algorithm({"name": "dr_grpo"}, max_tokens=64) == DrGRPO(fixed_length=64)
     assert algorithm({"name": "dr_grpo", "fixed_length": 8}, max_tokens=64) == DrGRPO(fixed_length=8)
     assert algorithm({"aggregation": "fixed-length"}, max_tokens=64).fixed_length == 64

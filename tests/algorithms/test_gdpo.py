@@ -13,7 +13,7 @@ def group(*parts: dict[str, float]) -> TrajectoryGroup:
     return TrajectoryGroup(trajectories=[Trajectory(reward=sum(item.values()), reward_parts=item) for item in parts])
 
 
-def test_parts_that_add_up_to_the_same_are_told_apart() -> None:
+def test_equal_sums_of_different_parts_get_different_credit() -> None:
     """The paper's example: (0, 2) and (0, 1) alike are (-1, 1) for GRPO; here two right parts count as two."""
     one = group({"a": 0, "b": 0}, {"a": 1, "b": 1})
     other = group({"a": 0, "b": 1}, {"a": 1, "b": 1})
@@ -30,12 +30,12 @@ def test_weights_multiply_normalised_parts() -> None:
     assert GDPO(weights={"b": 0.5}).credit(scaled) == pytest.approx([-0.5, 0.5], abs=1e-4)
 
 
-def test_a_part_that_only_some_have_is_compared_among_those() -> None:
+def test_parts_are_compared_among_the_trajectories_that_have_them() -> None:
     some = group({"a": 1}, {"a": 1, "b": 0}, {"a": 1, "b": 4})
     assert GDPO().credit(some) == pytest.approx([0, -1, 1], abs=1e-4)
 
 
-def test_equal_parts_give_nothing_and_one_reward_is_one_part() -> None:
+def test_equal_parts_give_zero_credit_and_a_single_reward_is_one_part() -> None:
     alike = group({"a": 0.1, "b": 0.7}, {"a": 0.1, "b": 0.7})
     plain = TrajectoryGroup(trajectories=[Trajectory(reward=reward) for reward in (0.0, 3.0)])
     assert GDPO().credits([alike, plain]) == [[0.0, 0.0], pytest.approx([-sqrt(2), sqrt(2)], abs=1e-4)]
@@ -43,17 +43,17 @@ def test_equal_parts_give_nothing_and_one_reward_is_one_part() -> None:
     assert GDPO().baseline(plain) == 1.5
 
 
-def test_the_weights_of_rewards_are_its_own() -> None:
+def test_reward_weights_reach_the_algorithm() -> None:
     assert algorithm_of(load_config(["algorithm.name=gdpo", "reward.weights.a=2"])).settings()["weights"] == {"a": 2.0}
 
 
-def test_options_that_have_no_parts_are_refused() -> None:
+def test_options_without_reward_parts_are_rejected() -> None:
     for options in ({"level": "step"}, {"kl_in": "reward", "kl_coef": 0.1}):
         with pytest.raises(ConfigError, match=f"algorithm.{next(iter(options))}"):
             GDPO(**options)  # type: ignore[arg-type]
 
 
-def test_groups_of_equal_sums_teach_something_if_their_parts_differ() -> None:
+def test_groups_of_equal_sums_get_credit_if_parts_differ() -> None:
     one, other = group({"a": 0, "b": 1}, {"a": 1, "b": 0}).trajectories
     assert one.final_reward() == other.final_reward()
     assert GDPO().compared(one) != GDPO().compared(other)

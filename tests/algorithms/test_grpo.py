@@ -15,12 +15,12 @@ from .values import batch_of, group_of
 REWARDS = st.floats(-1e3, 1e3)
 
 
-def test_credit_without_normalisation_is_distance_from_the_mean() -> None:
+def test_unnormalised_credit_is_the_distance_from_the_mean() -> None:
     assert GRPO(normalize_std=False).credit(group_of(1.0, 0.0)) == [0.5, -0.5]
     assert GRPO(normalize_std=False).credit(group_of(1.0, 0.0, 0.0, 0.0)) == [0.75, -0.25, -0.25, -0.25]
 
 
-def test_normalised_credit_is_in_population_standard_deviations() -> None:
+def test_normalised_credit_uses_the_population_standard_deviation() -> None:
     assert GRPO().credit(group_of(1.0, 0.0)) == pytest.approx([1.0, -1.0], abs=1e-5)
     assert GRPO().credit(group_of(1.0, 0.0, 0.0, 0.0)) == pytest.approx([3**0.5] + [-(3**-0.5)] * 3, abs=1e-5)
     assert GRPO().credit(group_of(3.0, 1.0)) == [1 / (1 + EPSILON), -1 / (1 + EPSILON)]
@@ -31,12 +31,12 @@ def test_the_baseline_is_the_mean() -> None:
 
 
 @given(REWARDS, st.integers(2, 16))
-def test_equal_rewards_teach_exactly_nothing(reward: float, size: int) -> None:
+def test_equal_rewards_give_exactly_zero_credit(reward: float, size: int) -> None:
     assert GRPO().credit(group_of(*[reward] * size)) == [0.0] * size
 
 
 @given(st.lists(REWARDS, min_size=2, max_size=16), st.booleans())
-def test_credits_of_a_group_cancel_and_keep_the_order_of_rewards(rewards: list[float], normalize_std: bool) -> None:
+def test_credits_of_a_group_sum_to_zero_in_the_order_of_rewards(rewards: list[float], normalize_std: bool) -> None:
     advantages = GRPO(normalize_std=normalize_std).credit(group_of(*rewards))
     assert math.fsum(advantages) == pytest.approx(0.0, abs=1e-6 * (1 + max(map(abs, advantages))))
     ranked = [advantage for _, advantage in sorted(zip(rewards, advantages, strict=True))]

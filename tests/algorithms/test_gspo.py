@@ -15,7 +15,7 @@ from .values import batch_of, gradient
 WIDE = GSPO(clip_low=0.2, clip_high=0.2)
 
 
-def test_a_sequence_has_the_geometric_mean_of_its_tokens_ratios() -> None:
+def test_sequence_ratio_is_the_geometric_mean_of_token_ratios() -> None:
     batch = batch_of([1.0, 1.0], [1.0], old_logprobs=[-1.0, -1.0, -2.0])
     logprobs = torch.tensor([-1.0 + math.log(1.21), -1.0, -2.0])
     losses, sums = WIDE.surrogate(logprobs, torch.tensor([-1.0, -1.0, -2.0]), batch)
@@ -23,7 +23,7 @@ def test_a_sequence_has_the_geometric_mean_of_its_tokens_ratios() -> None:
     assert sums["policy/ratio"].item() == pytest.approx(3.2)
 
 
-def test_a_sequence_is_clipped_as_a_whole() -> None:
+def test_sequences_are_clipped_as_a_whole() -> None:
     batch = batch_of([1.0, 1.0], [1.0, 1.0], old_logprobs=[0.0] * 4)
     moved = [math.log(2.0), 0.0, math.log(1.3), -math.log(1.3)]  # ratios 1.41 and 1
     losses, sums = WIDE.surrogate(torch.tensor(moved), torch.zeros(4), batch)
@@ -40,7 +40,7 @@ SEQUENCES = st.lists(
 
 
 @given(SEQUENCES)
-def test_loss_and_gradient_equal_the_papers_sequence_form(sequences: list[tuple[float, list[float]]]) -> None:
+def test_loss_and_gradient_equal_the_sequence_form_of_the_paper(sequences: list[tuple[float, list[float]]]) -> None:
     """The mean over sequences of `min(s A, clip(s) A)`, with the gradient through s itself."""
     moved = [change for _, changes in sequences for change in changes]
     batch = batch_of(*([advantage] * len(changes) for advantage, changes in sequences), old_logprobs=[0.0] * len(moved))

@@ -48,7 +48,7 @@ def test_clipped_loss_by_hand(ratio: float, advantage: float, loss: float, clipp
     assert where.item() is clipped
 
 
-def test_the_gradient_stops_where_the_loss_is_clipped() -> None:
+def test_gradient_is_zero_where_the_loss_is_clipped() -> None:
     old = torch.zeros(4)
     logprobs = torch.log(torch.tensor([0.5, 1.5, 0.5, 1.5])).requires_grad_()
     losses, _, _ = clipped_policy_loss(logprobs, old, torch.tensor([1.0, 1.0, -1.0, -1.0]), clip_low=0.2, clip_high=0.2)
@@ -67,7 +67,9 @@ def test_the_gradient_stops_where_the_loss_is_clipped() -> None:
         (0.5, -1.0, 0.8, 0.0),
     ],
 )
-def test_dual_clip_bounds_the_loss_of_bad_tokens(ratio: float, advantage: float, loss: float, slope: float) -> None:
+def test_dual_clip_bounds_the_loss_of_negative_advantages(
+    ratio: float, advantage: float, loss: float, slope: float
+) -> None:
     def losses(logprobs: torch.Tensor) -> torch.Tensor:
         settings = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
         return clipped_policy_loss(logprobs, torch.zeros(1), torch.tensor([advantage]), **settings)[0].sum()
@@ -76,7 +78,7 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens(ratio: float, advantage: float,
     assert gradient(losses, [math.log(ratio)]) == pytest.approx([slope])
 
 
-def test_no_ratio_is_infinite() -> None:
+def test_ratios_are_finite() -> None:
     assert probability_ratio(torch.tensor([-1.0, -1000.0]), torch.tensor([-1000.0, -1.0])).isfinite().all()
     losses, _, _ = clipped_policy_loss(
         torch.tensor([-1.0]), torch.tensor([-1000.0]), torch.tensor([0.0]), clip_low=0.2, clip_high=0.2
@@ -97,7 +99,7 @@ LOGITS = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
 
 
 @given(LOGITS, LOGITS, st.sampled_from(ESTIMATORS))
-def test_the_expected_gradient_is_that_of_the_divergence(
+def test_expected_gradient_equals_that_of_the_divergence(
     policy: list[float], reference: list[float], estimator: KLEstimator
 ) -> None:
     """Over a vocabulary of three, where the expectation over sampled tokens is a sum."""
@@ -117,7 +119,7 @@ def test_the_expected_gradient_is_that_of_the_divergence(
         assert estimated(at).item() == pytest.approx(exact(at).item(), abs=1e-5), "their values are right on average"
 
 
-def test_the_mean_over_each_tokens_own_sequence() -> None:
+def test_sequence_mean_of_each_token() -> None:
     means = mean_by_sequence(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]))
     assert means.tolist() == [1.5, 1.5, 6.0]
     assert mean_by_sequence(torch.zeros(0), torch.zeros(0, dtype=torch.long)).tolist() == []
@@ -143,6 +145,6 @@ def test_whitened_by_hand() -> None:
 
 
 @given(st.lists(st.integers(-100, 100), min_size=2, max_size=10), st.integers(-100, 100), st.integers(1, 8))
-def test_whitening_forgets_shift_and_scale(values: list[int], shift: int, scale: int) -> None:
+def test_whitening_removes_shift_and_scale(values: list[int], shift: int, scale: int) -> None:
     moved = whitened(torch.tensor([scale * value + shift for value in values]).float())
     assert moved.tolist() == pytest.approx(whitened(torch.tensor(values).float()).tolist(), abs=1e-5)

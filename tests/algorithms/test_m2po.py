@@ -16,7 +16,7 @@ TOKENS = st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5]), st.integers(-16, 
 """Each with its advantage, and by how many sixteenths its log-probability has moved from its sampler's."""
 
 
-def test_the_largest_moves_are_masked_until_the_rest_is_within_the_bound() -> None:
+def test_largest_ratios_are_masked_until_the_bound_is_met() -> None:
     # Moves with the advantage: 0.1, 0.3, -0.4 and 0.2. Mean squares: 0.01, 0.025, 0.0467, 0.075.
     batch = batch_of([1.0, 1.0, -1.0, 1.0, 1.0, -1.0], sampler_logprobs=[-2.0] * 6)
     moved = torch.tensor([-1.9, -1.7, -2.4, -1.8, -2.9, -1.1])
@@ -28,7 +28,7 @@ def test_the_largest_moves_are_masked_until_the_rest_is_within_the_bound() -> No
 
 
 @given(TOKENS, st.floats(0.01, 0.5))
-def test_the_second_moment_is_bounded_and_no_token_is_masked_without_need(
+def test_second_moment_is_bounded_with_the_fewest_masked_tokens(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
     batch = batch_of([advantage for advantage, _ in tokens], sampler_logprobs=[-3.0] * len(tokens))

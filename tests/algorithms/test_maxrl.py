@@ -12,19 +12,19 @@ from rllm.errors import ConfigError
 from .values import group_of
 
 
-def test_a_rare_success_counts_more() -> None:
+def test_rare_success_has_more_weight() -> None:
     assert MaxRL().credit(group_of(1.0, 0.0, 0.0, 0.0)) == [3.0, -1.0, -1.0, -1.0]
     assert MaxRL().credit(group_of(1.0, 1.0, 1.0, 0.0)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1.0])
     assert MaxRL().baseline(group_of(1.0, 0.0)) == 0.5
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
-def test_equal_rewards_teach_exactly_nothing(reward: float) -> None:
+def test_equal_rewards_give_exactly_zero_credit(reward: float) -> None:
     assert MaxRL().credit(group_of(*[reward] * 3)) == [0.0] * 3
 
 
 @given(st.floats(0.02, 0.98), st.integers(2, 8))
-def test_the_expected_gradient_is_that_of_a_truncated_log_likelihood(chance: float, size: int) -> None:
+def test_expected_gradient_equals_that_of_a_truncated_log_likelihood(chance: float, size: int) -> None:
     """Of a policy that succeeds with this chance p: its score is 1 / p on success and -1 / (1 - p) on failure."""
 
     def gradient(successes: int) -> float:
@@ -38,7 +38,7 @@ def test_the_expected_gradient_is_that_of_a_truncated_log_likelihood(chance: flo
     assert expected == pytest.approx(fsum((1 - chance) ** (k - 1) for k in range(1, size)), rel=1e-6)
 
 
-def test_negative_rewards_are_refused() -> None:
+def test_negative_rewards_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"rewards \[1\.0, -1\.0\] of group 'g': algorithm\.name=maxrl divides by"):
         MaxRL().credit(group_of(1.0, -1.0, group_id="g"))
     with pytest.raises(ConfigError, match=r"algorithm\.kl_in='reward': rewards may not be negative"):

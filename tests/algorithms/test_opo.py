@@ -14,25 +14,25 @@ ROWS = st.lists(st.tuples(st.floats(-100, 100), st.integers(1, 50)), min_size=2,
 """Each with its reward and length."""
 
 
-def test_long_siblings_count_more_in_the_baseline() -> None:
+def test_long_trajectories_weigh_more_in_the_baseline() -> None:
     group = group_of(1.0, 0.0, lengths=[3, 1])
     assert OPO().baseline(group) == 0.75
     assert OPO().credit(group) == [0.25, -0.75]
 
 
-def test_where_nobody_sampled_a_token_all_count_alike() -> None:
+def test_trajectories_without_sampled_tokens_weigh_the_same() -> None:
     assert OPO().credit(group_of(1.0, 0.0)) == [0.5, -0.5]
 
 
 @given(ROWS)
-def test_credits_weighted_by_length_cancel(rows: list[tuple[float, int]]) -> None:
+def test_length_weighted_credits_sum_to_zero(rows: list[tuple[float, int]]) -> None:
     lengths = [size for _, size in rows]
     advantages = OPO().credit(group_of(*[reward for reward, _ in rows], lengths=lengths))
     assert math.fsum(a * size for a, size in zip(advantages, lengths, strict=True)) == pytest.approx(0.0, abs=1e-6)
 
 
 @given(ROWS)
-def test_no_other_baseline_has_less_variance(rows: list[tuple[float, int]]) -> None:
+def test_baseline_minimises_the_variance(rows: list[tuple[float, int]]) -> None:
     """Of gradients whose squared size is the length."""
     rewards, lengths = [reward for reward, _ in rows], [size for _, size in rows]
     best = OPO().baseline(group_of(*rewards, lengths=lengths))
@@ -44,5 +44,5 @@ def test_no_other_baseline_has_less_variance(rows: list[tuple[float, int]]) -> N
 
 
 @given(st.floats(-100, 100), st.lists(st.integers(1, 50), min_size=2, max_size=12))
-def test_equal_rewards_teach_exactly_nothing(reward: float, lengths: list[int]) -> None:
+def test_equal_rewards_give_exactly_zero_credit(reward: float, lengths: list[int]) -> None:
     assert OPO().credit(group_of(*[reward] * len(lengths), lengths=lengths)) == [0.0] * len(lengths)

@@ -24,14 +24,14 @@ def credited(
     return [part.tolist() for part in advantages.split([len(row) for row in energies])]
 
 
-def test_siblings_are_weighed_by_the_energy_so_far() -> None:
+def test_siblings_are_weighted_by_cumulative_energy() -> None:
     # Position 1: (1 * 1 + 3 * 0) / 4. Position 2: (2 * 1 + 3 * 0) / 5. Position 3 has one trajectory left.
     found = credited([1.0, 0.0], [[1.0, 1.0], [3.0, 0.0, 1.0]])
     assert found[0] == pytest.approx([0.75, 0.6])
     assert found[1] == pytest.approx([-0.25, -0.4, 0.0])
 
 
-def test_groups_are_apart_and_later_rewards_can_be_discounted() -> None:
+def test_groups_are_independent_and_rewards_can_be_discounted() -> None:
     energies = [[1.0, 1.0], [1.0, 1.0], [1.0], [1.0]]
     found = credited([1.0, 0.0, 4.0, 2.0], energies, [0, 0, 1, 1], gamma=0.5)
     assert found == [pytest.approx(row) for row in ([0.25, 0.5], [-0.25, -0.5], [1.0], [-1.0])]
@@ -41,7 +41,7 @@ ENERGIES = st.lists(st.floats(0.01, 2), min_size=1, max_size=5)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), ENERGIES), min_size=2, max_size=5))
-def test_weighted_advantages_cancel_at_every_position(rows: list[tuple[float, list[float]]]) -> None:
+def test_weighted_advantages_sum_to_zero_at_each_position(rows: list[tuple[float, list[float]]]) -> None:
     """So no other number at a position gives squared advantages a smaller weighted sum, the gradient's variance."""
     found = credited([reward for reward, _ in rows], [energies for _, energies in rows])
     for place in range(max(len(energies) for _, energies in rows)):
@@ -51,6 +51,6 @@ def test_weighted_advantages_cancel_at_every_position(rows: list[tuple[float, li
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.floats(-5, 5))
-def test_equal_rewards_and_lengths_teach_nothing(size: int, length: int, reward: float) -> None:
+def test_equal_rewards_and_lengths_give_zero_credit(size: int, length: int, reward: float) -> None:
     found = credited([reward] * size, [[0.5] * length] * size)
     assert [value for row in found for value in row] == pytest.approx([0.0] * size * length, abs=1e-5)

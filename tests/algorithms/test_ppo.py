@@ -23,7 +23,7 @@ def advantages_of(rewards: list[float], values: list[float], trajectory_of: list
     return gae(torch.tensor(rewards), torch.tensor(values), torch.tensor(trajectory_of), **fields).tolist()  # type: ignore[arg-type]
 
 
-def test_by_hand() -> None:
+def test_advantages_by_hand() -> None:
     batch = batch_of([0.0] * 3, rewards=[0.0, 1.0, 4.0], values=[1.0, 2.0, 2.0])
     advantages, returns = PLAIN.token_advantages(batch)
     # Surprises: 0 + 2/2 - 1 = 0; 1 + 2/2 - 2 = 0; 4 - 2 = 2. Each step back counts a quarter.
@@ -31,17 +31,17 @@ def test_by_hand() -> None:
     assert returns.tolist() == [1.125, 2.5, 4.0]
 
 
-def test_nothing_follows_the_end_of_a_trajectory() -> None:
+def test_advantages_do_not_cross_the_end_of_a_trajectory() -> None:
     got = advantages_of([1.0, 2.0, 4.0], [0.0, 0.0, 0.0], [0, 0, 1], gamma=1.0, gae_lambda=1.0)
     assert got == [3.0, 2.0, 4.0]
 
 
-def test_a_trajectory_goes_on_in_its_next_sequence() -> None:
+def test_advantages_continue_into_the_next_sequence_of_a_trajectory() -> None:
     batch = batch_of([0.0, 0.0], [0.0], rewards=[1.0, 2.0, 4.0], values=[0.0] * 3, trajectory_of=[0, 0, 0])
     assert PPO(gae_lambda=1.0, whiten=False).token_advantages(batch)[0].tolist() == [7.0, 6.0, 4.0]
 
 
-def test_the_critic_alone_may_be_believed() -> None:
+def test_zero_gae_lambda_uses_only_the_critic() -> None:
     batch = batch_of([0.0, 0.0], rewards=[0.0, 1.0], values=[0.25, 0.5])
     assert PPO(gae_lambda=0.0, whiten=False).token_advantages(batch)[0].tolist() == [0.5 - 0.25, 1.0 - 0.5]
 
@@ -52,7 +52,7 @@ def flat(trajectories: list[list[tuple[float, float]]]) -> tuple[list[float], li
 
 
 @given(TRAJECTORIES, st.sampled_from([0.5, 0.9, 1.0]), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
-def test_it_equals_the_double_sum_of_the_paper(
+def test_advantages_equal_the_double_sum_of_the_paper(
     trajectories: list[list[tuple[float, float]]], gamma: float, gae_lambda: float
 ) -> None:
     expected = []
@@ -67,7 +67,7 @@ def test_it_equals_the_double_sum_of_the_paper(
 
 
 @given(TRAJECTORIES)
-def test_a_critic_that_is_right_is_never_surprised(trajectories: list[list[tuple[float, float]]]) -> None:
+def test_exact_critic_gives_zero_advantages(trajectories: list[list[tuple[float, float]]]) -> None:
     rewards, _, owners = flat(trajectories)
     right = advantages_of(rewards, [0.0] * len(rewards), owners, gamma=0.5, gae_lambda=1.0)
     for gae_lambda in (0.0, 0.5, 1.0):
@@ -75,7 +75,7 @@ def test_a_critic_that_is_right_is_never_surprised(trajectories: list[list[tuple
         assert got == pytest.approx([0.0] * len(got), abs=1e-5)
 
 
-def test_whitened_advantages_leave_the_returns_as_they_are() -> None:
+def test_whitening_advantages_does_not_change_the_returns() -> None:
     batch = batch_of([0.0] * 2, [0.0], rewards=[0.0, 1.0, 3.0], values=[0.0, 0.0, 0.0])
     advantages, returns = PPO(gae_lambda=1.0).token_advantages(batch)
     assert advantages.tolist() == pytest.approx([-(0.5**0.5), -(0.5**0.5), 2**0.5])
@@ -101,7 +101,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1(trajectories: list[list
         (4.0, 0.5 * 2.0**2, 2.0),  # moved too far
     ],
 )
-def test_the_critics_loss_by_hand(value: float, loss: float, slope: float) -> None:
+def test_critic_loss_by_hand(value: float, loss: float, slope: float) -> None:
     algorithm = PPO(value_coef=1.0)
     batch = batch_of([0.0], values=[1.0], returns=[2.0])
     assert algorithm.value_loss(torch.tensor([value]), batch)[0].item() == pytest.approx(loss)
@@ -109,7 +109,7 @@ def test_the_critics_loss_by_hand(value: float, loss: float, slope: float) -> No
     assert got == pytest.approx([slope])
 
 
-def test_the_critics_loss_is_weighted_as_the_policys() -> None:
+def test_critic_loss_is_weighted_like_the_policy_loss() -> None:
     batch = batch_of([0.0, 0.0], [0.0], values=[0.0] * 3, returns=[1.0, 1.0, 3.0])
     batch = batch.with_weights("seq-mean-token-mean")
     loss, sums = PPO(value_clip=None, value_coef=0.5).value_loss(torch.zeros(3), batch)
@@ -118,7 +118,7 @@ def test_the_critics_loss_is_weighted_as_the_policys() -> None:
     assert sums["critic/clip_fraction"].item() == 0.0
 
 
-def test_where_the_value_moved_too_far_is_counted() -> None:
+def test_clipped_values_are_counted() -> None:
     batch = batch_of([0.0, 0.0], values=[1.0, 1.0], returns=[2.0, 2.0])
     _, sums = PPO().value_loss(torch.tensor([1.5, 1.1]), batch)
     assert sums["critic/clip_fraction"].item() == 1.0
@@ -129,7 +129,7 @@ def test_where_the_value_moved_too_far_is_counted() -> None:
     "fields",
     [{"gae_lambda": 1.5}, {"gae_lambda": -0.1}, {"value_clip": 0.0}, {"value_coef": 0.0}, {"value_coef": math.inf}],
 )
-def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(fields: dict[str, Any]) -> None:
     (name, value) = fields.popitem()
     with pytest.raises(ConfigError, match=rf"algorithm\.{name}={value}: use a number"):
         PPO(**{name: value})

@@ -17,14 +17,14 @@ def group(*rewards: float, role: str = "player_0", game: str = "Nim") -> Traject
     )
 
 
-def test_the_baseline_follows_the_rewards_one_after_the_other() -> None:
+def test_baseline_is_updated_after_each_reward() -> None:
     algorithm = RAE(decay=0.5)
     # b: 0 -> 0.5 -> -0.25 -> 0.375
     assert algorithm.credit(group(1.0, -1.0, 1.0)) == [0.5, -0.75, 0.625]
     assert algorithm.baseline(group(1.0)) == 0.375
 
 
-def test_each_role_of_each_game_has_its_own() -> None:
+def test_each_role_of_each_game_has_its_own_baseline() -> None:
     algorithm = RAE(decay=0.5)
     groups = [group(1.0), group(-1.0, role="player_1"), group(0.0, game="Chess"), group(1.0)]
     assert algorithm.credits(groups) == [[0.5], [-0.5], [0.0], [0.25]]
@@ -32,7 +32,7 @@ def test_each_role_of_each_game_has_its_own() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=12), st.floats(0, 0.99))
-def test_a_restored_state_continues_bit_for_bit(rewards: list[float], decay: float) -> None:
+def test_restored_state_continues_bit_for_bit(rewards: list[float], decay: float) -> None:
     whole, first, second = RAE(decay=decay), RAE(decay=decay), RAE(decay=decay)
     advantages = whole.credit(group(*rewards))
     before = first.credit(group(*rewards[:1]))
@@ -43,12 +43,12 @@ def test_a_restored_state_continues_bit_for_bit(rewards: list[float], decay: flo
 
 
 @given(st.floats(-1, 1))
-def test_a_constant_reward_teaches_less_and_less(reward: float) -> None:
+def test_constant_reward_gives_shrinking_advantages(reward: float) -> None:
     advantages = RAE(decay=0.9).credit(group(*[reward] * 50))
     assert advantages == pytest.approx([reward * 0.9**place for place in range(1, 51)])
 
 
 @pytest.mark.parametrize("settings", [{"decay": 1.0}, {"decay": -0.1}, {"level": "step"}])
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, object]) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"algorithm.{next(iter(settings))}"):
         RAE(**settings)  # type: ignore[arg-type]

@@ -10,5 +10,5 @@ def test_the_reward_is_the_advantage() -> None:
     assert Reinforce().baseline(group_of(1.0)) is None
 
 
-def test_penalties_are_taken_off() -> None:
+def test_penalties_are_subtracted() -> None:
     assert Reinforce().credit(group_of(1.0, 0.0, penalties=[0.25, 0.5])) == [0.75, -0.5]

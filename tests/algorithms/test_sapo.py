@@ -33,7 +33,7 @@ def test_the_gate_by_hand() -> None:
 
 
 @given(st.floats(-2, 2).filter(lambda advantage: abs(advantage) > 1e-3), st.floats(0.05, 20))
-def test_a_low_temperature_is_the_plain_ratio_and_a_higher_one_fades(advantage: float, ratio: float) -> None:
+def test_low_temperature_gives_the_plain_ratio_and_higher_ones_fade(advantage: float, ratio: float) -> None:
     soft = SAPO(positive_temperature=1e-3, negative_temperature=1e-3)
     assert slope(soft, advantage, ratio) == pytest.approx(-advantage * ratio, rel=1e-2)
     assert abs(slope(HARD, advantage, ratio)) <= abs(slope(SAPO(), advantage, ratio)) + 1e-6

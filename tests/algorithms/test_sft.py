@@ -23,13 +23,13 @@ def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
     assert sums["policy/nll"].item() == pytest.approx(6 * math.log(2))
 
 
-def test_the_shared_means_apply() -> None:
+def test_loss_uses_the_configured_aggregation() -> None:
     batch = batch_of([1.0, 1.0], [1.0]).with_weights("seq-mean-token-mean")
     got = gradient(lambda logprobs: SFT().loss(logprobs, batch)[0], [-1.0, -2.0, -3.0])
     assert got == pytest.approx([-1 / 4, -1 / 4, -1 / 2])
 
 
-def test_gradients_are_those_of_cross_entropy() -> None:
+def test_gradients_equal_those_of_cross_entropy() -> None:
     torch.manual_seed(0)
     logits = torch.randn(6, 11, dtype=torch.float64)
     targets = torch.tensor([3, 1, 4, 1, 5, 9])
@@ -43,12 +43,12 @@ def test_gradients_are_those_of_cross_entropy() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-8, rtol=0)
 
 
-def test_unscored_demonstrations_count_the_same() -> None:
+def test_unscored_demonstrations_weigh_the_same() -> None:
     group = TrajectoryGroup(trajectories=[Trajectory(reward=0.2), Trajectory()])
     assert SFT().credit(group) == [1.0, 1.0]
 
 
-def test_demonstrations_have_no_samplers_logprobs() -> None:
+def test_demonstrations_have_no_sampler_logprobs() -> None:
     shown = TokenSequence(ids=[1, 2, 3], spans=[StepSpan(step_id="s", start=1, stop=3)], logprobs=None)
     batch = Batch.of([shown])
     assert (batch.ids.tolist(), batch.sampler_logprobs) == ([2, 3], None)
@@ -66,12 +66,12 @@ def test_demonstrations_have_no_samplers_logprobs() -> None:
         ({"teacher_coef": 1.0}, r"algorithm\.teacher_coef=1\.0"),
     ],
 )
-def test_what_means_nothing_for_demonstrations_is_refused(fields: dict[str, Any], told: str) -> None:
+def test_settings_without_effect_on_demonstrations_are_rejected(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         SFT(**fields)
 
 
-def test_entropy_and_aggregation_stay() -> None:
+def test_entropy_and_aggregation_are_kept() -> None:
     algorithm = SFT(entropy_coef=0.1, aggregation="seq-mean-token-sum")
     loss, _ = algorithm.loss(torch.tensor([-1.0]), batch_of([1.0]), entropy=torch.tensor([2.0]))
     assert loss.item() == pytest.approx(1.0 - 0.1 * 2.0)

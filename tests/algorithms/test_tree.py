@@ -23,17 +23,17 @@ def num_prefixes(sequences: list[list[int]]) -> int:
 
 
 @given(SEQUENCES, st.integers(1, 20))
-def test_a_tree_spells_its_sequences(sequences: list[list[int]], min_saved: int) -> None:
+def test_paths_of_the_tree_spell_the_sequences(sequences: list[list[int]], min_saved: int) -> None:
     assert spelt(build_tree(sequences, min_saved=min_saved)) == sequences
 
 
 @given(SEQUENCES)
-def test_a_fully_merged_tree_holds_shared_tokens_once(sequences: list[list[int]]) -> None:
+def test_fully_merged_tree_holds_shared_tokens_once(sequences: list[list[int]]) -> None:
     assert len(build_tree(sequences, min_saved=1).ids) == num_prefixes(sequences)
 
 
 @given(SEQUENCES, st.integers(1, 20))
-def test_nodes_know_where_they_are(sequences: list[list[int]], min_saved: int) -> None:
+def test_nodes_have_their_parent_and_offset(sequences: list[list[int]], min_saved: int) -> None:
     tree = build_tree(sequences, min_saved=min_saved)
     for path in tree.paths:
         above: list[int] = []
@@ -47,7 +47,7 @@ def test_nodes_know_where_they_are(sequences: list[list[int]], min_saved: int) -
 
 
 @given(SEQUENCES, st.integers(1, 20))
-def test_a_subtree_is_one_run_of_tokens(sequences: list[list[int]], min_saved: int) -> None:
+def test_subtree_is_a_contiguous_run_of_tokens(sequences: list[list[int]], min_saved: int) -> None:
     tree = build_tree(sequences, min_saved=min_saved)
     for index, stop in enumerate(tree.stops()):
         below = {other for path in tree.paths if index in path for other in path[path.index(index) :]}
@@ -60,21 +60,21 @@ def test_a_subtree_is_one_run_of_tokens(sequences: list[list[int]], min_saved: i
 
 
 @given(SEQUENCES, st.integers(1, 20))
-def test_a_node_is_shared_only_if_that_saves_enough(sequences: list[list[int]], min_saved: int) -> None:
+def test_nodes_are_shared_only_if_that_saves_enough(sequences: list[list[int]], min_saved: int) -> None:
     tree = build_tree(sequences, min_saved=min_saved, row_tokens=0)
     for index, node in enumerate(tree.nodes):
         users = sum(index in path for path in tree.paths)
         assert users == 1 or (users - 1) * node.length >= min_saved
 
 
-def test_the_samples_of_two_prompts() -> None:
+def test_samples_of_two_prompts() -> None:
     one, other = [1, 2, 3, 4], [1, 2, 7, 8]
     tree = build_tree([[*one, 5], [*one, 6], other, [*other, 9]], min_saved=1)
     assert tree.paths == [[0, 1, 2], [0, 1, 3], [0, 4], [0, 4, 5]]
     assert tree.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_shared_first_token_does_not_hide_longer_prefixes() -> None:
+def test_shared_first_token_does_not_hide_longer_prefixes() -> None:
     one, other = [1] + [2] * 30, [1] + [3] * 30
     tree = build_tree([[*one, 4], [*one, 5], [*other, 4], [*other, 5]], row_tokens=0)
     assert len(tree.ids) == 2 * 31 + 4, "each prompt once, the shared first token twice: one token is not worth a node"
@@ -86,7 +86,7 @@ def test_saved_tokens_count_branches_not_samples() -> None:
     assert len(tree.ids) == 2 * (31 + 20), "forty samples share the first token, and the two prompts need it twice"
 
 
-def test_what_fits_into_a_row_shares_every_token() -> None:
+def test_sequences_that_fit_a_row_share_every_token() -> None:
     answers = [[7, 1, 1], [7, 1, 2], [7, 2, 2]]
     tree = build_tree([[5] * 100 + answer for answer in answers])
     assert tree.ids == [*[5] * 100, 7, 1, 1, 2, 2, 2], "of 309 tokens, which are more than a row, an answer is a few"
@@ -98,20 +98,20 @@ def test_equal_sequences_share_everything() -> None:
     assert len(tree.ids) == 20
 
 
-def test_a_sequence_that_is_the_beginning_of_another() -> None:
+def test_sequence_may_be_a_prefix_of_another() -> None:
     tree = build_tree([[1] * 20, [1] * 20 + [2]])
     assert tree.paths == [[0], [0, 1]]
 
 
 @pytest.mark.parametrize("length", [127, 128, 129, 256, 300])
-def test_a_long_prefix_is_shared_to_its_last_token(length: int) -> None:
+def test_long_prefix_is_shared_to_its_last_token(length: int) -> None:
     prefix = list(range(length))
     tree = build_tree([[*prefix, 7], [*prefix, 8], prefix], min_saved=1, row_tokens=0)
     assert [node.length for node in tree.nodes] == [length, 1, 1]
     assert tree.paths == [[0, 1], [0, 2], [0]]
 
 
-def test_sequences_may_fork_more_often_than_calls_may_nest() -> None:
+def test_number_of_forks_may_exceed_the_recursion_limit() -> None:
     steps = [[1] * place + [2] for place in range(1, sys.getrecursionlimit() + 1)]
     tree = build_tree(steps, min_saved=1, row_tokens=0)
     assert len(tree.ids) == 2 * len(steps), "each step adds a token to the history, and its own answer"

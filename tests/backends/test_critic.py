@@ -31,13 +31,13 @@ def judged(backend: LocalBackend, batch: Batch, *, returns: float | None = None)
     return batch
 
 
-def test_an_untrained_critic_expects_nothing(make_backend: MakeBackend, groups: Make) -> None:
+def test_untrained_critic_predicts_zero(make_backend: MakeBackend, groups: Make) -> None:
     batch: Batch = groups()
     assert make_backend().values(batch).tolist() == [0.0] * batch.num_tokens
     assert make_backend().values(Batch.of([])).tolist() == []
 
 
-def test_the_critic_learns_what_is_earned(make_backend: MakeBackend, groups: Make) -> None:
+def test_critic_learns_the_returns(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(critic=FAST)
     batch: Batch = groups(2, 3)
     losses = []
@@ -51,7 +51,7 @@ def test_the_critic_learns_what_is_earned(make_backend: MakeBackend, groups: Mak
     assert metrics["critic/grad_norm"] > 0
 
 
-def test_a_value_does_not_depend_on_the_token_that_is_chosen_then(make_backend: MakeBackend, groups: Make) -> None:
+def test_values_do_not_depend_on_the_next_token(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(critic=FAST)
     for _ in range(3):
         update_weights(backend, judged(backend, groups()), PPO())
@@ -93,7 +93,7 @@ def test_micro_batches_do_not_change_the_gradient(
         assert (found[pieces] - found[1]).norm() <= tolerance * found[1].norm()
 
 
-def test_while_the_critic_warms_up_the_policy_waits(make_backend: MakeBackend, groups: Make) -> None:
+def test_policy_is_unchanged_during_critic_warmup(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(lr=1e-2, critic=CriticConfig(lr=1e-2, warmup_steps=2))
     batch: Batch = groups()
     before, scored = weights_of(backend.model), backend.score(batch)
@@ -110,9 +110,7 @@ def test_while_the_critic_warms_up_the_policy_waits(make_backend: MakeBackend, g
 
 
 @pytest.mark.parametrize(("bound", "moves"), [(1e-12, False), (1.0, True)])
-def test_the_bound_of_its_gradient_is_its_own(
-    make_backend: MakeBackend, groups: Make, bound: float, moves: bool
-) -> None:
+def test_critic_has_its_own_gradient_bound(make_backend: MakeBackend, groups: Make, bound: float, moves: bool) -> None:
     """AdamW makes up for any scale of a gradient, but for one below its epsilon of 1e-8."""
     backend = make_backend(critic=CriticConfig(lr=1e-2, max_grad_norm=bound))
     batch = judged(backend, groups(2, 2), returns=3.0)
@@ -121,7 +119,7 @@ def test_the_bound_of_its_gradient_is_its_own(
     assert bool(backend.values(batch).abs().max() > 1e-3) is moves
 
 
-def test_minibatches_and_epochs_are_the_critics_too(make_backend: MakeBackend, groups: Make) -> None:
+def test_minibatches_and_epochs_apply_to_the_critic(make_backend: MakeBackend, groups: Make) -> None:
     backend = make_backend(critic=FAST, num_minibatches=2, num_epochs=3)
     batch: Batch = judged(backend, groups(2, 2), returns=3.0)
     metrics = update_weights(backend, batch, PPO(value_clip=None)).metrics
@@ -130,7 +128,7 @@ def test_minibatches_and_epochs_are_the_critics_too(make_backend: MakeBackend, g
     assert 0 < metrics["critic/value"] < 3, "the mean over all updates"
 
 
-def test_a_saved_run_goes_on_bit_for_bit(
+def test_resumed_run_continues_bit_for_bit(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
     settings = CriticConfig(lr=1e-3, warmup_steps=2)
@@ -152,7 +150,7 @@ def cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["half", "none"])
-def test_a_damaged_critic_is_refused(
+def test_damaged_critic_is_rejected(
     make_backend: MakeBackend, groups: Make, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     backend = make_backend()
@@ -163,7 +161,7 @@ def test_a_damaged_critic_is_refused(
         backend.load(tmp_path)
 
 
-def test_a_checkpoint_without_a_critic_leaves_none_behind(
+def test_checkpoint_without_critic_removes_an_older_critic(
     make_backend: MakeBackend, groups: Make, tmp_path: Path
 ) -> None:
     backend = make_backend(critic=FAST)
@@ -174,9 +172,7 @@ def test_a_checkpoint_without_a_critic_leaves_none_behind(
     assert not backend.values(groups()).any(), "it is made anew"
 
 
-def test_beside_an_adapter_the_critic_has_one_of_its_own(
-    make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
-) -> None:
+def test_critic_has_its_own_adapter(make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path) -> None:
     lora = LoraSettings(rank=2, alpha=4)
     one, other = (make_backend(make_model(), lora=lora, lr=1e-3, critic=FAST) for _ in range(2))
     for _ in range(2):

@@ -37,7 +37,7 @@ def gradient(backend: LocalBackend, batch: Batch, algorithm: Algorithm, **option
     return torch.cat(found), sums["loss"]
 
 
-def test_tokens_between_answers_are_observations_and_the_prompt_is_not() -> None:
+def test_tokens_between_responses_are_observations_and_the_prompt_is_not() -> None:
     batch = Batch.of([conversation(*BOUNDS), conversation((2, 10))])
     wide, own = with_observations(batch)
     assert wide.ids.tolist() == IDS[2:] * 2
@@ -47,7 +47,7 @@ def test_tokens_between_answers_are_observations_and_the_prompt_is_not() -> None
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_it_adds_the_mean_cross_entropy_of_observations(make_backend: MakeBackend, scale: float) -> None:
+def test_loss_includes_the_mean_cross_entropy_of_observations(make_backend: MakeBackend, scale: float) -> None:
     batch = Batch.of([conversation(*BOUNDS), conversation((2, 3), (9, 10))])
     batch.advantages = torch.linspace(-1, 1, batch.num_tokens)
     seen = Batch.of([conversation((4, 7), (8, 9)), conversation((3, 9))])
@@ -60,14 +60,14 @@ def test_it_adds_the_mean_cross_entropy_of_observations(make_backend: MakeBacken
     assert loss == pytest.approx(plain_loss + 0.3 * added_loss, rel=1e-5)
 
 
-def test_micro_batches_do_not_change_it(make_backend: MakeBackend) -> None:
+def test_micro_batches_do_not_change_the_loss(make_backend: MakeBackend) -> None:
     batch = Batch.of([conversation(*BOUNDS), conversation((2, 3), (9, 10))])
     one, _ = gradient(make_backend(), batch, GRPO(observation_coef=0.3))
     other, _ = gradient(make_backend(micro_batch_tokens=1), batch, GRPO(observation_coef=0.3))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_rollouts_without_advantage_teach_what_to_expect(make_backend: MakeBackend) -> None:
+def test_rollouts_without_advantage_train_on_observations(make_backend: MakeBackend) -> None:
     assert GRPO(observation_coef=0.1).learns_without_advantage
     batch, backend = Batch.of([conversation(*BOUNDS)]), make_backend(lr=1e-2)
     found = [update_weights(backend, batch, GRPO(observation_coef=1.0)).metrics for _ in range(3)]
@@ -76,7 +76,7 @@ def test_rollouts_without_advantage_teach_what_to_expect(make_backend: MakeBacke
     assert surprises[0] > surprises[-1] + 0.1
 
 
-def test_it_is_refused_where_it_cannot_be() -> None:
+def test_unsupported_combinations_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.observation_coef=-1\.0: use 0 \(off\)"):
         GRPO(observation_coef=-1.0)
     with pytest.raises(ConfigError, match=r"algorithm\.observation_coef=0\.1: demonstrations are not sampled"):

@@ -175,9 +175,7 @@ def test_plain_attention_reads_shared_prefixes_in_place(make_model: Make) -> Non
 
 @FAMILIES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_pass_in_which_sequences_see_each_other_is_found_out(
-    make_model: Make, family: str, dtype: torch.dtype
-) -> None:
+def test_pass_that_mixes_sequences_is_detected(make_model: Make, family: str, dtype: torch.dtype) -> None:
     def without_a_mask(model: Any, tree: TokenTree) -> Tensor:
         depths, _ = tree_rows.depths_and_stops(tree)
         states: Tensor = model(input_ids=torch.tensor([tree.ids]), position_ids=depths[None]).last_hidden_state[0]
@@ -194,7 +192,7 @@ def test_keys_are_copied_for_weights_in_bfloat16(make_model: Make) -> None:
     assert choose_forward(model.model) is hidden_states
 
 
-def test_the_keys_of_a_long_prompt_are_not_copied(make_model: Make) -> None:
+def test_keys_of_a_long_prompt_are_not_copied(make_model: Make) -> None:
     model = in_float64(make_model("Qwen3")).model
     use_grouped_attention(model)
     prompt, answers = [token % 50 for token in range(600)], [[10 + number] * 130 for number in range(4)]
@@ -243,7 +241,7 @@ def test_models_with_positions_from_the_cache_run_one_by_one() -> None:
     assert choose_forward(model) is hidden_states
 
 
-def test_separate_passes_have_the_gradients_of_shared_ones(make_model: Make) -> None:
+def test_separate_passes_have_the_gradients_of_shared_passes(make_model: Make) -> None:
     model, tree = make_model().model, build_tree(FORKED, min_saved=1)
     pull = torch.randn(len(tree.ids), model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     shared = gradients(model, (hidden_states(model, tree) * pull).sum())

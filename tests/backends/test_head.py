@@ -39,7 +39,7 @@ def model_of(family: str, **options: Any) -> Any:
         ("bart", {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}, 1.0, None),
     ],
 )
-def test_the_policy_has_the_models_own_logprobs(
+def test_policy_logprobs_equal_those_of_the_model(
     family: str, options: dict[str, float], factor: float, cap: float | None
 ) -> None:
     model = model_of(family, **options)
@@ -51,7 +51,7 @@ def test_the_policy_has_the_models_own_logprobs(
     torch.testing.assert_close(policy.score(batch, 100), expected.detach(), atol=1e-5, rtol=0)
 
 
-def test_logits_are_scaled_and_bounded_with_their_gradient() -> None:
+def test_logits_are_scaled_and_capped_with_their_gradient() -> None:
     linear = nn.Linear(1, 1, bias=False)
     nn.init.constant_(linear.weight, 3.0)
     hidden = torch.tensor([[2.0]], requires_grad=True)
@@ -68,7 +68,7 @@ class Squared(LlamaForCausalLM):  # type: ignore[misc]
         return output.__class__(**{**output, "logits": output.logits.square()})
 
 
-def test_a_model_with_unknown_logits_is_refused() -> None:
+def test_model_with_unknown_logits_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"Squared .*backend=verl"):
         Head.of(Squared(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval())
 
@@ -82,7 +82,7 @@ class Scaled(LlamaForCausalLM):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1.001), (torch.bfloat16, 1.03)])
-def test_a_model_whose_logits_are_a_little_off_is_refused(dtype: torch.dtype, share: float) -> None:
+def test_model_with_slightly_different_logits_is_rejected(dtype: torch.dtype, share: float) -> None:
     model = Scaled(LlamaConfig(vocab_size=300, **LLAMA_SIZES)).eval().to(dtype)
     model.share = 1.0
     assert Head.of(model).factor == 1.0
@@ -99,12 +99,12 @@ def test_a_model_whose_logits_are_a_little_off_is_refused(dtype: torch.dtype, sh
         ("gemma3_text", {"final_logit_softcapping": 0.3}),
     ],
 )
-def test_what_bfloat16_rounds_is_allowed(family: str, options: dict[str, float]) -> None:
+def test_bfloat16_rounding_is_tolerated(family: str, options: dict[str, float]) -> None:
     head = Head.of(model_of(family, **options).to(torch.bfloat16))
     assert (head.factor, head.cap) != (1.0, None)
 
 
-def test_a_model_without_a_body_of_its_own_is_refused() -> None:
+def test_model_without_separate_body_is_rejected() -> None:
     class Whole(LlamaForCausalLM):  # type: ignore[misc]
         base_model_prefix = "nothing"
 

@@ -69,7 +69,7 @@ def test_micro_batches_do_not_change_the_gradient(
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "trajectory-mean-token-mean", "seq-mean-token-mean"])
-def test_the_weight_of_a_rollout_does_not_depend_on_its_segments(
+def test_weight_of_a_rollout_does_not_depend_on_its_segments(
     make_backend: MakeBackend, make_model: Make, aggregation: Aggregation
 ) -> None:
     """The same tokens after the same prefixes, once as a conversation and once as two segments."""
@@ -113,7 +113,7 @@ def test_divergence_pulls_back_to_the_reference(make_backend: MakeBackend, make_
     assert divergence[-1] < divergence[0] - 1e-3
 
 
-def test_autocast_changes_results_and_not_the_stored_formats(
+def test_autocast_changes_results_but_not_stored_formats(
     make_backend: MakeBackend, make_model: Make, groups: Make
 ) -> None:
     batch, plain, fast = groups(), make_backend(lr=1e-3), make_backend(lr=1e-3, autocast=True)
@@ -140,7 +140,7 @@ def test_adamw_in_main_memory_gives_the_same_weights(make_backend: MakeBackend, 
     assert same_weights(expected, weights_of(resumed.model)), "a run may change its mind about where AdamW works"
 
 
-def test_cutting_sequences_without_advantage_changes_no_gradient(
+def test_dropping_sequences_without_advantage_keeps_the_gradient(
     make_backend: MakeBackend, make_model: Make, groups: Make
 ) -> None:
     batch: Batch = groups(3, 4)
@@ -151,7 +151,7 @@ def test_cutting_sequences_without_advantage_changes_no_gradient(
     assert (gradient(backend, batch.select(kept)) - whole).norm() <= 1e-5 * whole.norm()
 
 
-def test_an_update_makes_rewarded_tokens_likelier(make_backend: MakeBackend) -> None:
+def test_update_makes_rewarded_tokens_likelier(make_backend: MakeBackend) -> None:
     backend = make_backend(lr=1e-2)
     prompt = [5, 6, 7]
     batch = Batch.of([sequence_of(prompt, [11, 12]), sequence_of(prompt, [13])])
@@ -165,7 +165,7 @@ def test_an_update_makes_rewarded_tokens_likelier(make_backend: MakeBackend) -> 
     torch.testing.assert_close(result.logprobs, before, atol=1e-6, rtol=0)
 
 
-def test_what_an_update_reports(make_backend: MakeBackend) -> None:
+def test_metrics_of_an_update(make_backend: MakeBackend) -> None:
     backend = make_backend(lr=1e-3)
     batch = Batch.of([sequence_of(range(3, 23), [30, 31], [-2.0, -3.0]), sequence_of(range(3, 23), [32], [-4.0])])
     batch.advantages = torch.tensor([1.0, 1.0, -2.0])
@@ -185,7 +185,7 @@ def test_what_an_update_reports(make_backend: MakeBackend) -> None:
     assert metrics["tokens/shared"] == pytest.approx(1 - 21 / 41)
 
 
-def test_minibatches_and_epochs_are_updates_of_their_own(make_backend: MakeBackend, groups: Make) -> None:
+def test_minibatches_and_epochs_are_separate_updates(make_backend: MakeBackend, groups: Make) -> None:
     backend, batch = make_backend(lr=1e-2, num_minibatches=3, num_epochs=2), groups(3, 4)
     before = backend.score(batch)
     result = update_weights(backend, batch, GRPO())
@@ -213,11 +213,11 @@ def test_the_reported_loss_is_the_mean_over_updates(make_backend: MakeBackend) -
     assert metrics["policy/loss"] == pytest.approx(-(1.0 + 2.0) / 2, rel=1e-4)
 
 
-def test_more_minibatches_than_sequences(make_backend: MakeBackend, groups: Make) -> None:
+def test_more_minibatches_than_sequences_are_accepted(make_backend: MakeBackend, groups: Make) -> None:
     assert update_weights(make_backend(num_minibatches=9), groups(1, 2), GRPO()).metrics["optim/num_updates"] == 2
 
 
-def test_nothing_to_learn_from_changes_nothing(make_backend: MakeBackend) -> None:
+def test_batch_without_advantage_changes_nothing(make_backend: MakeBackend) -> None:
     backend = make_backend(lr=1.0)
     before = weights_of(backend.model)
     assert update_weights(backend, Batch.of([]), GRPO()).metrics == {}
@@ -253,7 +253,7 @@ async def test_trainer_and_sampler_agree_before_and_after_updates(
     assert (backend.score(old) - old.sampler_logprobs).abs().max() > 1e-2, "the updates did move the policy"
 
 
-def test_weights_that_are_not_numbers_are_not_published(make_backend: MakeBackend) -> None:
+def test_non_finite_weights_are_not_published(make_backend: MakeBackend) -> None:
     backend = make_backend()
     with torch.no_grad():
         backend.model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
@@ -262,7 +262,7 @@ def test_weights_that_are_not_numbers_are_not_published(make_backend: MakeBacken
     assert backend.weight_version == 0
 
 
-def test_a_saved_run_goes_on_bit_for_bit(
+def test_resumed_run_continues_bit_for_bit(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
     settings = {"lr": 1e-3, "warmup_steps": 4, "decay_steps": 9}
@@ -279,7 +279,7 @@ def test_a_saved_run_goes_on_bit_for_bit(
     assert same_weights(weights_of(one.model), weights_of(other.model))
 
 
-def test_a_bfloat16_run_goes_on_bit_for_bit(
+def test_resumed_bfloat16_run_continues_bit_for_bit(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
     one, other = (make_backend(make_model(seed=seed).bfloat16(), lr=1e-5) for seed in range(2))
@@ -292,7 +292,7 @@ def test_a_bfloat16_run_goes_on_bit_for_bit(
     assert same_weights(weights_of(one.model), weights_of(other.model))
 
 
-def test_a_checkpoint_is_an_ordinary_model_folder(make_backend: MakeBackend, groups: Make, tmp_path: Path) -> None:
+def test_checkpoint_is_an_ordinary_model_folder(make_backend: MakeBackend, groups: Make, tmp_path: Path) -> None:
     backend = make_backend(lr=1e-3)
     update_weights(backend, groups(), GRPO())
     backend.save(tmp_path)
@@ -338,7 +338,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_is_refused(
+def test_damaged_checkpoint_is_rejected(
     make_backend: MakeBackend, groups: Make, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     backend = make_backend()
@@ -351,7 +351,7 @@ def test_a_damaged_checkpoint_is_refused(
 
 @pytest.mark.parametrize("options", [{"num_layers": 3}, {"family": "Llama"}], ids=str)
 @pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_of_another_model_is_refused(
+def test_checkpoint_of_another_model_is_rejected(
     make_backend: MakeBackend, make_model: Make, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     make_backend(make_model(**options)).save(tmp_path)
@@ -365,7 +365,7 @@ def test_closing_twice_is_allowed(make_backend: MakeBackend) -> None:
     backend.close()
 
 
-def test_an_update_reports_entropies_and_ratios(make_backend: MakeBackend, groups: Make) -> None:
+def test_update_reports_entropies_and_ratios(make_backend: MakeBackend, groups: Make) -> None:
     batch: Batch = groups(2, 3)
     once = update_weights(make_backend(), batch, GRPO())
     several = update_weights(make_backend(num_minibatches=2, num_epochs=2, lr=1e-3), batch, GRPO())

@@ -44,7 +44,7 @@ def test_the_gradient_of_the_entropy(chunk_rows: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])
 @pytest.mark.parametrize("block_rows", [2, 100])
-def test_tokens_drawn_from_one_state_share_its_distribution(
+def test_tokens_of_one_state_share_its_distribution(
     chunk_rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_rows * 50)
@@ -93,9 +93,7 @@ class Recorded(torch.nn.Module):
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_no_more_logits_exist_at_a_time_than_a_chunk_holds(
-    entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_computed_chunk_by_chunk(entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1000)
     head = Recorded(vocabulary=30)
     kept: list[int] = []
@@ -118,7 +116,7 @@ def test_no_more_logits_exist_at_a_time_than_a_chunk_holds(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_blocks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_results(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(11, 7, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     targets = torch.arange(11) % 7
 
@@ -134,7 +132,7 @@ def test_blocks_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_gradients_are_those_of_finite_differences(scale: float) -> None:
+def test_gradients_equal_finite_differences(scale: float) -> None:
     logits = scale * torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows, targets = torch.tensor([0, 1, 1, 1, 3, 4]), torch.tensor([0, 3, 6, 3, 2, 2])
     assert torch.autograd.gradcheck(
@@ -142,7 +140,7 @@ def test_gradients_are_those_of_finite_differences(scale: float) -> None:
     )
 
 
-def test_an_impossible_token_has_its_log_probability_all_the_same() -> None:
+def test_impossible_token_has_a_finite_logprob() -> None:
     logits = torch.tensor([[0.0, 500.0]], requires_grad=True)
     logprobs, spread = TokenLogprobs.apply(logits, torch.tensor([0]), torch.tensor([0]), 1.0, True)
     logprobs.sum().backward()
@@ -152,7 +150,7 @@ def test_an_impossible_token_has_its_log_probability_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
-def test_energies_are_the_squared_norms_of_gradients(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energies_are_squared_gradient_norms(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_rows * 50)
     torch.manual_seed(0)
     linear = torch.nn.Linear(16, 50)

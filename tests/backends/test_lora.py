@@ -54,7 +54,7 @@ def plain_logprobs(model: Any, sequence: list[int], start: int) -> Tensor:
     return torch.stack([every[place - 1, sequence[place]] for place in range(start, len(sequence))])
 
 
-def test_a_new_adapter_changes_nothing(make_backend: MakeBackend, make_model: Make, groups: Make) -> None:
+def test_new_adapter_changes_nothing(make_backend: MakeBackend, make_model: Make, groups: Make) -> None:
     batch = groups()
     adapted = make_backend(make_model(), lora=SMALL).score(batch)
     torch.testing.assert_close(adapted, make_backend(make_model()).score(batch), atol=1e-6, rtol=1e-6)
@@ -71,7 +71,7 @@ def test_only_the_adapter_is_trained(make_backend: MakeBackend, make_model: Make
     assert all(".lora_" in name for name in names)
 
 
-def test_what_an_adapter_adds_by_hand(make_model: Make) -> None:
+def test_adapter_output_by_hand(make_model: Make) -> None:
     model = make_model()  # 32 wide
     Adapter(model, LoraSettings(rank=2, alpha=4, targets=["up_proj"]))
     up = model.model.layers[0].mlp.up_proj
@@ -116,7 +116,7 @@ async def test_the_sampler_decodes_with_the_adapter(
 
 
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
-async def test_the_sampler_heeds_the_adapter_of_a_router(make_backend: MakeBackend, tokenizer: Any) -> None:
+async def test_sampler_applies_the_adapter_of_a_router(make_backend: MakeBackend, tokenizer: Any) -> None:
     """peft gives AFMoE's router, a linear layer, another weight for each pass, which a packed copy does not see."""
     config = AutoConfig.for_model("afmoe", vocab_size=len(tokenizer), num_dense_layers=0, **LAGUNA)
     backend = make_backend(AutoModelForCausalLM.from_config(config).eval(), lora=SMALL)
@@ -139,7 +139,7 @@ async def test_trainer_and_sampler_agree_after_updates(make_backend: MakeBackend
         backend.publish()
 
 
-def test_a_decoder_that_overlooks_the_adapter_is_not_chosen(
+def test_decoder_that_ignores_the_adapter_is_not_chosen(
     make_backend: MakeBackend, make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +174,7 @@ def test_gradients_do_not_depend_on_the_number_of_micro_batches(
         assert (found[pieces] - found[1]).norm() <= 1e-10 * found[1].norm()
 
 
-def test_shared_prefixes_and_recomputing_work_with_an_adapter(
+def test_shared_prefixes_and_recomputation_work_with_an_adapter(
     make_backend: MakeBackend, make_model: Make, groups: Make
 ) -> None:
     found = []
@@ -187,7 +187,7 @@ def test_shared_prefixes_and_recomputing_work_with_an_adapter(
     assert torch.equal(*found)
 
 
-def test_a_checkpoint_is_what_peft_reads(
+def test_peft_can_load_the_checkpoint(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
     backend = make_backend(make_model(), lora=SMALL, lr=1e-2)
@@ -204,7 +204,7 @@ def test_a_checkpoint_is_what_peft_reads(
         torch.testing.assert_close(plain_logprobs(theirs, sequence, 1), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_transformers_reads_the_checkpoint_with_its_model(
+def test_transformers_loads_the_checkpoint_with_its_model(
     make_backend: MakeBackend, make_model: Make, tokenizer: Any, groups: Make, tmp_path: Path
 ) -> None:
     make_model().save_pretrained(tmp_path / "base")
@@ -219,7 +219,7 @@ def test_transformers_reads_the_checkpoint_with_its_model(
         torch.testing.assert_close(plain_logprobs(theirs, sequence, 1), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_checkpoint_finds_its_model_from_any_folder(
+def test_checkpoint_finds_its_model_from_any_folder(
     make_backend: MakeBackend, make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model().save_pretrained(tmp_path / "base")
@@ -231,7 +231,7 @@ def test_a_checkpoint_finds_its_model_from_any_folder(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_saved_run_goes_on_bit_for_bit(
+def test_resumed_run_continues_bit_for_bit(
     make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     one, other = (make_backend(make_model().to(dtype), lora=SMALL, lr=1e-3, seed=seed) for seed in range(2))
@@ -247,7 +247,7 @@ def test_a_saved_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys")
-def test_an_adapter_is_loaded_by_its_saved_names(make_backend: MakeBackend, tokenizer: Any, tmp_path: Path) -> None:
+def test_adapter_is_loaded_by_its_saved_names(make_backend: MakeBackend, tokenizer: Any, tmp_path: Path) -> None:
     """peft renames Laguna's `shared_experts` when it loads them, and then misses them."""
     config = AutoConfig.for_model(
         "laguna", vocab_size=len(tokenizer), mlp_layer_types=["sparse"], num_attention_heads_per_layer=[4], **LAGUNA
@@ -269,9 +269,7 @@ def test_an_adapter_is_loaded_by_its_saved_names(make_backend: MakeBackend, toke
 
 
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
-def test_a_router_with_a_bias_of_its_own_takes_an_adapter(
-    make_backend: MakeBackend, make_model: Make, groups: Make
-) -> None:
+def test_router_with_bias_accepts_an_adapter(make_backend: MakeBackend, make_model: Make, groups: Make) -> None:
     config = AutoConfig.for_model("glm4_moe", vocab_size=300, n_routed_experts=2, first_k_dense_replace=0, **LAGUNA)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     backend = make_backend(model, lora=SMALL)
@@ -281,14 +279,14 @@ def test_a_router_with_a_bias_of_its_own_takes_an_adapter(
     torch.testing.assert_close(backend.score(batch), torch.cat(expected).detach(), atol=1e-5, rtol=0)
 
 
-def test_a_model_that_runs_without_a_cache_only_takes_an_adapter() -> None:
+def test_model_without_cache_support_accepts_an_adapter() -> None:
     """xLSTM fills the cache that `transformers` makes for it with states of another size."""
     sizes = {"hidden_size": 32, "num_heads": 4, "num_blocks": 1}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("xlstm", vocab_size=300, **sizes)).eval()
     assert Adapter(model, SMALL).settings == SMALL
 
 
-def test_routers_that_are_linear_in_name_only_get_no_adapter(make_backend: MakeBackend, tokenizer: Any) -> None:
+def test_routers_that_only_look_linear_get_no_adapter(make_backend: MakeBackend, tokenizer: Any) -> None:
     """Phi-MoE's router is a linear layer whose output is a pair."""
     sizes = {**LAGUNA, "num_local_experts": 2, "num_experts_per_tok": 2}
     config = AutoConfig.for_model("phimoe", vocab_size=len(tokenizer), **sizes)
@@ -298,7 +296,7 @@ def test_routers_that_are_linear_in_name_only_get_no_adapter(make_backend: MakeB
     assert not any("router" in name for name in adapted)
 
 
-def test_the_same_seed_begins_alike(make_backend: MakeBackend, make_model: Make) -> None:
+def test_same_seed_gives_the_same_initial_adapter(make_backend: MakeBackend, make_model: Make) -> None:
     one, same, other = (weights_of(make_backend(make_model(), lora=SMALL, seed=seed).model) for seed in (1, 1, 2))
     assert same_weights(one, same)
     assert not same_weights(one, other)
@@ -320,7 +318,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_is_refused(
+def test_damaged_checkpoint_is_rejected(
     make_backend: MakeBackend, make_model: Make, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     backend = make_backend(make_model(), lora=SMALL)
@@ -340,7 +338,7 @@ def test_a_damaged_checkpoint_is_refused(
     ],
     ids=["rank", "targets", "alpha", "none"],
 )
-def test_a_checkpoint_of_another_adapter_is_refused(
+def test_checkpoint_of_another_adapter_is_rejected(
     make_backend: MakeBackend, make_model: Make, tmp_path: Path, lora: LoraSettings | None, told: str
 ) -> None:
     make_backend(make_model(), lora=SMALL).save(tmp_path)
@@ -348,18 +346,18 @@ def test_a_checkpoint_of_another_adapter_is_refused(
         make_backend(make_model(), lora=lora).load(tmp_path)
 
 
-def test_layers_that_are_not_there_are_refused(make_backend: MakeBackend, make_model: Make) -> None:
+def test_unknown_layers_are_rejected(make_backend: MakeBackend, make_model: Make) -> None:
     with pytest.raises(ConfigError, match=r"model.lora_targets=\['nowhere'\]"):
         make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4, targets=["nowhere"]))
 
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
-def test_embeddings_take_no_adapter(make_backend: MakeBackend, make_model: Make) -> None:
+def test_embeddings_are_rejected_as_targets(make_backend: MakeBackend, make_model: Make) -> None:
     with pytest.raises(ConfigError, match=r"model.lora_targets=\['embed_tokens'\]"):
         make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4, targets=["embed_tokens"]))
 
 
-def test_without_peft_the_extra_is_named(
+def test_missing_peft_error_names_the_extra(
     make_backend: MakeBackend, make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)

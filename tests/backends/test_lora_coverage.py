@@ -75,7 +75,7 @@ def merged(model: Any, adapter: Adapter) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_coverage_is_what_a_merge_changes(family: str) -> None:
+def test_coverage_equals_the_weights_that_a_merge_changes(family: str) -> None:
     plain, model = made(family), made(family)
     adapter = Adapter(model, LoraSettings(rank=2, alpha=4))
     found, before = adapter.coverage, dict(plain.named_parameters())
@@ -89,7 +89,7 @@ def test_the_coverage_is_what_a_merge_changes(family: str) -> None:
     assert sorted(by_kind(left)) == sorted(FAMILIES[family][1])
 
 
-def test_experts_that_have_none_are_named_once_with_the_remedy(
+def test_experts_without_adapter_are_warned_about_once(
     make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "rllm"):
@@ -112,7 +112,7 @@ def test_experts_that_have_none_are_named_once_with_the_remedy(
         pytest.param("falcon_h1", ["all-linear"], marks=pytest.mark.slow),
     ],
 )
-async def test_all_that_is_adapted_is_sampled_with_saved_and_merged(
+async def test_adapted_layers_are_sampled_saved_and_merged(
     make_backend: MakeBackend, tokenizer: Any, tmp_path: Path, family: str, targets: list[str]
 ) -> None:
     made(family).save_pretrained(tmp_path / "model")
@@ -141,7 +141,7 @@ async def test_all_that_is_adapted_is_sampled_with_saved_and_merged(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "granitemoe", "qwen3_next"])
-def test_it_is_known_without_the_weights(tokenizer: Any, tmp_path: Path, family: str) -> None:
+def test_coverage_is_computed_without_weights(tokenizer: Any, tmp_path: Path, family: str) -> None:
     settings, model = LoraSettings(rank=2, alpha=4), made(family)
     model.config.save_pretrained(tmp_path)
     assert coverage(tmp_path, settings) == Adapter(model, settings).coverage
@@ -151,19 +151,19 @@ def test_it_is_known_without_the_weights(tokenizer: Any, tmp_path: Path, family:
     ("family", "targets"),
     [("llama", ["q_proj", "nowhere"]), ("granitemoe", ["all-linear", "experts.w1"]), ("qwen3_moe", ["q_proj", "w9"])],
 )
-def test_a_target_that_is_not_there_beside_one_that_is_is_refused(family: str, targets: list[str]) -> None:
+def test_unknown_target_among_known_ones_is_rejected(family: str, targets: list[str]) -> None:
     with pytest.raises(ConfigError, match=rf"model.lora_targets=.* has no '{targets[1]}'"):
         Adapter(made(family), LoraSettings(rank=2, alpha=4, targets=targets))
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_head_beside_all_linear_layers_is_refused(tied: bool) -> None:
+def test_head_in_addition_to_all_linear_is_rejected(tied: bool) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **BASE, tie_word_embeddings=tied))
     with pytest.raises(ConfigError, match="lm_head"):
         Adapter(model, LoraSettings(rank=2, alpha=4, targets=["all-linear", "lm_head"]))
 
 
-def test_a_part_of_the_layers_of_a_name_is_named() -> None:
+def test_partially_matched_target_is_reported() -> None:
     found = Adapter(made("qwen2_moe"), LoraSettings(rank=2, alpha=4, targets=["0.self_attn.q_proj"])).coverage
     assert set(found.adapted) == {"model.layers.0.self_attn.q_proj.weight"}
     assert "self_attn.q_proj (" in str(found)

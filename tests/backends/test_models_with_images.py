@@ -76,7 +76,7 @@ def folder_of(tmp_path: Path, tokenizer: Any) -> MakeFolder:
 
 
 @pytest.mark.parametrize("config", WHOLE)
-def test_what_is_saved_is_what_came_in(
+def test_saved_weights_equal_the_loaded_ones(
     tmp_path: Path, folder_of: MakeFolder, make_backend: Callable[..., LocalBackend], config: Any
 ) -> None:
     folder, saved = folder_of(config), tmp_path / "saved"
@@ -93,7 +93,7 @@ def test_what_is_saved_is_what_came_in(
 
 
 @pytest.mark.parametrize("config", WHOLE)
-def test_text_has_the_whole_models_logprobs(folder_of: MakeFolder, config: Any) -> None:
+def test_text_logprobs_equal_those_of_the_whole_model(folder_of: MakeFolder, config: Any) -> None:
     folder = folder_of(config)
     whole = AutoModelForImageTextToText.from_pretrained(folder).eval()
     ids = torch.randint(3, 300, (12,), generator=torch.Generator().manual_seed(0))
@@ -104,7 +104,7 @@ def test_text_has_the_whole_models_logprobs(folder_of: MakeFolder, config: Any) 
     torch.testing.assert_close(score, expected.detach(), atol=1e-5, rtol=0)
 
 
-def test_adapters_are_put_beside_what_text_passes(
+def test_adapters_are_added_only_to_layers_used_for_text(
     folder_of: MakeFolder, make_backend: Callable[..., LocalBackend]
 ) -> None:
     backend = make_backend(load_model(folder_of(LLAVA), device="cpu").model, lora=LoraSettings(rank=2, alpha=4))
@@ -113,7 +113,7 @@ def test_adapters_are_put_beside_what_text_passes(
     assert all(name.startswith("model.language_model.") for name in trained)
 
 
-def test_layers_beside_text_are_frozen_and_shared_with_the_critic(
+def test_other_layers_are_frozen_and_shared_with_the_critic(
     folder_of: MakeFolder, make_backend: Callable[..., LocalBackend]
 ) -> None:
     loaded = load_model(folder_of(LLAVA), dtype="bfloat16", device="cpu")

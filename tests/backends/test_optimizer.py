@@ -26,7 +26,7 @@ def steps(optimizer: MasterAdamW, model: torch.nn.Linear, count: int, gradient: 
         optimizer.step()
 
 
-def test_the_first_step_of_adamw_is_the_learning_rate() -> None:
+def test_first_step_of_adamw_is_the_learning_rate() -> None:
     model = one_weight()
     optimizer = MasterAdamW(model, OptimConfig(lr=0.1))
     pull(model, 1.0)
@@ -41,7 +41,7 @@ def test_weight_decay_is_decoupled() -> None:
     assert model.weight.item() == pytest.approx(1.0 - 0.1 * 0.5 - 0.1)
 
 
-def test_betas_are_those_of_the_settings() -> None:
+def test_betas_come_from_the_settings() -> None:
     model, twin = one_weight(), one_weight()
     ours = MasterAdamW(model, OptimConfig(lr=0.1, beta1=0.5, beta2=0.6, max_grad_norm=1e9))
     theirs = torch.optim.AdamW(twin.parameters(), lr=0.1, betas=(0.5, 0.6), weight_decay=0.0, fused=True)
@@ -75,7 +75,7 @@ def test_large_gradients_are_scaled_to_the_norm() -> None:
         ({"decay_steps": 3, "decay": "cosine"}, [1.0, 0.75, 0.25, 0.0, 0.0]),
     ],
 )
-def test_the_learning_rate_rises_and_falls(settings: dict[str, Any], expected: list[float]) -> None:
+def test_learning_rate_rises_and_falls(settings: dict[str, Any], expected: list[float]) -> None:
     model = one_weight()
     optimizer = MasterAdamW(model, OptimConfig(lr=1.0), Schedule(lr=1.0, **settings))
     seen = []
@@ -103,7 +103,7 @@ def test_gradients_of_many_micro_batches_are_summed_in_float32() -> None:
     assert optimizer.step() == pytest.approx(2.0)
 
 
-def test_frozen_weights_stay() -> None:
+def test_frozen_weights_are_unchanged() -> None:
     model = torch.nn.Linear(1, 1)
     model.bias.requires_grad_(False)
     before = model.bias.item()
@@ -112,7 +112,7 @@ def test_frozen_weights_stay() -> None:
     assert model.bias.item() == before
 
 
-def test_with_offload_every_weight_is_updated_through_a_copy() -> None:
+def test_offload_updates_every_weight_through_a_copy() -> None:
     model = one_weight()
     optimizer = MasterAdamW(model, OptimConfig(lr=0.1, offload=True))
     pull(model, 0.25)

@@ -68,7 +68,7 @@ def batch_of(*sequences: list[int]) -> Batch:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_quantised_weights_compute_what_dequantised_ones_do(
+def test_quantised_weights_compute_the_same_as_dequantised_ones(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], recompute: bool
 ) -> None:
     model = make_model()
@@ -90,7 +90,7 @@ def test_quantised_weights_compute_what_dequantised_ones_do(
     torch.testing.assert_close(torch.tensor(answer.logprobs), twin.score(sampled), atol=1e-4, rtol=0)
 
 
-def test_the_metrics_count_quantised_weights_as_they_are(
+def test_metrics_count_quantised_weights_at_their_size(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend]
 ) -> None:
     model = make_model()
@@ -111,7 +111,7 @@ def test_copies_of_the_model_share_its_quantised_weights(
     assert ours == theirs
 
 
-def test_weights_are_dequantised_to_the_models_own_format(make_model: Callable[..., Any]) -> None:
+def test_weights_are_dequantised_to_the_dtype_of_the_model(make_model: Callable[..., Any]) -> None:
     model = make_model().to(torch.bfloat16).requires_grad_(False)
     fraction = quantize(model, "int8", CPU)
     assert 0 < fraction < 1
@@ -120,7 +120,7 @@ def test_weights_are_dequantised_to_the_models_own_format(make_model: Callable[.
     assert model(input_ids=torch.tensor([[1, 2]])).logits.dtype == torch.bfloat16
 
 
-def test_an_adapter_on_quantised_weights_is_saved_and_resumed(
+def test_adapter_on_quantised_weights_is_saved_and_resumed(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], tmp_path: Path
 ) -> None:
     backend, resumed = (make_backend(make_model(), lora=SMALL, quantize="int8") for _ in range(2))
@@ -131,7 +131,7 @@ def test_an_adapter_on_quantised_weights_is_saved_and_resumed(
     assert torch.equal(resumed.score(batch), backend.score(batch))
 
 
-def test_what_a_server_gets_is_an_ordinary_folder_of_the_dequantised_model(
+def test_server_gets_an_ordinary_folder_of_the_dequantised_model(
     make_model: Callable[..., Any], make_backend: Callable[..., LocalBackend], tmp_path: Path
 ) -> None:
     backend = make_backend(make_model(), lora=SMALL, quantize="int8")
@@ -152,7 +152,7 @@ def test_what_a_server_gets_is_an_ordinary_folder_of_the_dequantised_model(
         (["optim.name=adamw8bit"], None, r"optim\.name='adamw8bit' needs the package 'bitsandbytes'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_loaded(
+def test_unsupported_settings_are_rejected_before_loading(
     overrides: list[str],
     about: str | None,
     message: str,

@@ -73,14 +73,14 @@ def kept_for_backward(trunk: Trunk, batch: Batch) -> int:
     return sum(sizes.values())
 
 
-def test_much_less_is_kept_for_the_backward_pass(make_model: Make, groups: Callable[..., Batch]) -> None:
+def test_backward_pass_stores_much_less(make_model: Make, groups: Callable[..., Batch]) -> None:
     model = make_model(num_layers=6).model
     weights = sum(weight.nbytes for weight in model.parameters())
     kept, spared = (kept_for_backward(Trunk.of(model, recompute=recompute), groups()) for recompute in (False, True))
     assert spared < (kept - weights) / 3
 
 
-def test_of_long_sequences_as_little_is_kept(
+def test_long_sequences_store_just_as_little(
     make_model: Make, groups: Callable[..., Batch], caplog: pytest.LogCaptureFixture
 ) -> None:
     model, batch = make_model(num_layers=6).model, groups()
@@ -94,7 +94,7 @@ def test_of_long_sequences_as_little_is_kept(
     assert [f"optim.micro_batch_tokens={num_tokens - 1}" in message for message in caplog.messages] == [True]
 
 
-def test_layers_are_themselves_again_afterwards(make_model: Make) -> None:
+def test_layers_are_restored_afterwards(make_model: Make) -> None:
     layers = recomputable_layers(make_model().model)
     assert len(layers) == 2
     with recomputing(layers):
@@ -102,13 +102,13 @@ def test_layers_are_themselves_again_afterwards(make_model: Make) -> None:
     assert "forward" not in vars(layers[0])
 
 
-def test_a_model_without_such_layers_is_refused() -> None:
+def test_model_without_such_layers_is_rejected() -> None:
     with pytest.raises(ConfigError, match="Linear"):
         recomputable_layers(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.skipif(Version(transformers.__version__) >= Version("5.23"), reason="they leave it alone there")
-def test_layers_that_always_fill_a_cache_are_refused() -> None:
+def test_layers_that_always_fill_a_cache_are_rejected() -> None:
     config = DeepseekV4Config(
         vocab_size=60,
         hidden_size=16,
@@ -148,7 +148,7 @@ def test_gated_layers_that_recompute_products_give_the_same_gradients_bit_for_bi
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
-def test_an_mlp_that_computes_something_else_is_left_alone(make_model: Make) -> None:
+def test_mlp_with_another_computation_is_not_replaced(make_model: Make) -> None:
     model = make_model().model
     mlp = model.layers[0].mlp
     mlp.forward = lambda states: mlp.down_proj(mlp.act_fn(mlp.gate_proj(states)))

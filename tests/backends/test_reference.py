@@ -49,7 +49,7 @@ def open_run(make_model: Make, tokenizer: Any, tmp_path: Path) -> Iterator[Calla
 
 
 @KINDS
-def test_before_any_update_the_reference_is_the_policy(
+def test_reference_equals_the_policy_before_any_update(
     open_run: Callable[..., LocalBackend], groups: Make, overrides: list[str]
 ) -> None:
     backend, batch = open_run(*overrides), groups()
@@ -57,7 +57,7 @@ def test_before_any_update_the_reference_is_the_policy(
 
 
 @KINDS
-def test_updates_move_the_policy_and_not_the_reference(
+def test_updates_change_the_policy_and_not_the_reference(
     open_run: Callable[..., LocalBackend], groups: Make, overrides: list[str]
 ) -> None:
     backend, batch = open_run(*overrides), groups()
@@ -69,7 +69,7 @@ def test_updates_move_the_policy_and_not_the_reference(
 
 
 @KINDS
-def test_a_resumed_run_keeps_its_reference(
+def test_resumed_run_keeps_its_reference(
     open_run: Callable[..., LocalBackend], groups: Make, overrides: list[str], tmp_path: Path
 ) -> None:
     first, batch, checkpoint = open_run(*overrides), groups(), tmp_path / "checkpoint"
@@ -92,7 +92,7 @@ def learn(backend: LocalBackend, batch: Batch, reference: Tensor) -> None:
         backend.publish()
 
 
-def test_the_reference_has_the_models_format_and_no_gradients(
+def test_reference_has_the_dtype_of_the_model_and_no_gradients(
     open_run: Callable[..., LocalBackend], groups: Make
 ) -> None:
     backend = open_run("model.dtype=bfloat16")
@@ -113,14 +113,12 @@ def test_nothing_is_loaded_for_an_algorithm_without_a_reference(make_backend: Ma
     backend.publish()
 
 
-def test_a_backend_without_a_reference_says_how_to_get_one(make_backend: Make, groups: Make) -> None:
+def test_missing_reference_error_names_the_remedy(make_backend: Make, groups: Make) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.kl_coef"):
         make_backend().score_reference(groups())
 
 
-def test_with_an_adapter_the_reference_is_the_model_without_it(
-    make_backend: Make, make_model: Make, groups: Make
-) -> None:
+def test_reference_of_an_adapter_is_the_model_without_it(make_backend: Make, make_model: Make, groups: Make) -> None:
     batch = groups()
     plain = make_backend(make_model()).score(batch)
     backend = make_backend(make_model(), lora=LoraSettings(rank=2, alpha=4), lr=1e-2)
@@ -131,6 +129,6 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(
     assert any(weight.requires_grad for weight in backend.model.parameters()), "the adapter is trained on"
 
 
-def test_an_adapter_needs_no_second_model(open_run: Callable[..., LocalBackend]) -> None:
+def test_adapter_needs_no_second_model(open_run: Callable[..., LocalBackend]) -> None:
     with pytest.raises(ConfigError, match=r"model\.reference_offload=True"):
         open_run("model.lora_rank=2", "model.reference_offload=true")

@@ -11,7 +11,7 @@ from rllm.backends.local.rms_norm import lean_norms
 Make = Callable[..., Any]
 
 
-def test_a_norm_has_the_output_and_gradients_of_autograd(make_model: Make) -> None:
+def test_norm_has_the_output_and_gradients_of_autograd(make_model: Make) -> None:
     torch.manual_seed(0)
     norm = make_model("Llama").model.norm
     nn.init.normal_(norm.weight)
@@ -24,7 +24,7 @@ def test_a_norm_has_the_output_and_gradients_of_autograd(make_model: Make) -> No
     torch.testing.assert_close(torch.autograd.grad(found, (norm.weight, states), pull), wanted)
 
 
-def test_norms_are_found_by_what_they_compute(make_model: Make) -> None:
+def test_norms_are_found_by_their_output(make_model: Make) -> None:
     model = make_model("Qwen3").model
     assert len(lean_norms(model.modules())) == 4 * model.config.num_hidden_layers + 1  # also of queries and keys
     plain = model.norm.forward

@@ -64,7 +64,7 @@ def value_of(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_all_that_a_user_writes_is_the_engine(tmp_path: Path, model: Path) -> None:
+def test_minimal_settings_start_a_server(tmp_path: Path, model: Path) -> None:
     with opened(configured(tmp_path)) as served:
         arguments = arguments_of(tmp_path)
         assert arguments[:2] == ["serve", str(model)]
@@ -88,7 +88,7 @@ def test_all_that_a_user_writes_is_the_engine(tmp_path: Path, model: Path) -> No
         ("none", [], "hermes"),
     ],
 )
-def test_tool_calls_are_parsed_as_the_template_prints_them(
+def test_tool_call_parser_follows_the_template(
     tmp_path: Path, model: Path, printed: str, settings: list[str], told: str
 ) -> None:
     (model / "chat_template.jinja").write_text(printed + "{{ messages[0].content }}")
@@ -108,7 +108,7 @@ def test_the_chosen_template_reaches_the_server(tmp_path: Path, model: Path) -> 
 
 @pytest.mark.parametrize("setting", ["model.tool_prompt=hermes", "model.chat_template=own.jinja"])
 @pytest.mark.usefixtures("model")
-def test_a_server_that_runs_already_keeps_its_template(tmp_path: Path, setting: str) -> None:
+def test_running_server_keeps_its_template(tmp_path: Path, setting: str) -> None:
     config = load_config(
         [f"model.path={tmp_path / 'm'}", "model.engine=vllm", "vllm.url=http://127.0.0.1:9/v1", setting]
     )
@@ -153,21 +153,21 @@ def test_every_setting_reaches_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
-def test_a_server_that_shares_a_gpu_leaves_the_trainer_room(tmp_path: Path) -> None:
+def test_server_on_a_shared_gpu_leaves_memory_for_the_trainer(tmp_path: Path) -> None:
     with opened(configured(tmp_path, "vllm.devices=0", "vllm.sleep=always")):
         arguments = arguments_of(tmp_path)
         assert value_of(arguments, "--gpu-memory-utilization") == "0.4"
         assert "--enable-sleep-mode" in arguments
 
 
-def test_a_server_is_not_started_with_an_adapter(tmp_path: Path) -> None:
+def test_server_is_not_started_with_an_adapter(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
     with pytest.raises(ConfigError, match="is an adapter"):
         check_serving(configured(tmp_path))
 
 
-def test_a_server_is_joined(tmp_path: Path) -> None:
+def test_running_server_is_joined(tmp_path: Path) -> None:
     with endpoint(models=["ours"]) as url:
         settings = ["model.engine=vllm", f"vllm.url={url}", f"run_dir={tmp_path}"]
         with opened(load_config(settings)) as joined:
@@ -185,7 +185,7 @@ def test_a_server_is_joined(tmp_path: Path) -> None:
         ({"kind": "raw"}, "kind of log-probabilities: raw.*processed_logprobs"),
     ],
 )
-def test_a_server_that_cannot_be_trained_with_is_refused_at_once(
+def test_server_without_training_support_is_rejected_at_once(
     abilities: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with endpoint(**abilities) as url:
@@ -209,18 +209,18 @@ def test_a_server_that_cannot_be_trained_with_is_refused_at_once(
         (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.sleep=always", "rollout.max_staleness=1"], "take turns"),
     ],
 )
-def test_what_cannot_be_or_would_do_nothing_is_refused(overrides: list[str], told: str) -> None:
+def test_impossible_and_ineffective_settings_are_rejected(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check_serving(load_config(overrides))
 
 
-def test_without_vllm_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_vllm_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="vLLM"):
         check_serving(load_config(["model.engine=vllm"]))
 
 
-def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer: Any) -> None:
+def test_allowed_distance_of_sampler_and_trainer(make_model: Any, tokenizer: Any) -> None:
     from rllm.backends.weight_sync_check import Probe
 
     assert Probe(make_model(), tokenizer).largest_gap == 1e-3
@@ -228,7 +228,7 @@ def test_how_far_the_sampler_may_be_from_the_trainer(make_model: Any, tokenizer:
     assert Probe(make_model(), tokenizer, largest_gap=0.05).largest_gap == 0.05
 
 
-def test_a_probe_has_room_in_the_models_context(make_model: Any, tokenizer: Any) -> None:
+def test_probe_fits_the_context_of_the_model(make_model: Any, tokenizer: Any) -> None:
     from rllm.backends.weight_sync_check import Probe
 
     model = make_model()

@@ -66,7 +66,7 @@ def trained_with(make_backend: Callable[..., LocalBackend], tmp_path: Path) -> C
     ("settings", "names"),
     [(["model.tool_parser=mistral"], ["f"]), (["model.tool_parser=hermes"], []), ([], ["f"])],
 )
-def test_the_tool_format_is_the_settings_or_the_templates(
+def test_tool_format_comes_from_the_settings_or_the_template(
     server: ModelServer,
     tokenizer: Any,
     make_model: Callable[..., Any],
@@ -110,7 +110,7 @@ def test_weights_are_sent_at_the_start_and_after_updates(
     assert not (tmp_path / "weights").exists()
 
 
-def test_an_update_without_effect_is_sent_again(
+def test_update_without_effect_is_sent_again(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server)
@@ -119,7 +119,7 @@ def test_an_update_without_effect_is_sent_again(
     assert backend.publish() == 1
 
 
-def test_and_stops_the_run_where_that_does_not_help(
+def test_update_that_still_has_no_effect_stops_the_run(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server)
@@ -129,7 +129,7 @@ def test_and_stops_the_run_where_that_does_not_help(
         backend.publish()
 
 
-def test_no_room_for_weights_names_the_folder_and_the_remedy(
+def test_full_disk_error_names_the_folder_and_the_remedy(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any], tmp_path: Path
 ) -> None:
     backend = trained_with(server)
@@ -145,7 +145,7 @@ def test_no_room_for_weights_names_the_folder_and_the_remedy(
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_an_update_hidden_by_rounding_is_detected_by_bits(
+def test_update_hidden_by_rounding_is_detected_by_bits(
     make_model: Callable[..., Any], trained_with: Callable[..., LocalBackend]
 ) -> None:
     model = make_model().bfloat16()
@@ -159,7 +159,7 @@ def test_an_update_hidden_by_rounding_is_detected_by_bits(
     server.close()
 
 
-def test_a_server_of_another_model_is_found_out_at_the_start(
+def test_server_of_another_model_is_detected_at_start(
     make_model: Callable[..., Any], trained_with: Callable[..., LocalBackend]
 ) -> None:
     other = ModelServer(make_model(seed=1))
@@ -169,7 +169,7 @@ def test_a_server_of_another_model_is_found_out_at_the_start(
     other.close()
 
 
-def test_cached_states_of_the_old_weights_are_found_out(
+def test_cached_states_of_old_weights_are_detected(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server)
@@ -179,7 +179,7 @@ def test_cached_states_of_the_old_weights_are_found_out(
         backend.publish()
 
 
-def test_a_restarted_server_gets_its_weights_before_calls(
+def test_restarted_server_gets_weights_before_calls(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server)
@@ -201,7 +201,7 @@ def test_a_restarted_server_gets_its_weights_before_calls(
     assert sampler.server.num_restarts == 1
 
 
-def test_a_server_on_the_trainers_gpu_sleeps_during_updates(
+def test_server_on_the_gpu_of_the_trainer_sleeps_during_updates(
     server: ModelServer, trained_with: Callable[..., LocalBackend], groups: Callable[..., Any]
 ) -> None:
     backend = trained_with(server, sleeps=True)
@@ -223,7 +223,7 @@ def likelihoods(trainer: list[float], sampler: list[float]) -> ProbeLogprobs:
     return ProbeLogprobs(torch.tensor(trainer), torch.tensor(sampler))
 
 
-def test_a_movement_is_told_from_what_separates_the_kernels() -> None:
+def test_weight_change_is_distinguished_from_kernel_differences() -> None:
     before = likelihoods([-1.0, -2.0], [-1.1, -1.9])
     check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # by 0.14, where they differ by 0.1 anyway
     check_moved(before, likelihoods([-3.0, -2.0], [-2.9, -2.1]))

@@ -27,7 +27,7 @@ def copied_in_front(own: Tensor, prefixes: list[Tensor], mask: Tensor) -> list[t
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("is_forked", [False, True], ids=["causal", "a tree of its own"])
-def test_it_is_attention_to_copies_with_its_gradients(heads: int, groups: int, is_forked: bool) -> None:
+def test_shared_prefix_attention_equals_attention_to_copies(heads: int, groups: int, is_forked: bool) -> None:
     query = random(ROWS, LENGTH, heads, SIZE, seed=1)  # as a model lays it out
     keys, values = random(ROWS, groups, LENGTH, SIZE, seed=2), random(ROWS, groups, LENGTH, SIZE, seed=3)
     stem_keys = [random(1, groups, length, SIZE, seed=10 + length) for length in STEM_LENGTHS]
@@ -66,7 +66,7 @@ def test_it_is_attention_to_copies_with_its_gradients(heads: int, groups: int, i
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
 
 
-def test_scores_far_apart_do_not_overflow() -> None:
+def test_distant_scores_do_not_overflow() -> None:
     query = torch.full((1, 1, 2, SIZE), 100.0)
     keys, values = torch.full((1, 1, 2, SIZE), -100.0), torch.zeros(1, 1, 2, SIZE)
     prefix = (torch.full((1, 1, 3, SIZE), 100.0), torch.ones(1, 1, 3, SIZE))

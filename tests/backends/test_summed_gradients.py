@@ -25,7 +25,7 @@ def gradients(layers: list[nn.Module], run: Callable[[], Tensor]) -> list[Tensor
     return found
 
 
-def test_an_embedding_and_a_linear_layer_sum_the_gradients_of_autograd() -> None:
+def test_summed_gradients_equal_those_of_autograd() -> None:
     torch.manual_seed(0)
     table, layer = nn.Embedding(7, 4, padding_idx=2), nn.Linear(4, 3)
     ids = torch.tensor([[1, 2, 3], [3, 3, 0]])
@@ -36,7 +36,7 @@ def test_an_embedding_and_a_linear_layer_sum_the_gradients_of_autograd() -> None
     assert not found[0][2].any()
 
 
-def test_an_input_may_be_computed_again_in_the_backward_pass() -> None:
+def test_input_may_be_recomputed_in_the_backward_pass() -> None:
     torch.manual_seed(0)
     layer, gate, up = nn.Linear(4, 3, bias=False), nn.Linear(2, 4), nn.Linear(2, 4)
     states = torch.randn(5, 2)
@@ -57,7 +57,7 @@ def test_other_layers_are_left_to_autograd() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_policy_has_the_gradients_of_plain_forward_passes(
+def test_policy_gradients_equal_those_of_plain_forward_passes(
     make_model: Callable[..., Any], groups: Callable[..., Batch], tied: bool
 ) -> None:
     model = make_model("Llama", tie_word_embeddings=tied)

@@ -18,7 +18,7 @@ def row_of(start: int, stop: int, *, parent: int = -1, num_above: int = 0, level
     return Row(start, stop, parent, num_above, level)
 
 
-def test_siblings_in_a_row_do_not_see_each_other() -> None:
+def test_siblings_in_a_row_are_masked_from_each_other() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree) == [row_of(0, 6)]
     (only,) = passes(tree)
@@ -39,7 +39,7 @@ def test_siblings_in_a_row_do_not_see_each_other() -> None:
     ]
 
 
-def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
+def test_tree_too_long_for_a_row_is_cut_at_a_fork() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree, 4, 0) == [row_of(0, 3), row_of(3, 6, parent=0, num_above=3, level=1)]
     _, below = passes(tree, 4, repeated_tokens=0)
@@ -50,7 +50,7 @@ def test_a_tree_too_long_for_a_row_is_cut_where_it_forks() -> None:
     assert below.mask.int().tolist() == [[[[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 1]]]]
 
 
-def test_sequences_of_their_own_need_no_mask() -> None:
+def test_separate_sequences_need_no_mask() -> None:
     (only,) = passes(build_tree([[1] * 90, [2] * 95]))
     assert only.ids.shape == (2, 95)
     assert only.mask is None
@@ -82,7 +82,7 @@ def test_rows_share_their_prefix_if_that_saves_enough() -> None:
     assert not below.shared, "2 * 3 + 1 tokens are saved, less than 4 for each of two prefixes"
 
 
-def test_a_short_prefix_of_few_rows_is_repeated() -> None:
+def test_short_prefix_of_few_rows_is_repeated() -> None:
     tree = build_tree(TWO_ANSWERS, min_saved=1)
     assert cut_rows(tree, 2, 2) == cut_rows(tree, 2, 0), "a copy of three tokens would be too much"
     first, second = cut_rows(tree, 2, 3)
@@ -102,7 +102,7 @@ def test_all_further_copies_of_a_repeated_prefix_count() -> None:
     assert [row.repeated for row in cut_rows(tree, 2, 8)] == [range(0)] * 5
 
 
-def test_a_long_node_is_not_repeated_even_by_a_single_row() -> None:
+def test_long_node_is_not_repeated_even_for_a_single_row() -> None:
     tree = build_tree([[*[1] * 50, 2], [*[1] * 50, 3]])
     assert [row.repeated for row in cut_rows(tree, 51, 50)] == [range(50)]
     assert [row.repeated for row in cut_rows(tree, 51, 49)] == [range(0), range(0)]
@@ -144,7 +144,7 @@ def seen_by_token(
     st.sampled_from([None, 1]),
     st.sampled_from([0, 2, 5, 64]),
 )
-def test_every_token_sees_its_own_prefix_only(
+def test_each_token_attends_only_to_its_own_prefix(
     sequences: list[list[int]], min_saved: int, row_tokens: int, shared_saved: int | None, repeated_tokens: int
 ) -> None:
     tree = build_tree(sequences, min_saved=min_saved)

@@ -18,7 +18,7 @@ from .conftest import sequence_of
         ("fixed-length", 10, [[1 / 20] * 4, [1 / 20] * 2]),
     ],
 )
-def test_each_minibatch_is_the_named_mean_of_its_own(
+def test_each_minibatch_has_its_own_mean(
     aggregation: Aggregation, fixed_length: int | None, weights: list[list[float]]
 ) -> None:
     answers = [[2, 3, 4], [5], [6], [7]]
@@ -27,7 +27,7 @@ def test_each_minibatch_is_the_named_mean_of_its_own(
     assert [(part.weights * scale).tolist() for part, scale in parts] == [pytest.approx(row) for row in weights * 2]
 
 
-def test_minibatches_may_part_the_sequences_of_a_trajectory() -> None:
+def test_sequences_of_a_trajectory_may_be_in_several_minibatches() -> None:
     """Three of its four tokens are in the first one, beside another trajectory's; the last is alone in the second."""
     batch = Batch.of([sequence_of([1], answer) for answer in ([2], [3, 4, 5], [6])])
     batch.trajectory_of = torch.tensor([0, 1, 1, 1, 1])
@@ -38,7 +38,7 @@ def test_minibatches_may_part_the_sequences_of_a_trajectory() -> None:
     assert (scale, whole.weights.tolist()) == (1.0, pytest.approx([1 / 2, *[1 / 8] * 4]))
 
 
-def test_weights_of_minibatches_count_tokens_cut_off() -> None:
+def test_weights_of_minibatches_count_truncated_tokens() -> None:
     """Two of four sequences teach nothing, so each minibatch is half of what it would be without them."""
     answers = [[2, 3, 4], [5], [6, 7], [8, 9]]
     whole = Batch.of([sequence_of([1], answer) for answer in answers]).with_weights("seq-mean-token-sum")

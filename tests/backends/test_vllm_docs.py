@@ -26,15 +26,15 @@ COMMANDS = re.findall(r"^rllm .*", TEXT, re.MULTILINE)
 
 
 @pytest.mark.parametrize("setting", sorted(set(re.findall(r"`((?!vllm\.log)(?:vllm|model|rollout)\.\w+)`", TEXT))))
-def test_every_setting_is_one(setting: str) -> None:
+def test_documented_settings_exist(setting: str) -> None:
     attrgetter(setting)(TrainConfig())
 
 
-def test_every_setting_of_the_server_is_told() -> None:
+def test_server_settings_are_documented() -> None:
     assert [name for name in type(TrainConfig().vllm).model_fields if f"vllm.{name}" not in TEXT] == []
 
 
-def test_every_flag_is_one_that_servers_are_started_with() -> None:
+def test_documented_flags_are_used_to_start_servers() -> None:
     on_gpus, on_cpus = serve_arguments(EVERYTHING), serve_arguments(ServeOptions(model="m", port=1, on_cpu=True))
     ours = {word for word in [*on_gpus, *on_cpus] if word.startswith("--")}
     for row in re.findall(r"^\| `(--[^`]*)` \|", TEXT, re.MULTILINE):
@@ -42,7 +42,7 @@ def test_every_flag_is_one_that_servers_are_started_with() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_one(command: str) -> None:
+def test_documented_commands_exist(command: str) -> None:
     _, name, *words = command.split()
     known = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
     options = {option for parameter in known.params for option in parameter.opts}

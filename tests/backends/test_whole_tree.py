@@ -54,7 +54,7 @@ def test_any_tree_has_the_states_of_its_sequences(exact_model: Any, sequences: l
 
 
 @pytest.mark.slow
-def test_more_tokens_than_a_block_are_seen_across_blocks(exact_model: Any) -> None:
+def test_attention_crosses_block_boundaries(exact_model: Any) -> None:
     tree = build_tree([[*range(3, 100), *[token] * 90] for token in range(3, 6)])
     assert len(tree.ids) > 256
     with torch.no_grad():
@@ -69,7 +69,7 @@ LONG = st.lists(
 
 
 @given(LONG, st.sampled_from([1, 8, 1000]))
-def test_blocks_are_those_of_all_pairs_of_tokens(shapes: list[tuple[int, int, int]], min_saved: int) -> None:
+def test_blocks_equal_those_of_all_pairs_of_tokens(shapes: list[tuple[int, int, int]], min_saved: int) -> None:
     tree = build_tree([[stem] * shared + [3 + stem] * own for stem, shared, own in shapes], min_saved=min_saved)
     _, stops = depths_and_stops(tree)
     found = _WithinTree(stops)._mask
@@ -104,7 +104,7 @@ def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_trial_uses_gradients_above_rounding(
+def test_trial_uses_gradients_above_rounding(
     make_model: Make, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
@@ -123,7 +123,7 @@ def test_the_trial_uses_gradients_above_rounding(
 
 
 @pytest.mark.slow
-def test_there_are_kernels_for_trees_of_many_lengths() -> None:
+def test_trees_of_many_lengths_have_kernels() -> None:
     kernels = []
 
     def kept(graph: Any, _inputs: Any) -> Any:
@@ -144,7 +144,7 @@ def test_there_are_kernels_for_trees_of_many_lengths() -> None:
 
 
 @ON_CUDA
-def test_it_is_what_a_gpu_runs(make_model: Make) -> None:
+def test_gpu_uses_whole_tree_attention(make_model: Make) -> None:
     model = make_model("Llama", head_dim=16).cuda().model  # FlexAttention takes heads of 16 numbers and more
     use_grouped_attention(model)
     assert choose_forward(model) is whole_tree_states

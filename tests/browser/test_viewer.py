@@ -70,7 +70,7 @@ NAMES = (
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_page_in_both_schemes(look: NewLook, paths: dict[str, str], name: str, dark: bool) -> None:
+def test_every_page_in_both_color_schemes(look: NewLook, paths: dict[str, str], name: str, dark: bool) -> None:
     one = look(dark=dark)
     page = one.at(paths[name])
     assert page.locator("h1").count() == 1
@@ -79,7 +79,7 @@ def test_every_page_in_both_schemes(look: NewLook, paths: dict[str, str], name: 
     one.picture(f"{name}{'-dark' if dark else ''}")
 
 
-def test_what_is_not_there_is_a_page_too(look: NewLook, paths: dict[str, str]) -> None:
+def test_missing_step_has_a_page(look: NewLook, paths: dict[str, str]) -> None:
     one = look()
     one.at(paths["not-there"], status=404)
     assert "there is no step 999" in one.page.inner_text("main")
@@ -87,7 +87,7 @@ def test_what_is_not_there_is_a_page_too(look: NewLook, paths: dict[str, str]) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_sticks_out_of_a_narrow_window(look: NewLook, paths: dict[str, str], name: str) -> None:
+def test_nothing_overflows_a_narrow_window(look: NewLook, paths: dict[str, str], name: str) -> None:
     one = look(width=420)
     page = one.at(paths[name])
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
@@ -96,13 +96,13 @@ def test_nothing_sticks_out_of_a_narrow_window(look: NewLook, paths: dict[str, s
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_page_can_be_read_without_scripts(look: NewLook, paths: dict[str, str], name: str) -> None:
+def test_every_page_is_readable_without_scripts(look: NewLook, paths: dict[str, str], name: str) -> None:
     plain, full = look(java_script_enabled=False), look()
     told = [one.at(paths[name]).inner_text("main") for one in (plain, full)]
     assert told[0].split() == told[1].split()
 
 
-def test_segments_and_sub_agents_are_a_tree(look: NewLook) -> None:
+def test_segments_and_sub_agents_form_a_tree(look: NewLook) -> None:
     page = look().at("/run/segmented/episode/s")
     rows = page.locator(".segments li")
     assert [row.split(" · ")[-1] for row in rows.all_inner_texts()] == [
@@ -120,7 +120,7 @@ def test_segments_and_sub_agents_are_a_tree(look: NewLook) -> None:
     assert page.url.endswith("#call-5")
 
 
-def test_a_click_on_a_chart_opens_the_step(look: NewLook) -> None:
+def test_click_on_a_chart_opens_the_step(look: NewLook) -> None:
     page = look().at("/run/shop")
     box = page.locator("svg.plot").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 10, box["y"] + 60)
@@ -131,7 +131,7 @@ def test_a_click_on_a_chart_opens_the_step(look: NewLook) -> None:
     page.wait_for_url("**/run/shop/step/6*")
 
 
-def test_a_stretch_of_steps_is_chosen_by_dragging(look: NewLook) -> None:
+def test_range_of_steps_is_selected_by_dragging(look: NewLook) -> None:
     page = look().at("/run/shop")
     box = page.locator("svg.plot").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.45, box["y"] + 60)
@@ -144,7 +144,7 @@ def test_a_stretch_of_steps_is_chosen_by_dragging(look: NewLook) -> None:
     page.wait_for_url("**/run/shop")
 
 
-def test_the_keyboard_goes_everywhere(look: NewLook) -> None:
+def test_everything_is_reachable_by_keyboard(look: NewLook) -> None:
     page = look().at("/run/shop")
     chart = page.locator("svg.plot").first
     chart.focus()
@@ -178,7 +178,7 @@ def test_the_keyboard_goes_everywhere(look: NewLook) -> None:
     assert page.locator("dialog[open]").count() == 0
 
 
-def test_focus_can_be_seen(look: NewLook) -> None:
+def test_focus_is_visible(look: NewLook) -> None:
     page = look().at("/run/shop/step/1")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -187,7 +187,7 @@ def test_focus_can_be_seen(look: NewLook) -> None:
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
-def test_a_token_tells_all_its_values(look: NewLook, paths: dict[str, str]) -> None:
+def test_token_popup_shows_all_values(look: NewLook, paths: dict[str, str]) -> None:
     one = look()
     page = one.at(paths["tokens"])
     page.wait_for_selector("#tokens[data-ready]")
@@ -207,7 +207,7 @@ def test_a_token_tells_all_its_values(look: NewLook, paths: dict[str, str]) -> N
     assert "sampled" in page.locator(".inspect dd").nth(3).inner_text()
 
 
-def test_the_pictures_of_the_docs(look: NewLook, paths: dict[str, str]) -> None:
+def test_pictures_of_the_docs(look: NewLook, paths: dict[str, str]) -> None:
     """`docs/viewer.md` has copies of these two."""
     one = look(width=1180, height=600)
     page = one.at(paths["run"])
@@ -220,7 +220,7 @@ def test_the_pictures_of_the_docs(look: NewLook, paths: dict[str, str]) -> None:
     one.picture("viewer-tokens")
 
 
-def test_an_overlay_is_laid_over_without_losing_the_place(look: NewLook, paths: dict[str, str]) -> None:
+def test_overlay_keeps_the_scroll_position(look: NewLook, paths: dict[str, str]) -> None:
     page = look().at(paths["tokens"])
     page.wait_for_selector("#tokens[data-ready]")
     page.locator("#tokens").focus()
@@ -236,7 +236,7 @@ def test_an_overlay_is_laid_over_without_losing_the_place(look: NewLook, paths: 
     assert page.locator("[data-overlay=entropy][aria-current]").count() == 1, "the address is that of what is seen"
 
 
-def test_ten_thousand_episodes_open_at_once(look: NewLook) -> None:
+def test_ten_thousand_episodes_can_be_opened(look: NewLook) -> None:
     one = look()
     began = time.perf_counter()
     page = one.at("/run/large/rollouts")
@@ -269,7 +269,7 @@ SCROLL = """async () => {
 LAID_OUT = "[...document.querySelectorAll('.block')].filter(block => block.firstChild.checkVisibility({contentVisibilityAuto: true})).length"
 
 
-def test_thirty_two_thousand_tokens_scroll(look: NewLook) -> None:
+def test_thirty_two_thousand_tokens_can_be_scrolled(look: NewLook) -> None:
     one = look()
     began = time.perf_counter()
     page = one.at("/run/long/tokens/long?overlay=sampler")
@@ -306,7 +306,7 @@ def test_thirty_two_thousand_tokens_scroll(look: NewLook) -> None:
         *("/group?task={attack}", "/rollouts?text={attack}", "/episode/{attack}", "/tokens/bad?overlay={attack}"),
     ],
 )
-def test_an_attack_does_nothing(look: NewLook, folders: dict[str, Path], path: str) -> None:
+def test_attack_has_no_effect(look: NewLook, folders: dict[str, Path], path: str) -> None:
     name = folders["hostile"].name
     one = look()
     page = one.page
@@ -333,7 +333,7 @@ GET_IN = """() => new Promise(refused => {
 """Resolves when the browser has refused something."""
 
 
-def test_an_inline_script_would_not_run_even_if_it_got_in(look: NewLook) -> None:
+def test_injected_inline_script_does_not_run(look: NewLook) -> None:
     one = look()
     page = one.at("/run/shop")
     page.evaluate(GET_IN)
@@ -342,7 +342,7 @@ def test_an_inline_script_would_not_run_even_if_it_got_in(look: NewLook) -> None
     one.errors.clear()
 
 
-def test_a_run_that_goes_on_is_shown_as_it_goes(look: NewLook, folders: dict[str, Path]) -> None:
+def test_page_of_a_running_run_is_updated(look: NewLook, folders: dict[str, Path]) -> None:
     one = look()
     with one.page.expect_response("**/pulse.json"):  # from then on the page knows how things were
         page = one.at("/run/large")
@@ -354,7 +354,7 @@ def test_a_run_that_goes_on_is_shown_as_it_goes(look: NewLook, folders: dict[str
     assert page.evaluate("window.sameDocument")
 
 
-def test_a_report_stands_alone(look: NewLook, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_report_is_self_contained(look: NewLook, folders: dict[str, Path], tmp_path: Path) -> None:
     for name in ("demo", "hostile"):
         path = tmp_path / f"{name}.html"
         export_report(str(folders[name]), path)
@@ -387,18 +387,18 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_text_stands_out_from_every_colour(look: NewLook, dark: bool) -> None:
+def test_text_has_contrast_on_every_colour(look: NewLook, dark: bool) -> None:
     contrasts: dict[str, float] = look(dark=dark).at("/").evaluate(CONTRASTS)
     assert {name: value for name, value in contrasts.items() if value < 4.5} == {}, "WCAG 2.2, AA"
 
 
-def test_numbers_stand_beside_colours(look: NewLook) -> None:
+def test_colours_have_numbers(look: NewLook) -> None:
     page = look().at("/run/shop/step/1")
     for cell in page.locator("[data-grid] td a").all():
         assert re.match(r"[+-]?\d", cell.inner_text())
 
 
-def test_the_viewer_writes_nothing(look: NewLook, folders: dict[str, Path], paths: dict[str, str]) -> None:
+def test_viewer_writes_nothing(look: NewLook, folders: dict[str, Path], paths: dict[str, str]) -> None:
     with open_store(str(folders["demo"] / "traces.db"), read_only=True) as store:
         before = [info.id for info in store.sessions(limit=10_000)]
     files = sorted(path.name for path in folders["demo"].rglob("*") if not path.name.endswith(("-wal", "-shm")))

@@ -80,7 +80,7 @@ def gone_on_from(branches: Branches, *messages: Message) -> str | None:
     ],
     ids=["arguments", "cut-off", "both-cut-off", "spaces", "name", "content"],
 )
-def test_the_branch_that_comes_back_is_gone_on_from(first: Message, second: Message) -> None:
+def test_returned_branch_is_continued(first: Message, second: Message) -> None:
     for branches in (branches_of(first, second), branches_of(second, first)):
         for name, trace in branches[1].items():
             assert gone_on_from(branches, trace.response, RESULT) == name
@@ -90,23 +90,23 @@ def test_the_branch_that_comes_back_is_gone_on_from(first: Message, second: Mess
     ("echo", "name"),
     [('{"q":"cats"}', "t0"), ({"q": "dogs"}, "t1"), ("{}", "t2"), ({"q": "birds"}, "t2"), ('{"q": "bi', "t2")],
 )
-def test_a_branch_whose_arguments_come_back_otherwise(echo: Any, name: str) -> None:
+def test_branch_with_reformatted_arguments_is_continued(echo: Any, name: str) -> None:
     branches = branches_of(called('{"q": "cats"}'), called('{"q": "dogs"}'), called('{"q": "bi'))
     assert gone_on_from(branches, called(echo), RESULT) == name
 
 
-def test_of_several_that_may_be_meant_none_is_gone_on_from() -> None:
+def test_ambiguous_branch_is_not_continued() -> None:
     branches = branches_of(called('{"q": "ca'), called('{"q": "do'))
     assert gone_on_from(branches, called("{}"), RESULT) is None
 
 
-def test_the_latest_of_answers_equal_as_json_is_continued() -> None:
+def test_latest_of_the_answers_equal_as_json_is_continued() -> None:
     cats = [called('{"q": "cats"}'), called('{"q":"cats"}'), called('{"q": "cats"}')]
     assert gone_on_from(branches_of(*cats), called('{ "q": "cats" }'), RESULT) == "t2"
     assert gone_on_from(branches_of(*cats), called({"q": "cats"}), RESULT) == "t2"
 
 
-def test_an_earlier_call_tells_branches_apart_too() -> None:
+def test_branches_are_distinguished_by_an_earlier_call() -> None:
     branches = branches_of(called('{"q": "cats"}'), called('{"q": "dogs"}'))
     for trace in list(branches[1].values()):
         answer(branches, [USER, trace.response, RESULT], DONE, [*trace.prompt_ids, *trace.response_ids])
@@ -115,13 +115,13 @@ def test_an_earlier_call_tells_branches_apart_too() -> None:
     assert gone_on_from(branches, called('{"q": "birds"}'), RESULT, DONE, USER) is None
 
 
-def test_each_request_may_write_an_earlier_call_in_another_way() -> None:
+def test_requests_may_reformat_an_earlier_call() -> None:
     branches = branches_of(called('{"q": "cats", "n":  7}'))
     answer(branches, [USER, called({"n": 7.0, "q": "cats"}), RESULT], DONE)
     assert gone_on_from(branches, called('{"q":"cats","n":7}'), RESULT, DONE, USER) == "t1"
 
 
-def test_many_branches_count_as_much_as_they_hold() -> None:
+def test_size_of_branches_is_the_sum_of_their_sizes() -> None:
     known, _ = branches_of(*(called(json.dumps({"q": number})) for number in range(10)))
     one, _ = branches_of(called('{"q": 0}'))
     assert known.num_bytes == pytest.approx(10 * one.num_bytes)
@@ -151,7 +151,7 @@ TURNS = st.tuples(st.integers(0, 30), st.sampled_from([USER, RESULT]), st.intege
 
 @pytest.mark.parametrize(("write_back", "answers"), [(verbatim, [*ANSWERS, *CUT_OFF]), (compact, ANSWERS)])
 @given(turns=st.lists(TURNS, min_size=2, max_size=25))
-def test_any_branch_is_gone_on_from_exactly(
+def test_any_branch_is_continued_exactly(
     write_back: Callable[[Message], Message], answers: list[Message], turns: list[tuple[int, Message, int]]
 ) -> None:
     """Each turn goes on from some earlier answer, or begins anew; what was said tells which."""

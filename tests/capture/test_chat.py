@@ -51,7 +51,7 @@ def capture(response: dict[str, Any], **changes: Any) -> list[Trace]:
     return traces_from_chat(REQUEST, response, **(defaults | changes))
 
 
-def test_a_completion_becomes_a_complete_trace():
+def test_completion_becomes_a_complete_trace():
     [trace] = capture(
         response_of(),
         metadata={"task": 3},
@@ -84,7 +84,7 @@ def test_a_completion_becomes_a_complete_trace():
     )
 
 
-def test_every_choice_has_its_own_trace_and_they_share_the_call():
+def test_choices_have_their_own_traces_of_one_call():
     traces = capture(response_of(choice_of(0), choice_of(1, token_ids=[9, 9, 2])))
     assert [trace.id for trace in traces] == ["chatcmpl-1", "chatcmpl-1:1"]
     assert [trace.choice_index for trace in traces] == [0, 1]
@@ -92,13 +92,13 @@ def test_every_choice_has_its_own_trace_and_they_share_the_call():
     assert traces[1].response_ids == [9, 9, 2]
 
 
-def test_prompt_ids_may_stand_in_the_choice():
+def test_prompt_ids_may_be_in_the_choice():
     response = response_of(choice_of(prompt_token_ids=[3, 4]))
     del response["prompt_token_ids"]
     assert capture(response)[0].prompt_ids == [3, 4]
 
 
-def test_ids_may_have_the_name_that_sglang_gives_them():
+def test_ids_may_have_the_names_of_sglang():
     [trace] = capture(response_of(choice_of(token_ids=None, response_token_ids=[7, 8, 2])))
     assert (trace.response_ids, trace.error) == ([7, 8, 2], None)
 
@@ -109,7 +109,7 @@ def test_ids_may_come_from_token_labels():
     assert (trace.response_ids, trace.logprobs, trace.error) == ([70, 2], [-1.5, -0.5], None)
 
 
-def test_a_response_without_an_id_still_gives_unique_traces():
+def test_response_without_id_gives_unique_traces():
     first, second = capture(response_of(id=None))[0], capture(response_of(id=None))[0]
     assert first.id == first.call_id != second.id
 
@@ -136,17 +136,17 @@ def test_a_response_without_an_id_still_gives_unique_traces():
         ),
     ],
 )
-def test_tokens_that_contradict_each_other_are_refused(choice: dict[str, Any], complaint: str):
+def test_contradicting_tokens_are_rejected(choice: dict[str, Any], complaint: str):
     with pytest.raises(TokenMismatchError, match=complaint):
         capture(response_of(choice))
 
 
-def test_bad_prompt_ids_are_refused():
+def test_invalid_prompt_ids_are_rejected():
     with pytest.raises(TokenMismatchError, match=r"prompt_token_ids\[1\]='a'"):
         capture(response_of(prompt_token_ids=[1, "a"]))
 
 
-def test_rounding_above_zero_is_kept_exactly_as_it_came():
+def test_logprob_rounded_above_zero_is_kept_unchanged():
     assert capture(response_of(choice_of(logprobs=logprobs_of([1e-7, 0, -1]))))[0].logprobs == [1e-7, 0.0, -1.0]
 
 
@@ -159,7 +159,7 @@ def test_rounding_above_zero_is_kept_exactly_as_it_came():
         ({"token_ids": [], "logprobs": None}, ["no sampled token"]),
     ],
 )
-def test_missing_tokens_are_named_and_never_made_up(changes: dict[str, Any], names: list[str]):
+def test_missing_tokens_are_reported_and_never_invented(changes: dict[str, Any], names: list[str]):
     response = response_of(choice_of(**changes))
     [trace] = capture(response)
     assert trace.error is not None
@@ -170,20 +170,20 @@ def test_missing_tokens_are_named_and_never_made_up(changes: dict[str, Any], nam
 
 
 @pytest.mark.parametrize("ids", [None, []])
-def test_missing_prompt_ids_are_named(ids: list[int] | None):
+def test_missing_prompt_ids_are_reported(ids: list[int] | None):
     [trace] = capture(response_of(prompt_token_ids=ids))
     assert trace.error is not None
     assert "lacks prompt_token_ids: send return_token_ids" in trace.error
 
 
 @pytest.mark.parametrize("choices", [[], None])
-def test_a_response_without_choices_is_a_trace_that_says_so(choices: Any):
+def test_response_without_choices_is_a_failed_trace(choices: Any):
     [trace] = capture(response_of(choices=choices))
     assert trace.error is not None
     assert f"choices={choices!r}" in trace.error
 
 
-def test_a_failed_call_keeps_its_request():
+def test_failed_call_keeps_its_request():
     trace = failed_trace(REQUEST, session_id="s", error="upstream refused: 503", metadata={"task": 3}, weight_version=2)
     assert (trace.error, trace.finish_reason, trace.model) == ("upstream refused: 503", "error", "tiny")
     assert trace.messages == REQUEST["messages"]
@@ -192,11 +192,11 @@ def test_a_failed_call_keeps_its_request():
     assert (trace.prompt_ids, trace.response_ids, trace.response) == ([], [], {})
 
 
-def test_sampling_fields_that_are_null_were_not_set():
+def test_null_sampling_fields_are_not_stored():
     assert sampling_of({"temperature": 0, "top_p": None, "model": "m"}) == {"temperature": 0}
 
 
-def test_importing_capture_loads_the_standard_library_only():
+def test_importing_capture_loads_only_the_standard_library():
     loaded = "import sys, json; before = set(sys.modules); import rllm.capture; print(json.dumps(sorted(set(sys.modules) - before)))"
     modules = json.loads(subprocess.check_output([sys.executable, "-c", loaded], text=True))
     roots = {name.partition(".")[0] for name in modules}

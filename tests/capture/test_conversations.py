@@ -56,7 +56,7 @@ def prior_after(known: Conversations, messages: list[Message]) -> PriorAnswer | 
     return known.prior_answer(MessageDigests.of(messages, None, known))
 
 
-def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
+def test_call_with_deleted_trace_is_not_continued() -> None:
     known = Conversations()
     remember(known, MessageDigests.of([USER], None), trace_of([USER], ANSWER, [1, 2, 3]))
     asked = MessageDigests.of([USER, ANSWER, RESULT], None)
@@ -65,7 +65,7 @@ def test_a_call_whose_trace_is_gone_is_not_gone_on_from() -> None:
     assert known.prior_answer(asked) is None
 
 
-def test_an_answer_added_meanwhile_gets_no_other_tokens() -> None:
+def test_answer_added_meanwhile_does_not_get_other_tokens() -> None:
     known = Conversations()
     first, later = (trace_of([USER], ANSWER, prompt_ids, name) for prompt_ids, name in (([1], "t1"), ([2], "t2")))
     asked = MessageDigests.of([USER, ANSWER, RESULT], None)
@@ -105,7 +105,7 @@ def called(arguments: Any, **changes: Any) -> Message:
         "calls-only",
     ],
 )
-def test_the_same_answer_however_it_comes_back(echo: Message) -> None:
+def test_answer_is_recognised_in_any_form(echo: Message) -> None:
     prior = prior_after(after_one_answer(), [USER, echo, RESULT])
     assert prior is not None
     assert (prior.trace_id, prior.num_messages, prior.token_ids) == ("t1", 2, [1, 2, 3, 90, 91])
@@ -123,15 +123,15 @@ def test_the_same_answer_however_it_comes_back(echo: Message) -> None:
     ],
     ids=["other-question", "other-content", "other-arguments", "other-system", "other-call", "dropped"],
 )
-def test_another_history_is_not_gone_on_from(messages: list[Message]) -> None:
+def test_different_history_is_not_continued(messages: list[Message]) -> None:
     assert prior_after(after_one_answer(), messages) is None
 
 
-def test_other_tools_are_another_conversation() -> None:
+def test_other_tools_start_another_conversation() -> None:
     assert after_one_answer().prior_answer(MessageDigests.of([USER, ANSWER], [{"type": "function"}])) is None
 
 
-def test_pictures_distinguish_conversations_cache_marks_do_not() -> None:
+def test_images_distinguish_conversations_and_cache_marks_do_not() -> None:
     def shown(name: str, **marks: Any) -> Message:
         return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:{name}"}, **marks}]}
 
@@ -147,24 +147,24 @@ def test_pictures_distinguish_conversations_cache_marks_do_not() -> None:
 
 
 @pytest.mark.parametrize("echo", ["{}", '{"INVALID_JSON": "..."}', {}, '{"b": 7'])
-def test_arguments_that_were_no_json_may_come_back_as_anything(echo: Any) -> None:
+def test_invalid_json_arguments_may_come_back_as_anything(echo: Any) -> None:
     known = after_one_answer(called('{"b": 7'))
     assert prior_after(known, [USER, called(echo), RESULT]) is not None
 
 
-def test_a_remark_that_litellm_makes_of_no_content_is_none() -> None:
+def test_litellm_placeholder_for_empty_content_matches_none() -> None:
     known = after_one_answer({**ANSWER, "content": None})
     remark = "[System: Empty message content sanitised to satisfy protocol]"
     assert prior_after(known, [USER, {**ANSWER, "content": remark}, RESULT]) is not None
     assert prior_after(known, [USER, {**ANSWER, "content": "I would rather add."}, RESULT]) is None
 
 
-def test_an_answer_without_tool_calls_needs_its_content() -> None:
+def test_answer_without_tool_calls_is_matched_by_content() -> None:
     known = after_one_answer({"role": "assistant", "content": "42"})
     assert prior_after(known, [USER, {"role": "assistant", "content": None}, USER]) is None
 
 
-def test_the_longest_history_counts_and_tokens_are_kept_once() -> None:
+def test_longest_history_is_used_and_tokens_are_kept_once() -> None:
     known = after_one_answer()
     second = [USER, ANSWER, RESULT]
     remember(
@@ -206,7 +206,7 @@ def test_the_longest_history_counts_and_tokens_are_kept_once() -> None:
         "few-shot",
     ],
 )
-def test_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
+def test_reasons_why_a_prompt_drifts(messages: list[Message], prompt_ids: list[int], drift: str | None) -> None:
     known = after_one_answer()
     assert known.drift_of(MessageDigests.of(messages, None, known), prompt_ids) == drift
 
@@ -229,7 +229,7 @@ MORE: Message = {"role": "user", "content": "And 7 x 7?"}
     ],
     ids=["exact", "later-answer", "beginning-left-out", "another-beginning", "branch", "few-shot", "few-shot-again"],
 )
-def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Message], drift: str | None) -> None:
+def test_history_with_our_answers_counts_as_edited(messages: list[Message], drift: str | None) -> None:
     known = after_one_answer()
     for asked, prompt_ids in (([USER, ANSWER, RESULT], [1, 2, 3, 90, 91, 5]), ([*SHOWN, USER], [7, 8])):
         remember(known, MessageDigests.of(asked, None, known), trace_of(asked, SAID, prompt_ids, "t2"))
@@ -243,7 +243,7 @@ def test_a_history_is_edited_where_answers_of_ours_are_in_it(messages: list[Mess
 @pytest.mark.parametrize(
     "changes", [{}, called('{"b": 7.0, "a": 6}'), {"content": None}], ids=["exact", "json", "bare"]
 )
-def test_edits_are_found_however_answers_are_written(changes: Message) -> None:
+def test_edits_are_found_for_any_form_of_answer(changes: Message) -> None:
     known = after_one_answer()
     again: Message = {"role": "user", "content": "What is 6 x 7? Be brief."}
     assert known.drift_of(MessageDigests.of([again, ANSWER | changes, RESULT], None, known), [8]) is None
@@ -263,7 +263,7 @@ def test_edits_between_answers_are_found() -> None:
     assert known.drift_of(MessageDigests.of([RESULT, SAID, RESULT, other, *on], None, known), [8]) is None
 
 
-def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
+def test_answer_ended_by_a_stop_string_may_be_extended() -> None:
     answer = {"role": "assistant", "content": "<code>\nlook()\n"}
     known = Conversations()
     remember(
@@ -282,12 +282,12 @@ def test_an_answer_that_a_stop_string_ended_may_be_written_on() -> None:
     assert prior_after(known, [RESULT, {**answer, "content": "<code>\nlook()\n</code>"}]) is None
 
 
-def test_an_answer_that_ended_by_itself_is_not_written_on() -> None:
+def test_complete_answer_may_not_be_extended() -> None:
     more = {**ANSWER, "content": "\n\nLet me compute. \n Or not."}
     assert prior_after(after_one_answer(), [USER, more, RESULT]) is None
 
 
-def test_why_a_prompt_without_reasoning_drifts() -> None:
+def test_reasons_why_a_prompt_without_reasoning_drifts() -> None:
     plain = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     known = after_one_answer(plain)
     rewritten = {**plain, "tool_calls": called('{"b": 7, "a": 6}')["tool_calls"]}
@@ -295,7 +295,7 @@ def test_why_a_prompt_without_reasoning_drifts() -> None:
     assert known.drift_of(MessageDigests.of([USER, plain, RESULT], None), [1, 2, 3, 80]) == "template"
 
 
-def test_reasoning_that_is_left_out_on_purpose_is_heeded() -> None:
+def test_deliberately_removed_reasoning_is_respected() -> None:
     known = after_one_answer(match_reasoning=True)
     without = {key: value for key, value in ANSWER.items() if key != "reasoning_content"}
     assert prior_after(known, [USER, ANSWER, RESULT]) is not None
@@ -323,7 +323,7 @@ def test_reasoning_distinguishes_equal_answers(thought: str, from_trace: str) ->
     assert prior.trace_id == from_trace
 
 
-def test_what_is_no_message_is_only_not_recognised() -> None:
+def test_invalid_messages_are_not_recognised() -> None:
     odd: Any = [
         "text",
         {"role": "assistant", "tool_calls": ["x", {"function": None}]},
@@ -333,7 +333,7 @@ def test_what_is_no_message_is_only_not_recognised() -> None:
     assert prior_after(after_one_answer(), odd) is None
 
 
-def test_a_conversation_of_thousands_of_turns_is_gone_on_from() -> None:
+def test_conversation_of_thousands_of_turns_is_continued() -> None:
     call = _Call(
         trace_id="t0", before=None, added_ids=array("I", [0]), arguments=[], has_reasoning=False, has_content=True
     )

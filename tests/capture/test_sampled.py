@@ -41,7 +41,7 @@ def trace(answer: ModelOutput, **changes: Any) -> Trace:
     return trace_from_output(answer, **{**facts, **changes})
 
 
-def test_an_answer_and_its_trace_say_the_same() -> None:
+def test_answer_equals_its_trace() -> None:
     kept = trace(output(), requested_sampling={"temperature": 1.0, "max_tokens": 8, "user": "me"})
     assert (kept.id, kept.prompt_ids, kept.response_ids, kept.logprobs) == ("call-1", [1, 2], [3, 4], [-0.5, -0.25])
     assert (kept.response, kept.finish_reason) == ({"role": "assistant", "content": "4"}, "stop")
@@ -50,12 +50,12 @@ def test_an_answer_and_its_trace_say_the_same() -> None:
     assert kept.requested_sampling == {"temperature": 1.0}
 
 
-def test_a_list_that_was_obeyed_as_a_tuple_was_obeyed() -> None:
+def test_tuple_of_stop_strings_matches_the_requested_list() -> None:
     kept = trace(output(sampling={"stop": ("a", "b")}), requested_sampling={"stop": ["a", "b"]})
     assert (kept.sampling, kept.requested_sampling) == ({"stop": ["a", "b"]}, {})
 
 
-def test_changes_to_an_answer_do_not_reach_its_trace() -> None:
+def test_changes_to_an_answer_do_not_affect_its_trace() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     answer = output(tool_calls=[call])
     messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]
@@ -70,7 +70,7 @@ def test_changes_to_an_answer_do_not_reach_its_trace() -> None:
     assert (kept.prompt_ids, kept.response_ids, kept.logprobs) == ([1, 2], [3, 4], [-0.5, -0.25])
 
 
-def test_tokens_that_are_missing_are_named_and_never_made_up() -> None:
+def test_missing_tokens_are_reported_and_never_invented() -> None:
     kept = trace(output(prompt_ids=[], logprobs=[]))
     assert "no prompt_ids and no logprobs" in str(kept.error)
 
@@ -83,6 +83,6 @@ def test_tokens_that_are_missing_are_named_and_never_made_up() -> None:
         ({"completion_ids": [3, -4]}, r"completion_ids\[1\]=-4"),
     ],
 )
-def test_tokens_that_contradict_each_other_stop_everything(changes: dict[str, Any], said: str) -> None:
+def test_contradicting_tokens_raise_an_error(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(TokenMismatchError, match=said):
         trace(output(**changes))

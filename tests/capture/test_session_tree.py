@@ -51,7 +51,7 @@ def index_of(traces: list[Trace]) -> ParentIndex:
         ([1, 2, 4, 4, 5], None),
     ],
 )
-def test_the_parent_is_the_longest_and_latest_call(prompt_ids, parent):
+def test_parent_is_the_longest_and_latest_call(prompt_ids, parent):
     assert parent_of(prompt_ids, CALLS) == parent
     assert index_of(CALLS).parent_of(packed_ids(prompt_ids)) == parent
 
@@ -67,19 +67,19 @@ def test_values_that_are_not_token_ids_are_not_packed():
     assert [packed_ids(ids) for ids in ([1, -1], [1, "2"], [2**32], None, "12")] == [None] * 5
 
 
-def test_the_tree_follows_parent_ids():
+def test_tree_follows_parent_ids():
     tree = SessionTree(CALLS)
     assert [trace.id for trace in tree.path_to(CALLS[1])] == ["one", "two"]
     assert [trace.id for trace in tree.leaves()] == ["two", "other", "sibling"]
 
 
-def test_a_parent_whose_tokens_differ_is_ignored():
+def test_parent_with_different_tokens_is_ignored():
     parent, child = call("a", [1], [2], parent_id="b"), call("b", [1, 9, 3], [4], parent_id="a")
     assert SessionTree([parent, child]).path_to(child) == [child]
     assert not continues(child.prompt_ids, parent)
 
 
-def test_a_failed_call_is_not_part_of_the_tree():
+def test_failed_call_is_not_part_of_the_tree():
     failed, child = call("a", [1], [2], error="cut off"), call("b", [1, 2, 3], [4], parent_id="a")
     assert SessionTree([failed, child]).path_to(child) == [child]
     assert SessionTree([failed, child]).leaves() == [child]

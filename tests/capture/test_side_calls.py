@@ -34,50 +34,50 @@ def trace(id: str, messages: list[dict[str, Any]], answer: str = "", **fields: A
         ({"response_format": "text"}, False, None),
     ],
 )
-def test_what_is_known_when_the_call_is_made(request_fields, session_has_tools, reason):
+def test_side_calls_recognised_at_request_time(request_fields, session_has_tools, reason):
     assert side_call({"messages": ASKED, **request_fields}, session_has_tools=session_has_tools) == reason
 
 
-def test_the_last_turn_of_a_task_may_be_without_tools():
+def test_last_turn_of_a_task_may_have_no_tools():
     messages = [*ASKED, {"role": "assistant", "content": "done"}, {"role": "user", "content": "in a word?"}]
     assert side_call({"messages": messages}, session_has_tools=True) is None
 
 
-def test_a_prompt_of_bare_ids_is_taken_for_a_turn_of_the_task():
+def test_prompt_of_bare_ids_counts_as_a_turn_of_the_task():
     assert side_call({"messages": []}, session_has_tools=True) is None
     assert set(side_calls([trace("ids", [], "ok"), trace("main", ASKED, "I will", tools=TOOLS)])) == set()
 
 
-def test_a_title_requested_first_is_found_by_later_calls():
+def test_title_requested_first_is_recognised_by_later_calls():
     traces = [trace("title", ASKED, "Fixing"), trace("main", ASKED, "I will", tools=TOOLS)]
     assert set(side_calls(traces)) == {"title"}
 
 
-def test_a_plan_that_the_task_goes_on_from_belongs_to_it():
+def test_continued_plan_belongs_to_the_task():
     planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
     traces = [trace("plan", ASKED, "First read."), trace("main", planned, "ok", tools=TOOLS)]
     assert set(side_calls(traces)) == set()
 
 
-def test_a_plan_comes_back_without_the_white_space_around_it():
+def test_plan_is_recognised_without_surrounding_whitespace():
     planned = [*ASKED, {"role": "assistant", "content": "First read."}, {"role": "user", "content": "go"}]
     traces = [trace("plan", ASKED, "\n\nFirst read.\n"), trace("main", planned, "ok", tools=TOOLS)]
     assert set(side_calls(traces)) == set()
 
 
-def test_a_continued_answer_without_text_belongs_to_the_task():
+def test_continued_answer_without_text_belongs_to_the_task():
     on = [*ASKED, {"role": "assistant", "content": ""}, {"role": "user", "content": "And what do you say?"}]
     traces = [trace("thought", ASKED), trace("main", on, "ok", tools=TOOLS, parent_id="thought")]
     assert set(side_calls(traces)) == set()
 
 
-def test_an_empty_title_is_not_an_answer_of_the_task():
+def test_empty_title_is_a_side_call():
     called = [*ASKED, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "tool", "content": "1"}]
     traces = [trace("title", ASKED), trace("main", ASKED, tools=TOOLS), trace("next", called, "done", tools=TOOLS)]
     assert set(side_calls(traces)) == {"title"}
 
 
-def test_a_title_belongs_to_the_task_only_if_it_is_quoted():
+def test_title_belongs_to_the_task_only_if_quoted():
     titled = trace("title", ASKED, '{"title": "Fixing the old parser"}', metadata={SIDE_CALL_KEY: "title"})
     assert side_calls([titled, trace("main", ASKED, "ok", tools=TOOLS)]) == {"title": "title"}
     headed = [{"role": "user", "content": 'Write the text for "Fixing the old parser".'}]
@@ -177,7 +177,7 @@ def tool(content: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_quoted_answer_belongs_to_the_task(answer, message):
+def test_quoted_answer_belongs_to_the_task(answer, message):
     before = trace("before", ASKED, "I will", tools=TOOLS)
     compacted = trace("compacted", [user(TRANSCRIPT)], answer)
     title = trace("title", ASKED, "Fix the bug of the reader")
@@ -206,14 +206,14 @@ def test_a_quoted_answer_belongs_to_the_task(answer, message):
         pytest.param("Is this safe?", "...", "...and on", id="no letters"),
     ],
 )
-def test_an_answer_that_comes_back_nowhere_is_beside_the_task(prompt, answer, later):
+def test_answer_that_is_never_quoted_is_a_side_call(prompt, answer, later):
     main = trace("main", ASKED, "I will", tools=TOOLS)
     on = [*ASKED, {"role": "assistant", "content": "I will"}, user(later), tool(later + " more")]
     traces = [main, trace("beside", [user(prompt)], answer), trace("on", on, "ok", tools=TOOLS)]
     assert side_calls(traces) == {"beside": "without tools"}
 
 
-def test_a_message_of_an_earlier_call_is_not_a_quotation():
+def test_message_of_an_earlier_call_is_not_a_quotation():
     shown = [user(f"Known: {PLAN}")]
     traces = [
         trace("main", shown, "ok", tools=TOOLS),
@@ -223,7 +223,7 @@ def test_a_message_of_an_earlier_call_is_not_a_quotation():
     assert set(side_calls(traces)) == {"beside"}
 
 
-def test_the_models_other_answers_quote_nothing():
+def test_answers_of_the_model_quote_nothing():
     on = [*ASKED, {"role": "assistant", "content": f"I will. {PLAN}"}, user("go")]
     traces = [
         trace("guess of what is next", ASKED, PLAN),
@@ -233,7 +233,7 @@ def test_the_models_other_answers_quote_nothing():
     assert set(side_calls(traces)) == {"guess of what is next"}
 
 
-def test_what_comes_back_in_side_calls_alone_is_one():
+def test_answer_quoted_only_by_side_calls_is_a_side_call():
     chunks = [trace(f"chunk {n}", [user(f"Summarize part {n}")], f"Part {n} is this. {PLAN}") for n in range(2)]
     both = trace("whole", [user("\n".join(f"Part {n} is this. {PLAN}" for n in range(2)))], SUMMARY)
     main, after = trace("main", ASKED, "ok", tools=TOOLS), trace("after", [user(SUMMARY)], "ok", tools=TOOLS)
@@ -241,7 +241,7 @@ def test_what_comes_back_in_side_calls_alone_is_one():
     assert side_calls([main, *chunks, both, after]) == {}
 
 
-def test_a_summary_that_repeats_the_last_one_belongs_to_the_task():
+def test_summary_that_repeats_the_last_one_belongs_to_the_task():
     after = [user(f"So far: {SUMMARY}")]
     traces = [
         trace("summary", [user(TRANSCRIPT)], SUMMARY),
@@ -279,7 +279,7 @@ FOUND = "The reader of quoted fields is in src/parser.py, and it drops the last 
     ],
 )
 @pytest.mark.parametrize("answer", ["4", "The last field of each line is dropped.", SUMMARY])
-def test_a_last_call_that_sums_the_task_up_belongs_to_it(found, prompt, answer):
+def test_final_summary_of_the_task_belongs_to_it(found, prompt, answer):
     said = FOUND if found["role"] == "assistant" else ""
     main = trace("main", ASKED, said, tools=TOOLS)
     on = trace("on", [*ASKED, {"role": "assistant", "content": said}, *([] if said else [found])], "", tools=TOOLS)
@@ -293,13 +293,13 @@ def test_a_last_call_that_sums_the_task_up_belongs_to_it(found, prompt, answer):
     assert set(side_calls([main, on, titled])) == {"titled"}
 
 
-def test_calls_are_compared_in_the_order_in_which_they_began():
+def test_calls_are_compared_by_start_time():
     summary = trace("summary", [user(TRANSCRIPT)], SUMMARY, started_at=1.0)
     after = trace("after", [user(SUMMARY)], "ok", tools=TOOLS, started_at=2.0)
     assert side_calls([after, summary]) == {}
 
 
-def test_messages_of_long_sessions_are_read_few_times():
+def test_side_calls_of_long_sessions_read_messages_few_times():
     num_reads = 0
 
     class Message(dict):
@@ -317,19 +317,19 @@ def test_messages_of_long_sessions_are_read_few_times():
     assert num_reads <= 3 * sum(len(item.messages) for item in traces)
 
 
-def test_where_all_calls_are_alike_none_is_beside_the_others():
+def test_identical_calls_are_not_side_calls():
     assert set(side_calls([trace("one", ASKED), trace("two", ASKED)])) == set()
     titles = [trace(name, ASKED, metadata={SIDE_CALL_KEY: "title"}) for name in ("one", "two")]
     assert set(side_calls(titles)) == set(), "titles are the task"
 
 
-def test_a_program_started_by_the_author_is_not_the_authors():
+def test_calls_of_a_started_program_can_be_side_calls():
     told = {"session_uids": ["ctx_1"], "of_program": True}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=told), trace("title", ASKED, metadata=told)]
     assert set(side_calls(traces)) == {"title"}
 
 
-def test_what_the_authors_own_code_asks_is_of_the_task():
+def test_calls_of_the_agents_own_code_belong_to_the_task():
     own = {"session_uids": ["ctx_1"]}
     traces = [trace("main", ASKED, tools=TOOLS, metadata=own), trace("in a tool", ASKED, metadata=own)]
     assert set(side_calls(traces)) == set()

@@ -129,7 +129,7 @@ def test_streamed_and_unstreamed_answers_give_equal_traces(exchange):
 
 
 @given(exchanges(), st.data())
-def test_a_stream_that_is_cut_off_keeps_what_arrived(exchange, data):
+def test_interrupted_stream_keeps_what_arrived(exchange, data):
     response, chunks = exchange
     arrived = chunks[: data.draw(st.integers(1, len(chunks)))]
     stream = assemble(arrived)
@@ -143,7 +143,7 @@ def test_a_stream_that_is_cut_off_keeps_what_arrived(exchange, data):
     assert stream.finished == all(trace.finish_reason != "abort" for trace in capture(stream.response()))
 
 
-def test_a_stream_cut_off_before_any_token_has_an_error():
+def test_stream_interrupted_before_any_token_has_an_error():
     first = {
         "id": "c",
         "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
@@ -159,7 +159,7 @@ def test_a_stream_cut_off_before_any_token_has_an_error():
 
 
 @pytest.mark.parametrize("more", [{"token_ids": [3]}, {"finish_reason": "stop", "token_ids": []}])
-def test_answers_that_share_an_index_are_never_taken_for_one(more: dict[str, Any]):
+def test_answers_with_the_same_index_are_not_merged(more: dict[str, Any]):
     said = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": "stop"}
     stream = assemble([{"choices": [said]}])
     with pytest.raises(TokenMismatchError, match="same index"):
@@ -167,7 +167,7 @@ def test_answers_that_share_an_index_are_never_taken_for_one(more: dict[str, Any
     assert stream.response()["choices"][0]["token_ids"] == [2]
 
 
-def test_an_empty_finish_reason_ends_nothing():
+def test_empty_finish_reason_does_not_end_the_stream():
     said = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": ""}
     stream = assemble([{"choices": [said]}] * 2)
     assert not stream.finished
@@ -176,18 +176,18 @@ def test_an_empty_finish_reason_ends_nothing():
     assert (stream.finished, choice["token_ids"], choice["finish_reason"]) == (True, [2, 2, 2], "stop")
 
 
-def test_an_end_without_tokens_may_be_told_again():
+def test_end_without_tokens_may_be_repeated():
     end = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
     assert assemble([{"choices": [end]}, {"choices": [end]}]).finished
 
 
-def test_a_stream_without_chunks_is_not_finished():
+def test_stream_without_chunks_is_not_finished():
     assert not ChatStream().finished
     [trace] = capture(ChatStream().response())
     assert trace.error is not None
 
 
-def test_tool_calls_without_an_index_are_told_apart_by_their_ids():
+def test_tool_calls_without_index_are_separated_by_id():
     calls = [{"id": name, "function": {"name": "add", "arguments": "{}"}} for name in ("a", "b")]
     deltas = [{"index": 0, "delta": {"tool_calls": [call]}} for call in calls]
     more = {"index": 0, "delta": {"tool_calls": [{"function": {"arguments": " "}}]}}
@@ -198,7 +198,7 @@ def test_tool_calls_without_an_index_are_told_apart_by_their_ids():
     ]
 
 
-def test_unknown_fields_of_a_server_survive():
+def test_unknown_server_fields_are_kept():
     chunk = {"choices": [{"index": 0, "delta": {"content": "x", "audio": {"id": 1}}, "routed": [1]}], "extra": 5}
     response = assemble([chunk]).response()
     assert response["extra"] == 5
@@ -211,23 +211,23 @@ PAYLOADS = [b'{"a": 1}', b'{"b": 2}', b"two\n lines", b"", b"[DONE]"]
 
 
 @pytest.mark.parametrize("cut", range(len(EVENTS) + 1))
-def test_events_survive_a_cut_at_every_byte(cut: int):
+def test_events_can_be_split_at_any_byte(cut: int):
     decoder = SSEDecoder()
     assert decoder.feed(EVENTS[:cut]) + decoder.feed(EVENTS[cut:]) == PAYLOADS
 
 
-def test_events_survive_arriving_byte_by_byte():
+def test_events_can_arrive_byte_by_byte():
     decoder = SSEDecoder()
     assert [payload for byte in EVENTS for payload in decoder.feed(bytes([byte]))] == PAYLOADS
 
 
 @pytest.mark.parametrize("cut", range(8))
-def test_a_byte_order_mark_is_not_part_of_the_first_event(cut: int):
+def test_byte_order_mark_is_not_part_of_the_first_event(cut: int):
     events, decoder = b"\xef\xbb\xbfdata: a\n\ndata: b\n\n", SSEDecoder()
     assert decoder.feed(events[:cut]) + decoder.feed(events[cut:]) == [b"a", b"b"]
 
 
-def test_an_event_that_the_connection_cut_off_is_not_reported():
+def test_event_cut_off_by_the_connection_is_not_reported():
     assert SSEDecoder().feed(b"data: whole\n\ndata: ha") == [b"whole"]
 
 
@@ -236,7 +236,7 @@ line_ends = st.sampled_from([b"\n", b"\r", b"\r\n"])
 
 
 @given(st.lists(st.lists(lines, min_size=1, max_size=3), max_size=5), st.data())
-def test_events_survive_any_line_ends_comments_and_cuts(events, data):
+def test_events_are_parsed_with_any_line_ends_comments_and_splits(events, data):
     encoded = b""
     for event in events:
         end = data.draw(line_ends)

@@ -18,7 +18,7 @@ def stripped(**asked: Any) -> dict[str, Any]:
     return answer
 
 
-def test_an_agent_without_token_fields_sees_a_standard_response():
+def test_agent_without_token_fields_gets_a_standard_response():
     assert stripped(logprobs=False) == {
         "id": "c",
         "choices": [{"index": 0, "message": {"content": "4"}, "logprobs": None}],
@@ -26,27 +26,27 @@ def test_an_agent_without_token_fields_sees_a_standard_response():
     }
 
 
-def test_ids_are_left_out_under_sglangs_name_too():
+def test_ids_under_the_names_of_sglang_are_removed():
     answer = {"choices": [{"index": 0, "message": {"content": "4"}, "response_token_ids": [7]}]}
     strip_chunk(answer, asked={})
     assert answer == {"choices": [{"index": 0, "message": {"content": "4"}}]}
 
 
-def test_what_the_agent_asked_for_stays():
+def test_requested_fields_are_kept():
     assert stripped(logprobs=True, return_token_ids=True) == response()
     assert stripped(logprobs=True)["choices"][0]["logprobs"] == LOGPROBS
     assert stripped(return_token_ids=True)["choices"][0]["token_ids"] == [7]
     assert stripped(return_token_ids=True)["prompt_token_ids"] == [1]
 
 
-def test_of_a_chunk_without_logprobs_nothing_is_made():
+def test_chunk_without_logprobs_gets_none():
     chunk = {"choices": [{"index": 0, "delta": {"content": "4"}, "token_ids": [7]}], "prompt_token_ids": [1]}
     strip_chunk(chunk, asked={})
     assert chunk == {"choices": [{"index": 0, "delta": {"content": "4"}}]}
 
 
 @pytest.mark.parametrize("choices", [{}, {"choices": None}, {"choices": []}])
-def test_a_chunk_with_usage_only_passes(choices: dict[str, Any]):
+def test_usage_chunk_passes_unchanged(choices: dict[str, Any]):
     chunk = {**choices, "usage": {"prompt_tokens": 1}}
     strip_chunk(chunk, asked={})
     assert chunk == {**choices, "usage": {"prompt_tokens": 1}}

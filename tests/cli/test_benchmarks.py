@@ -29,7 +29,7 @@ def report_of(arguments, monkeypatch, capsys):
     return json.loads(printed.out)
 
 
-def test_a_file_of_its_rows_takes_the_place_of_the_hub(work, server, monkeypatch, capsys):
+def test_data_file_replaces_the_hub(work, server, monkeypatch, capsys):
     (work / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     arguments = ["gsm8k", "--data", "rows.jsonl", "--base-url", server.base_url, "--out", "out", "--limit", "3"]
     report = report_of([*arguments, "sampling.max_tokens=50"], monkeypatch, capsys)
@@ -55,7 +55,7 @@ def test_instructions_are_counted_over_all_tasks(work, monkeypatch, capsys):
     assert report["metrics"]["accuracy of instructions, loose"] == 3 / 4
 
 
-def test_the_default_agent_offers_tools(work, monkeypatch, capsys):
+def test_default_agent_offers_tools(work, monkeypatch, capsys):
     function = {"name": "area.of", "description": "", "parameters": {"type": "dict", "properties": {}, "required": []}}
     rows = [
         {
@@ -76,7 +76,7 @@ def test_the_default_agent_offers_tools(work, monkeypatch, capsys):
     assert [asked["tools"][0]["function"]["name"] for asked in server.requests] == ["area_of"] * 2
 
 
-def test_a_reward_of_the_user_replaces_the_scorer(work, server, monkeypatch, capsys):
+def test_reward_of_the_user_replaces_the_scorer(work, server, monkeypatch, capsys):
     (work / "mine.py").write_text("def judge(task, answer):\n    return 0.25, {'length': len(answer)}\n")
     arguments = ["arithmetic", "--reward", "mine.py:judge", "--base-url", server.base_url, "--limit", "2"]
     report = report_of(arguments, monkeypatch, capsys)
@@ -94,12 +94,12 @@ def test_a_reward_of_the_user_replaces_the_scorer(work, server, monkeypatch, cap
         (["eval", "gsm8k", "--data", "tasks.jsonl", "--split", "test", "--model", "any"], "is a file, which has no"),
     ],
 )
-def test_mistakes_are_named(work, fails, arguments, message):
+def test_errors_name_the_mistake(work, fails, arguments, message):
     code, errors = fails(*arguments)
     assert (code, message in errors) == (2, True), errors
 
 
-def test_a_benchmark_is_trained_on(work, policy, monkeypatch, capsys):
+def test_benchmark_can_be_trained_on(work, policy, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["rllm", "train", "countdown", "--model", str(policy), "--dry-run"])
     with as_a_program(), pytest.raises(SystemExit):
         cli.main()

@@ -11,7 +11,7 @@ from rllm.trainer.config import TrainConfig, load_config
 from .conftest import here
 
 
-def test_the_whole_configuration_is_a_file_to_begin_with(tmp_path):
+def test_whole_configuration_is_a_valid_settings_file(tmp_path):
     done = here("config", cwd=tmp_path)
     assert done.stdout.startswith("# yaml-language-server: $schema=rllm.schema.json\n")
     (tmp_path / "rllm.yaml").write_text(done.stdout)
@@ -19,7 +19,7 @@ def test_the_whole_configuration_is_a_file_to_begin_with(tmp_path):
     assert here("config", "rllm.yaml", cwd=tmp_path).stdout == "rllm.yaml is valid; it changes nothing\n"
 
 
-def test_a_part_of_it(tmp_path):
+def test_part_of_the_configuration_is_printed(tmp_path):
     done = here("config", "rollout.group_size", cwd=tmp_path)
     assert done.stdout.splitlines()[-2:] == [
         "  # Rollouts of each task in a training step. [whole number > 0]",
@@ -29,13 +29,13 @@ def test_a_part_of_it(tmp_path):
     assert [item["key"] for item in told["settings"]] == ["rollout.group_size"]
 
 
-def test_a_file_that_is_right(tmp_path):
+def test_valid_file_passes_validation(tmp_path):
     (tmp_path / "rllm.yaml").write_text(yaml.safe_dump({"optim": {"lr": 1e-5}, "algorithm": {"name": "rloo"}}))
     done = here("config", "rllm.yaml", cwd=tmp_path)
     assert done.stdout == "rllm.yaml is valid; it sets\n  algorithm.name = rloo\n  optim.lr = 1e-05\n"
 
 
-def test_a_file_that_is_not(work, fails):
+def test_invalid_file_fails_validation(work, fails):
     (work / "rllm.yaml").write_text("optim:\n  lrr: 1\n")
     code, errors = fails("config", "rllm.yaml")
     assert (code, errors) == (2, "rllm: rllm.yaml, line 2: optim.lrr is not a setting; did you mean 'optim.lr'?\n")
@@ -46,11 +46,11 @@ def test_a_file_that_is_not(work, fails):
     assert "No such file" in fails("config", "nowhere.yaml")[1]
 
 
-def test_words_that_no_setting_has(fails, work):
+def test_unknown_words_are_rejected(fails, work):
     code, errors = fails("config", "zzz")
     assert code == 2
     assert "no setting has 'zzz'" in errors
 
 
-def test_a_schema_for_editors(tmp_path):
+def test_json_schema_is_printed(tmp_path):
     assert json.loads(here("config", "--json-schema", cwd=tmp_path).stdout)["title"] == "rllm"

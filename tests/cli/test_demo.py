@@ -14,7 +14,7 @@ from .conftest import rllm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_demo_learns(tmp_path, seed):
+def test_demo_learns(tmp_path, seed):
     """As the README promises: from at most 45 % of the held-out tasks to at least 90 %."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = rllm("demo", "--seed", seed, "--json", cwd=tmp_path, timeout=3600, env=environment)
@@ -26,7 +26,7 @@ def test_the_demo_learns(tmp_path, seed):
     assert {path.name for path in run.iterdir()} >= {"metrics.jsonl", "traces.db", "checkpoints", "config.yaml"}
 
 
-def test_a_run_keeps_its_seed(work, fails):
+def test_run_keeps_its_seed(work, fails):
     (work / "run").mkdir()
     (work / "run" / "config.yaml").write_text("seed: 3\n")
     seal(work / "run")
@@ -39,13 +39,13 @@ def test_a_run_keeps_its_seed(work, fails):
     [("./nowhere", "there is no such folder"), ("nobody/has-this", "HF_HUB_OFFLINE")],
     ids=["path", "hub"],
 )
-def test_a_model_that_cannot_be_had_is_refused(work, fails, monkeypatch, model, wrong):
+def test_unavailable_model_is_rejected(work, fails, monkeypatch, model, wrong):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, errors = fails("demo", "--model", model)
     assert (code, model in errors, wrong in errors) == (2, True, True)
 
 
-def test_a_run_keeps_its_model(work, fails):
+def test_run_keeps_its_model(work, fails):
     (work / "run").mkdir()
     (work / "run" / "config.yaml").write_text("seed: 0\n")
     (work / "run" / "begun_as.yaml").write_text("command: demo\nmodel: one\n")
@@ -54,7 +54,7 @@ def test_a_run_keeps_its_model(work, fails):
     assert (code, "--model other" in errors) == (2, True)
 
 
-def test_sums_have_the_answers_that_they_ask_for():
+def test_sums_have_correct_answers():
     rows = tasks.sum_tasks(400, seed=0)
     assert rows == tasks.sum_tasks(400, seed=0)
     shapes = set()
@@ -68,7 +68,7 @@ def test_sums_have_the_answers_that_they_ask_for():
     assert shapes == {(2, 1), (2, 2), (3, 1), (3, 2)}, "two or three terms of one or two digits"
 
 
-def test_tasks_follow_from_the_seed_and_can_only_be_looked_up():
+def test_tasks_follow_from_the_seed_and_need_a_lookup():
     [task] = tasks.shop_tasks(1, seed=3)
     assert [task] == tasks.shop_tasks(1, seed=3)
     assert [task] != tasks.shop_tasks(1, seed=4)
@@ -79,7 +79,7 @@ def test_tasks_follow_from_the_seed_and_can_only_be_looked_up():
 
 
 @pytest.mark.parametrize(("clerk", "expected"), [(tasks.CAREFUL, 1.0), (tasks.SLOPPY, 0.36 * 0.9 * 0.97)])
-def test_a_clerk_is_right_as_often_as_it_says(clerk, expected):
+def test_simulated_clerk_has_the_stated_accuracy(clerk, expected):
     rng = random.Random(0)
     rows = tasks.shop_tasks(2000, seed=1)
     said = [tasks._conversation(row, clerk, "", rng)[-1]["content"] for row in rows]
@@ -87,7 +87,7 @@ def test_a_clerk_is_right_as_often_as_it_says(clerk, expected):
     assert right == pytest.approx(expected, abs=0.03)
 
 
-def test_the_agent_is_paid_for_the_right_number_only(monkeypatch):
+def test_only_the_correct_number_is_rewarded(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     from rllm.demo.agent import ends_with, look_up
 
@@ -101,6 +101,6 @@ def test_the_agent_is_paid_for_the_right_number_only(monkeypatch):
     assert [ends_with(answer, -3) for answer in answers] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_trend_is_a_line_of_bars():
+def test_trend_is_a_line_of_bars():
     assert trend([0.0, 0.5, 1.0]) == "▁▅█"
     assert trend([0.3]) == "▁"

@@ -38,7 +38,7 @@ def shown_after(*, under_way: UnderWay, during, **options) -> str:
     return out.getvalue()
 
 
-def test_reward_accuracy_speed_and_where_the_time_goes():
+def test_display_shows_reward_accuracy_speed_and_time_shares():
     def go_on(display):
         display.log(1, {"rollout/reward": 0.25, "tokens/per_second": 1234.0})
         display.log(
@@ -55,7 +55,7 @@ def test_reward_accuracy_speed_and_where_the_time_goes():
     assert "stopped at step 2" in shown
 
 
-def test_a_loss_that_is_no_number_leaves_a_gap():
+def test_non_finite_loss_leaves_a_gap():
     shown = shown_after(
         under_way=UnderWay(),
         during=lambda display: [
@@ -66,7 +66,7 @@ def test_a_loss_that_is_no_number_leaves_a_gap():
     assert "nan  █ ▁" in shown
 
 
-def test_a_run_that_is_gone_on_with_begins_where_it_was(work, policy):
+def test_resumed_run_starts_the_display_at_its_step(work, policy):
     begun = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy]
     assert here(*begun, "num_steps=1", "rollout.group_size=2", "run_dir=run", cwd=work).returncode == 0
     trainer = AgentTrainer(
@@ -82,7 +82,7 @@ def test_a_run_that_is_gone_on_with_begins_where_it_was(work, policy):
     assert "stopped at step 1" in out.getvalue()
 
 
-def test_rollouts_that_run_and_those_that_are_stuck():
+def test_running_and_stuck_rollouts_are_shown():
     clock = Clock()
     under_way = UnderWay(clock)
 
@@ -99,7 +99,7 @@ def test_rollouts_that_run_and_those_that_are_stuck():
     assert "rollouts 4/6, 40 s; 2 running; figs:0 stuck for 40 s; [/figs]:1 stuck for 40 s" in shown
 
 
-def test_what_a_run_is_like_at_a_glance():
+def test_overview_of_a_run():
     def go_on(display):
         episode = Episode(id="figs:0", trajectories=[Trajectory(reward=0.25, steps=[Step(response_ids=[1, 2])])])
         display.log(

@@ -23,7 +23,7 @@ def doctor(monkeypatch, capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def test_a_server_that_will_do(monkeypatch, capsys):
+def test_suitable_server_passes(monkeypatch, capsys):
     with endpoint() as url:
         code, out, _ = doctor(monkeypatch, capsys, "--base-url", url)
     assert code == 0
@@ -33,7 +33,7 @@ def test_a_server_that_will_do(monkeypatch, capsys):
     assert out.splitlines()[-1] == f"Train with: model.engine=vllm vllm.url={url}"
 
 
-def test_a_server_that_will_not(monkeypatch, capsys):
+def test_unsuitable_server_fails_with_fixes(monkeypatch, capsys):
     with endpoint(gives_ids=False, takes_tools=False) as url:
         code, out, _ = doctor(monkeypatch, capsys, "--endpoint", url)
     assert code == 1
@@ -44,7 +44,7 @@ def test_a_server_that_will_not(monkeypatch, capsys):
     assert "vllm serve MODEL --served-model-name policy" in out
 
 
-def test_for_programs(monkeypatch, capsys):
+def test_json_report_for_programs(monkeypatch, capsys):
     with endpoint(key="secret", models=["a", "b"]) as url:
         code, out, err = doctor(monkeypatch, capsys, "--endpoint", url, "--model", "b", "--api-key", "secret", "--json")
     assert code == 0
@@ -54,13 +54,13 @@ def test_for_programs(monkeypatch, capsys):
     assert "token ids" in err
 
 
-def test_what_is_no_server_at_all(monkeypatch, capsys):
+def test_non_server_address_fails(monkeypatch, capsys):
     code, _, err = doctor(monkeypatch, capsys, "--endpoint", "nowhere")
     assert code == 2
     assert "rllm doctor --base-url" in err
 
 
-def test_this_machine_and_a_model(monkeypatch, capsys, policy):
+def test_this_machine_and_model_are_checked(monkeypatch, capsys, policy):
     code, out, _ = doctor(monkeypatch, capsys, "--model", str(policy), "--port", "0")
     assert code == 0, out
     assert out.splitlines()[-1] == "Ready to train."
@@ -68,7 +68,7 @@ def test_this_machine_and_a_model(monkeypatch, capsys, policy):
     assert "with model.lora_rank set, LoRA adapts" in out
 
 
-def test_a_model_that_is_not_there_for_programs(monkeypatch, capsys):
+def test_missing_model_is_reported_as_json(monkeypatch, capsys):
     code, out, err = doctor(monkeypatch, capsys, "--model", "./nowhere", "--json")
     told = json.loads(out)
     assert (code, told["ok"]) == (1, False)

@@ -95,7 +95,7 @@ def arguments(server, *more):
     return ["eval", "my_agent.py:agent", *given, *more]
 
 
-def test_an_agent_is_judged_behind_a_server(eval_work, server):
+def test_agent_is_evaluated_against_a_server(eval_work, server):
     bugs = [{"id": name, "question": f"a {name}", "answer": ""} for name in ("bug 1", "bug 2", "unscored")]
     write_tasks(eval_work, [*ROWS, *bugs])
     more = ["--n", "2", "--temperature", "0.5", "--out", "out", "sampling.top_p=0.9", "--json"]
@@ -123,7 +123,7 @@ def test_an_agent_is_judged_behind_a_server(eval_work, server):
         assert len(store.sessions()) == 10
 
 
-def test_the_same_command_again_only_makes_what_failed(eval_work, server, runs):
+def test_repeated_command_runs_only_failed_rollouts(eval_work, server, runs):
     write_tasks(eval_work, [*ROWS, {"id": "b", "question": "bug", "answer": "BUG"}])
     printed, said = runs(*arguments(server))
     assert "accuracy     33.3% [" in printed
@@ -137,7 +137,7 @@ def test_the_same_command_again_only_makes_what_failed(eval_work, server, runs):
     assert json.loads((folder / "report.json").read_text())["num_failed"] == 1
 
 
-def test_a_file_of_environments_has_figures_for_each(eval_work, server, runs):
+def test_results_are_broken_down_by_environment(eval_work, server, runs):
     lake = "gymnasium:FrozenLake-v1?size=2&max_steps=3&is_slippery=false"
     rows = [{"env": lake}, {"env": "gymnasium:CliffWalking-v1?size=1&max_steps=3"}]
     (eval_work / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -169,7 +169,7 @@ gymnasium.register("Stuck-v0", entry_point=Stuck)
 """
 
 
-def test_a_step_of_an_environment_that_never_returns_fails_its_rollout(eval_work, server):
+def test_environment_step_that_hangs_fails_its_rollout(eval_work, server):
     (eval_work / "stuck.py").write_text(STUCK)
     env = "gymnasium:stuck:Stuck-v0?size=1"
     done = here("eval", "--env", env, "--base-url", server.base_url, "--timeout", "0.1", cwd=eval_work)
@@ -179,7 +179,7 @@ def test_a_step_of_an_environment_that_never_returns_fails_its_rollout(eval_work
 
 
 @pytest.mark.parametrize("command", ["eval", "train"])
-def test_a_wrong_environment_is_refused_before_a_model_is_loaded(work, fails, command):
+def test_invalid_environment_is_rejected_before_loading_a_model(work, fails, command):
     code, errors = fails(command, "--env", "gymnasium:NoSuchGame-v0", "--model", "some/model")
     assert code == 2
     assert "NoSuchGame" in errors
@@ -200,7 +200,7 @@ def started(server, *more, held, cwd):
     return process
 
 
-def test_kill_9_loses_only_what_was_under_way(eval_work, server, runs):
+def test_kill_9_loses_only_unfinished_rollouts(eval_work, server, runs):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         os.kill(process.pid, signal.SIGKILL)
     with (eval_work / "out" / "episodes.jsonl").open("a") as file:
@@ -214,7 +214,7 @@ def test_kill_9_loses_only_what_was_under_way(eval_work, server, runs):
     assert [episode.id for episode in episodes] == ["right:0", "wrong:0"]
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(eval_work, server):
+def test_ctrl_c_saves_results_and_prints_resume_command(eval_work, server):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
@@ -226,7 +226,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(eval_work, server):
     assert [episode.id for episode in EpisodeLog.read(eval_work / "out" / "episodes.jsonl")] == ["right:0"]
 
 
-def test_a_model_of_this_machine_is_judged_in_this_process(eval_work, policy, runs, fails):
+def test_local_model_is_evaluated_in_this_process(eval_work, policy, runs, fails):
     more = ["--model", str(policy), "--n", "2", "--out", "out", "--json"]
     more += ["sampling.max_tokens=4", "sampling.min_p=1e-3"]
     printed, _ = runs("eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", *more)
@@ -256,7 +256,7 @@ def agent(question, answer):
 """
 
 
-def test_later_turns_are_prompted_as_the_gateway_is_told(eval_work, policy, runs, fails):
+def test_later_turns_use_the_prompt_settings_of_the_gateway(eval_work, policy, runs, fails):
     (eval_work / "my_agent.py").write_text(TWO_TURNS)
     command = ["eval", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy)]
     runs(*command, "--out", "exact")
@@ -274,7 +274,7 @@ def go_on(folder):
     return [second.prompt_ids[: len(ids)] == ids for ids, (_, second) in zip(known, pairs, strict=True)]
 
 
-def test_a_server_without_token_ids_will_do(eval_work, server, runs):
+def test_server_without_token_ids_is_enough(eval_work, server, runs):
     server.fault = "no_tokens"
     out, _ = runs(*arguments(server, "--upstream-kind", "openai"))
     assert "50.0% [" in out
@@ -282,7 +282,7 @@ def test_a_server_without_token_ids_will_do(eval_work, server, runs):
     assert "return_token_ids" not in server.requests[0]
 
 
-def test_an_evaluation_that_is_complete_asks_nobody(eval_work, server, runs):
+def test_complete_evaluation_makes_no_calls(eval_work, server, runs):
     first, _ = runs(*arguments(server, "--out", "out"))
     num_calls = len(server.requests)
     again, said = runs(*arguments(server, "--out", "out"))
@@ -291,7 +291,7 @@ def test_an_evaluation_that_is_complete_asks_nobody(eval_work, server, runs):
     assert len(server.requests) == num_calls
 
 
-def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
+def test_evaluation_fails_if_all_rollouts_fail(eval_work, server, fails):
     write_tasks(eval_work, [{"question": "bug", "answer": ""}])
     code, errors = fails(*arguments(server))
     assert code == 1
@@ -300,14 +300,14 @@ def test_rollouts_that_all_fail_are_no_result(eval_work, server, fails):
     assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, of what was never done
 
 
-def test_rollouts_that_nobody_scores_are_no_result(eval_work, server, fails):
+def test_evaluation_fails_if_no_rollout_is_scored(eval_work, server, fails):
     write_tasks(eval_work, [{"question": text, "answer": ""} for text in ("unscored", "bug")])
     code, errors = fails(*arguments(server))
     why = "no rollout was scored, so there is no result: the agent or --reward must return a reward"
     assert (code, errors.splitlines()[-1]) == (1, f"rllm: {why}")
 
 
-def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, server, runs):
+def test_episodes_are_listed_with_their_outcome(eval_work, server, runs):
     write_tasks(eval_work, [*ROWS, {"id": "bug", "question": "bug", "answer": ""}])
     assert "Details of each: " in runs(*arguments(server, "--out", "out")).out
     listed = json.loads(here("explain", "out", "--json", cwd=eval_work).stdout)["episodes"]
@@ -316,20 +316,20 @@ def test_episodes_of_an_evaluation_are_listed_with_how_they_ended(eval_work, ser
     assert "ValueError: no idea" in here("explain", "out", "bug:0", cwd=eval_work).stdout
 
 
-def test_what_is_said_twice_is_named_and_an_option_counts(eval_work, server, runs, caplog):
+def test_duplicate_setting_is_reported_and_the_option_wins(eval_work, server, runs, caplog):
     runs(*arguments(server, "--out", "out", "--temperature", "0.5", "sampling.temperature=0.1"))
     assert "sampling.temperature=0.1 and sampling.temperature=0.5 are both given" in caplog.text
     assert json.loads((eval_work / "out" / "evaluation.json").read_text())["sampling"] == '{"temperature":0.5}'
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "traces.db"])
-def test_a_folder_of_something_else_is_not_taken(eval_work, server, fails, name):
+def test_folder_of_another_program_is_rejected(eval_work, server, fails, name):
     (eval_work / "out").mkdir()
     (eval_work / "out" / name).touch()
     assert f"out='out' has a {name} of another program" in fails(*arguments(server, "--out", "out"))[1]
 
 
-def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fails):
+def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fails):
     runs(*arguments(server, "--out", "out"))
     (eval_work / "my_agent.py").write_text(AGENT + "\n# edited")
     write_tasks(eval_work, ROWS[:1])
@@ -366,7 +366,7 @@ def test_what_is_evaluated_cannot_change_in_a_folder(eval_work, server, runs, fa
         (["temperature"], "use key=value"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_before_anything_is_asked(eval_work, server, fails, more, said):
+def test_invalid_arguments_are_reported_before_any_call(eval_work, server, fails, more, said):
     (eval_work / "empty.jsonl").touch()
     (eval_work / "odd.jsonl").write_text('{"question": "a"}\n')
     code, errors = fails(*arguments(server, *more))
@@ -393,13 +393,13 @@ def test_a_mistake_is_named_before_anything_is_asked(eval_work, server, fails, m
         (["--data", "tasks.jsonl", "--model", "m", "model.lora_rank=8"], "because nothing is trained here"),
     ],
 )
-def test_what_is_missing_or_has_no_effect_is_named(eval_work, fails, arguments, said):
+def test_missing_and_ineffective_arguments_are_reported(eval_work, fails, arguments, said):
     code, errors = fails("eval", "my_agent.py:agent", *arguments)
     assert code == 2
     assert said in errors
 
 
-def test_a_checkpoint_of_a_run_is_evaluated(eval_work, policy, runs, fails):
+def test_checkpoint_of_a_run_is_evaluated(eval_work, policy, runs, fails):
     checkpoints = eval_work / "run" / "checkpoints"
     for number in (1, 2):
         shutil.copytree(policy, checkpoints / f"step-00000{number}")
@@ -442,7 +442,7 @@ def test_two_evaluations_are_compared_task_by_task(eval_work, server, runs, fail
         ({"OPENAI_API_KEY": "a", "RLLM_UPSTREAM_API_KEY": "b"}, "Bearer b"),
     ],
 )
-def test_a_server_with_several_models_needs_a_name(eval_work, fails, monkeypatch, given, sent):
+def test_server_with_several_models_needs_a_model_name(eval_work, fails, monkeypatch, given, sent):
     for name in ("OPENAI_API_KEY", "RLLM_UPSTREAM_API_KEY"):
         monkeypatch.setenv(name, given.get(name, ""))
     keys = []
@@ -458,7 +458,7 @@ def test_a_server_with_several_models_needs_a_name(eval_work, fails, monkeypatch
     assert keys == [sent]
 
 
-def test_a_server_that_does_not_answer_is_named_first(eval_work, fails, server):
+def test_unreachable_server_is_reported_first(eval_work, fails, server):
     port = free_port()
     code, errors = fails(*arguments(server, "--base-url", f"http://127.0.0.1:{port}/v1"))
     assert code == 1
@@ -466,7 +466,7 @@ def test_a_server_that_does_not_answer_is_named_first(eval_work, fails, server):
     assert not (eval_work / "evals").exists()
 
 
-def test_a_judge_scores_and_its_verdicts_are_kept(work, policy):
+def test_judge_scores_and_its_verdicts_are_kept(work, policy):
     (work / "said.py").write_text(AGENT.partition("    if")[0] + "    return response.choices[0].message.content\n")
     write_tasks(work, ROWS)
     judged = [json.dumps({"reasoning": "so", "scores": {"right": score}}) for score in (10, 5)]
@@ -486,7 +486,7 @@ def test_a_judge_scores_and_its_verdicts_are_kept(work, policy):
     assert (refused.returncode, "none.yaml" in refused.stderr) == (2, True)
 
 
-def test_a_judge_may_score_a_benchmark(tmp_path, monkeypatch):
+def test_judge_may_score_a_benchmark(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rubric = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "relative": True}
     Path("rubric.yaml").write_text(json.dumps(rubric))

@@ -15,7 +15,7 @@ def progress(num_done, num_planned=40):
     return Progress(num_planned=num_planned, num_done=num_done, num_kept=4, num_correct=num_done // 2, num_failed=1)
 
 
-def test_a_pipe_gets_a_line_for_every_tenth():
+def test_progress_in_a_pipe_prints_each_tenth():
     plain = console()
     display = EvaluationDisplay(plain)
     for num_done in range(4, 41):
@@ -27,7 +27,7 @@ def test_a_pipe_gets_a_line_for_every_tenth():
     assert lines[-1] == "40/40 rollouts, 20 correct, 1 failed, 4 kept"
 
 
-def test_on_a_terminal_there_is_a_bar():
+def test_terminal_shows_a_progress_bar():
     terminal = console(force_terminal=True)
     display = EvaluationDisplay(terminal)
     display(progress(10))
@@ -43,7 +43,7 @@ def shown(outcomes):
     return [line.strip() for line in plain.file.getvalue().splitlines() if line.strip()]
 
 
-def test_a_report_shows_powers_of_two_roles_and_failures():
+def test_report_shows_powers_of_two_roles_and_failures():
     right = [
         Outcome(
             task_id="a", index=index, is_correct=True, rewards={"solver": 1.0, "judge": 0.5}, cost=Cost(seconds=2.0)
@@ -68,7 +68,7 @@ def test_a_report_shows_powers_of_two_roles_and_failures():
     ]
 
 
-def test_where_nothing_was_judged_the_report_says_so():
+def test_report_states_that_nothing_was_scored():
     lines = shown([Outcome(task_id="a", index=0, unscored="it has no reward")])
     assert lines[1] == "accuracy     - (nothing was scored)"
     assert lines[-2:] == ["1 of 1 rollouts were not scored and are left out:", "1 x it has no reward"]

@@ -24,7 +24,7 @@ cli.main()
 
 
 @pytest.mark.parametrize(("thread", "printed"), [("", "Stopped.\n"), ("an agent's", "Stopped.\nPython ends.\n")])
-def test_python_does_not_end_an_update(thread, printed):
+def test_update_finishes_before_python_exits(thread, printed):
     command = [sys.executable, "-c", PROGRAM, thread]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, printed, "")

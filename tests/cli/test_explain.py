@@ -39,7 +39,7 @@ def episode_of(run):
     return f"{metadata['task_id']}:{metadata['index']}"
 
 
-def test_without_an_episode_those_that_there_are_are_listed(run):
+def test_episodes_are_listed_if_none_is_named(run):
     done = here("explain", run, cwd=run)
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
@@ -50,7 +50,7 @@ def test_without_an_episode_those_that_there_are_are_listed(run):
     assert f"explain {run} {rows[0][0]}\n" in here("explain", run, "--limit", "1", cwd=run).stdout
 
 
-def test_the_episodes_of_a_split_and_of_a_step(run):
+def test_episodes_can_be_filtered_by_split_and_step(run):
     def listed(*chosen):
         return len(json.loads(here("explain", run, "--json", *chosen, cwd=run).stdout)["episodes"])
 
@@ -63,7 +63,7 @@ def test_the_episodes_of_a_split_and_of_a_step(run):
     assert "--split" in refused.stderr
 
 
-def test_explain_points_to_calls_that_are_no_rollouts(tmp_path):
+def test_explain_points_to_calls_outside_of_rollouts(tmp_path):
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {}).result()
     told = here("explain", "traces.db", cwd=tmp_path).stdout
@@ -77,14 +77,14 @@ def test_explain_points_to_calls_that_are_no_rollouts(tmp_path):
     assert "session='first' is not in the store, which is empty" in here("traces", "show", "first", cwd=tmp_path).stderr
 
 
-def test_the_list_as_json(run):
+def test_list_is_printed_as_json(run):
     [one] = json.loads(here("explain", run / "traces.db", "--limit", "1", "--json", cwd=run).stdout)["episodes"]
     assert (one["episode_id"], one["split"], one["step"]) == (episode_of(run), "train", 1)
     assert one["rewards"]["agent"] in (0.0, 1.0)
     assert one["error"] is None
 
 
-def test_a_table_says_what_was_learned_from(run):
+def test_table_shows_which_tokens_are_trained(run):
     done = here("explain", run, episode_of(run), "--tokens", cwd=run)
     assert done.returncode == 0, done.stderr
     for word in (
@@ -113,7 +113,7 @@ def test_json_has_every_token(run):
         assert (token["weight_version"], token["advantage"]) == (0, pytest.approx(step["advantage"]))
 
 
-def test_a_side_call_has_its_reason(tmp_path):
+def test_side_call_has_its_reason(tmp_path):
     tools = [{"type": "function", "function": {"name": "f"}}]
     asked = [{"role": "user", "content": "How many figs?"}]
     answer = {"role": "assistant", "content": "Counting fruit"}
@@ -128,7 +128,7 @@ def test_a_side_call_has_its_reason(tmp_path):
     assert ["side call (without tools)" in row for row in rows] == [True, False]
 
 
-def test_who_earned_just_the_mean_says_so(tmp_path, policy):
+def test_zero_advantage_is_explained(tmp_path, policy):
     (tmp_path / "agent.py").write_text(AGENT.replace("float(next(turns) % 2)", "float(next(turns))"))
     (tmp_path / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=3", "rollout.max_tokens=4", "run_dir=run"]
@@ -137,7 +137,7 @@ def test_who_earned_just_the_mean_says_so(tmp_path, policy):
     assert sorted("no: its advantage is 0" in one for one in told) == [False, False, True]
 
 
-def test_a_failed_episode_says_where_it_failed(tmp_path, policy):
+def test_failed_episode_names_its_failure(tmp_path, policy):
     fails = AGENT.replace("return float(next(turns) % 2)", "return 1 / 0")
     (tmp_path / "agent.py").write_text(fails)
     (tmp_path / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
@@ -158,6 +158,6 @@ def test_a_failed_episode_says_where_it_failed(tmp_path, policy):
         ([None, "b:0"], "episode='b:0' is not in"),
     ],
 )
-def test_what_is_not_there(run, arguments, told):
+def test_missing_episode_is_reported(run, arguments, told):
     done = here("explain", *(item or run for item in arguments), cwd=run)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr

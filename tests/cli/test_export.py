@@ -31,7 +31,7 @@ def run(policy, tmp_path_factory):
     return folder / "run"
 
 
-def test_new_rewards_and_what_they_change(run):
+def test_rescoring_reports_changed_rewards(run):
     before = (run / "traces.db").read_bytes()
     done = here("rescore", "run", "--reward", "judge.py:reward", "--json", cwd=run.parent)
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def test_new_rewards_and_what_they_change(run):
     ]
 
 
-def test_tasks_that_a_folder_has_lost_are_named_again(run):
+def test_missing_tasks_file_error_names_the_remedy(run):
     kept = (run / "tasks.jsonl").rename(run / "lost.jsonl")
     try:
         arguments = ["rescore", "run", "--reward", "judge.py:reward", "--data", "tasks.jsonl"]
@@ -64,7 +64,7 @@ def test_tasks_that_a_folder_has_lost_are_named_again(run):
         kept.rename(run / "tasks.jsonl")
 
 
-def test_conversations_that_sft_learns_from(run, policy):
+def test_conversations_are_exported_for_sft(run, policy):
     assert here("export", "run", "--chat", "chat.jsonl", "--split", "train", cwd=run.parent).stdout == (
         "8 conversations written to chat.jsonl\n"
     )
@@ -74,7 +74,7 @@ def test_conversations_that_sft_learns_from(run, policy):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_merged_model_says_what_the_adapter_says(run):
+def test_merged_model_generates_the_same_as_the_adapter(run):
     from transformers import AutoModelForCausalLM
 
     from rllm.inference.local.loading import load_model
@@ -112,20 +112,20 @@ def test_the_merged_model_says_what_the_adapter_says(run):
         ),
     ],
 )
-def test_a_mistake_is_named(run, arguments, said):
+def test_errors_name_the_mistake(run, arguments, said):
     done = here(*arguments, cwd=run.parent)
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_a_reward_beside_a_client_needs_no_key(run, monkeypatch):
+def test_reward_in_a_file_with_a_client_needs_no_key(run, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (run.parent / "both.py").write_text(AGENT + JUDGE)
     done = here("rescore", "run", "--reward", "both.py:reward", cwd=run.parent)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_reward_that_raises_for_all_is_a_failure(run):
+def test_reward_that_always_raises_fails_the_command(run):
     (run.parent / "broken.py").write_text("def reward(task, answer):\n    raise ValueError('no idea')\n")
     done = here("rescore", "run", "--reward", "broken.py:reward", cwd=run.parent)
     assert done.returncode == 1

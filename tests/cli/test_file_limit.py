@@ -37,7 +37,7 @@ GRANTED = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 @pytest.mark.skipif(0 <= GRANTED < 2000, reason="the system grants too few")
 @pytest.mark.parametrize(("given", "allowed"), [((100, 2000), (2000, 2000)), ((2000, 2000), (2000, 2000))])
-def test_a_command_takes_what_the_system_grants(given, allowed):
+def test_file_limit_is_raised_to_the_maximum(given, allowed):
     command = [sys.executable, "-c", PROGRAM, *map(str, given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert tuple(map(int, done.stdout.split())) == allowed
@@ -45,7 +45,7 @@ def test_a_command_takes_what_the_system_grants(given, allowed):
 
 
 @pytest.mark.slow
-def test_running_out_of_files_names_the_remedy(tmp_path):
+def test_file_limit_error_names_the_remedy(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("num_steps: 1\n")
     (tmp_path / "run" / "traces.db").touch()

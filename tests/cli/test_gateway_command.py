@@ -20,7 +20,7 @@ def run(*arguments, timeout=60):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def test_it_says_where_it_listens_serves_and_ends_on_a_signal(tmp_path):
+def test_gateway_prints_its_address_serves_and_stops_on_a_signal(tmp_path):
     database = tmp_path / "traces.db"
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         arguments = [
@@ -51,7 +51,7 @@ def test_it_says_where_it_listens_serves_and_ends_on_a_signal(tmp_path):
         assert errors == ""
 
 
-def test_an_upstream_that_is_down_is_a_warning_and_not_an_end(tmp_path):
+def test_unreachable_upstream_is_only_a_warning(tmp_path):
     arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", "0"]
     command = [sys.executable, "-m", "rllm", "gateway", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -64,7 +64,7 @@ def test_an_upstream_that_is_down_is_a_warning_and_not_an_end(tmp_path):
     assert (output + errors).count("see whether the inference server is running") == 1
 
 
-def test_an_upstream_that_does_not_tell_its_models_is_a_warning(tmp_path):
+def test_upstream_that_does_not_list_models_is_a_warning(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         arguments = ["--upstream", f"{upstream.base_url}/nothing", "--store", str(tmp_path / "t.db"), "--port", "0"]
         command = [sys.executable, "-m", "rllm", "gateway", *arguments]
@@ -75,7 +75,7 @@ def test_an_upstream_that_does_not_tell_its_models_is_a_warning(tmp_path):
     assert lines[6].startswith(f"  WARNING    {upstream.base_url}/nothing")
 
 
-def test_it_goes_on_when_nobody_reads_what_it_says(tmp_path):
+def test_output_to_closed_pipe_is_ignored(tmp_path):
     port = str(free_port())
     arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", port]
     command = [sys.executable, "-m", "rllm", "gateway", *arguments]
@@ -99,7 +99,7 @@ def until_it_listens(process, url):
             time.sleep(0.05)
 
 
-def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):
+def test_port_in_use_error_names_the_remedy(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = run("--upstream", "http://127.0.0.1:9", "--port", port, "--store", f"sqlite:///{tmp_path / 't.db'}")
@@ -121,20 +121,20 @@ def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path):
         (["--upstream", "http://127.0.0.1:9", "--store", "redis://x"], "redis"),
     ],
 )
-def test_wrong_arguments_are_sentences_and_not_tracebacks(fails, arguments, named):
+def test_invalid_arguments_print_a_message_without_traceback(fails, arguments, named):
     code, errors = fails("gateway", "--port", "0", *arguments)
     assert code == 2
     assert named in errors
     assert "Traceback" not in errors
 
 
-def test_the_upstream_is_required(fails):
+def test_upstream_is_required(fails):
     code, errors = fails("gateway")
     assert code == 2
     assert "--upstream" in errors
 
 
-def test_several_upstreams_work_as_one(tmp_path):
+def test_several_upstreams_form_a_pool(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         arguments = ["--upstream", "http://127.0.0.1:9", "--upstream", upstream.base_url, "--port", "0"]
         command = [sys.executable, "-m", "rllm", "gateway", *arguments, "--store", f"sqlite:///{tmp_path / 't.db'}"]
@@ -157,7 +157,7 @@ def test_several_upstreams_work_as_one(tmp_path):
     ("arguments", "problem"),
     [],
 )
-def test_invalid_hooks_are_refused_before_anything_starts(fails, tmp_path, arguments, problem):
+def test_invalid_hooks_are_rejected_before_startup(fails, tmp_path, arguments, problem):
     database = tmp_path / "traces.db"
     code, errors = fails("gateway", "--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{database}", *arguments)
     assert code == 2
@@ -165,7 +165,7 @@ def test_invalid_hooks_are_refused_before_anything_starts(fails, tmp_path, argum
     assert not database.exists()
 
 
-def test_a_second_ctrl_c_cancels_calls_in_flight(tmp_path):
+def test_second_ctrl_c_cancels_calls_in_flight(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"], latency_s=60.0)) as upstream, ThreadPoolExecutor() as threads:
         arguments = ["--upstream", upstream.base_url, "--port", "0", "--store", f"sqlite:///{tmp_path / 't.db'}"]
         command = [sys.executable, "-m", "rllm", "gateway", *arguments]

@@ -24,16 +24,16 @@ def options(*names):
 
 
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", TEXT))))
-def test_every_option_is_one(option):
+def test_documented_options_exist(option):
     assert option in options("gateway")
 
 
 @pytest.mark.parametrize("command", re.findall(r"^rllm (traces|store) (\w+)", TEXT, re.MULTILINE))
-def test_every_command_is_one(command):
+def test_documented_commands_exist(command):
     assert options(*command)
 
 
-async def test_every_route_is_one():
+async def test_documented_routes_exist():
     pool = UpstreamPool(["http://127.0.0.1:9/v1"], HTTPUpstream, PoolConfig())
     transport = httpx.ASGITransport(create_app(MemoryTraceStore(), pool))
     named = re.findall(r"`(GET|POST|DELETE) (/[^`]*)`", TEXT)
@@ -46,7 +46,7 @@ async def test_every_route_is_one():
     await pool.close()
 
 
-async def test_the_metrics_are_those_that_it_gives():
+async def test_documented_metrics_are_the_exported_ones():
     pool = UpstreamPool(["http://127.0.0.1:9/v1"], HTTPUpstream, PoolConfig())
     pool.publish(1)
     transport = httpx.ASGITransport(create_app(MemoryTraceStore(), pool))

@@ -17,7 +17,7 @@ from .conftest import here
 
 
 @pytest.mark.slow
-def test_the_project_passes_its_own_tests_and_its_agent_trains(tmp_path, policy):
+def test_new_project_passes_its_tests_and_its_agent_trains(tmp_path, policy):
     done = here("init", "shop", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Next: cd shop && python -m pytest (pip install pytest), then" in done.stdout
@@ -40,12 +40,12 @@ def test_the_project_passes_its_own_tests_and_its_agent_trains(tmp_path, policy)
     assert line["rollout/reward"] == 0.0
 
 
-def test_its_settings_are_right():
+def test_settings_of_the_project_are_valid():
     settings = yaml.safe_load((TEMPLATE / "rllm.yaml").read_text())
     assert load_config(settings).rollout.group_size == 8
 
 
-def test_a_folder_with_files_is_left_alone_unless_forced(tmp_path, monkeypatch):
+def test_existing_folder_is_kept_unless_forced(tmp_path, monkeypatch):
     (tmp_path / "agent.py").write_text("mine")
     done = here("init", cwd=tmp_path)
     assert done.returncode == 2
@@ -56,11 +56,11 @@ def test_a_folder_with_files_is_left_alone_unless_forced(tmp_path, monkeypatch):
     assert here("init", "agent.py", cwd=tmp_path).returncode == 2
 
 
-def test_the_next_command_quotes_the_folder(tmp_path):
+def test_printed_next_command_quotes_the_folder(tmp_path):
     assert "Next: cd 'my shop' && python" in here("init", "my shop", cwd=tmp_path).stdout
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").touch()
     done = here("init", "file/project", cwd=tmp_path)
     assert done.returncode == 2

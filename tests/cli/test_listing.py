@@ -23,7 +23,7 @@ def printed_by(arguments, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
-def test_algorithms_are_listed_with_the_first_line_of_their_docstrings(monkeypatch, capsys):
+def test_algorithms_are_listed_with_their_docstring_summary(monkeypatch, capsys):
     rows = json.loads(printed_by(["algorithms", "--json"], monkeypatch, capsys))["algorithms"]
     lines = {name: load_object(path).__doc__.partition("\n")[0] for name, path in ALGORITHMS.items()}
     assert {row["name"]: row["about"] for row in rows} == lines
@@ -39,7 +39,7 @@ def test_benchmarks_are_listed_with_their_splits(monkeypatch, capsys):
     assert all(name in table for name in BENCHMARKS)
 
 
-def test_agents_are_listed_by_paths_that_can_be_imported(monkeypatch, capsys):
+def test_agents_are_listed_by_importable_paths(monkeypatch, capsys):
     rows = json.loads(printed_by(["agents", "--json"], monkeypatch, capsys))["agents"]
     assert "rllm.agents:ToolAgent" in {row["name"] for row in rows}
     for row in rows:
@@ -48,7 +48,7 @@ def test_agents_are_listed_by_paths_that_can_be_imported(monkeypatch, capsys):
     assert {"terminus", "codex"} <= {row["name"] for row in rows if row["works"] == "in sandboxes"}
 
 
-def test_sandboxes_are_listed_with_what_is_missing(monkeypatch, capsys):
+def test_sandboxes_are_listed_with_missing_requirements(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     rows = json.loads(printed_by(["sandboxes", "--json"], monkeypatch, capsys))["sandboxes"]
     found = {row["name"]: row["works here"] for row in rows}
@@ -56,7 +56,7 @@ def test_sandboxes_are_listed_with_what_is_missing(monkeypatch, capsys):
     assert found["podman"].startswith("no: ")
 
 
-def test_schemes_of_environments_are_listed_with_their_extras(monkeypatch, capsys):
+def test_environment_schemes_are_listed_with_their_extras(monkeypatch, capsys):
     rows = json.loads(printed_by(["envs", "--json"], monkeypatch, capsys))["envs"]
     assert [row["scheme"] for row in rows] == list(SCHEMES)
     gymnasium = next(row for row in rows if row["scheme"] == "gymnasium")
@@ -70,7 +70,7 @@ def names():
     return ["chess", "go"]
 
 
-def test_all_names_of_a_scheme_are_listed_where_its_package_lists_them(monkeypatch, capsys):
+def test_names_of_a_scheme_are_listed_if_its_package_lists_them(monkeypatch, capsys):
     monkeypatch.setitem(SCHEMES, "games", Scheme("a:b", "", names=f"{__name__}:names"))
     assert json.loads(printed_by(["envs", "games", "--json"], monkeypatch, capsys)) == {
         "envs": [{"name": "chess"}, {"name": "go"}]
@@ -86,12 +86,12 @@ def test_all_names_of_a_scheme_are_listed_where_its_package_lists_them(monkeypat
         (["agents", "mcp"], 2, "leave mcp out"),
     ],
 )
-def test_a_list_that_cannot_be_printed_is_refused(monkeypatch, fails, arguments, code, message):
+def test_list_that_cannot_be_printed_is_rejected(monkeypatch, fails, arguments, code, message):
     monkeypatch.setitem(SCHEMES, "other", Scheme("a:b", "", "no_such_package", "x", f"{__name__}:names"))
     ended, errors = fails("list", *arguments)
     assert (ended, message in errors) == (code, True), errors
 
 
-def test_an_unknown_list_is_refused_with_the_nearest_name(fails):
+def test_unknown_list_error_suggests_the_nearest_name(fails):
     code, errors = fails("list", "algoritms")
     assert (code, "did you mean 'algorithms'?" in errors) == (2, True)

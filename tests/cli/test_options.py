@@ -39,14 +39,14 @@ def test_every_field_of_a_config_is_an_option(command, configs):
     ],
 )
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
-def test_seconds_are_above_zero(work, fails, arguments, option, seconds):
+def test_seconds_must_be_positive(work, fails, arguments, option, seconds):
     code, errors = fails(*arguments, option, seconds, *(["--", "true"] if arguments[0] == "run" else []))
     assert code == 2
     assert option in errors
     assert seconds in errors
 
 
-def test_help_names_no_value_of_an_option_that_takes_none(work):
+def test_help_shows_no_placeholder_for_flags(work):
     for command in ([], ["train"], ["traces", "list"], ["store"]):
         shown = here(*command, "--help", cwd=work).stdout
         assert "--help" in shown
@@ -55,19 +55,19 @@ def test_help_names_no_value_of_an_option_that_takes_none(work):
 
 @pytest.mark.parametrize("columns", ["40", "80"])
 @pytest.mark.parametrize("command", [[], ["eval"], ["gateway"], ["traces", "export"]])
-def test_help_cuts_no_name_on_a_narrow_terminal(work, monkeypatch, columns, command):
+def test_help_truncates_no_name_on_a_narrow_terminal(work, monkeypatch, columns, command):
     monkeypatch.setenv("COLUMNS", columns)
     assert "…" not in here(*command, "--help", cwd=work).stdout
 
 
 @pytest.mark.parametrize(("named", "said"), [("--split", "--data is missing"), ("--val-split", "--val is missing")])
-def test_a_part_of_nothing_is_refused(work, fails, named, said):
+def test_split_without_its_data_is_rejected(work, fails, named, said):
     (work / "my_reward.py").write_text("def reward(task, answer):\n    return 1.0\n")
     code, errors = fails("rescore", "run", "--reward", "my_reward.py:reward", named, "test")
     assert (code, errors) == (2, f"rllm: {said}: its split 'test' is given\n")
 
 
-def test_an_address_is_told_by_no_other_options_name(work, fails):
+def test_address_error_names_the_given_option(work, fails):
     for arguments in (
         ["eval", "my_agent.py:agent", "--dataset", "tasks.jsonl", "--base-url"],
         ["gateway", "--upstream"],
@@ -84,7 +84,7 @@ def test_an_address_is_told_by_no_other_options_name(work, fails):
         (["run"], ["--upstream"]),
     ],
 )
-def test_the_server_of_a_model_has_one_name_everywhere(work, fails, arguments, others):
+def test_server_option_has_the_same_names_in_all_commands(work, fails, arguments, others):
     for option in ("--base-url", *others):
         code, errors = fails(*arguments, option, "nothing", *(["--", "true"] if arguments == ["run"] else []))
         assert (code, "'nothing'" in errors) == (2, True)
@@ -97,7 +97,7 @@ def test_the_server_of_a_model_has_one_name_everywhere(work, fails, arguments, o
         ("import sys; sys.platform = 'win32'; from rllm import AgentTrainer", 1),
     ],
 )
-def test_windows_itself_is_refused_in_a_sentence(program, code):
+def test_windows_is_rejected_with_one_message(program, code):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert "WSL2" in done.stderr.splitlines()[-1]

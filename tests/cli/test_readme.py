@@ -40,7 +40,7 @@ def with_model(arguments, policy):
     ]
 
 
-def test_the_first_lines_name_project_install_and_hardware():
+def test_first_lines_name_project_install_and_hardware():
     head = " ".join(README.split("```")[0].split())
     for fact in (
         "independent implementation",
@@ -53,7 +53,7 @@ def test_the_first_lines_name_project_install_and_hardware():
 
 
 @pytest.mark.slow
-def test_the_command_line_trains_the_agent(readme, policy):
+def test_command_line_trains_the_agent(readme, policy):
     done = rllm(*with_model(commands("rllm train")[0], policy), *SMALL, cwd=readme)
     assert done.returncode == 0, done.stderr
     assert "step 1/1: reward" in done.stderr
@@ -61,7 +61,7 @@ def test_the_command_line_trains_the_agent(readme, policy):
 
 
 @pytest.mark.slow
-def test_the_command_line_evaluates_the_agent(readme, policy):
+def test_command_line_evaluates_the_agent(readme, policy):
     [arguments] = commands("rllm eval")
     arguments = with_model(arguments, policy)
     arguments[arguments.index("--n") + 1] = "2"
@@ -73,7 +73,7 @@ def test_the_command_line_evaluates_the_agent(readme, policy):
 
 
 @pytest.mark.slow
-def test_the_python_program_trains(readme, policy):
+def test_python_program_trains(readme, policy):
     [program] = [program for program in blocks("python") if "AgentTrainer" in program]
     port = free_port()
     program = program.replace("Qwen/Qwen3-0.6B", str(policy)).replace("port=8000", f"port={port}")

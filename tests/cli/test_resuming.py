@@ -24,27 +24,27 @@ def run(tmp_path):
     return run
 
 
-def test_a_run_is_gone_on_with_as_it_was_begun(run):
+def test_run_is_resumed_as_it_was_started(run):
     assert begun_as("train", RunOptions(resume=run), agent=None, data=None) == {
         "command": "train", "agent": "a.py:f", "data": ["shop"], "split": "train", "val": "shop", "val_split": "test",
     }  # fmt: skip
 
 
-def test_what_is_given_takes_the_place_of_what_was_with_its_part(run):
+def test_given_options_replace_those_of_the_run(run):
     begun = begun_as("train", RunOptions(resume=run), agent="b.py:g", data=["tasks.jsonl"])
     assert begun == {
         "command": "train", "agent": "b.py:g", "data": ["tasks.jsonl"], "val": "shop", "val_split": "test",
     }  # fmt: skip
 
 
-def test_a_new_run_has_what_is_given_only():
+def test_new_run_uses_only_given_options():
     assert begun_as("sft", RunOptions(), data="chats.jsonl") == {
         "command": "sft",
         "data": "chats.jsonl",
     }
 
 
-def test_another_command_began_it(run):
+def test_run_of_another_command_is_rejected(run):
     with pytest.raises(ConfigError, match=r"the run was started by rllm train: use rllm train --resume .*run"):
         begun_as("sft", RunOptions(resume=run))
 
@@ -59,19 +59,19 @@ def test_another_command_began_it(run):
         (("shop/a=b.jsonl", None), ("shop/a=b.jsonl", [])),
     ],
 )
-def test_settings_may_stand_where_the_agent_would(typed, meant):
+def test_settings_may_replace_the_agent_argument(typed, meant):
     first, settings = typed
     assert leading_setting(first, settings) == meant
 
 
 @pytest.mark.parametrize("argument", ["lr=1/agent.py:run", "lr=1/agent.py"])
-def test_a_file_whose_folder_looks_like_a_setting_is_none(work, argument):
+def test_path_that_looks_like_a_setting_is_an_agent(work, argument):
     (work / "lr=1").mkdir()
     (work / "lr=1" / "agent.py").touch()
     assert leading_setting(argument, ["seed=2"]) == (argument, ["seed=2"])
 
 
-def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
+def test_run_not_started_by_a_command_needs_an_agent(work, fails):
     (work / "run").mkdir()
     (work / "run" / "config.yaml").write_text("num_steps: 2\n")
     seal(work / "run")
@@ -96,7 +96,7 @@ def test_a_run_that_no_command_began_wants_its_agent_named(work, fails):
         (["train", "num_steps=1"], "the agent is missing: rllm train FILE.py:function"),
     ],
 )
-def test_what_is_missing_is_named(work, fails, arguments, said):
+def test_missing_arguments_are_reported(work, fails, arguments, said):
     code, errors = fails(*arguments)
     assert (code, errors.startswith(f"rllm: {said}")) == (2, True), errors
 
@@ -109,7 +109,7 @@ def test_what_is_missing_is_named(work, fails, arguments, said):
         (["absent"], "--resume absent: there is no run (no config.yaml); {}runs/first"),
     ],
 )
-def test_who_names_no_run_is_told_where_runs_are(work, fails, named, said):
+def test_missing_run_error_lists_the_runs(work, fails, named, said):
     for age, name in enumerate(["first", "second"]):
         (work / "runs" / name).mkdir(parents=True)
         (work / "runs" / name / "config.yaml").touch()
@@ -118,7 +118,7 @@ def test_who_names_no_run_is_told_where_runs_are(work, fails, named, said):
     assert fails("train", "--resume", *named) == (2, f"rllm: {said.format(there)}\n")
 
 
-def test_a_damaged_beginning_is_named(run):
+def test_damaged_run_file_is_reported(run):
     (run / "begun_as.yaml").write_text("command: train\n data: x\n")
     with pytest.raises(ConfigError, match=r"begun_as.yaml, line 2, column 6 is not valid YAML"):
         begun_as("train", RunOptions(resume=run))

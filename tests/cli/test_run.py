@@ -66,7 +66,7 @@ def asking(text, code=0):
     return ["--", sys.executable, "-S", "program.py", text, str(code)]
 
 
-def test_output_is_passed_on_and_calls_are_summed_up(run, work):
+def test_output_passes_through_and_calls_are_summarised(run, work):
     done = run("--session", "mine", "--metadata", "task=7", *asking("hi,again"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "HI\nAGAIN\n"
@@ -80,7 +80,7 @@ def test_output_is_passed_on_and_calls_are_summed_up(run, work):
     store.close()
 
 
-def test_its_episode_is_json_on_stdout_and_in_a_file(run, work):
+def test_episode_is_printed_and_written_as_json(run, work):
     done = run("--json", "--out", "episode.json", *asking("hi,again"))
     episode = Episode.from_dict(json.loads(done.stdout))
     assert json.loads((work / "episode.json").read_text()) == json.loads(done.stdout)
@@ -92,7 +92,7 @@ def test_its_episode_is_json_on_stdout_and_in_a_file(run, work):
     assert "HI\nAGAIN\n" in done.stderr
 
 
-def test_a_file_that_cannot_be_written_costs_nothing_else(run):
+def test_unwritable_file_does_not_lose_the_episode(run):
     done = run("--json", "--out", "/proc/episode.json", *asking("hi"))
     assert done.returncode == 1
     assert len(Episode.from_dict(json.loads(done.stdout)).trajectories[0].steps) == 1
@@ -100,18 +100,18 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(run):
     assert "--out /proc/episode.json cannot be written" in done.stderr
 
 
-def test_a_session_that_is_gone_on_with_gives_only_what_is_new(run):
+def test_continued_session_yields_only_new_calls(run):
     run("--session", "mine", *asking("hi"))
     done = run("--session", "mine", *asking("again"))
     assert "1 call in session mine" in done.stderr
 
 
-def test_its_exit_code_is_the_programs(run):
+def test_exit_code_is_that_of_the_program(run):
     assert run(*asking("hi", 3)).returncode == 3
     assert run("--allow-no-calls", "--", "/bin/sh", "-c", "kill -ABRT $$").returncode == 128 + signal.SIGABRT
 
 
-def test_a_program_without_calls_fails(run):
+def test_program_without_calls_fails(run):
     done = run("--session", "mine", "--", "echo", "hi")
     assert done.returncode == 1
     assert "echo ended with exit code 0" in done.stderr
@@ -125,7 +125,7 @@ def test_a_program_without_calls_fails(run):
     assert "0 calls" in done.stderr
 
 
-def test_a_call_that_has_lost_its_session_is_the_programs(run):
+def test_call_without_session_is_assigned_to_the_program(run):
     """The program knows the gateway's address and the key only, as one that makes its URL of host and port does."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     url = "$(echo $OPENAI_BASE_URL | cut -d/ -f1-3)/v1/chat/completions"
@@ -136,7 +136,7 @@ def test_a_call_that_has_lost_its_session_is_the_programs(run):
     assert "1 call in session mine" in done.stderr
 
 
-def test_what_is_no_text_is_passed_on_as_it_is(server, work):
+def test_non_text_output_passes_through_unchanged(server, work):
     printed = "import sys; sys.stdout.buffer.write(b'caf\\xe9 \\xff\\x00\\r\\n\\xe2\\x82')"
     run = ["run", "--base-url", server.base_url, "--allow-no-calls", "--out", "e.json", "--"]
     command = [sys.executable, "-m", "rllm", *run, sys.executable, "-S", "-c", printed]
@@ -145,7 +145,7 @@ def test_what_is_no_text_is_passed_on_as_it_is(server, work):
     assert json.loads((work / "e.json").read_text())["info"]["program"]["stdout"] == "caf\ufffd \ufffd\0\r\n\ufffd"
 
 
-def test_one_that_takes_too_long_is_stopped(run):
+def test_program_is_stopped_at_its_deadline(run):
     done = run("--timeout", "0.5", "--", "sleep", "600")
     assert done.returncode == 124
     assert "timed out and was stopped" in done.stderr
@@ -166,7 +166,7 @@ while not pathlib.Path("asked").exists():
 """
 
 
-def test_a_call_under_way_at_the_end_is_in_the_episode(work):
+def test_call_in_flight_at_exit_is_in_the_episode(work):
     def latency_s(messages):
         (work / "asked").touch()
         return 0.3
@@ -180,19 +180,19 @@ def test_a_call_under_way_at_the_end_is_in_the_episode(work):
     assert [decode(step["response_ids"][:-1]) for step in trajectory["steps"]] == ["HI"]
 
 
-def test_a_flood_is_cut_in_the_middle(run):
+def test_long_output_is_truncated_in_the_middle(run):
     done = run("--max-output", "10", "--allow-no-calls", "--", "seq", "1", "10000")
     assert done.stdout == "1\n2\n3\n[... 48884 bytes left out ...]\n0000\n"
     assert "48884 bytes are left out" in done.stderr
 
 
-def test_operators_keys_are_not_the_programs(run, monkeypatch):
+def test_operator_keys_are_not_passed_to_the_program(run, monkeypatch):
     monkeypatch.setenv("RLLM_UPSTREAM_API_KEY", "theirs")
     monkeypatch.setenv("RLLM_GATEWAY_API_KEY", "theirs")
     assert "None None" in run(*asking("hi")).stderr
 
 
-def test_a_running_gateway_gets_a_key_of_the_session(work):
+def test_running_gateway_gets_a_session_key(work):
     (work / "program.py").write_text(PROGRAM + "\n")
     store = MemoryTraceStore()
     with GatewayServer(store, EngineUpstream(ScriptedEngine(shout), "m"), GatewayConfig(api_key="secret")) as gateway:
@@ -207,7 +207,7 @@ def test_a_running_gateway_gets_a_key_of_the_session(work):
     assert "401" in refused.stderr
 
 
-def test_side_calls_are_counted_and_left_out(run, work):
+def test_side_calls_are_counted_and_excluded(run, work):
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     beside = PROGRAM.replace("messages = []", "messages = []\nask([{'role': 'user', 'content': 'A title?'}])")
     (work / "program.py").write_text(beside.replace("ask(messages)", f"ask(messages, tools=[{tool}])"))
@@ -218,7 +218,7 @@ def test_side_calls_are_counted_and_left_out(run, work):
 
 
 @pytest.mark.slow
-def test_a_model_of_this_machine_will_do(work, policy):
+def test_local_model_can_be_used(work, policy):
     (work / "program.py").write_text(PROGRAM.replace("**options}", '"max_tokens": 8, **options}'))
     done = here("run", "--model", policy, "--json", *asking("hi"), cwd=work)
     assert done.returncode == 0, done.stderr
@@ -227,7 +227,7 @@ def test_a_model_of_this_machine_will_do(work, policy):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_signal_ends_it_with_its_program(server, work, number):
+def test_signal_stops_the_program_and_its_children(server, work, number):
     script = "setsid sleep 600 & echo $! > child; echo $$ > leader; wait"
     run = ["run", "--upstream", server.base_url, "--session", "mine", "--", "/bin/sh", "-c", script]
     command = [sys.executable, "-m", "rllm", *run]
@@ -264,19 +264,19 @@ def test_a_signal_ends_it_with_its_program(server, work, number):
         (["--out", ".", "--", "ls"], "--out .: "),
     ],
 )
-def test_what_is_wrong_is_said_with_its_remedy(fails, work, arguments, named):
+def test_errors_name_the_remedy(fails, work, arguments, named):
     code, errors = fails("run", *arguments)
     assert code in (1, 2)
     assert named in errors
 
 
-def test_a_program_that_is_not_there_is_named(run):
+def test_missing_program_is_reported(run):
     done = run("--", "no-such-program")
     assert done.returncode == 2
     assert "'no-such-program' cannot be started" in done.stderr
 
 
 @pytest.mark.slow
-def test_it_is_a_command_with_its_own_help():
+def test_command_has_its_own_help():
     done = rllm("run", "--help", cwd=Path.cwd(), env={**os.environ, "COLUMNS": "200"})
     assert "{-- COMMAND}..." in done.stdout

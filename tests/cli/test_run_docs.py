@@ -39,7 +39,7 @@ def commands(start):
 
 
 @pytest.mark.docs
-def test_its_command_runs(folder, monkeypatch):
+def test_documented_command_runs(folder, monkeypatch):
     [arguments] = commands("rllm run")
     at = arguments.index("--tokenizer")
     del arguments[at : at + 2]  # the scripted server takes no prompts of tokens
@@ -52,7 +52,7 @@ def test_its_command_runs(folder, monkeypatch):
 
 
 @pytest.mark.docs
-async def test_its_agent_function_is_one(folder):
+async def test_documented_agent_is_an_agent_function(folder):
     with as_a_program(), scripted_gateway(["It is 4."]) as gateway:
         agent = load_function("shell_agent.py:agent")
         episode = await gateway.rollout_async(agent, {"question": "What is 2 + 2?", "answer": "4"})
@@ -62,7 +62,7 @@ async def test_its_agent_function_is_one(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "eval"])
-def test_it_is_trained_and_judged(folder, policy, command):
+def test_documented_agent_is_trained_and_evaluated(folder, policy, command):
     [arguments] = commands(f"rllm {command}")
     arguments = [str(policy) if item.startswith("Qwen/") else item for item in arguments]
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=8", "run_dir=run"]
@@ -73,7 +73,7 @@ def test_it_is_trained_and_judged(folder, policy, command):
     assert "CaptureError" not in done.stderr + done.stdout
 
 
-def test_every_option_is_one():
+def test_documented_options_exist():
     parameters = get_command(app).get_command(None, "run").params
     known = {option for parameter in parameters for option in parameter.opts}
     named = set(re.findall(r"`(--[a-z-]+)", TEXT))
@@ -81,7 +81,7 @@ def test_every_option_is_one():
     assert known - named <= {"--upstream", "--api-key", "--upstream-kind", "--store", "--help", "command"}
 
 
-def test_every_variable_and_field_is_one():
+def test_documented_variables_and_fields_exist():
     given = gateway_variables("http://127.0.0.1:1/sessions/s")
     described = TEXT.partition("## Environment of the program")[2]
     variables = re.findall(r"`([A-Z_]{4,})`", described)

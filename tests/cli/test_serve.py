@@ -16,7 +16,7 @@ from rllm.store import open_store
 
 
 @pytest.mark.slow
-def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
+def test_run_is_served_and_its_calls_are_stored(work, policy):
     checkpoint = work / "run" / "checkpoints" / "step-000003"
     checkpoint.mkdir(parents=True)
     for file in policy.iterdir():
@@ -44,7 +44,7 @@ def test_a_run_is_served_and_what_it_says_is_kept(work, policy):
 
 
 @pytest.mark.slow
-def test_turns_behind_a_gateway_with_tokenizer_are_one_sequence(work, policy):
+def test_turns_through_a_gateway_with_tokenizer_are_one_sequence(work, policy):
     with ExitStack() as stack:
 
         def started(*arguments):
@@ -91,13 +91,13 @@ def test_turns_behind_a_gateway_with_tokenizer_are_one_sequence(work, policy):
         ([".", "model.lora_rank=8"], "model.lora_rank=8 would have no effect because nothing is trained here"),
     ],
 )
-def test_a_mistake_is_named(work, fails, arguments, said):
+def test_errors_name_the_mistake(work, fails, arguments, said):
     code, errors = fails("serve", *arguments)
     assert code == 2
     assert said in errors
 
 
-def test_vllm_serves_no_adapter_alone(work, fails):
+def test_vllm_rejects_an_adapter_without_its_model(work, fails):
     (work / "adapter").mkdir()
     (work / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "model"}')
     code, errors = fails("serve", "./adapter", "--port", "0", "model.engine=vllm")

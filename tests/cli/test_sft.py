@@ -20,7 +20,7 @@ def chats(work):
     return work / "chats.jsonl"
 
 
-def test_a_model_is_fine_tuned_on_a_file(work, policy, chats):
+def test_model_is_fine_tuned_on_a_file(work, policy, chats):
     from transformers import AutoModelForCausalLM
 
     done = here("sft", "chats.jsonl", "--val", "chats.jsonl", "--model", policy, "--json", *FAST, cwd=work)
@@ -31,7 +31,7 @@ def test_a_model_is_fine_tuned_on_a_file(work, policy, chats):
     assert "step 1/2: loss" in done.stderr
 
 
-def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, capsys):
+def test_dry_run_prints_the_plan(work, policy, chats, monkeypatch, capsys):
     from rllm import cli
 
     monkeypatch.setattr("sys.argv", ["rllm", "sft", "chats.jsonl", "--model", str(policy), "--dry-run", *FAST])
@@ -46,7 +46,7 @@ def test_a_dry_run_says_what_would_be_done(work, policy, chats, monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_unreadable_data_is_named_before_torch_is_imported(work):
+def test_unreadable_data_is_reported_before_importing_torch(work):
     program = (
         "import sys\nfrom rllm.cli import main\n"
         "sys.argv = ['rllm', 'sft', 'nowhere.jsonl']\n"
@@ -72,7 +72,7 @@ def test_unreadable_data_is_named_before_torch_is_imported(work):
         (["chats.jsonl", "sft.reward_threshold=2"], "sft.reward_threshold needs rewards"),
     ],
 )
-def test_a_mistake_is_named_before_anything_starts(work, policy, chats, fails, arguments, said):
+def test_invalid_settings_are_reported_before_anything_starts(work, policy, chats, fails, arguments, said):
     model = [] if said.startswith("model.path") else ["--model", str(policy)]
     code, errors = fails("sft", *arguments, *model)
     assert code == 2

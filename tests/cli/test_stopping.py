@@ -61,7 +61,7 @@ def command(number, saved, *before):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_work_in_order_and_sets_the_exit_code(number, code):
+def test_signal_stops_in_order_and_sets_the_exit_code(number, code):
     saved, before = [], signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         command(number, saved)
@@ -90,7 +90,7 @@ def test_ctrl_c_during_imports_prints_no_traceback():
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_a_signal_that_is_ignored_stays_so():
+def test_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals_like_ctrl_c():
@@ -100,7 +100,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 @pytest.mark.parametrize("also", [[], [signal.SIGINT]], ids=["", "and with a Ctrl-C that is ignored"])
-def test_work_ends_in_order_where_ctrl_c_is_ignored(also):
+def test_work_ends_in_order_if_ctrl_c_is_ignored(also):
     saved, before = [], signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
@@ -118,7 +118,7 @@ def sleeping(began):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_fork_that_an_agent_makes_ends_when_it_is_terminated():
+def test_forked_process_of_an_agent_can_be_terminated():
     async def rollout():
         forks = multiprocessing.get_context("fork")
         began = forks.Event()
@@ -135,7 +135,7 @@ def test_a_fork_that_an_agent_makes_ends_when_it_is_terminated():
         assert asyncio.run(rollout()) == -signal.SIGTERM
 
 
-def test_a_run_stopped_before_its_first_step_reports_its_state(work, policy):
+def test_run_stopped_before_its_first_step_reports_its_state(work, policy):
     (work / "my_agent.py").write_text(ENDED_BY_ITS_AGENT)
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "eval.at_start=false", "run_dir=run"]
     done = here("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=work)
@@ -150,7 +150,7 @@ def test_a_run_stopped_before_its_first_step_reports_its_state(work, policy):
     assert (work / "run" / "checkpoints" / "step-000001").is_dir()
 
 
-def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
+def test_run_stopped_before_it_started_is_reported(tmp_path, capsys):
     print_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
     told = "\nStopped. The run had not started, so there is nothing to keep; run the same command again.\n"
     assert capsys.readouterr().out == told
@@ -176,7 +176,7 @@ def test_a_run_that_had_not_begun_says_so(tmp_path, capsys):
     ],
     ids=["steps that were not saved", "an evaluation", "all but the last evaluation", "all"],
 )
-def test_what_is_kept_is_what_is_saved(tmp_path, monkeypatch, saved, told):
+def test_report_after_stopping_matches_the_saved_state(tmp_path, monkeypatch, saved, told):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     run.mkdir()

@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
         (["my_agent.py:agent", "--data", "tasks.jsonl", "sandbox.cpus=2"], "sandbox.cpus=2"),
     ],
 )
-def test_mistakes_are_refused(command, arguments, named, work, fails):
+def test_invalid_arguments_are_rejected(command, arguments, named, work, fails):
     code, printed = fails(command, *arguments, "--model", "some/model")
     assert code == 2
     assert named in printed
@@ -36,7 +36,7 @@ def test_mistakes_are_refused(command, arguments, named, work, fails):
 
 
 @pytest.mark.sandbox
-def test_a_rollout_is_evaluated_and_explained(tmp_path):
+def test_rollout_is_evaluated_and_explained(tmp_path):
     backend_or_skip("local")
     solution = (EXAMPLES / "log-report" / "solution" / "solve.sh").read_text()
     engine = ScriptedEngine([f"```sh\n{solution}```", "done"])
@@ -60,7 +60,7 @@ def test_a_rollout_is_evaluated_and_explained(tmp_path):
 
 
 @pytest.mark.sandbox
-def test_the_oracle_needs_no_answers(tmp_path):
+def test_oracle_makes_no_model_calls(tmp_path):
     backend_or_skip("local")
     with ScriptedServer(ScriptedEngine(["unused"]), model="big") as server:
         done = here("eval", str(EXAMPLES), "--agent", "oracle", "--base-url", server.base_url, "--json", cwd=tmp_path)

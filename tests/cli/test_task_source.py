@@ -18,13 +18,13 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_registered_dataset_is_read_by_its_name_and_split():
+def test_registered_dataset_is_found_by_name_and_split():
     assert list(read_tasks("sums", "test", option="--data")) == ROWS
     assert list(read_tasks("sums", "train", option="--data")) == ROWS[:1]
     assert list(read_tasks("one.split", None, option="--data")) == ROWS
 
 
-def test_a_file_comes_before_a_registered_name(home):
+def test_file_takes_precedence_over_a_registered_name(home):
     (home / "tasks.jsonl").write_text('{"question": "c"}\n')
     assert list(read_tasks("tasks.jsonl", None, option="--data")) == [{"question": "c"}]
 
@@ -45,19 +45,19 @@ def test_a_file_comes_before_a_registered_name(home):
         ),
     ],
 )
-def test_what_is_not_there_is_named(source, split, said):
+def test_missing_file_or_dataset_is_reported(source, split, said):
     with pytest.raises(ConfigError) as raised:
         read_tasks(source, split, option="--data")
     assert said in str(raised.value)
 
 
 @pytest.mark.parametrize("source", ["-", ""])
-def test_what_cannot_be_a_name_is_told_of_the_option(source):
+def test_invalid_dataset_name_error_names_the_option(source):
     with pytest.raises(ConfigError, match=r"^--data: "):
         read_tasks(source, None, option="--data")
 
 
-def test_a_file_has_no_splits(home):
+def test_file_has_no_splits(home):
     (home / "tasks.jsonl").write_text('{"question": "c"}\n')
     with pytest.raises(ConfigError, match=r"--split test: 'tasks.jsonl' is a file, which has no splits$"):
         read_tasks("tasks.jsonl", "test", option="--data")
@@ -76,7 +76,7 @@ def agent(question, answer):
         ('{"question": "c"}\n', "test", "--val-split test: 'tasks.jsonl' is a file"),
     ],
 )
-def test_a_mistake_is_told_of_the_option_that_it_is_in(home, content, split, said):
+def test_errors_name_the_option_at_fault(home, content, split, said):
     (home / "tasks.jsonl").write_text(content)
     with pytest.raises(ConfigError) as raised:
         tasks_for(agent, "tasks.jsonl", split, option="--val")

@@ -11,7 +11,7 @@ import pytest
         (["one", "--sandbox", "lokal"], "did you mean 'local'"),
     ],
 )
-def test_mistakes_are_refused(fails, work, arguments, named):
+def test_invalid_arguments_are_rejected(fails, work, arguments, named):
     for name in ("task.toml", "instruction.md", "tests/test.sh", "environment/Dockerfile"):
         path = work / "one" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -41,12 +41,12 @@ def _read(screen):
         return b""
 
 
-def test_no_color_means_plain_letters():
+def test_no_color_disables_colors():
     assert STYLE.search(shown())
     assert not STYLE.search(shown(NO_COLOR="1"))
 
 
-def test_a_pipe_gets_plain_letters_and_wide_tables(capsys):
+def test_pipe_gets_no_colors_and_wide_tables(capsys):
     terminal.console().print("[bold]loss[/] [red]0.5[/]")
     assert capsys.readouterr().out == "loss 0.5\n"
     assert terminal.console(wide=True).width == 200
@@ -81,7 +81,7 @@ main()
     ("model", "about"),
     [(None, r" \(\S+K parameters\)"), ("nobody/nothing", " \\(not on this machine yet, .*\\)")],
 )
-def test_the_first_line_comes_before_torch(work, policy, command, model, about):
+def test_first_line_is_printed_before_importing_torch(work, policy, command, model, about):
     """As all that comes before it: to import torch takes seconds, in which a new user wonders."""
     done = subprocess.run(
         [sys.executable, "-c", NO_TORCH, *command, str(model or policy)],
@@ -97,11 +97,11 @@ def test_the_first_line_comes_before_torch(work, policy, command, model, about):
 
 
 @pytest.mark.parametrize("model", ["./nothing", "nothing", "a/b/c"])
-def test_what_can_be_no_hub_id_is_not_said_to_be_downloaded(model):
+def test_invalid_hub_id_is_not_announced_as_a_download(model):
     assert terminal.loading(model) == f"loading {model}"
 
 
-def test_the_demo_speaks_before_torch_is_imported(tmp_path):
+def test_demo_prints_before_importing_torch(tmp_path):
     command = [sys.executable, "-c", NO_TORCH, "demo"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("loading a tiny model")

@@ -55,7 +55,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("encoding", [pytest.param("utf-8", marks=pytest.mark.slow), "ascii"])
-def test_what_a_terminal_cannot_show_is_shown_as_its_escape(store, encoding):
+def test_unprintable_characters_are_escaped(store, encoding):
     done = subprocess.run(
         [sys.executable, "-m", "rllm", "traces", "show", "first", "a"],
         env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, text=True, check=True,
@@ -72,7 +72,7 @@ def test_sessions_are_listed_newest_first(store):
     assert oldest == {"id": "first", "created_at": 1e9, "num_traces": 2, "metadata": {"task_id": "t"}}
 
 
-def test_a_session_is_shown_call_by_call(store):
+def test_session_is_shown_call_by_call(store):
     shown = run("traces", "show", "first")
     for word in ("task_id=t", "3 + 2", "stop", "whole", "[calls add]"):
         assert word in shown
@@ -80,13 +80,13 @@ def test_a_session_is_shown_call_by_call(store):
     assert [call["id"] for call in json.loads(run("traces", "show", "first", "--json"))] == ["a", "b"]
 
 
-def test_one_call_is_shown_with_its_messages(store):
+def test_single_call_is_shown_with_its_messages(store):
     assert "Is [red] a colour?\\\n" in run("traces", "show", "first", "a")
     assert json.loads(run("traces", "show", "first", "a", "--json"))["logprobs"] == [-0.5, -0.25]
     assert json.loads(run("traces", "show", "a", "--json"))["logprobs"] == [-0.5, -0.25]
 
 
-def test_a_call_is_shown_whatever_was_said_in_it(store):
+def test_calls_with_malformed_messages_are_shown(store):
     """Agents send what they like, and the odd server answers likewise."""
     odd = {"role": "assistant", "content": 7, "tool_calls": ["x", {"function": "add"}, {"function": {"name": "sub"}}]}
     with open_store(str(store)) as opened:
@@ -117,7 +117,7 @@ def test_old_sessions_are_pruned(store):
     assert run("store", "prune", "--max-gb", 1) == "0 sessions with 0 traces deleted\n"
 
 
-def test_a_store_is_copied_and_a_second_time_nothing(store):
+def test_copying_a_store_twice_adds_nothing(store):
     assert run("store", "migrate", store, "copy.db").startswith("2 sessions with 3 traces copied and compared; 0 were")
     assert run("store", "migrate", store, "sqlite:///copy.db").startswith(
         "0 sessions with 0 traces copied and compared; 2"
@@ -150,14 +150,14 @@ def test_a_store_is_copied_and_a_second_time_nothing(store):
         (["gateway", "--upstream", "http://127.0.0.1:1", "--max-gb", "-1"], "--max-gb=-1.0"),
     ],
 )
-def test_mistakes_end_with_a_sentence_and_exit_code_2(store, fails, arguments, told):
+def test_user_errors_print_a_message_and_exit_with_code_2(store, fails, arguments, told):
     code, error = fails(*arguments)
     assert (code, told in error) == (2, True), error
     with open_store(str(store), read_only=True) as opened:
         assert [info.num_traces for info in opened.sessions()] == [1, 2]
 
 
-def test_what_failed_ends_with_exit_code_1(store, fails):
+def test_failures_exit_with_code_1(store, fails):
     with open_store("other.db") as other:
         other.add([trace_of("else", "first")]).result()
     code, error = fails("store", "migrate", "traces.db", "other.db")
@@ -167,7 +167,7 @@ def test_what_failed_ends_with_exit_code_1(store, fails):
     assert (code, "file is not a database" in error) == (1, True), error
 
 
-def test_a_gateway_deletes_old_sessions(store):
+def test_gateway_deletes_old_sessions(store):
     command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--store", str(store)]
     with subprocess.Popen(
         [*command, "--port", "0", "--keep-days", "365"], stdout=subprocess.PIPE, text=True

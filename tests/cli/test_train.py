@@ -14,7 +14,7 @@ from .conftest import here, rllm
 FAST = ["num_steps=1", "tasks_per_step=2", "rollout.group_size=4", "run_dir=run"]
 
 
-def test_a_run_leaves_metrics_traces_and_a_model(work, policy):
+def test_run_writes_metrics_traces_and_a_model(work, policy):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     done = here(
@@ -36,7 +36,7 @@ def test_a_run_leaves_metrics_traces_and_a_model(work, policy):
         assert len(store.sessions()) == 2 + 8 + 2  # before, the step, after
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
+def test_dry_run_prints_the_plan_and_does_nothing(work, policy):
     arguments = ["my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, "algorithm.clip_high=0.3"]
     done = here("train", *arguments, "--dry-run", cwd=work)
     assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(work, policy):
     assert not (work / "run").exists()
 
 
-def test_a_dry_run_shows_what_is_sampled_of_several_datasets(work, policy):
+def test_dry_run_shows_the_shares_of_several_datasets(work, policy):
     (work / "more.jsonl").write_text((work / "tasks.jsonl").read_text())
     given = ["my_agent.py:agent", "--data", "tasks.jsonl", "--data", "more.jsonl", "--model", policy, *FAST]
     done = here("train", *given, "data.weights=[3,1]", "data.sampling=difficulty", "--dry-run", cwd=work)
@@ -64,7 +64,7 @@ def test_a_dry_run_shows_what_is_sampled_of_several_datasets(work, policy):
     assert (wrong.returncode, wrong.stderr.count("data.weights=[1.0]: there are 2 datasets (tasks, more)")) == (2, 1)
 
 
-def test_a_data_file_may_name_environments(work, fails, policy):
+def test_data_file_may_name_environments(work, fails, policy):
     lake = "gymnasium:FrozenLake-v1?size=2&max_steps=3"
     (work / "mixed.jsonl").write_text(f'{{"env": "{lake}"}}\n{{"env": "gymnasium:CartPole-v1?max_steps=3"}}\n')
     (work / "held_out.jsonl").write_text(f'{{"env": "{lake}&seed=1"}}\n')
@@ -81,7 +81,7 @@ def test_a_data_file_may_name_environments(work, fails, policy):
     assert "rollout.max_tokens" in errors
 
 
-def test_a_dry_run_of_online_learning(work, fails, policy):
+def test_dry_run_of_online_learning(work, fails, policy):
     given = ["train", "--from-sessions", "sessions.db", "--model", str(policy), "gateway.port=8080", "run_dir=run"]
     done = here(*given, "--dry-run", cwd=work)
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ def test_a_dry_run_of_online_learning(work, fails, policy):
         ("optim.num_minibatches=9", "does not divide the 8 episodes of a step"),
     ],
 )
-def test_a_dry_run_finds_what_the_run_would_not_begin_with(work, fails, policy, setting, said):
+def test_dry_run_finds_what_would_stop_the_run(work, fails, policy, setting, said):
     arguments = ["my_agent.py:agent", "--data", "tasks.jsonl", f"model.path={policy}", *FAST, setting]
     for dry in (["--dry-run"], []):
         code, errors = fails("train", *arguments, *dry)
@@ -112,7 +112,7 @@ def test_a_dry_run_finds_what_the_run_would_not_begin_with(work, fails, policy, 
         assert not (work / "run").exists()
 
 
-def test_a_dry_run_reads_the_chat_template(work, fails, policy):
+def test_dry_run_reads_the_chat_template(work, fails, policy):
     arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST, "--dry-run"]
     (work / "no_tools.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     done = here(*arguments, "model.chat_template=no_tools.jinja", cwd=work)
@@ -124,14 +124,14 @@ def test_a_dry_run_reads_the_chat_template(work, fails, policy):
 
 
 @pytest.mark.slow
-def test_a_port_that_was_free_is_not_kept_for_the_next_process(work, policy):
+def test_free_port_is_not_reserved_for_the_next_process(work, policy):
     done = rllm("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, cwd=work)
     assert done.returncode == 0, done.stderr
     assert "port: 0\n" in (work / "run" / "config.yaml").read_text()
 
 
 @pytest.mark.slow
-def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
+def test_agent_is_resumed_from_its_checkpoint(work, policy):
     first = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy]
     assert rllm(*first, *FAST, cwd=work).returncode == 0
     again = rllm("train", "--resume", "run", "num_steps=2", cwd=work)
@@ -165,14 +165,14 @@ def test_the_same_agent_goes_on_from_its_checkpoint(work, policy):
         (["train", "my_agent.py:agent", "--model", "./no-model"], "no-model"),
     ],
 )
-def test_a_mistake_is_named_before_anything_starts(work, fails, arguments, said):
+def test_errors_are_reported_before_anything_starts(work, fails, arguments, said):
     code, errors = fails(*arguments, "--data", "tasks.jsonl")
     assert code == 2
     assert said in errors
     assert "Traceback" not in errors
 
 
-def test_a_mistake_of_the_environment_is_told_to_be(work, fails, monkeypatch):
+def test_error_in_an_environment_variable_is_attributed_to_it(work, fails, monkeypatch):
     monkeypatch.setenv("RLLM__ROLLOUT__GROUP_SIZE", "1")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 2
@@ -191,21 +191,21 @@ def test_a_mistake_of_the_environment_is_told_to_be(work, fails, monkeypatch):
         ("[1]\n", "tasks.jsonl, line 1 is a list"),
     ],
 )
-def test_bad_data_is_named(work, fails, content, said):
+def test_invalid_data_error_names_the_file_and_line(work, fails, content, said):
     (work / "tasks.jsonl").write_text(content)
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 2
     assert said in errors
 
 
-def test_missing_data_is_named(work, fails):
+def test_missing_data_is_reported(work, fails):
     assert "--data is missing" in fails("train", "my_agent.py:agent")[1]
     code, errors = fails("train", "my_agent.py:agent", "--data", "none.jsonl")
     assert code == 2
     assert "'none.jsonl' cannot be read" in errors
 
 
-def test_bad_data_is_named_before_anything_heavy_is_imported(work):
+def test_invalid_data_is_reported_before_heavy_imports(work):
     program = (
         "import sys\nfrom rllm.cli import main\n"
         "sys.argv = ['rllm', 'train', 'my_agent.py:agent', '--data', 'nowhere.jsonl']\n"
@@ -216,7 +216,7 @@ def test_bad_data_is_named_before_anything_heavy_is_imported(work):
     assert "'nowhere.jsonl' cannot be read" in done.stderr
 
 
-def test_bad_held_out_data_is_told_from_the_training_data(work, fails):
+def test_errors_distinguish_held_out_from_training_data(work, fails):
     (work / "held_out.jsonl").write_text('{"question": "a"}\n')
     code, errors = fails(
         "train", "my_agent.py:agent", "--data", "tasks.jsonl", "--val", "held_out.jsonl", "--model", "any"
@@ -225,7 +225,7 @@ def test_bad_held_out_data_is_told_from_the_training_data(work, fails):
     assert errors.startswith("rllm: --val: row 0 of held_out: agent needs 'answer'")
 
 
-def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
+def test_error_in_an_agent_file_shows_only_its_own_lines(work, fails):
     (work / "my_agent.py").write_text("import json\n\nvalue = json.loads('{')\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 1
@@ -234,7 +234,7 @@ def test_an_agent_file_that_raises_shows_its_own_lines_only(work, fails):
     assert "agent_file.py" not in errors
 
 
-def test_an_agent_file_that_is_no_python_is_a_mistake_of_its_line(work, fails):
+def test_syntax_error_in_an_agent_file_names_the_line(work, fails):
     (work / "my_agent.py").write_text(
         "import math\n\ndef agent(question, answer):\n    return float(answer in (question\n"
     )
@@ -246,7 +246,7 @@ def test_an_agent_file_that_is_no_python_is_a_mistake_of_its_line(work, fails):
     assert told == "SyntaxError: '(' was never closed"
 
 
-def test_an_agents_module_that_raises_shows_the_users_frames_only(work, fails):
+def test_error_in_an_agent_module_shows_only_user_frames(work, fails):
     (work / "shop").mkdir()
     (work / "shop" / "prices.py").write_text("import json\n\ndef read():\n    return json.loads('{')\n")
     (work / "shop" / "agent.py").write_text("from shop import prices\n\nPRICES = prices.read()\n")
@@ -259,7 +259,7 @@ def test_an_agents_module_that_raises_shows_the_users_frames_only(work, fails):
     assert errors.splitlines()[-1].startswith("json.decoder.JSONDecodeError")
 
 
-def test_an_agent_in_a_package_of_the_current_folder(work, fails):
+def test_agent_in_a_package_of_the_current_folder(work, fails):
     (work / "shop").mkdir()
     (work / "shop" / "agent.py").write_text("def agent(question, answer):\n    return 1.0\n")
     code, errors = fails("train", "shop.agent:agent", "--data", "tasks.jsonl")
@@ -269,7 +269,7 @@ def test_an_agent_in_a_package_of_the_current_folder(work, fails):
     )
 
 
-def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
+def test_folder_without_a_run_cannot_be_resumed(work, fails):
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--resume", ".")
     assert code == 2
     assert errors == (
@@ -278,7 +278,7 @@ def test_a_folder_that_is_of_no_run_is_not_resumed(work, fails):
     )
 
 
-def test_a_class_is_no_agent_function(work, fails):
+def test_class_is_rejected_as_an_agent_function(work, fails):
     (work / "my_agent.py").write_text("class Agent:\n    def __call__(self, question, answer):\n        return 1.0\n")
     code, errors = fails("train", "my_agent.py:Agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 2
@@ -287,7 +287,7 @@ def test_a_class_is_no_agent_function(work, fails):
     )
 
 
-def test_an_agent_that_returns_text_wants_a_reward(work, fails, policy):
+def test_agent_that_returns_text_requires_a_reward(work, fails, policy):
     (work / "my_agent.py").write_text("def agent(question, answer) -> str:\n    return answer\n")
     arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST]
     code, errors = fails(*arguments)
@@ -299,14 +299,14 @@ def test_an_agent_that_returns_text_wants_a_reward(work, fails, policy):
     assert "8 x AgentError: agent returned '4'" in errors
 
 
-def test_an_agent_file_that_exits_is_not_a_run(work, fails):
+def test_agent_file_that_exits_does_not_create_a_run(work, fails):
     (work / "my_agent.py").write_text("import sys\n\nsys.exit(0)\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 1
     assert "SystemExit: 0" in errors
 
 
-def test_a_full_disk_is_a_failure_without_a_traceback(work, fails, policy):
+def test_full_disk_fails_without_a_traceback(work, fails, policy):
     (work / "run").mkdir()
     (work / "run" / "config.yaml.new").symlink_to("/dev/full")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
@@ -315,7 +315,7 @@ def test_a_full_disk_is_a_failure_without_a_traceback(work, fails, policy):
     assert "Traceback" not in errors
 
 
-def test_a_run_folder_has_one_process(work, fails, policy):
+def test_run_folder_is_locked_by_one_process(work, fails, policy):
     from rllm.trainer.run_folder import in_use
 
     (work / "run").mkdir()
@@ -325,7 +325,7 @@ def test_a_run_folder_has_one_process(work, fails, policy):
     assert "in use by another training process" in errors
 
 
-def test_a_model_without_chat_template_is_refused(work, fails, policy):
+def test_model_without_chat_template_is_rejected(work, fails, policy):
     from transformers import AutoTokenizer
 
     bare = work / "bare"
@@ -341,7 +341,7 @@ def test_a_model_without_chat_template_is_refused(work, fails, policy):
     assert "has no chat template" in errors
 
 
-def test_a_port_in_use_is_named(work, fails, policy):
+def test_port_in_use_is_reported(work, fails, policy):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, errors = fails(
@@ -351,7 +351,7 @@ def test_a_port_in_use_is_named(work, fails, policy):
     assert str(port) in errors
 
 
-def test_a_run_folder_is_not_overwritten(work, fails, policy):
+def test_run_folder_is_not_overwritten(work, fails, policy):
     (work / "run" / "checkpoints" / "step-000003").mkdir(parents=True)
     (work / "run" / "checkpoints" / "step-000003" / "trainer_state.json").write_text('{"step": 3}')
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
@@ -359,7 +359,7 @@ def test_a_run_folder_is_not_overwritten(work, fails, policy):
     assert "already has a run: to continue it" in errors
 
 
-def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy):
+def test_run_stops_with_the_reason_if_all_agents_fail(work, fails, policy):
     (work / "my_agent.py").write_text("def agent(question, answer):\n    raise ValueError('no idea')\n")
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
     assert code == 1
@@ -372,7 +372,7 @@ def test_agents_that_all_fail_stop_the_run_with_their_reason(work, fails, policy
     ]
 
 
-def test_the_same_command_starts_again_after_an_agent_error(work, fails, policy):
+def test_command_can_be_repeated_after_an_agent_error(work, fails, policy):
     agent = (work / "my_agent.py").read_text()
     given = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST]
     (work / "my_agent.py").write_text("def agent(question, answer):\n    raise ValueError('no idea')\n")
@@ -381,7 +381,7 @@ def test_the_same_command_starts_again_after_an_agent_error(work, fails, policy)
     assert here(*given, cwd=work).returncode == 0
 
 
-def test_other_tasks_than_those_of_the_run_are_refused(work, fails, policy):
+def test_resuming_with_other_tasks_is_rejected(work, fails, policy):
     given = ["my_agent.py:agent", "--data", "tasks.jsonl", "--val", "tasks.jsonl", "--model", policy, *FAST]
     assert here("train", *given, cwd=work).returncode == 0
     with (work / "tasks.jsonl").open("a") as file:
@@ -393,7 +393,7 @@ def test_other_tasks_than_those_of_the_run_are_refused(work, fails, policy):
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
+def test_ctrl_c_saves_the_last_complete_step_and_prints_resume_command(work, policy):
     many = ["num_steps=500", *FAST[1:]]
     arguments = ["train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *many]
     command = [sys.executable, "-m", "rllm", *arguments]
@@ -426,7 +426,7 @@ def test_ctrl_c_saves_the_last_whole_step_and_says_how_to_go_on(work, policy):
         (["traces", "list", "--store", "a.db", "--store", "b.db"], "--store"),
     ],
 )
-def test_a_repeated_option_is_refused(work, fails, command, option):
+def test_repeated_option_is_rejected(work, fails, command, option):
     code, errors = fails(*command)
     assert code == 2
     assert f"{option} is given 2 times" in errors
@@ -437,7 +437,7 @@ def test_options_that_take_several_values_may_be_repeated(work, fails):
     assert "times" not in errors
 
 
-def test_held_out_tasks_that_are_also_trained_on_are_counted(work, policy, caplog):
+def test_held_out_tasks_that_are_trained_on_are_counted(work, policy, caplog):
     (work / "held_out.jsonl").write_text(
         '{"id": "7", "question": "How many figs?", "answer": "4"}\n{"question": "How many kiwis?", "answer": "4"}\n'
     )

@@ -41,21 +41,21 @@ def read(url):
         return answer.read().decode()
 
 
-def test_the_run_in_runs_is_shown(serve):
+def test_run_in_the_runs_folder_is_shown(serve):
     address = serve()
     assert address.startswith("http://127.0.0.1:")
     assert address.endswith("/run/one")
     assert "Reward" in read(address)
 
 
-def test_any_address_of_this_machine_alone_needs_none(serve):
+def test_loopback_addresses_need_no_token(serve):
     address = serve("--host", "127.0.0.2")
     assert re.fullmatch(r"http://127\.0\.0\.2:\d+/run/one", address)
     assert "Reward" in read(address)
 
 
 @pytest.mark.parametrize("given", [[], pytest.param(["--token", ""], marks=pytest.mark.slow)])
-def test_another_address_needs_a_token(serve, given):
+def test_other_addresses_need_a_token(serve, given):
     address = serve("--host", "0.0.0.0", *given)
     plain, _, token = address.partition("?token=")
     assert len(token) > 16
@@ -65,7 +65,7 @@ def test_another_address_needs_a_token(serve, given):
         assert answer.status == 200
 
 
-def test_a_report_is_one_file_that_asks_nobody(tmp_path):
+def test_report_is_one_file_without_network_requests(tmp_path):
     large_run(tmp_path / "run", num_episodes=60)
     done = here("view", "run", "--export", "report.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -86,14 +86,14 @@ def test_a_report_is_one_file_that_asks_nobody(tmp_path):
         (["s3://bucket/run"], "'s3'"),
     ],
 )
-def test_bad_input_is_a_sentence(tmp_path, arguments, told):
+def test_invalid_input_prints_a_message(tmp_path, arguments, told):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("")
     done = here("view", *arguments, cwd=tmp_path)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_a_taken_port_is_a_sentence(tmp_path):
+def test_port_in_use_prints_a_message(tmp_path):
     large_run(tmp_path / "runs/one", num_episodes=4)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = here("view", "--port", taken.getsockname()[1], cwd=tmp_path)

@@ -20,7 +20,7 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) fo
 
 @pytest.mark.docs
 @pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_works(tmp_path, line):
+def test_documented_commands_work(tmp_path, line):
     large_run(tmp_path / "runs/first", num_episodes=4)
     serves = "--export" not in line
     command = [
@@ -43,5 +43,5 @@ def test_every_command_works(tmp_path, line):
 
 
 @pytest.mark.parametrize("picture", re.findall(r"\]\((\S+\.png)\)", TEXT))
-def test_every_picture_is_there_and_small(picture):
+def test_every_picture_exists_and_is_small(picture):
     assert 0 < (DOCS / picture).stat().st_size < 120_000

@@ -44,7 +44,7 @@ for command in sys.argv[1:]:
 """
 
 
-def test_commands_that_need_more_name_the_extra(work):
+def test_commands_with_missing_packages_name_the_extra(work):
     (work / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     done = bare(EACH, *COMMANDS, cwd=work)
     *printed, rest = done.stderr.split("exit code 1\n")
@@ -62,11 +62,11 @@ def test_commands_that_need_more_name_the_extra(work):
         ("from rllm.trainer import AgentSFTTrainer", "rllm.trainer.AgentSFTTrainer"),
     ],
 )
-def test_so_does_a_public_name(tmp_path, statement, name):
+def test_public_names_with_missing_packages_name_the_extra(tmp_path, statement, name):
     told = bare(statement, cwd=tmp_path).stderr.splitlines()[-1]
     assert told.endswith(f"{name} needs the package 'torch', which is not installed: pip install 'rllm[train]'")
 
 
-def test_a_foreign_missing_package_is_not_ours(tmp_path):
+def test_unrelated_missing_package_is_not_attributed_to_an_extra(tmp_path):
     done = bare("from rllm.errors import needed_to_train\nwith needed_to_train('x'): import no_such", cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such'"

@@ -16,7 +16,7 @@ def episode(task: str, correct: bool, source: str | None = None, *, failed: bool
     )
 
 
-def test_training() -> None:
+def test_training_metric_names() -> None:
     found = known_training_metrics(
         [
             episode("a", True),
@@ -37,7 +37,7 @@ def test_training() -> None:
     assert "critic/score/mean" not in known_training_metrics([episode("a", False, failed=True)])
 
 
-def test_evaluation() -> None:
+def test_evaluation_metric_names() -> None:
     twice = [
         episode("a", True, "math"),
         episode("a", False, "math"),

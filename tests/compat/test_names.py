@@ -143,7 +143,7 @@ IMPORTS = [
 
 
 @pytest.mark.parametrize(("module", "name"), IMPORTS, ids=[".".join(pair) for pair in IMPORTS])
-def test_a_published_name_is_found_or_explained(module: str, name: str) -> None:
+def test_published_names_are_found_or_explained(module: str, name: str) -> None:
     explained = pytest.raises(ModuleNotFoundError, match="not here")
     removed = any(f"{module}.{name}".startswith(f"{path}.") or f"{module}.{name}" == path for path in REMOVED)
     with explained if removed and not _imports(module, name) else nullcontext():
@@ -154,12 +154,12 @@ def _imports(module: str, name: str) -> bool:
     return (module, name) in {(old.rpartition(".")[0], old.rpartition(".")[2]) for old, _, _ in ROWS}
 
 
-def test_the_table_is_read() -> None:
+def test_every_row_of_the_table_is_parsed() -> None:
     assert len(ROWS) == TABLE.read_text().count("\n| `") > 70
 
 
 @pytest.mark.parametrize(("old", "home", "name"), ROWS, ids=[row[0] for row in ROWS])
-def test_old_path_gives_the_object_at_its_new_home(old: str, home: str, name: str) -> None:
+def test_old_path_gives_the_object_at_its_new_path(old: str, home: str, name: str) -> None:
     module, _, attribute = old.rpartition(".")
     assert getattr(importlib.import_module(module), attribute) is getattr(
         importlib.import_module(home), name or attribute

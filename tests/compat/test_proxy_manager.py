@@ -37,7 +37,7 @@ def upstream() -> Iterator[ScriptedServer]:
 
 
 @pytest.mark.parametrize("asks_for_ids", [None, False])
-def test_a_session_is_recorded_in_the_file(upstream: ScriptedServer, tmp_path: Path, asks_for_ids: bool | None) -> None:
+def test_session_is_recorded_in_the_file(upstream: ScriptedServer, tmp_path: Path, asks_for_ids: bool | None) -> None:
     manager = ProxyManager(proxy_port=0, admin_token="my-shared-secret")
     served = config(entry("small", "hosted_vllm/org/big", api_base=upstream.base_url, api_key="k"))
     database = tmp_path / "new" / "traces.db"
@@ -71,7 +71,7 @@ def test_a_session_is_recorded_in_the_file(upstream: ScriptedServer, tmp_path: P
     assert bool(trace.response_ids) is (asks_for_ids is None)
 
 
-def test_one_that_is_started_in_a_rollout_has_its_operators_keys(
+def test_proxy_started_in_a_rollout_uses_the_operator_keys(
     upstream: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLLM_GATEWAY_API_KEY", "secret")
@@ -87,7 +87,7 @@ def test_one_that_is_started_in_a_rollout_has_its_operators_keys(
         manager.shutdown_proxy()
 
 
-def test_the_proxy_ends_with_its_process(tmp_path: Path) -> None:
+def test_proxy_stops_with_its_process(tmp_path: Path) -> None:
     program = f"""
 from rllm.sdk.proxy import ProxyManager
 manager = ProxyManager(proxy_port=0)
@@ -99,7 +99,7 @@ print(manager.get_proxy_url())
         httpx.get(done.stdout.strip(), trust_env=False, timeout=60)
 
 
-def test_a_proxy_that_ends_early_tells_why(tmp_path: Path) -> None:
+def test_proxy_that_exits_early_reports_the_reason(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         manager = ProxyManager(proxy_port=taken.getsockname()[1])
         with pytest.raises(RLLMError, match="exit code 2") as raised:
@@ -107,11 +107,11 @@ def test_a_proxy_that_ends_early_tells_why(tmp_path: Path) -> None:
     assert "choose another port" in str(raised.value)
 
 
-def test_the_url_is_known_before_the_start() -> None:
+def test_url_is_known_before_startup() -> None:
     assert ProxyManager().get_proxy_url() == "http://127.0.0.1:4000/v1"
 
 
-def test_without_an_api_base_it_is_openai(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_base_defaults_to_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
     given = _Upstream.of_config(config(entry("gpt-4o-mini", "gpt-4o-mini", api_key="given")))
     assert given == _Upstream(url="https://api.openai.com/v1", api_key="given")
@@ -125,7 +125,7 @@ def test_models_of_one_server_keep_their_names() -> None:
     assert not _Upstream.of_config(models).is_openai
 
 
-def test_a_key_may_be_named_as_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_may_name_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     named = config(entry("m", "m", api_base=NOWHERE, api_key="os.environ/SERVER_KEY"))
     monkeypatch.setenv("SERVER_KEY", "secret")
     upstream = _Upstream.of_config(named)
@@ -146,6 +146,6 @@ def test_a_key_may_be_named_as_a_variable(monkeypatch: pytest.MonkeyPatch) -> No
         (config(entry("a", "a", api_base=NOWHERE), entry("b", "c", api_base=NOWHERE)), "server's own name"),
     ],
 )
-def test_a_config_that_cannot_be_served_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_unsupported_config_is_rejected(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ProxyManager().start_proxy_subprocess(wrong)

@@ -65,7 +65,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
+def test_published_launch_script_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(RETRIEVAL_AGENT)
     assert config.model_dump(exclude_defaults=True) == {
         "run_dir": Path("runs/rag-agent/2025_11"),
@@ -89,7 +89,7 @@ def test_a_published_launch_script(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_machinery_that_published_scripts_set_is_ignored_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_infrastructure_settings_of_published_scripts_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     keys = [
         *("data.filter_overlong_prompts", "data.filter_overlong_prompts_workers", "ray_init.num_cpus"),
         *("actor_rollout_ref.rollout.dtype", "actor_rollout_ref.rollout.calculate_log_probs"),
@@ -101,17 +101,17 @@ def test_machinery_that_published_scripts_set_is_ignored_by_name(caplog: pytest.
     assert all(key in caplog.text for key in keys)
 
 
-def test_the_published_defaults_leave_ours_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_published_defaults_do_not_change_ours(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(PUBLISHED) == TrainConfig()
     assert not caplog.records
 
 
-def test_every_published_key_has_a_rule_and_every_rule_a_key() -> None:
+def test_published_keys_and_rules_match() -> None:
     needs_a_plus = {f"{VLLM}.tool_call_parser"}
     assert published_defaults().keys() | needs_a_plus == TABLE.keys()
 
 
-def test_every_rule_leads_somewhere() -> None:
+def test_every_rule_targets_an_existing_setting() -> None:
     known = set(leaves(TrainConfig().model_dump()))
     for rule in TABLE.values():
         if isinstance(rule, Sets):
@@ -170,7 +170,7 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[str]:
         (["actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "optim.schedule", "cosine"),
     ],
 )
-def test_a_published_key_is_a_setting_of_ours(overrides: list[str], setting: str, value: Any) -> None:
+def test_published_keys_map_to_our_settings(overrides: list[str], setting: str, value: Any) -> None:
     found: Any = load_config(overrides)
     for part in setting.split("."):
         found = getattr(found, part)
@@ -209,7 +209,7 @@ LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_tur
         ([f"{STEPWISE}.enable=true"], {}),
     ],
 )
-def test_what_changes_the_algorithm(overrides: list[str], expected: dict[str, Any]) -> None:
+def test_keys_that_change_the_algorithm(overrides: list[str], expected: dict[str, Any]) -> None:
     assert load_config(overrides).algorithm == (expected or TrainConfig().algorithm)
 
 
@@ -232,7 +232,7 @@ def test_what_changes_the_algorithm(overrides: list[str], expected: dict[str, An
         (["rllm.compact_filtering.mask_env_done=true"], False, []),
     ],
 )
-def test_what_is_left_out(overrides: list[str], truncated: bool, ended_by: list[str]) -> None:
+def test_keys_that_filter_episodes(overrides: list[str], truncated: bool, ended_by: list[str]) -> None:
     filters = load_config(overrides).filters
     assert (filters.truncated, filters.ended_by) == (truncated, ended_by)
 
@@ -275,7 +275,7 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
         ("trainer.test_freq=.inf", "=inf: use a whole number"),
     ],
 )
-def test_what_cannot_be_done_here_is_refused(override: str, told: str) -> None:
+def test_unsupported_keys_are_rejected(override: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([override])
     assert str(caught.value).startswith(override.partition("=")[0] + told)
@@ -303,31 +303,31 @@ def test_what_cannot_be_done_here_is_refused(override: str, told: str) -> None:
         (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, fireworks, ray_init, rllm, "),
     ],
 )
-def test_a_mistake_is_named_as_it_was_written(overrides: list[str], told: str) -> None:
+def test_errors_name_the_published_key(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides)
     assert told in str(caught.value)
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         translate({"data": {"batch": 1}, "trainer": {"resume_mode": "auto"}, "rllm": {"disable_thinking": True}})
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_a_switch_that_is_off_speaks_for_its_details(caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_feature_logs_nothing_about_its_details(caplog: pytest.LogCaptureFixture) -> None:
     load_config(["rllm.compact_filtering.mask_timeout=False", "rllm.rejection_sample.multiplier=1.0"])
     assert not caplog.records
 
 
-def test_both_vocabularies_in_a_file(tmp_path: Path) -> None:
+def test_file_may_mix_both_vocabularies(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({"seed": 3, "rollout": {"group_size": 4}, **nested("data.train_batch_size", 2)}))
     config = load_config(path, ["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=1"])
     assert (config.seed, config.rollout.group_size, config.tasks_per_step, config.optim.num_minibatches) == (3, 4, 2, 2)
 
 
-def test_a_mapping_is_left_as_it_is() -> None:
+def test_input_mapping_is_not_modified() -> None:
     source = {
         "algorithm": {"adv_estimator": "grpo"},
         "optim": {"beta1": 0.5},
@@ -338,13 +338,13 @@ def test_a_mapping_is_left_as_it_is() -> None:
     assert source["algorithm"] == {"adv_estimator": "grpo"}
 
 
-def test_the_log_says_nothing_of_what_was_not_set(caplog: pytest.LogCaptureFixture) -> None:
+def test_unset_keys_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         load_config({"rllm": {"workflow": {"use_workflow": False, "name": None}}})
     assert not caplog.records
 
 
-def test_machinery_of_verl_is_for_the_backend_verl() -> None:
+def test_verl_infrastructure_keys_require_the_verl_backend() -> None:
     keys = [
         "trainer.n_gpus_per_node=4",
         "trainer.nnodes=2",
@@ -362,7 +362,7 @@ def test_machinery_of_verl_is_for_the_backend_verl() -> None:
     assert load_config(keys) == TrainConfig(), "of the local backend they change nothing"
 
 
-def test_the_section_data_may_have_keys_of_both() -> None:
+def test_data_section_may_have_keys_of_both() -> None:
     config = load_config(["data.train_batch_size=8", "data.sampling=difficulty", "data.weights=[2,1]"])
     assert (config.tasks_per_step, config.data.sampling, config.data.weights) == (8, "difficulty", [2.0, 1.0])
     assert load_config({"data": {"sampling": "easy_first"}}).data.sampling == "easy_first"

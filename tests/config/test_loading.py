@@ -58,13 +58,13 @@ from rllm.trainer.settings import make_algorithm
         (["seed.x=3", "seed.x.y=4"], "seed.x.y=4': 'x' is a value, not a section"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_value_and_a_remedy(source: Any, told: str) -> None:
+def test_errors_name_the_value_and_the_remedy(source: Any, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(source)
     assert told in str(caught.value)
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({"num_steps": 0, "seeed": 1, "optim": {"beta1": 1.0}})
     assert len(str(caught.value).splitlines()) == 3
@@ -85,15 +85,15 @@ def test_every_mistake_is_told_at_once() -> None:
         ("{", "{"),
     ],
 )
-def test_values_on_the_command_line_mean_themselves(text: str, value: Any) -> None:
+def test_command_line_values_are_parsed_as_yaml(text: str, value: Any) -> None:
     assert load_config([f"algorithm.x={text}"]).algorithm == {"x": value}
 
 
-def test_a_learning_rate_in_scientific_notation() -> None:
+def test_learning_rate_in_scientific_notation() -> None:
     assert load_config(["optim.lr=1e-5"]).optim.lr == 1e-5
 
 
-def test_the_last_word_counts(tmp_path: Path) -> None:
+def test_last_value_wins(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("seed: 1\noptim: {lr: 0.5, beta1: 0.8}\n")
     config = load_config(path, ["optim.lr=1e-3", "seed=2", "seed=3"])
@@ -103,21 +103,21 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
     assert load_config(TrainConfig(seed=1), ["optim.lr=1"]).seed == 1
 
 
-def test_two_values_of_one_key_are_both_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_duplicate_keys_are_reported_with_both_values(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(["seed=1", "optim.lr=1", "seed=1"], ["seed=2"]).seed == 2
     assert [record.getMessage() for record in caplog.records] == [
         "seed=1 and seed=2 are both given: the last one is used"
     ]
 
 
-def test_a_section_that_takes_the_place_of_a_setting_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_scalar_in_place_of_a_section_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(["optim={lr: 3}", "optim.beta1=0.5"]).optim.lr == 3
     assert not caplog.records
     assert load_config(["optim.beta1=0.5", "optim={lr: 3}"]).optim.beta1 == 0.9
     assert "optim.beta1=0.5 and optim={lr: 3} are both given: the last one is used" in caplog.text
 
 
-def test_a_configuration_made_in_python_is_one_too() -> None:
+def test_config_object_is_accepted() -> None:
     config = TrainConfig(num_steps=7)
     config.optim.lr = 0.5
     config.eval.at_start = False
@@ -125,13 +125,13 @@ def test_a_configuration_made_in_python_is_one_too() -> None:
     assert load_config(config, ["rllm.workflow.n_parallel_tasks=3"]).rollout.max_concurrent == 3
 
 
-def test_a_source_is_left_as_it_is() -> None:
+def test_source_mapping_is_not_modified() -> None:
     source = {"optim": {"lr": 0.5}}
     load_config(source, ["optim.lr=0.1", "seed=4"])
     assert source == {"optim": {"lr": 0.5}}
 
 
-def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
+def test_empty_source_gives_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
     assert load_config() == load_config({}) == load_config(tmp_path / "empty.yaml") == TrainConfig()
 
@@ -159,7 +159,7 @@ def test_nothing_gives_the_defaults(tmp_path: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_a_yaml_file_that_is_wrong(tmp_path: Path, content: str | None, told: str) -> None:
+def test_invalid_yaml_is_reported(tmp_path: Path, content: str | None, told: str) -> None:
     path = tmp_path / "run.yaml"
     if content is not None:
         path.write_text(content)
@@ -168,14 +168,14 @@ def test_a_yaml_file_that_is_wrong(tmp_path: Path, content: str | None, told: st
     assert told in str(caught.value)
 
 
-def test_a_yaml_file_of_another_encoding(tmp_path: Path) -> None:
+def test_yaml_in_another_encoding_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"# \xe9\n")
     with pytest.raises(ConfigError, match=r"run\.yaml cannot be read: .*; save the file as UTF-8"):
         load_config(path)
 
 
-def test_a_mistake_is_told_with_the_place_whose_word_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_source_of_the_winning_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("optim:\n  lr: 0.5\n")
 
@@ -200,7 +200,7 @@ def test_a_mistake_is_told_with_the_place_whose_word_counts(tmp_path: Path, monk
         ("algorithm='x': a section of several places", "algorithm='x': a section of several places"),
     ],
 )
-def test_a_mistake_that_shows_later_is_told_with_its_place(
+def test_later_error_names_the_source_of_the_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -211,7 +211,7 @@ def test_a_mistake_that_shows_later_is_told_with_its_place(
     assert str(caught.value) == told
 
 
-def test_assignments_are_checked_too() -> None:
+def test_assignments_are_validated() -> None:
     config = TrainConfig()
     with pytest.raises(ValueError, match="greater than 0"):
         config.optim.lr = -1.0
@@ -222,7 +222,7 @@ class Centered(Algorithm):
     strength: float = 1.0
 
 
-def test_an_algorithm_and_its_settings() -> None:
+def test_algorithm_and_its_settings() -> None:
     assert make_algorithm(TrainConfig()) == GRPO()
     config = load_config(
         ["algorithm.normalize_std=false", "algorithm.clip_high=1", "algorithm.aggregation=seq-mean-token-sum"]
@@ -230,7 +230,7 @@ def test_an_algorithm_and_its_settings() -> None:
     assert make_algorithm(config) == GRPO(normalize_std=False, clip_high=1.0, aggregation="seq-mean-token-sum")
 
 
-def test_an_algorithm_of_ones_own() -> None:
+def test_custom_algorithm() -> None:
     config = load_config([f"algorithm.name={__name__}:Centered", "algorithm.strength=0.5", "rollout.group_size=1"])
     assert make_algorithm(config) == Centered(strength=0.5)
 
@@ -253,13 +253,13 @@ def test_an_algorithm_of_ones_own() -> None:
         (["rollout.group_size=1"], "rollout.group_size=1: grpo compares"),
     ],
 )
-def test_an_algorithm_that_does_not_fit(overrides: list[str], told: str) -> None:
+def test_invalid_algorithm_is_rejected(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_algorithm(load_config(overrides))
     assert told in str(caught.value)
 
 
-def test_settings_that_are_text_stay_as_they_were_typed():
+def test_text_settings_are_not_converted():
     config = load_config(["run_dir=runs/exp #3", "model.path=123", "model.device=cuda:1"])
     assert str(config.run_dir) == "runs/exp #3"
     assert config.model.path == "123"
@@ -268,14 +268,14 @@ def test_settings_that_are_text_stay_as_they_were_typed():
     assert load_config(["run_dir=null"]).run_dir is None
 
 
-def test_what_is_no_configuration_is_refused():
+def test_non_configuration_is_rejected():
     with pytest.raises(ConfigError, match="config=3: use a mapping"):
         load_config(3)
     with pytest.raises(ConfigError, match="3 is not a setting"):
         load_config([3])
 
 
-def test_later_places_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sources_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("seed: 1\noptim: {lr: 0.1, beta1: 0.5}\nrollout: {group_size: 3}\n")
     monkeypatch.setenv("RLLM__OPTIM__LR", "0.2")
@@ -291,14 +291,14 @@ def test_later_places_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         load_config()
 
 
-def test_the_name_of_a_role_is_as_it_is_in_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_role_names_keep_their_case_in_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLLM__ROLES__Solver__WEIGHT", "0.5")
     monkeypatch.setenv("RLLM__roles__judge__trainable", "false")
     config = load_config()
     assert (config.roles["Solver"].weight, config.roles["judge"].trainable) == (0.5, False)
 
 
-def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_has_an_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("seed: 1\n")
     monkeypatch.setenv("RLLM__OPTIM__LR", "0.2")
@@ -312,20 +312,20 @@ def test_every_setting_says_where_it_comes_from(tmp_path: Path, monkeypatch: pyt
     assert told["num_steps"] == (100, "default")
 
 
-def test_the_origin_of_settings_of_a_role_with_a_dot(tmp_path: Path) -> None:
+def test_origin_of_settings_of_a_role_with_a_dot(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("roles:\n  my.judge:\n    weight: 0.5\n")
     told = {item.key: (item.value, item.origin) for item in origins(load_config(file), layers_of(file), {})}
     assert told["roles.my.judge.weight"] == (0.5, str(file))
 
 
-def test_steps_that_follow_from_epochs_say_so() -> None:
+def test_origin_of_steps_computed_from_epochs() -> None:
     config = load_config(["num_steps=7", "num_epochs=2"])
     told = {item.key: item.origin for item in origins(config, layers_of(["num_steps=7", "num_epochs=2"]), {})}
     assert (told["num_steps"], told["num_epochs"]) == ("num_epochs", "key=value")
 
 
-def test_the_fixed_length_is_that_of_answers() -> None:
+def test_fixed_length_defaults_to_the_response_length() -> None:
     made = make_algorithm(load_config(["algorithm.name=dr_grpo", "rollout.max_tokens=64"]))
     assert (made.aggregation, made.fixed_length) == ("fixed-length", 64)
     assert make_algorithm(load_config(["algorithm.name=dr_grpo", "algorithm.fixed_length=9"])).fixed_length == 9
@@ -334,7 +334,7 @@ def test_the_fixed_length_is_that_of_answers() -> None:
 
 
 @pytest.mark.parametrize("name", ["RLLM_OPTIM__LR", "RLLM_OPTIM_LR", "rllm__optim__lr"])
-def test_a_misspelled_variable_is_reported(
+def test_misspelled_variable_is_reported(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(name, "0.5")

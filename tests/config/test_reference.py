@@ -41,11 +41,11 @@ def test_every_setting_has_a_default_and_a_meaning() -> None:
         ("roles.NAME.weight", "number > 0"),
     ],
 )
-def test_what_a_setting_may_be(key: str, allowed: str) -> None:
+def test_allowed_values_of_settings(key: str, allowed: str) -> None:
     assert BY_KEY[key].allowed == allowed
 
 
-def test_the_file_that_is_printed_sets_the_defaults() -> None:
+def test_printed_file_sets_the_defaults() -> None:
     printed = as_yaml(ALL, section_docs())
     assert load_config(yaml.safe_load(printed)) == TrainConfig()
     assert re.search(
@@ -53,11 +53,11 @@ def test_the_file_that_is_printed_sets_the_defaults() -> None:
     )
 
 
-def test_no_value_is_broken_at_its_hyphen() -> None:
+def test_values_are_not_wrapped_at_hyphens() -> None:
     assert not [line for line in as_yaml(ALL, section_docs()).splitlines() if "#" in line and line.endswith("-")]
 
 
-def test_its_comments_are_settings_too() -> None:
+def test_commented_out_lines_are_valid_settings() -> None:
     lines = as_yaml(
         [item for item in settings(ALGORITHMS, "ppo") if item.key.startswith("algorithm.")], section_docs()
     ).splitlines()
@@ -70,7 +70,7 @@ def test_its_comments_are_settings_too() -> None:
 BY_PPO = {item.key: item for item in settings(ALGORITHMS, "ppo")}
 
 
-def test_an_algorithm_that_is_not_known() -> None:
+def test_unknown_algorithm_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.name='grop'.*'grpo'"):
         settings(ALGORITHMS, "grop")
 
@@ -85,11 +85,11 @@ def test_an_algorithm_that_is_not_known() -> None:
         (["nothing of this kind"], []),
     ],
 )
-def test_settings_by_key_section_or_word(words: list[str], keys: list[str]) -> None:
+def test_settings_are_found_by_key_section_or_word(words: list[str], keys: list[str]) -> None:
     assert [item.key for item in matching(ALL, words)] == keys
 
 
-def test_editors_are_told_the_same() -> None:
+def test_json_schema_accepts_the_same_settings() -> None:
     schema = json.loads(json.dumps(json_schema(ALGORITHMS)))
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema).is_valid

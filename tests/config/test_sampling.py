@@ -8,7 +8,7 @@ HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 
 
-def test_a_seed_depends_on_its_parts_alone() -> None:
+def test_seed_depends_only_on_its_parts() -> None:
     digest = sha256(b'[0,"train","7@3.0.1",2]').hexdigest()
     assert derived_seed(0, "train", "7@3.0.1", 2) == int(digest, 16) >> (256 - 53)
     assert len({derived_seed(seed, "a", index) for seed in range(10) for index in range(10)}) == 100
@@ -26,7 +26,7 @@ def test_equal_calls_have_different_seeds() -> None:
     assert CallSeeds().next(6, HI, None) != first
 
 
-def test_the_ids_of_tool_calls_change_nothing() -> None:
+def test_tool_call_ids_do_not_change_the_seed() -> None:
     def turn(call_id: str, name: str = "add") -> list[dict[str, object]]:
         calls = [{"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}]
         return [{"role": "assistant", "tool_calls": calls}, {"role": "tool", "tool_call_id": call_id, "content": "3"}]
@@ -35,7 +35,7 @@ def test_the_ids_of_tool_calls_change_nothing() -> None:
     assert CallSeeds().next(0, turn("call_1"), TOOLS) != CallSeeds().next(0, turn("call_1", "sub"), TOOLS)
 
 
-def test_what_is_no_json_counts_without_its_address() -> None:
+def test_seed_ignores_the_address_of_unserialisable_objects() -> None:
     class Picture:
         pass
 
@@ -52,7 +52,7 @@ def test_parameters_are_replaced_under_either_name() -> None:
     assert with_fixed_sampling(asked, {"max_tokens": 3}) == {"temperature": 0.1, "max_tokens": 3}
 
 
-def test_a_shorter_answer_may_be_requested() -> None:
+def test_shorter_answer_may_be_requested() -> None:
     assert with_fixed_sampling({"max_tokens": 2}, {"max_tokens": 3}) == {"max_tokens": 2}
     assert with_fixed_sampling({"max_tokens": 2}, {"max_completion_tokens": 3}) == {"max_completion_tokens": 2}
 

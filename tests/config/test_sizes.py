@@ -38,7 +38,7 @@ def model_of(folder: Path, num_weights: int) -> Path:
     return folder
 
 
-def test_the_pages_rates_are_those_of_the_table() -> None:
+def test_documented_rates_equal_the_table() -> None:
     rows = re.findall(r"\| `(\S+)` \| `(\S+)` \| `(\S+)` \| `(\S+)` \|", (ROOT / PAGE).read_text())
     shown = [tuple(map(float, row)) for row in rows]
     assert shown == [(item.full, item.lora, item.sft, item.sft_lora) for item in TABLE]
@@ -63,7 +63,7 @@ def test_larger_models_learn_more_slowly_and_adapters_faster() -> None:
         ("models/b2m", None),
     ],
 )
-def test_a_hub_id_states_its_size(name: str, expected: float | None) -> None:
+def test_size_is_read_from_a_hub_id(name: str, expected: float | None) -> None:
     assert size_of(name) == expected
 
 
@@ -100,7 +100,7 @@ def test_rate_by_size_adapter_and_training(settings: list[str], demonstrates: bo
     assert told.startswith(f"optim.lr={expected:g}, by model size")
 
 
-def test_a_rate_of_the_users_stays(tmp_path: Path) -> None:
+def test_learning_rate_of_the_user_is_kept(tmp_path: Path) -> None:
     config = load_config(["model.path=a/m-8B", "optim.lr=0.5"])
     assert with_learning_rate(config, demonstrates=False) == (config, None)
 
@@ -116,7 +116,7 @@ def test_a_rate_of_the_users_stays(tmp_path: Path) -> None:
         ("5e-8", "is 1/20 of the usual 1e-06"),
     ],
 )
-def test_a_rate_that_is_far_from_the_usual_one_is_remarked_on(lr: str, told: str) -> None:
+def test_unusual_learning_rate_is_reported(lr: str, told: str) -> None:
     config = load_config(["model.path=a/m-8B", f"optim.lr={lr}"])
     lines = rate_in_words(config, None, demonstrates=False)
     assert [told in line for line in lines] == ([True] if told else [])
@@ -126,7 +126,7 @@ def agent(word: str) -> float:
     return 1.0
 
 
-def test_a_run_that_is_resumed_keeps_its_rate(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_learning_rate(tmp_path: Path) -> None:
     settings = ["model.path=a/m-8B", f"run_dir={tmp_path / 'run'}"]
     tasks = [{"word": "fig"}]
     trainer = AgentTrainer(agent_run_func=agent, train_dataset=tasks, config=settings)
@@ -140,7 +140,7 @@ def test_a_run_that_is_resumed_keeps_its_rate(tmp_path: Path) -> None:
     assert (other.config.optim.lr, other.rate_origin) == (1.0, None)
 
 
-def test_memory_is_added_up(tmp_path: Path) -> None:
+def test_memory_estimate_is_a_sum(tmp_path: Path) -> None:
     full, adapter = (trained_bytes(1e9, itemsize=2, lora=lora) for lora in (False, True))
     assert (sum(full.values()), sum(adapter.values())) == (20e9, 2e9)
     assert sum(trained_bytes(1e9, itemsize=4).values()) == 16e9
@@ -177,7 +177,7 @@ def weights(*shape: int) -> bytes:
         ({"a.safetensors": (3).to_bytes(8, "little") + b"[1]"}, ""),
     ],
 )
-def test_the_size_of_a_model_is_read_from_its_files(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
+def test_model_size_is_read_from_its_files(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     assert size_in_words(str(tmp_path)) == told
@@ -190,7 +190,7 @@ def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
 SIZES = ("tasks_per_step=32", "rollout.group_size=8")
 
 
-def test_sizes_in_words() -> None:
+def test_sizes_are_described() -> None:
     config = load_config([*SIZES, "optim.num_minibatches=2", "optim.num_epochs=2"])
     assert in_words(config, 1600) == [
         "32 tasks x 8 rollouts = 256 episodes a step, 4 updates of 128 episodes",
@@ -253,7 +253,7 @@ def test_indivisible_minibatches_are_refused(parts: int, remedy: str) -> None:
     )
 
 
-def test_critic_warmup_in_words(caplog: pytest.LogCaptureFixture) -> None:
+def test_critic_warmup_is_described(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(["algorithm.name=ppo", "tasks_per_step=2", "num_steps=8", "critic.warmup_steps=7"])
     assert in_words(config, 2)[-1] == "in the first 7 steps only the critic is updated"
     check_sizes(config, 2)
@@ -263,7 +263,7 @@ def test_critic_warmup_in_words(caplog: pytest.LogCaptureFixture) -> None:
     assert "critic.warmup_steps=8 and num_steps=8" in caplog.text
 
 
-def test_an_endless_warmup_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_endless_critic_warmup_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     sizes = ["tasks_per_step=2", "num_steps=3", "optim.num_epochs=2"]
     check_sizes(load_config([*sizes, "optim.warmup_steps=6"]), 2)
     assert not caplog.records

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
 }
 
 
-def test_every_benchmark_without_a_test_of_its_own_is_here() -> None:
+def test_every_benchmark_has_a_test() -> None:
     assert set(BENCHMARKS) - set(CASES) == {"gpqa", "ifeval", "humaneval", "mbpp", "bfcl", "countdown", "arithmetic"}
 
 
@@ -114,7 +114,7 @@ def is_correct(name: str, task: dict[str, Any], answer: Any) -> bool | None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_is_asked_and_scored(name: str, tmp_path: Path) -> None:
+def test_row_becomes_a_question_with_a_score(name: str, tmp_path: Path) -> None:
     row, right, wrong = CASES[name]
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     [task] = read_benchmark_file(name, tmp_path / "rows.jsonl")
@@ -132,7 +132,7 @@ def test_documents_come_before_the_question() -> None:
     assert message["content"].startswith("Norway\nCold.\n\nHot.\n\nWhich city?\n\n")
 
 
-def test_choices_of_gpqa_are_in_an_order_of_their_own(tmp_path: Path) -> None:
+def test_gpqa_choices_are_shuffled_per_question(tmp_path: Path) -> None:
     rows = [
         {"Question": f"Question {n}?", "Correct Answer": " right\n"}
         | {f"Incorrect Answer {k}": f"wrong {k}" for k in (1, 2, 3)}
@@ -148,7 +148,7 @@ def test_choices_of_gpqa_are_in_an_order_of_their_own(tmp_path: Path) -> None:
     assert not is_correct("gpqa", tasks[0], "Answer: none")
 
 
-def test_instructions_have_the_arguments_that_are_not_null(tmp_path: Path) -> None:
+def test_instructions_have_their_non_null_arguments(tmp_path: Path) -> None:
     row = {
         "key": 1000,
         "prompt": "Write two words, without commas.",
@@ -190,14 +190,14 @@ MBPP = {
         ("mbpp", MBPP, "def double(n):\n    return n + n", "def double(n):\n    return n * n"),
     ],
 )
-def test_programs(name: str, row: dict[str, Any], program: str, wrong: str, tmp_path: Path) -> None:
+def test_programming_benchmarks(name: str, row: dict[str, Any], program: str, wrong: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     [task] = read_benchmark_file(name, tmp_path / "rows.jsonl")
     assert is_correct(name, task, f"```python\n{program}\n```")
     assert not is_correct(name, task, f"```python\n{wrong}\n```")
 
 
-def test_generated_benchmarks_have_the_tasks_that_prepare_registers() -> None:
+def test_generated_benchmarks_equal_the_prepared_datasets() -> None:
     test, train = (read_benchmark("countdown", split) for split in ("test", "train"))
     assert (len(test), len(train)) == (100, 1000)
     assert not any(task in test for task in train)
@@ -212,13 +212,13 @@ def test_generated_benchmarks_have_the_tasks_that_prepare_registers() -> None:
         ("mmlu", {"question": "?", "choices": ["a"], "answer": "a"}, "row 0 of "),
     ],
 )
-def test_a_row_with_other_fields_is_named(name: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_row_with_other_fields_is_rejected(name: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=message):
         read_benchmark_file(name, tmp_path / "rows.jsonl")
 
 
-def test_a_hub_that_cannot_be_reached_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*arguments: Any, **options: Any) -> None:
         raise ConnectionError("no route")
 

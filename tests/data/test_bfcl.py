@@ -39,7 +39,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_answers_are_beside_the_questions_and_names_are_made_valid(tmp_path: Path) -> None:
+def test_answers_are_joined_and_names_are_made_valid(tmp_path: Path) -> None:
     file = write(tmp_path / "BFCL_v4_parallel_multiple.json", row("parallel_multiple_0"), row("parallel_multiple_10"))
     accepted = [{"shape.area": {"base": [3], "units": ["", "cm"]}}]
     answers = [{"id": f"parallel_multiple_{number}", "ground_truth": accepted} for number in (10, 0)]
@@ -58,7 +58,7 @@ def test_answers_are_beside_the_questions_and_names_are_made_valid(tmp_path: Pat
     assert messages_of(BENCHMARKS["bfcl"], task) == [{"role": "user", "content": "How large is it?"}]
 
 
-def test_the_hub_has_a_file_for_each_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_has_a_file_for_each_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def local(source: str, names: tuple[str, ...]) -> list[Path]:
         assert source == "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
         for name in names:
@@ -82,7 +82,7 @@ def test_the_hub_has_a_file_for_each_category(tmp_path: Path, monkeypatch: pytes
         ([{**row("multi_turn_0"), "question": [[], []], "ground_truth": [{"f": {}}]}], "has 2 turns"),
     ],
 )
-def test_files_of_another_form_are_named(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+def test_files_in_another_format_are_rejected(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_benchmark_file("bfcl", write(tmp_path / "BFCL_v4_x.json", *rows))
 
@@ -148,7 +148,7 @@ def calls(*bases: float, name: str = "shape_area") -> list[dict[str, Any]]:
         ([], calls(1), False),
     ],
 )
-def test_the_number_of_calls_counts_and_not_their_order(accepted: list[int], action: Any, is_correct: bool) -> None:
+def test_number_of_calls_matters_and_their_order_does_not(accepted: list[int], action: Any, is_correct: bool) -> None:
     truth = [{"shape.area": {"base": [base]}} for base in accepted]
     task = bfcl_task({**row("parallel_0"), "ground_truth": truth})
     assert function_call_reward_fn(task, action).is_correct is is_correct

@@ -17,7 +17,7 @@ def letters_of(data: Dataset) -> str:
     return "".join(row["letter"] for row in data)
 
 
-def test_a_dataset_is_a_sequence_of_dicts() -> None:
+def test_dataset_is_a_sequence_of_dicts() -> None:
     data = Dataset([{"n": 1}, {"n": 2}], name="mine", split="train")
     assert (len(data), data[0], data[-1:], data.name, data.split) == (2, {"n": 1}, [{"n": 2}], "mine", "train")
     assert data.get_data() == list(data) == [{"n": 1}, {"n": 2}]
@@ -26,7 +26,7 @@ def test_a_dataset_is_a_sequence_of_dicts() -> None:
     assert not Dataset([])
 
 
-def test_a_dataset_can_be_sent_to_another_process() -> None:
+def test_dataset_can_be_pickled() -> None:
     repeated = LETTERS.select([2]).repeat(2)
     copy = pickle.loads(pickle.dumps(repeated))
     assert (list(copy), copy.task_id(1)) == ([{"letter": "c"}] * 2, "2")
@@ -43,12 +43,12 @@ def test_a_dataset_can_be_sent_to_another_process() -> None:
         (7, "pass a list of rows"),
     ],
 )
-def test_what_is_no_rows_is_refused(data: Any, told: str) -> None:
+def test_non_rows_are_rejected(data: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Dataset(data)
 
 
-def test_a_generator_is_not_used_twice_by_accident() -> None:
+def test_generator_cannot_be_used_twice() -> None:
     def tasks() -> Iterator[dict[str, Any]]:
         yield {"n": 1}
 
@@ -58,7 +58,7 @@ def test_a_generator_is_not_used_twice_by_accident() -> None:
         Dataset(rows)
 
 
-def test_columns_are_the_fields_of_every_row() -> None:
+def test_columns_are_the_fields_of_all_rows() -> None:
     assert Dataset([{"a": 1}, {"b": 3}, {"a": 4}]).shapes() == {frozenset("a"): 0, frozenset("b"): 1}
     assert Dataset([]).shapes() == {}
 
@@ -73,11 +73,11 @@ def test_columns_are_the_fields_of_every_row() -> None:
         ({"id": "\ud800"}, "?"),
     ],
 )
-def test_a_row_has_its_own_id_or_its_number(row: dict[str, Any], task_id: str) -> None:
+def test_task_id_is_the_id_or_the_number_of_the_row(row: dict[str, Any], task_id: str) -> None:
     assert Dataset([{}, row]).task_id(1) == task_id
 
 
-def test_repeat_puts_copies_side_by_side_under_one_task_id() -> None:
+def test_repeat_keeps_copies_adjacent_under_one_task_id() -> None:
     data = LETTERS.select([1, 0]).repeat(3)
     assert letters_of(data) == "bbbaaa"
     assert [data.task_id(index) for index in range(6)] == ["1", "1", "1", "0", "0", "0"]
@@ -86,7 +86,7 @@ def test_repeat_puts_copies_side_by_side_under_one_task_id() -> None:
     assert (LETTERS[1], data.name, data.split) == ({"letter": "b"}, "letters", "train")
 
 
-def test_shuffle_depends_on_the_seed_alone_and_keeps_task_ids() -> None:
+def test_shuffle_depends_only_on_the_seed_and_keeps_task_ids() -> None:
     data = LETTERS.shuffle(1)
     assert letters_of(data) == letters_of(LETTERS.shuffle(1)) != letters_of(LETTERS.shuffle(2))
     assert sorted(letters_of(data)) == list("abcdefgh") != list(letters_of(data))
@@ -94,7 +94,7 @@ def test_shuffle_depends_on_the_seed_alone_and_keeps_task_ids() -> None:
     assert sorted(letters_of(LETTERS.shuffle(None))) == list("abcdefgh")
 
 
-def test_select_takes_places_in_their_order() -> None:
+def test_select_keeps_the_given_order() -> None:
     assert letters_of(LETTERS.select([3, -1, 3])) == "dhd"
     with pytest.raises(ConfigError, match="there is no row 8; the dataset has 8"):
         LETTERS.select([0, 8])
@@ -111,7 +111,7 @@ def test_select_takes_places_in_their_order() -> None:
         ((0.1 + 0.2, 0.7), [2, 6]),
     ],
 )
-def test_split_into_gives_each_row_to_one_part(sizes: tuple[float, ...], lengths: list[int]) -> None:
+def test_split_into_puts_each_row_into_one_part(sizes: tuple[float, ...], lengths: list[int]) -> None:
     parts = LETTERS.split_into(*sizes, seed=3)
     assert [len(part) for part in parts] == lengths
     assert sorted("".join(map(letters_of, parts))) == list("abcdefgh")
@@ -130,16 +130,16 @@ def test_split_into_gives_each_row_to_one_part(sizes: tuple[float, ...], lengths
         ((0.99,), r"gives parts of \[8, 0\] rows"),
     ],
 )
-def test_parts_that_cannot_be_made_are_refused(sizes: tuple[float, ...], told: str) -> None:
+def test_impossible_splits_are_rejected(sizes: tuple[float, ...], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         LETTERS.split_into(*sizes)
 
 
-def test_repeat_takes_a_positive_number() -> None:
+def test_repeat_requires_a_positive_number() -> None:
     with pytest.raises(ConfigError, match=r"repeat\(0\): use at least 1"):
         LETTERS.repeat(0)
 
 
-def test_a_dataset_that_is_not_registered_has_no_paths() -> None:
+def test_unregistered_dataset_has_no_paths() -> None:
     assert LETTERS.get_data_path() is None
     assert LETTERS.get_verl_data_path() is None

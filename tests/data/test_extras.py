@@ -20,7 +20,7 @@ from rllm.errors import MissingDependencyError
         ("datasets", lambda: Dataset.load("hf:org/name"), "'org/name'"),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(
+def test_missing_package_error_names_the_extra(
     home: Path, monkeypatch: pytest.MonkeyPatch, package: str, use: Callable[[], object], purpose: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # Python's own way to make an import fail

@@ -25,19 +25,19 @@ def file(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_json_lines(tmp_path: Path, ascii_only: bool) -> None:
+def test_json_lines_file(tmp_path: Path, ascii_only: bool) -> None:
     lines = [json.dumps(row, ensure_ascii=ascii_only) for row in ROWS]
     data = Dataset.load(file(tmp_path, "tasks.jsonl", "\r\n\n".join(lines) + "\n"))
     assert list(data) == ROWS
     assert data.name == "tasks"
 
 
-def test_a_json_list(tmp_path: Path) -> None:
+def test_json_list_file(tmp_path: Path) -> None:
     path = file(tmp_path, "tasks.JSON", json.dumps(ROWS, indent=1))
     assert Dataset.load_data(str(path)).get_data() == ROWS
 
 
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+def test_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert len(Dataset.load(file(tmp_path, "tasks.jsonl", b"\xef\xbb\xbf" + b'{"n": 1}\n'))) == 1
     assert list(Dataset.load(file(tmp_path, "tasks.csv", b"\xef\xbb\xbf" + b"n\n1\n"))) == [{"n": "1"}]
 
@@ -48,7 +48,7 @@ def test_csv_cells_are_text_and_may_be_long(tmp_path: Path) -> None:
     assert rows == [{"question": 'two\nlines, "quoted"', "n": "1"}, {"question": "x" * 200_000, "n": ""}]
 
 
-def test_parquet_gives_plain_python(tmp_path: Path) -> None:
+def test_parquet_gives_plain_python_values(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(NESTED).append_column(
         "prices", pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int32()))
     )
@@ -91,12 +91,12 @@ def test_parquet_gives_plain_python(tmp_path: Path) -> None:
         ("t.csv", "", "t is empty"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | bytes, told: str) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path, name: str, content: str | bytes, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Dataset.load(file(tmp_path, name, content))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
-def test_a_file_that_is_not_there(tmp_path: Path, suffix: str) -> None:
+def test_missing_file_is_reported(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ConfigError, match=rf"absent\.{suffix}.*No such file"):
         Dataset.load(tmp_path / f"absent.{suffix}")

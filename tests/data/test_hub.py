@@ -15,7 +15,7 @@ ROWS = [{"n": 1, "words": ["a"]}, {"n": 2, "words": []}]
 pytestmark = pytest.mark.usefixtures("hub_cache")
 
 
-def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+def test_folder_saved_by_datasets(tmp_path: Path) -> None:
     saved = datasets.Dataset.from_list(ROWS).with_format("numpy")
     saved.save_to_disk(tmp_path / "one")
     data = Dataset.load(tmp_path / "one")
@@ -23,7 +23,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
     assert type(data[0]["n"]) is int
 
 
-def test_a_folder_with_splits(tmp_path: Path) -> None:
+def test_folder_with_splits(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "both")
     assert list(Dataset.load(tmp_path / "both", split="test")) == ROWS[1:]
@@ -31,7 +31,7 @@ def test_a_folder_with_splits(tmp_path: Path) -> None:
         Dataset.load(tmp_path / "both")
 
 
-def test_a_folder_of_files(tmp_path: Path) -> None:
+def test_folder_of_files(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
     assert list(Dataset.load(tmp_path / "files")) == [{"n": 1}, {"n": 2}, {"n": 3}]
@@ -40,7 +40,7 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
         Dataset.load(tmp_path / "files", split="dev")
 
 
-def test_the_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)

@@ -26,18 +26,18 @@ def digit(rng: random.Random) -> dict[str, int]:
     return {"n": rng.randrange(10)}
 
 
-def test_tasks_are_distinct_and_a_function_of_the_seed() -> None:
+def test_tasks_are_distinct_and_follow_from_the_seed() -> None:
     tasks = generated.distinct_tasks(digit, 10, seed=1)
     assert sorted(task["n"] for task in tasks) == list(range(10))
     assert generated.distinct_tasks(digit, 4, seed=1) == tasks[:4] != generated.distinct_tasks(digit, 4, seed=2)
 
 
-def test_more_tasks_than_there_are() -> None:
+def test_requesting_too_many_tasks_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"11 tasks .* 10 "):
         generated.distinct_tasks(digit, 11, seed=0)
 
 
-def test_splits_share_no_task_and_the_test_split_stays(home: Path) -> None:
+def test_splits_share_no_task_and_the_test_split_is_fixed(home: Path) -> None:
     train, test = prepare.register_random("digits", digit, train=7, test=3, seed=5)
     assert (train.split, test.split, len(train), len(test)) == ("train", "test", 7, 3)
     assert sorted(row["n"] for row in [*train, *test]) == list(range(10))
@@ -50,7 +50,7 @@ def test_splits_share_no_task_and_the_test_split_stays(home: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(ConfigError("size=1: use 2"), 2), (MissingDependencyError("no datasets"), 1)]
 )
-def test_a_program_ends_with_the_message_and_the_code(
+def test_program_exits_with_message_and_code(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*, size: int = 1) -> list[Dataset]:
@@ -79,7 +79,7 @@ def test_every_prepared_dataset_has_a_program() -> None:
     assert set(prepare.PREPARE) == PREPARED
 
 
-def test_a_program_from_the_shell(home: Path) -> None:
+def test_prepare_program_runs_from_the_shell(home: Path) -> None:
     command = [sys.executable, "-m", "rllm.data.prepare", "countdown", "--train", "4", "--test", "2", "--seed", "9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     train, test = (f"{split}.jsonl" for split in ("train", "test"))
@@ -118,24 +118,24 @@ def test_every_countdown_task_can_be_solved(home: Path) -> None:
     assert list(DatasetRegistry.load_dataset("countdown", "train") or []) == list(train)
 
 
-def test_numbers_that_reach_no_target_are_drawn_again() -> None:
+def test_unsolvable_numbers_are_drawn_again() -> None:
     rng = random.Random(550382)  # begins with 2, 1 and 2
     assert generated.countdown_task(rng)["nums"] == [21, 23, 41, 55]
 
 
-def test_the_countdown_question_says_it_all() -> None:
+def test_countdown_question_states_target_and_numbers() -> None:
     task = generated.countdown_task(random.Random(0))
     assert f"equals {task['target']}," in task["question"]
     assert all(str(num) in task["question"] for num in task["nums"])
 
 
-def test_a_product_binds_before_a_sum() -> None:
+def test_product_binds_before_a_sum() -> None:
     assert generated.value_of(2, []) == 2
     assert generated.value_of(2, [("+", 3), ("*", 4), ("-", 5), ("*", 2)]) == 4
     assert generated.value_of(2, [("*", 3), ("*", 4)]) == 24
 
 
-def test_arithmetic_is_as_hard_as_wanted(home: Path) -> None:
+def test_arithmetic_has_the_requested_difficulty(home: Path) -> None:
     train, test = prepare.prepare_arithmetic(train=30, test=10, digits=3, operators=2)
     operators = [sum(row["question"].count(f" {sign} ") for sign in "+-*") for row in [*train, *test]]
     numbers = [word for row in train for word in row["question"].rstrip("?").split() if word.isdecimal()]
@@ -148,7 +148,7 @@ def test_arithmetic_is_as_hard_as_wanted(home: Path) -> None:
 
 
 @pytest.mark.parametrize("is_slippery", [False, True])
-def test_every_grid_world_has_a_way(home: Path, is_slippery: bool) -> None:
+def test_every_grid_world_is_solvable(home: Path, is_slippery: bool) -> None:
     train, test = prepare.prepare_grid_world(train=5, test=2, size=5, p=0.6, is_slippery=is_slippery)
     steps = 60 if is_slippery else 20
     assert len({task["seed"] for task in [*train, *test]}) == 7
@@ -168,7 +168,7 @@ def test_every_grid_world_has_a_way(home: Path, is_slippery: bool) -> None:
         (prepare.prepare_countdown, {"train": 0}, "train=0: use at least 1 task"),
     ],
 )
-def test_what_cannot_be_made_is_refused(home: Path, make: Any, wrong: dict[str, Any], told: str) -> None:
+def test_invalid_parameters_are_rejected(home: Path, make: Any, wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make(**wrong)
     assert DatasetRegistry.get_dataset_names() == []
@@ -188,7 +188,7 @@ def hub_folder(folder: Path, subsets: dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @pytest.mark.usefixtures("hub_cache")
-def test_a_benchmark_of_the_hub(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_of_the_hub_is_prepared(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"question": "How many?", "answer": "Add them: 600+634=<<600+634=1234>>1,234\n#### 1,234"}
     folder = hub_folder(tmp_path / "gsm8k", {"main": {"train": [row] * 3, "test": [row]}, "socratic": {"train": [row]}})
     monkeypatch.setitem(benchmarks.BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], hub_id=folder))
@@ -214,7 +214,7 @@ def test_several_subsets_are_mixed(home: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("hub_cache")
-def test_a_row_of_another_form_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_in_another_format_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub_folder(tmp_path / "other", {"main": {"test": [{"question": "?", "answer": "7"}]}})
     monkeypatch.setitem(benchmarks.BENCHMARKS, "gsm8k", replace(BENCHMARKS["gsm8k"], hub_id=folder))
     with pytest.raises(ConfigError, match=r"row 0 of .*other \(test\): there is no '####' in the answer '7'"):
@@ -236,11 +236,11 @@ def test_a_row_of_another_form_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         (r"$\fbox{12}$", "12"),
     ],
 )
-def test_the_answer_is_in_the_last_box(solution: str, answer: str) -> None:
+def test_answer_is_in_the_last_box(solution: str, answer: str) -> None:
     assert boxed_answer(solution) == answer
 
 
 @pytest.mark.parametrize(("solution", "told"), [("It is 5.", r"there is no .boxed"), (r"\boxed{5", "no closing brace")])
-def test_a_solution_without_an_answer_is_refused(solution: str, told: str) -> None:
+def test_solution_without_answer_is_rejected(solution: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         boxed_answer(solution)

@@ -20,7 +20,7 @@ MIXED = [
 ]
 
 
-def test_what_was_registered_is_loaded_without_loss(home: Path) -> None:
+def test_registered_rows_are_loaded_without_loss(home: Path) -> None:
     given = DatasetRegistry.register_dataset("mixed", MIXED, "train", source="by hand")
     loaded = DatasetRegistry.load_dataset("mixed", "train")
     assert loaded is not None
@@ -34,7 +34,7 @@ def test_what_was_registered_is_loaded_without_loss(home: Path) -> None:
     assert DatasetRegistry.get_metadata("mixed", "test") == {}
 
 
-def test_numbers_of_numpy_are_kept_as_numbers(home: Path) -> None:
+def test_numpy_numbers_are_kept_as_numbers(home: Path) -> None:
     data = DatasetRegistry.register_dataset("numpy", [{"n": np.int64(3), "nums": np.arange(2)}])
     assert list(data) == [{"n": 3, "nums": [0, 1]}]
     assert type(data[0]["n"]) is int
@@ -74,7 +74,7 @@ def test_datasets_are_listed_and_removed(home: Path) -> None:
         ("math500", "test", "python -m rllm.data.prepare math500"),
     ],
 )
-def test_an_absent_dataset_is_none_and_a_warning(
+def test_missing_dataset_is_none_with_a_warning(
     home: Path, caplog: pytest.LogCaptureFixture, name: str, split: str, told: str
 ) -> None:
     DatasetRegistry.register_dataset("mine", [{"n": 1}], "train")
@@ -87,7 +87,7 @@ def test_an_absent_dataset_is_none_and_a_warning(
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "a\\b", "a\0", ".hidden", "a b", "x" * 101, "é" * 51, None]
 )
-def test_a_name_cannot_lead_elsewhere(home: Path, name: Any) -> None:
+def test_dataset_name_cannot_be_a_path(home: Path, name: Any) -> None:
     with pytest.raises(ConfigError, match=r"dataset=.* cannot be the name of a file: use letters"):
         DatasetRegistry.register_dataset(name, [{"n": 1}])
     with pytest.raises(ConfigError, match="split="):
@@ -108,21 +108,21 @@ def test_a_name_cannot_lead_elsewhere(home: Path, name: Any) -> None:
         ),
     ],
 )
-def test_bad_rows_leave_what_there_was(home: Path, data: Any, told: str) -> None:
+def test_invalid_rows_keep_the_existing_dataset(home: Path, data: Any, told: str) -> None:
     DatasetRegistry.register_dataset("bad", [{"n": 0}])
     with pytest.raises(ConfigError, match=told):
         DatasetRegistry.register_dataset("bad", data)
     assert list(DatasetRegistry.load_dataset("bad") or []) == [{"n": 0}]
 
 
-def test_a_damaged_file_is_named(home: Path) -> None:
+def test_damaged_file_is_reported(home: Path) -> None:
     path = Path(str(DatasetRegistry.register_dataset("mine", [{"n": 1}]).get_data_path()))
     path.write_text('{"n": 1}\n{"n"')
     with pytest.raises(ConfigError, match=r"default\.jsonl, line 2, column 5 is not valid JSON"):
         DatasetRegistry.load_dataset("mine")
 
 
-def test_a_home_that_cannot_be_written(home: Path) -> None:
+def test_unwritable_home_is_reported(home: Path) -> None:
     home.write_text("a file")
     with pytest.raises(ConfigError, match=r"RLLM_HOME"):
         DatasetRegistry.register_dataset("mine", [{"n": 1}])
@@ -142,7 +142,7 @@ for _ in range(20):
 """
 
 
-def test_processes_register_at_the_same_time(home: Path) -> None:
+def test_processes_can_register_at_the_same_time(home: Path) -> None:
     commands = [[sys.executable, "-c", REGISTER, str(writer)] for writer in range(2)]
     writers = [subprocess.Popen(command, stdin=subprocess.PIPE) for command in commands]
     for writer in writers:

@@ -25,7 +25,7 @@ from rllm.errors import ConfigError
         (OrderedDict(a=np.float64(1.5)), {"a": 1.5}),
     ],
 )
-def test_values_become_plain(value: Any, kept: Any) -> None:
+def test_values_become_plain_python(value: Any, kept: Any) -> None:
     plain = json_value(value, "it")
     assert plain == kept
     assert json.loads(json.dumps(plain)) == kept
@@ -44,6 +44,6 @@ def test_values_become_plain(value: Any, kept: Any) -> None:
         ({"choice": {1, 2}}, "'set'"),
     ],
 )
-def test_what_would_be_lost_is_refused(value: Any, told: str) -> None:
+def test_lossy_values_are_rejected(value: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         json_value(value, "row 3")

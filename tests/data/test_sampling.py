@@ -42,7 +42,7 @@ def taken(num_steps: int, *, num_tasks: int, per_step: int, seed: int = 0) -> li
 
 
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 5))
-def test_every_task_comes_once_an_epoch(num_tasks: int, per_step: int, seed: int) -> None:
+def test_each_task_is_sampled_once_per_epoch(num_tasks: int, per_step: int, seed: int) -> None:
     rows = taken(num_tasks * 2, num_tasks=num_tasks, per_step=per_step, seed=seed)
     assert len(rows) == num_tasks * 2 * per_step
     for epoch in range(2 * per_step):
@@ -50,13 +50,13 @@ def test_every_task_comes_once_an_epoch(num_tasks: int, per_step: int, seed: int
 
 
 @given(st.integers(0, 100))
-def test_a_step_is_a_function_of_seed_and_step_alone(step: int) -> None:
+def test_step_depends_only_on_seed_and_step(step: int) -> None:
     first = sampler_of(50, per_step=7, seed=1).tasks_of_step(step)
     _order.cache_clear()
     assert sampler_of(50, per_step=7, seed=1).tasks_of_step(step) == first
 
 
-def test_the_order_is_the_same_on_every_machine() -> None:
+def test_order_is_the_same_on_every_machine() -> None:
     assert sampler_of(6, per_step=6).tasks_of_step(0) == [2, 3, 1, 0, 5, 4]
 
 
@@ -66,7 +66,7 @@ def test_epochs_and_seeds_differ() -> None:
     assert first != taken(1, num_tasks=40, per_step=40, seed=1)
 
 
-def test_a_step_may_take_more_than_there_are() -> None:
+def test_step_may_need_more_tasks_than_exist() -> None:
     assert Counter(taken(1, num_tasks=3, per_step=7)).most_common()[0][1] == 3
 
 
@@ -81,11 +81,11 @@ def test_more_tasks_differ_from_those_of_the_step() -> None:
     assert sorted(more(0, num_tasks=4, count=4)) == [0, 1, 2, 3]
 
 
-def test_a_later_round_goes_on_where_the_one_before_ended() -> None:
+def test_later_round_continues_the_previous_one() -> None:
     assert more(0, num_tasks=20, count=7) + more(7, num_tasks=20, count=9) == more(0, num_tasks=20, count=16)
 
 
-def test_more_tasks_are_drawn_anew_with_each_seed() -> None:
+def test_more_tasks_depend_on_the_seed() -> None:
     first = more(0, num_tasks=40, count=9)
     assert first == more(0, num_tasks=40, count=9)
     assert first != sorted(first)
@@ -106,7 +106,7 @@ def test_rows_of_several_datasets_keep_their_source() -> None:
     assert numbers(3, "math").source_of(0) is None
 
 
-def test_shares_are_those_of_the_weights_and_epochs_are_of_each_source() -> None:
+def test_shares_follow_the_weights_and_each_source_has_its_epochs() -> None:
     sampler = sampler_of(MIXED, per_step=10, weights=[5, 3, 2])
     steps = [sampler.tasks_of_step(step) for step in range(4)]
     shares = [Counter(MIXED.source_of(row) for row in rows) for rows in steps]
@@ -116,7 +116,7 @@ def test_shares_are_those_of_the_weights_and_epochs_are_of_each_source() -> None
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(0, 400))
-def test_apportioned_places_never_fall_and_are_near_the_weights(weights: list[float], num_places: int) -> None:
+def test_apportionment_is_monotonic_and_near_the_weights(weights: list[float], num_places: int) -> None:
     now, then = apportioned(num_places, weights), apportioned(num_places + 1, weights)
     assert sum(now) == num_places
     assert sorted(after - before for before, after in zip(now, then, strict=True)) == [0] * (len(weights) - 1) + [1]
@@ -127,7 +127,7 @@ def test_apportioned_places_never_fall_and_are_near_the_weights(weights: list[fl
 @pytest.mark.parametrize(
     ("data", "weights"), [(MIXED, [0.7, 0.3]), (numbers(3), [1.0]), (Dataset.concatenate([numbers(3)]), [1.0])]
 )
-def test_weights_that_do_not_match_the_datasets(data: Dataset, weights: list[float]) -> None:
+def test_mismatched_weights_are_rejected(data: Dataset, weights: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"data\.weights"):
         sampler_of(data, per_step=2, weights=weights)
 
@@ -142,7 +142,7 @@ def test_weights_by_hand() -> None:
     assert easy_first([], [0.9], 0)[0] > 0.5
 
 
-def test_tasks_that_always_or_never_succeed_are_taken_less_often() -> None:
+def test_always_or_never_solved_tasks_are_sampled_less() -> None:
     sampler = sampler_of(40, per_step=8, sampling="difficulty")
     sampler.record(0, {str(task): 0.5 if task < 20 else float(task % 2) for task in range(40)})
     counts = Counter(row < 20 for step in range(1, 51) for row in sampler.tasks_of_step(step))
@@ -150,7 +150,7 @@ def test_tasks_that_always_or_never_succeed_are_taken_less_often() -> None:
     assert len(set(sampler.tasks_of_step(1))) == 8
 
 
-def test_the_easiest_unsolved_tasks_come_first() -> None:
+def test_easiest_unsolved_tasks_come_first() -> None:
     sampler = sampler_of(40, per_step=8, sampling="easy_first")
     sampler.record(0, {str(task): [1.0, 0.9, 0.1, 0.0][task // 10] for task in range(40)})
     counts = Counter(row // 10 for step in range(1, 51) for row in sampler.tasks_of_step(step))
@@ -158,7 +158,7 @@ def test_the_easiest_unsolved_tasks_come_first() -> None:
     assert counts[1] > 4 * counts[2]
 
 
-def test_without_outcomes_sampling_begins_uniform() -> None:
+def test_sampling_starts_uniform() -> None:
     sampler = sampler_of(20, per_step=5, sampling="difficulty")
     assert [sampler.tasks_of_step(step) for step in range(4)] == [
         sampler_of(20, per_step=5).tasks_of_step(step) for step in range(4)
@@ -166,7 +166,7 @@ def test_without_outcomes_sampling_begins_uniform() -> None:
     assert "uniform" in " ".join(sampler.in_words())
 
 
-def test_a_step_sees_only_outcomes_that_its_rollouts_could_wait_for() -> None:
+def test_step_uses_only_outcomes_available_to_its_rollouts() -> None:
     """With rollouts two steps ahead, step 3 may begin when step 0 is done, whatever is done by then."""
     early, late = (sampler_of(20, per_step=5, sampling="difficulty", delay=2) for _ in range(2))
     for sampler in (early, late):
@@ -176,7 +176,7 @@ def test_a_step_sees_only_outcomes_that_its_rollouts_could_wait_for() -> None:
     assert early.tasks_of_step(4) != late.tasks_of_step(4)
 
 
-def test_records_of_a_checkpoint_lead_to_the_same_tasks() -> None:
+def test_restored_records_give_the_same_tasks() -> None:
     whole = sampler_of(30, per_step=6, sampling="difficulty", delay=1)
     for step in range(5):
         whole.record(step, {str(row): row % 4 / 3 for row in whole.tasks_of_step(step)})
@@ -223,24 +223,24 @@ def raising(tasks: Sequence[Task], rates: Sequence[float | None], step: int) -> 
     raise KeyError("level")
 
 
-def test_a_function_of_the_user_decides() -> None:
+def test_sampling_function_of_the_user_is_used() -> None:
     sampler = sampler_of(10, per_step=3, sampling=f"{__name__}:even_ones")
     assert [{row % 2 for row in sampler.tasks_of_step(step)} for step in range(3)] == [{0}, {1}, {0}]
     assert Counter(sampler_of(4, per_step=5, sampling=f"{__name__}:even_ones").tasks_of_step(0)).keys() == {0, 2}
 
 
 @pytest.mark.parametrize("function", [nothing, too_few, not_a_number, no_task])
-def test_a_function_that_returns_nonsense_is_named(function: Any) -> None:
+def test_invalid_return_value_of_the_function_is_reported(function: Any) -> None:
     sampler = sampler_of(10, per_step=3, sampling=f"{__name__}:{function.__name__}")
     with pytest.raises(ConfigError, match=rf"data\.sampling=.*{function.__name__}"):
         sampler.tasks_of_step(0)
 
 
-def test_a_function_that_raises_is_named() -> None:
+def test_error_in_the_function_is_reported() -> None:
     with pytest.raises(PluginError, match="raising raised KeyError"):
         sampler_of(10, per_step=3, sampling=f"{__name__}:raising").tasks_of_step(0)
 
 
-def test_an_unknown_way_of_sampling_names_the_known_ones() -> None:
+def test_unknown_sampling_method_error_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="did you mean 'difficulty'"):
         sampler_of(10, per_step=3, sampling="dificulty")

@@ -21,13 +21,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_tasks"
 
 
-def test_a_function_by_name(module: str) -> None:
+def test_function_is_found_by_name(module: str) -> None:
     data = Dataset.load(f"{module}:squares", split="train")
     assert list(data) == [{"n": 0, "square": 0}, {"n": 1, "square": 1}, {"n": 2, "square": 4}]
     assert (data.name, data.split) == ("squares", "train")
 
 
-def test_a_function_is_called_once() -> None:
+def test_function_is_called_once() -> None:
     calls = []
 
     def tasks(count: int) -> Iterator[dict[str, int]]:
@@ -55,7 +55,7 @@ def fails() -> Iterator[dict[str, int]]:
         ([{"n": 1}], r"use a path, or a function"),
     ],
 )
-def test_a_function_that_gives_no_rows_is_named(function: Any, told: str) -> None:
+def test_function_without_rows_is_rejected(function: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Dataset.load(function)
 
@@ -78,7 +78,7 @@ def test_a_function_that_gives_no_rows_is_named(function: Any, told: str) -> Non
         ("rllm.types:UNSCORED", "use a path, or a function"),
     ],
 )
-def test_what_names_no_source_is_refused(source: str, told: str) -> None:
+def test_unknown_source_is_rejected(source: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Dataset.load(source)
 

@@ -125,16 +125,16 @@ OUT_OF_A_TABLE: dict[str, Any] = {
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("rows", [CHATS, AGENT_TASKS], ids=["chats", "tasks"])
-def test_a_table_changes_no_chat(source: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_table_keeps_chats_unchanged(source: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     assert list(SOURCES[source](rows, tmp_path)) == rows
 
 
 @pytest.mark.parametrize("source", OUT_OF_A_TABLE)
-def test_nor_do_rows_that_a_program_took_out_of_one(source: str, tmp_path: Path) -> None:
+def test_rows_read_from_a_table_keep_chats_unchanged(source: str, tmp_path: Path) -> None:
     assert list(OUT_OF_A_TABLE[source](CHATS[:3], tmp_path)) == CHATS[:3]
 
 
-def test_nulls_that_a_user_wrote_stay(tmp_path: Path) -> None:
+def test_explicit_nulls_are_kept(tmp_path: Path) -> None:
     properties = {"unit": {"type": ["string", "null"], "enum": ["C", None], "default": None}}
     messages = chat(call("weather", city="Bern", unit=None), call("weather", city="Rome", unit="C"), answer="Rain")
     row = {"messages": messages, "tools": [tool("weather", properties)], "seen": [{"a": None}, {"a": 1}]}
@@ -146,7 +146,7 @@ def test_nulls_that_a_user_wrote_stay(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("source", [*SOURCES][:-3])
-def test_a_tasks_own_fields_are_those_of_the_table(source: str, tmp_path: Path) -> None:
+def test_task_fields_keep_the_values_of_the_table(source: str, tmp_path: Path) -> None:
     rows = [
         {"state": {"door": None, "key": 1}, "seen": [None, "x"]},
         {"state": {"door": "open", "key": None}, "seen": []},
@@ -161,7 +161,7 @@ def test_a_tasks_own_fields_are_those_of_the_table(source: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("source", ["parquet", "saved", "datasets", "stream", "function"])
-def test_a_column_of_json_is_as_it_was_written(source: str, tmp_path: Path) -> None:
+def test_json_column_is_kept_unchanged(source: str, tmp_path: Path) -> None:
     properties = {"unit": {"type": "string", "default": None}}
     rows = [
         {"messages": chat(call("w", unit=None), answer="1"), "tools": [tool("w", properties)], "own": {"a": [None]}}
@@ -204,7 +204,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("field", TEXTS)
 @pytest.mark.parametrize("source", ["parquet", "datasets", "pandas", "jsonl", "python", "sft"])
-def test_chats_as_json_text_are_read(field: str, source: str, tmp_path: Path) -> None:
+def test_chats_in_json_text_are_parsed(field: str, source: str, tmp_path: Path) -> None:
     row = TEXTS[field]
     if source == "jsonl":
         (tmp_path / "t.jsonl").write_text(json.dumps(row))
@@ -215,20 +215,20 @@ def test_chats_as_json_text_are_read(field: str, source: str, tmp_path: Path) ->
         assert list(SOURCES[source]([row], tmp_path)) == CHATS[:1]
 
 
-def test_nulls_in_json_text_stay(tmp_path: Path) -> None:
+def test_nulls_in_json_text_are_kept(tmp_path: Path) -> None:
     tools = [tool("w", {"unit": {"type": "string", "default": None}})]
     rows = [{"tools": json.dumps(tools)}, {"tools": "null"}]
     assert list(SOURCES["parquet"](rows, tmp_path)) == [{"tools": tools}, {"tools": None}]
 
 
-def test_arguments_stay_the_text_that_they_are_in_openais_format() -> None:
+def test_arguments_in_openai_format_stay_text() -> None:
     called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
     row = {"messages": [{"role": "assistant", "content": None, "tool_calls": [called]}]}
     assert list(Dataset([row])) == [row]
 
 
 @pytest.mark.parametrize("task", [{"tools": "[hammer, saw]"}, {"messages": "Hello {name}"}, {"tools": ["saw", "{"]}])
-def test_texts_of_tasks_that_are_no_json_are_their_own(task: dict[str, Any]) -> None:
+def test_non_json_text_of_tasks_is_kept(task: dict[str, Any]) -> None:
     assert list(Dataset([task])) == [task]
 
 
@@ -245,7 +245,7 @@ def test_texts_of_tasks_that_are_no_json_are_their_own(task: dict[str, Any]) -> 
         ),
     ],
 )
-def test_broken_json_text_is_named_by_row_and_field(row: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_invalid_json_text_error_names_row_and_field(row: dict[str, Any], named: str, tmp_path: Path) -> None:
     rows = [dict.fromkeys(row), row]
     (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in rows))
     for read in (
@@ -258,7 +258,7 @@ def test_broken_json_text_is_named_by_row_and_field(row: dict[str, Any], named: 
             read()
 
 
-def test_values_that_json_lacks_come_as_python_has_them(tmp_path: Path) -> None:
+def test_values_without_json_type_stay_python_values(tmp_path: Path) -> None:
     row = {"answer": Decimal("1.50"), "at": datetime(2026, 1, 2, tzinfo=UTC), "image": b"\x00", "nums": [1, 2]}
     for source in ("parquet", "saved", "datasets", "pyarrow", "pandas"):
         (task,) = SOURCES[source]([row], tmp_path / source if source == "saved" else tmp_path)

@@ -9,7 +9,7 @@ from rllm.data import DatasetRegistry
 from rllm.errors import ConfigError
 
 
-def test_a_registered_dataset_in_the_form_of_verl(home: Path) -> None:
+def test_registered_dataset_in_verl_format(home: Path) -> None:
     rows = [{"question": "?", "nums": [1, 2]}, {"question": "!", "data_source": "other"}]
     data = DatasetRegistry.register_dataset("mine", rows, "train")
     path = data.get_verl_data_path()
@@ -32,7 +32,7 @@ def test_a_registered_dataset_in_the_form_of_verl(home: Path) -> None:
         ([{"a": {}}], "'mine' cannot be written as Parquet"),
     ],
 )
-def test_what_parquet_cannot_hold_is_named(home: Path, rows: list[dict[str, object]], told: str) -> None:
+def test_values_unsupported_by_parquet_are_reported(home: Path, rows: list[dict[str, object]], told: str) -> None:
     data = DatasetRegistry.register_dataset("mine", rows)
     with pytest.raises(ConfigError, match=told):
         data.get_verl_data_path()

@@ -19,16 +19,16 @@ def no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "auto", "local"])
-def test_no_address_is_left_to_ray(address: str | None) -> None:
+def test_missing_address_is_left_to_ray(address: str | None) -> None:
     check_address(address)
 
 
-def test_somebody_who_listens_will_do() -> None:
+def test_reachable_address_is_accepted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         check_address(f"127.0.0.1:{listener.getsockname()[1]}")
 
 
-def test_nobody_there_is_told_with_the_key_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_error_names_the_setting_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConfigError, match=rf"ray.address='127.0.0.1:{port}'"):
@@ -38,17 +38,17 @@ def test_nobody_there_is_told_with_the_key_and_the_remedy(monkeypatch: pytest.Mo
         check_address(None)
 
 
-def test_what_is_no_address() -> None:
+def test_invalid_address_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"ray\.address='head'"):
         check_address("head")
 
 
-def test_a_program_outside_of_the_cluster_is_told_where_to_run() -> None:
+def test_program_outside_of_the_cluster_is_rejected_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="ray job submit"):
         check_address("ray://10.0.0.1:10001")
 
 
-def test_a_program_that_joins_a_cluster_hears_sigterm_as_before() -> None:
+def test_joining_a_cluster_keeps_the_sigterm_handler() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:

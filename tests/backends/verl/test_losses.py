@@ -63,7 +63,7 @@ def on_rows(values: torch.Tensor, rows: Rows) -> list[torch.Tensor]:
 )
 @pytest.mark.parametrize("kind", [GRPO, GSPO])
 @pytest.mark.parametrize("size", [1, 2, 6])
-def test_the_pieces_add_up_to_the_loss_of_the_whole(
+def test_losses_of_parts_sum_to_the_loss_of_the_whole(
     batch: Batch, kind: type[Algorithm], aggregation: Aggregation, size: int
 ) -> None:
     algorithm = kind(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01, correction="truncate")
@@ -89,7 +89,7 @@ def test_the_pieces_add_up_to_the_loss_of_the_whole(
         assert told[name] == pytest.approx(float(value), rel=1e-4, abs=1e-4)
 
 
-def test_the_critics_pieces_too(batch: Batch) -> None:
+def test_critic_losses_of_parts_sum_to_the_loss_of_the_whole(batch: Batch) -> None:
     algorithm = PPO()
     values = torch.linspace(-1.0, 1.0, batch.num_tokens)
     whole, _ = algorithm.value_loss(values, batch)
@@ -97,7 +97,7 @@ def test_the_critics_pieces_too(batch: Batch) -> None:
     assert sum(float(ValueLoss(algorithm)(*piece)[0]) for piece in pieces) == pytest.approx(whole.item(), rel=1e-5)
 
 
-def test_a_micro_batch_of_fillers_changes_nothing(batch: Batch) -> None:
+def test_micro_batch_of_padding_rows_changes_nothing(batch: Batch) -> None:
     rows = Rows.dealt(batch, 2)
     filler = rows.is_real.index(False)
     logprobs = torch.zeros(batch.num_tokens, requires_grad=True)
@@ -109,7 +109,7 @@ def test_a_micro_batch_of_fillers_changes_nothing(batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("aggregation", "count"), [("token-mean", 16), ("seq-mean-token-mean", 5), ("seq-mean-token-sum", 5)]
 )
-def test_what_a_mean_is_over_is_told_from_a_part(batch: Batch, aggregation: Aggregation, count: int) -> None:
+def test_denominators_come_from_the_whole_batch(batch: Batch, aggregation: Aggregation, count: int) -> None:
     part = batch.with_weights(aggregation).select([2, 3])
     sizes = sizes_of_whole(part, GRPO(aggregation=aggregation))
     assert sizes["batch_num_tokens" if aggregation == "token-mean" else "global_batch_size"] == pytest.approx(count)

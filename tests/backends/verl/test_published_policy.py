@@ -21,7 +21,7 @@ def folder(make_model: Any, tokenizer: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-async def test_with_autocast_it_rounds_where_the_trainer_does(folder: Path, autocast: bool) -> None:
+async def test_autocast_rounds_where_the_trainer_does(folder: Path, autocast: bool) -> None:
     config = load_config(["backend=verl", f"model.path={folder}", f"optim.autocast={autocast}"])
     policy = PublishedPolicy(config, dtype="float32", device="cpu")
     try:

@@ -38,7 +38,7 @@ def next_of(ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_what_is_told_of_the_rows_is_told_of_the_batchs_tokens(batch: Batch, num_workers: int) -> None:
+def test_values_of_rows_map_back_to_tokens(batch: Batch, num_workers: int) -> None:
     rows = Rows.dealt(batch, num_workers)
     columns = rows.columns()
     assert len(rows.order) % num_workers == 0
@@ -46,21 +46,21 @@ def test_what_is_told_of_the_rows_is_told_of_the_batchs_tokens(batch: Batch, num
     assert rows.back(answers).tolist() == [100.0 * token for token in batch.ids.tolist()]
 
 
-def test_fillers_hold_no_tokens_that_count(batch: Batch) -> None:
+def test_padding_rows_hold_no_counted_tokens(batch: Batch) -> None:
     rows = Rows.dealt(batch, 2)
     assert (rows.order, rows.is_real) == ([2, 1, 0, 1], [True, False, True, True])
     assert rows.num_sampled() == [4, 0, 2, 1]
     assert rows.columns()[MASK].sum().item() == batch.num_tokens
 
 
-def test_long_sequences_are_dealt_out_evenly() -> None:
+def test_long_sequences_are_distributed_evenly() -> None:
     lengths = [100, 90, 80, 70, 20, 10]
     rows = Rows.dealt(Batch.of([sequence([0] * length, (1, 2)) for length in lengths]), 2)
     shares = [[lengths[index] for index in hand] for hand in (rows.order[:3], rows.order[3:])]
     assert shares == [[100, 70, 20], [90, 80, 10]]
 
 
-def test_a_worker_has_the_same_batch_again(batch: Batch) -> None:
+def test_worker_rebuilds_the_same_batch(batch: Batch) -> None:
     rows = Rows.dealt(batch, 1)
     again = batch_of({**rows.columns(), "temperature": 0.7})
     assert again.temperature == 0.7
@@ -76,7 +76,7 @@ def test_a_worker_has_the_same_batch_again(batch: Batch) -> None:
     assert again.ref_logprobs is None
 
 
-def test_any_batch_survives_the_journey() -> None:
+def test_any_batch_survives_the_round_trip() -> None:
     rng = random.Random(0)
     for _ in range(50):
         sequences = []

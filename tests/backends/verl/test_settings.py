@@ -46,14 +46,14 @@ def config_of(*overrides: str) -> TrainConfig:
 
 
 @pytest.mark.parametrize("setting", SAID)
-def test_a_setting_is_said_in_verls_words(setting: str) -> None:
+def test_settings_map_to_verl_keys(setting: str) -> None:
     value, key, said = SAID[setting]
     before, after = verl_keys(config_of()), verl_keys(config_of(f"{setting}={value}"))
     assert key not in before or before[key].value != said
     assert after[key].value == said
 
 
-def test_what_verls_own_losses_read() -> None:
+def test_keys_for_builtin_verl_losses() -> None:
     algorithm = ["algorithm.name=dapo", "algorithm.clip_low=0.1", "algorithm.aggregation=seq-mean-token-mean"]
     keys = verl_keys(config_of("verl.policy_loss=vanilla", *algorithm))
     names = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode")
@@ -71,7 +71,7 @@ def test_numbers_that_yaml_reads_as_text_are_converted(tmp_path: Path) -> None:
     assert needs_reference(config)
 
 
-def test_numbers_are_computed_in_the_formats_of_the_local_backend() -> None:
+def test_dtypes_are_those_of_the_local_backend() -> None:
     key = f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"
     formats = {
         (): ("bfloat16", "bf16"),
@@ -84,12 +84,12 @@ def test_numbers_are_computed_in_the_formats_of_the_local_backend() -> None:
         assert (weights_dtype(config), verl_keys(config)[key].value) == (sampled, computed)
 
 
-def test_a_key_of_verls_is_handed_on() -> None:
+def test_verl_overrides_are_passed_on() -> None:
     config = config_of(f"verl.overrides.{ACTOR}.fsdp_config.param_offload=true")
     assert user_keys(config) == {f"{ACTOR}.fsdp_config.param_offload": True}
 
 
-def test_what_verls_own_losses_read_is_handed_on_with_them() -> None:
+def test_verl_loss_options_are_passed_on() -> None:
     own = {f"{ACTOR}.policy_loss.clip_cov_ratio": 0.1, f"{ACTOR}.tau_pos": 2.0}
     overrides = [f"verl.overrides.{key}={value}" for key, value in own.items()]
     assert user_keys(config_of("verl.policy_loss=clip_cov", *overrides)) == own
@@ -103,7 +103,7 @@ def test_megatron_has_no_keys_of_fsdp() -> None:
     assert user_keys(config)[f"{ACTOR}.megatron.tensor_model_parallel_size"] == 2
 
 
-def test_megatron_reads_a_section_for_adapters_of_its_own() -> None:
+def test_megatron_reads_its_own_section_for_adapters() -> None:
     key = f"{MODEL}.lora.rank"
     assert user_keys(config_of("verl.overrides.model_engine=megatron", f"verl.overrides.{key}=8")) == {
         "model_engine": "megatron",
@@ -151,7 +151,7 @@ def test_megatron_reads_a_section_for_adapters_of_its_own() -> None:
         ("model.path=no/such/folder", "there is no such folder"),
     ],
 )
-def test_what_cannot_be_used_is_refused(override: str, told: str) -> None:
+def test_unusable_settings_are_rejected(override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check_settings(config_of(override))
 
@@ -168,16 +168,16 @@ def test_what_cannot_be_used_is_refused(override: str, told: str) -> None:
         (["algorithm.name=ppo", "model.lora_rank=2"], "here ppo trains all weights: use 0, or backend=local"),
     ],
 )
-def test_what_does_not_go_together_is_refused(overrides: list[str], told: str) -> None:
+def test_conflicting_settings_are_rejected(overrides: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check_settings(config_of(*overrides))
 
 
-def test_an_override_that_says_the_same_is_taken() -> None:
+def test_override_with_the_same_value_is_accepted() -> None:
     check_settings(config_of("model.path=owner/name", f"verl.overrides.{ACTOR}.optim.lr=1e-6"))
 
 
-def test_what_a_run_asks_of_a_cluster() -> None:
+def test_cluster_resources_of_a_run() -> None:
     gpus = demand_of(config_of("verl.workers_per_node=8", "verl.num_nodes=2"))
     assert (gpus.workers_per_node, gpus.num_nodes, gpus.resource) == (8, 2, "GPU")
     assert demand_of(config_of("model.device=cpu")).resource == "CPU"
@@ -185,7 +185,7 @@ def test_what_a_run_asks_of_a_cluster() -> None:
     assert environment_of(config_of("model.device=cpu"))["VERL_PLATFORM"] == "cpu"
 
 
-def test_a_reference_is_loaded_for_a_divergence_only() -> None:
+def test_reference_is_loaded_only_for_a_divergence() -> None:
     assert not needs_reference(config_of())
     assert needs_reference(config_of("algorithm.kl_coef=0.1"))
     assert not needs_reference(config_of("algorithm.kl_coef=0.1", "model.lora_rank=2")), (
@@ -200,18 +200,18 @@ class Held(GRPO):
     kl_coef: float = 0.1
 
 
-def test_an_algorithm_may_ask_for_a_divergence_by_default() -> None:
+def test_algorithm_may_require_a_divergence_by_default() -> None:
     assert needs_reference(config_of(f"algorithm.name={__name__}:Held"))
     assert not needs_reference(config_of(f"algorithm.name={__name__}:Held", "algorithm.kl_coef=0"))
 
 
-def test_a_checkpoint_has_of_an_adapter_what_is_trained() -> None:
+def test_adapter_checkpoint_holds_only_trained_weights() -> None:
     key = f"{ACTOR}.checkpoint.save_lora_only"
     assert key not in verl_keys(config_of())
     assert verl_keys(config_of("model.lora_rank=2"))[key].value is True
 
 
-def test_an_adapter_is_no_model_to_begin_from(tmp_path: Path) -> None:
+def test_adapter_is_rejected_as_the_initial_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"model\.path="):
         check_settings(config_of(f"model.path={tmp_path}"))
@@ -227,7 +227,7 @@ def test_an_adapter_is_no_model_to_begin_from(tmp_path: Path) -> None:
         "overrides.model_engine=megatron",
     ],
 )
-def test_the_local_backend_refuses_what_is_said_of_verl(setting: str, tmp_path: Path) -> None:
+def test_local_backend_rejects_verl_settings(setting: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     config = load_config([f"model.path={tmp_path}", f"verl.{setting}"])
     with pytest.raises(
