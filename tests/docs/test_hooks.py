@@ -29,20 +29,20 @@ def pages(hooks: Any) -> dict[str, str]:
     return pages
 
 
-def test_sections_of_settings_are_listed(pages: dict[str, str]) -> None:
+def test_every_section_of_settings_is_documented(pages: dict[str, str]) -> None:
     page = pages["reference/settings.md"]
     for name in TrainConfig.model_fields:
         assert f"`{name}" in page, name
 
 
-def test_environment_variables_are_listed(hooks: Any, pages: dict[str, str]) -> None:
+def test_every_environment_variable_is_documented(hooks: Any, pages: dict[str, str]) -> None:
     sources = [path.read_text() for path in (DOCS.parent / "src" / "rllm").rglob("*.py")]
     read = {name for source in sources for name in re.findall(r'"(RLLM_[A-Z_]+[A-Z])"', source)}
     assert read <= hooks.VARIABLES.keys()
     assert [name for name in hooks.VARIABLES if f"| `{name}` |" not in pages["reference/settings.md"]] == []
 
 
-def test_commands_are_listed_with_options(pages: dict[str, str]) -> None:
+def test_commands_are_documented_with_options(pages: dict[str, str]) -> None:
     page = pages["reference/commands.md"]
     for text in ("`rllm train`", "`--data`", "`rllm traces list`", "`rllm config`"):
         assert text in page
@@ -52,19 +52,19 @@ def test_commands_are_listed_with_options(pages: dict[str, str]) -> None:
     assert "| `KEY\\|FILE` | Keys, sections" in page
 
 
-def test_a_backend_that_refuses_is_quoted(hooks: Any) -> None:
+def test_rejection_by_a_backend_is_quoted(hooks: Any) -> None:
     assert hooks.verdict("local", ["algorithm.name=grpo"]) == "yes"
     assert "set backend=verl" in hooks.verdict("local", ["verl.policy_loss=vanilla"])
 
 
-def test_every_public_name_is_asked_for(pages: dict[str, str]) -> None:
+def test_every_public_name_is_documented(pages: dict[str, str]) -> None:
     page = pages["reference/api.md"]
     assert {"::: rllm.AgentTrainer", "::: rllm.sdk.get_chat_client", "::: rllm.testing.ScriptedEngine"} <= set(
         page.splitlines()
     )
 
 
-def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: Any, pages: dict[str, str]) -> None:
+def test_reference_covers_every_package_without_duplicates(hooks: Any, pages: dict[str, str]) -> None:
     page = pages["reference/api.md"]
     told = [line for line in page.splitlines() if line.startswith("::: ")]
     assert len(told) == len(set(told))
@@ -84,10 +84,10 @@ def test_every_package_of_the_reference_has_names_and_none_is_told_twice(hooks: 
         ("[code](../../examples/frameworks/openai/agent.py) and [page](gateway.md)", "code and [page](gateway.md)"),
     ],
 )
-def test_links_of_a_clone_become_those_of_the_site(hooks: Any, text: str, shown: str) -> None:
+def test_repository_links_become_links_of_the_site(hooks: Any, text: str, shown: str) -> None:
     assert hooks.on_page_markdown(text) == shown
 
 
-def test_each_generated_page_has_a_section_in_a_clone(hooks: Any, pages: dict[str, str]) -> None:
+def test_each_generated_page_has_a_section_in_the_repository(hooks: Any, pages: dict[str, str]) -> None:
     assert set(hooks.GENERATED.values()) == pages.keys()
     assert hooks.GENERATED.keys() <= headings(DOCS / "reference.md")

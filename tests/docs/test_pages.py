@@ -38,7 +38,7 @@ LANGUAGES = {"python", "sh", "json", "jsonl", "yaml", "text"}
 
 @pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_page_runs(page: Path, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(page: Path, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -69,7 +69,7 @@ def run(fence: Fence, policy: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_every_command_of_make_is_one(page: Path) -> None:
+def test_documented_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z-]+)", page.read_text())) | set(
         re.findall(r"^make ([a-z-]+)", page.read_text(), re.MULTILINE)
@@ -78,7 +78,7 @@ def test_every_command_of_make_is_one(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_a_heading_of_a_clone(page: Path) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     broken = []
     for link in links(page):
         path, _, heading = link.partition("#")
@@ -88,7 +88,7 @@ def test_every_link_leads_to_a_file_and_a_heading_of_a_clone(page: Path) -> None
     assert broken == []
 
 
-def test_every_page_that_the_code_names_exists() -> None:
+def test_pages_named_in_the_code_exist() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
     named = {name for source in sources for name in re.findall(r"docs/[\w/-]+\.md", source)}
     assert [name for name in sorted(named) if not is_in_clone(ROOT / name)] == []

@@ -46,7 +46,7 @@ def problem(episode: Episode) -> str:
 # What a rollout is
 
 
-async def test_each_step_has_its_own_exact_tokens_and_what_the_environment_said() -> None:
+async def test_each_step_has_exact_tokens_and_its_observation() -> None:
     model = ScriptedEngine(count)
     (path,) = await engine_of(rollout_engine=model).execute_tasks([{"start": 2}])
     first, second = path.steps
@@ -62,7 +62,7 @@ async def test_each_step_has_its_own_exact_tokens_and_what_the_environment_said(
     assert path.info["termination_reason"] == "env_done"
 
 
-async def test_an_agent_can_tell_how_many_steps_it_has_left() -> None:
+async def test_agent_can_read_the_number_of_remaining_steps() -> None:
     class Counts(Talker):
         def update_from_env(self, observation: Any, reward: Any, done: bool, info: dict[str, Any]) -> None:
             left = info["max_steps"] - len(self.path.steps)
@@ -81,7 +81,7 @@ async def test_returns_are_discounted() -> None:
     assert [step.mc_return for step in path.steps] == [0.25, 0.5, 1.0]
 
 
-async def test_results_come_in_the_order_of_the_tasks_whatever_ends_first() -> None:
+async def test_results_are_in_the_order_of_the_tasks() -> None:
     class Model(ScriptedEngine):
         async def get_model_response(self, messages: Any, **params: Any) -> Any:
             if "3 left" in messages[0]["content"]:
@@ -103,17 +103,17 @@ async def test_results_come_in_the_order_of_the_tasks_whatever_ends_first() -> N
     assert [hear(path) async for path in engine.trajectory_generator(tasks)] == [1, 1, 3, 3]
 
 
-async def test_a_task_that_is_given_twice_is_attempted_twice() -> None:
+async def test_duplicate_task_is_attempted_twice() -> None:
     found = await episodes([{"id": "a:b", "start": 1}] * 2 + [{"start": 1}])
     assert [(episode.task_id, episode.index) for episode in found] == [("a:b", 0), ("a:b", 1), ("2", 0)]
 
 
-async def test_a_task_without_an_id_is_known_by_its_place() -> None:
+async def test_task_without_id_is_identified_by_its_position() -> None:
     tasks: list[dict[str, Any]] = [{"id": None, "start": 1}, {"task_id": None, "id": 7, "start": 1}, {"start": 1}]
     assert [episode.id for episode in await episodes(tasks)] == ["0:0", "7:0", "2:0"]
 
 
-async def test_arguments_reach_agent_and_environment_and_parameters_the_model() -> None:
+async def test_arguments_reach_the_agent_the_environment_and_the_model() -> None:
     class Model(ScriptedEngine):
         async def get_model_response(self, messages: Any, **params: Any) -> Any:
             asked.append((messages[0]["content"], params["temperature"]))
@@ -167,7 +167,7 @@ async def test_environments_that_are_not_thread_safe_share_one_thread() -> None:
     assert threads != {threading.get_ident()}
 
 
-async def test_an_agent_that_opens_its_step_when_the_environment_speaks() -> None:
+async def test_agent_may_create_its_step_on_observation() -> None:
     class Opener(Talker):
         def update_from_env(self, observation: Any, reward: Any, done: bool, info: dict[str, Any]) -> None:
             super().update_from_env(observation, reward, done, info)
@@ -182,7 +182,7 @@ async def test_an_agent_that_opens_its_step_when_the_environment_speaks() -> Non
     assert [decode(step.response_ids) for step in episode.trajectories[0].steps] == ["turn 0", "turn 1"]
 
 
-async def test_a_judge_of_the_whole_rollout_has_the_last_word() -> None:
+async def test_reward_of_the_whole_rollout_is_final() -> None:
     class Judged(Countdown):
         def compute_final_reward(self) -> float:
             return np.float64(0.25)  # type: ignore[return-value]
@@ -196,14 +196,14 @@ async def test_a_judge_of_the_whole_rollout_has_the_last_word() -> None:
     assert episode.trajectories[0].reward == 0.25
 
 
-def test_the_old_name_is_the_same_engine() -> None:
+def test_old_name_is_the_same_engine() -> None:
     assert AsyncAgentExecutionEngine is AgentExecutionEngine
 
 
 @pytest.mark.parametrize(
     ("reward", "said", "correct"), [(0.9, True, True), (1.0, np.False_, False), (0.9, None, False)]
 )
-async def test_an_environment_may_say_what_is_correct(reward: float, said: Any, correct: bool) -> None:
+async def test_environment_may_set_is_correct(reward: float, said: Any, correct: bool) -> None:
     class Judging(Countdown):
         def step(self, action: Any) -> Any:
             return "done", reward, True, {} if said is None else {"is_correct": said}
@@ -212,7 +212,7 @@ async def test_an_environment_may_say_what_is_correct(reward: float, said: Any, 
 
 
 @pytest.mark.parametrize("truncated", [True, np.bool_(True)])
-async def test_an_environment_may_say_that_a_limit_ended_it(truncated: Any) -> None:
+async def test_environment_may_report_truncation(truncated: Any) -> None:
     class Cut(Countdown):
         def step(self, action: Any) -> Any:
             return "cut off", 0.0, True, {"truncated": truncated}
@@ -232,7 +232,7 @@ async def test_turns_are_limited() -> None:
 
 
 @pytest.mark.parametrize("start", [1, 9])
-async def test_a_last_answer_that_was_cut_is_what_ended_the_rollout(start: int) -> None:
+async def test_truncated_last_answer_sets_the_termination_reason(start: int) -> None:
     episode = await one(start=start, max_steps=1, sampling_params={"max_tokens": 3}, overlong_filter=True)
     (step,) = episode.trajectories[0].steps
     assert (decode(step.response_ids), step.reward) == ("tur", float(start == 1)), (
@@ -242,14 +242,14 @@ async def test_a_last_answer_that_was_cut_is_what_ended_the_rollout(start: int) 
     assert not episode.trajectories[0].trainable
 
 
-async def test_what_ended_by_a_limit_can_be_kept_out_of_training() -> None:
+async def test_rollouts_ended_by_a_limit_can_be_excluded_from_training() -> None:
     episode = await one(start=9, max_steps=3, overlong_filter=True)
     assert not episode.trajectories[0].trainable
     assert "max_turns_exceeded" in episode.info["filtered"]
     assert (await one(start=2, max_steps=3, overlong_filter=True)).trajectories[0].trainable
 
 
-async def test_the_tokens_of_all_turns_together_are_limited() -> None:
+async def test_total_tokens_of_all_turns_are_limited() -> None:
     # After the first prompt come "turn 0" and its end (7 tokens), the environment's "\n<user\n8 left>\n<assistant\n"
     # (26), and "turn 1" and its end (7): 40 in all. An answer beyond the limit is not kept.
     whole = await one(start=9, max_response_length=40, max_steps=2)
@@ -261,7 +261,7 @@ async def test_the_tokens_of_all_turns_together_are_limited() -> None:
         assert [len(step.response_ids) for step in cut.trajectories[0].steps] == lengths
 
 
-async def test_the_lengths_may_bound_each_step_by_itself() -> None:
+async def test_length_limits_may_apply_to_each_step() -> None:
     # Prompts of 25 and 58 tokens, and answers of 7.
     each = {"start": 9, "max_steps": 2, "enforce_max_prompt_length": True}
     for limits, reason, lengths in [
@@ -275,7 +275,7 @@ async def test_the_lengths_may_bound_each_step_by_itself() -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 50}, {"max_completion_tokens": 50}])
-async def test_an_answer_that_runs_out_of_room_decides_nothing(asked: dict[str, int]) -> None:
+async def test_truncated_answer_is_not_scored(asked: dict[str, int]) -> None:
     episode = await one(start=1, max_response_length=3, sampling_params=asked)
     (step,) = episode.trajectories[0].steps
     assert decode(step.response_ids) == "tur"
@@ -283,13 +283,13 @@ async def test_an_answer_that_runs_out_of_room_decides_nothing(asked: dict[str, 
     assert episode.termination_reason is TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
 
 
-async def test_a_first_prompt_that_is_too_long_fails_by_name() -> None:
+async def test_overlong_first_prompt_fails_with_a_named_error() -> None:
     episode = await one(start=1, max_prompt_length=4)
     assert episode.termination_reason is TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
     assert "max_prompt_length=4: shorten the task" in problem(episode)
 
 
-async def test_a_conversation_that_outgrows_the_model_ends_there() -> None:
+async def test_conversation_ends_at_the_context_limit() -> None:
     episode = await one(start=9, rollout_engine=ScriptedEngine(count, context_length=60), max_steps=9)
     assert episode.termination_reason is TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED
     assert len(episode.trajectories[0].steps) == 2
@@ -374,7 +374,7 @@ def made_by(env: type[Countdown]) -> type[Countdown]:
         (NoEnvironment, "EnvError", "NoEnvironment.from_dict returned None of type NoneType: return an environment"),
     ],
 )
-async def test_an_environment_that_fails_is_named(env: type[BaseEnv], kind: str, said: str) -> None:
+async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: str, said: str) -> None:
     class Mixed(Countdown):
         """Every second task has the faulty environment."""
 
@@ -430,7 +430,7 @@ def adding(**fields: Any) -> Any:
         ({"chat_completions": []}, "Broken.chat_completions is empty: update_from_env must add a message"),
     ],
 )
-async def test_an_agent_that_fails_is_named(changes: dict[str, Any], said: str) -> None:
+async def test_agent_error_is_attributed_to_it(changes: dict[str, Any], said: str) -> None:
     episode = await one(
         agent=type("Broken", (Talker,), changes), agent_args={"more": 1} if "__init__" in changes else {}
     )
@@ -438,7 +438,7 @@ async def test_an_agent_that_fails_is_named(changes: dict[str, Any], said: str) 
     assert said in problem(episode)
 
 
-async def test_what_was_done_before_the_failure_is_kept_but_never_trained_on() -> None:
+async def test_steps_before_a_failure_are_kept_but_not_trained() -> None:
     class Falls(Countdown):
         def step(self, action: Any) -> Any:
             if self.left == 1:
@@ -452,7 +452,7 @@ async def test_what_was_done_before_the_failure_is_kept_but_never_trained_on() -
     assert not is_scored(path.reward)
 
 
-async def test_rewards_that_are_unscored_add_up() -> None:
+async def test_unscored_rewards_can_be_summed() -> None:
     class Unjudged(Countdown):
         def step(self, action: Any) -> tuple[Any, float | None, bool, dict[str, Any]]:
             observation, reward, done, info = super().step(action)
@@ -474,7 +474,7 @@ async def test_rewards_that_are_unscored_add_up() -> None:
     assert sum(step.reward for step in path.steps) == path.reward == 1.0
 
 
-async def test_an_unscored_step_is_not_a_zero() -> None:
+async def test_unscored_step_is_not_zero() -> None:
     class Unscored(Countdown):
         def step(self, action: Any) -> Any:
             observation, _, done, info = super().step(action)
@@ -486,7 +486,7 @@ async def test_an_unscored_step_is_not_a_zero() -> None:
     assert "'talker'" in episode.info["unscored"]
 
 
-async def test_an_observation_that_cannot_be_kept_is_named_and_borne_with() -> None:
+async def test_unserialisable_observation_is_a_warning() -> None:
     class Odd(Countdown):
         def reset(self) -> Any:
             return {"board": object()}, {}
@@ -496,7 +496,7 @@ async def test_an_observation_that_cannot_be_kept_is_named_and_borne_with() -> N
     assert "Odd: an observation of type dict cannot be kept as JSON" in episode.info["warnings"][0]
 
 
-async def test_arrays_are_fine_observations() -> None:
+async def test_arrays_are_valid_observations() -> None:
     class Arrays(Countdown):
         def reset(self) -> Any:
             return {"board": np.zeros(3), 1: np.float32(2)}, {}
@@ -504,7 +504,7 @@ async def test_arrays_are_fine_observations() -> None:
     assert (await one(made_by(Arrays))).info == {}
 
 
-async def test_a_server_that_fails_once_is_asked_again() -> None:
+async def test_transient_server_error_is_retried() -> None:
     answers = iter([InferenceError("busy", status_code=503)])
     engine = engine_of(rollout_engine=ScriptedEngine(lambda messages: next(answers, "fine")), retry_limit=2)
     engine._settings["retry_delay_s"] = 0.0
@@ -568,7 +568,7 @@ def let_go() -> Any:
 
 
 @pytest.mark.parametrize("env", [HangingReset, HangingStep, HangingReward, HangingCoroutine])
-async def test_what_hangs_is_cut_at_its_deadline_and_shown(
+async def test_hanging_environment_is_cancelled_at_its_deadline_and_logged(
     let_go: Any, pass_time: Any, env: type[Countdown], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Mixed(Countdown):
@@ -594,7 +594,7 @@ async def test_what_hangs_is_cut_at_its_deadline_and_shown(
     assert "rllm/engine" not in caplog.text, "only lines of others are shown"
 
 
-async def test_a_model_call_that_hangs_is_cut_too(pass_time: Any) -> None:
+async def test_hanging_model_call_is_cancelled(pass_time: Any) -> None:
     model = ScriptedEngine(count, latency_s=lambda messages: 3600 if "2 left" in messages[0]["content"] else 0)
     engine = engine_of(rollout_engine=model, trajectory_timeout=600)
     ended = asyncio.Event()
@@ -610,7 +610,7 @@ async def test_a_model_call_that_hangs_is_cut_too(pass_time: Any) -> None:
     assert "get_model_response" in hung.info["error"]["traceback"]
 
 
-async def test_an_environment_that_will_not_close_does_not_matter(
+async def test_environment_that_fails_to_close_does_not_matter(
     let_go: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 0.05)
@@ -618,7 +618,7 @@ async def test_an_environment_that_will_not_close_does_not_matter(
     assert "HangingClose.close failed (TimeoutError" in caplog.text
 
 
-async def test_environments_are_closed_however_it_ends(
+async def test_environments_are_closed_after_any_outcome(
     let_go: Any, pass_time: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 60.0)
@@ -633,7 +633,7 @@ async def test_environments_are_closed_however_it_ends(
 
 
 @pytest.mark.parametrize("thread_safe", [True, False])
-async def test_many_that_hang_leave_places_for_the_others(let_go: Any, pass_time: Any, thread_safe: bool) -> None:
+async def test_hanging_rollouts_free_their_slots(let_go: Any, pass_time: Any, thread_safe: bool) -> None:
     class Mixed(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -657,7 +657,7 @@ async def test_many_that_hang_leave_places_for_the_others(let_go: Any, pass_time
     assert [episode.is_correct for episode in found] == [not task["hangs"] for task in tasks]
 
 
-async def test_two_runs_at_once_share_one_thread_and_neither_ends_the_other() -> None:
+async def test_concurrent_runs_share_one_thread_and_do_not_stop_it() -> None:
     class Unsafe(Countdown):
         def step(self, action: Any) -> Any:
             threads.add(threading.get_ident())
@@ -682,7 +682,7 @@ async def test_two_runs_at_once_share_one_thread_and_neither_ends_the_other() ->
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_one_engine_serves_one_event_loop_after_another(held: bool) -> None:
+def test_engine_can_be_used_from_several_event_loops(held: bool) -> None:
     engine = engine_of(max_workers=1)
     with engine if held else contextlib.nullcontext():
         for _ in range(3):
@@ -691,7 +691,9 @@ def test_one_engine_serves_one_event_loop_after_another(held: bool) -> None:
     assert not engine._calls
 
 
-async def test_cancelling_closes_every_environment_and_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancellation_closes_every_environment_and_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Countdown, "closed", [])
     model = ScriptedEngine(count, latency_s=3600)
     before = asyncio.all_tasks()
@@ -705,7 +707,7 @@ async def test_cancelling_closes_every_environment_and_leaves_nothing_running(mo
     assert asyncio.all_tasks() == before
 
 
-async def test_leaving_a_generator_early_closes_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_generator_early_closes_running_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(messages: list[dict[str, Any]]) -> float:
         if "2 left" not in messages[0]["content"]:
             return 0
@@ -764,7 +766,7 @@ class Fresh(Talker):
 
 
 @pytest.mark.parametrize("agent", [OneList, Forgetful, ClassWide, Fresh])
-async def test_each_step_is_kept_as_it_was_when_it_was_made(agent: type[BaseAgent]) -> None:
+async def test_steps_are_snapshots(agent: type[BaseAgent]) -> None:
     for episode in await episodes([{"start": 3}] * 4, agent=agent):
         (path,) = episode.trajectories
         assert [decode(step.response_ids) for step in path.steps] == ["turn 0", "turn 1", "turn 2"]
@@ -773,7 +775,7 @@ async def test_each_step_is_kept_as_it_was_when_it_was_made(agent: type[BaseAgen
         assert path.reward == 1.0
 
 
-async def test_what_a_rollout_does_to_its_task_no_other_sees() -> None:
+async def test_changes_to_a_task_stay_within_its_rollout() -> None:
     class Greedy(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Countdown:
@@ -840,7 +842,7 @@ class WrongState(Talker):
         (Countdown, WrongState, "AgentError", "WrongState.update_from_model added no step"),
     ],
 )
-async def test_the_strangest_of_them_harm_no_other(
+async def test_faulty_user_classes_do_not_affect_other_rollouts(
     env: type[Countdown], agent: type[Talker], kind: str, said: str
 ) -> None:
     class Sometimes(Talker):
@@ -893,19 +895,19 @@ class Abstract(BaseAgent):
         ({"trajectory_timeout": -1}, "timeout_s=-1"),
     ],
 )
-def test_wrong_settings_are_named_before_anything_starts(settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_reported_before_anything_starts(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         engine_of(**settings)
 
 
-def test_settings_of_code_for_the_rllm_framework_are_taken() -> None:
+def test_settings_for_the_rllm_framework_are_accepted() -> None:
     named = {"model": "policy", "base_url": "http://127.0.0.1:9/v1"}
     settings = {"tokenizer": object(), "chat_parser": object(), "config": {}, "api_retries": 5}
     engine = engine_of(rollout_engine=None, rollout_engine_args=named, **settings)
     assert engine.rollout_engine._client_settings["max_retries"] == 5
 
 
-def test_the_model_may_be_named_among_the_sampling_parameters() -> None:
+def test_model_name_may_be_a_sampling_parameter() -> None:
     server = {"base_url": "http://127.0.0.1:9/v1"}
     engine = engine_of(rollout_engine=None, rollout_engine_args=server, sampling_params={"model": "policy"})
     assert engine.rollout_engine.inference.model == "policy"
@@ -914,7 +916,7 @@ def test_the_model_may_be_named_among_the_sampling_parameters() -> None:
     assert engine.rollout_engine.inference.model == "other"
 
 
-async def test_a_task_must_be_a_mapping() -> None:
+async def test_task_must_be_a_mapping() -> None:
     with pytest.raises(ConfigError, match=r"tasks\[1\]='two': use a mapping"):
         await engine_of().execute_tasks([{"start": 1}, "two"])  # type: ignore[list-item]
 
@@ -923,7 +925,7 @@ async def test_a_task_must_be_a_mapping() -> None:
 
 
 @pytest.mark.slow
-async def test_thousands_at_once_lose_nothing() -> None:
+async def test_thousands_of_concurrent_rollouts_lose_nothing() -> None:
     class Gated(Countdown):
         async def reset(self) -> Any:  # type: ignore[override]
             live.append(self)

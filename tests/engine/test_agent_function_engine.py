@@ -105,7 +105,7 @@ def problem(episode: Episode) -> str:
 # What a function may be, and return
 
 
-async def test_an_odd_episode_fails_by_itself(engine_of: Engine) -> None:
+async def test_invalid_episode_fails_alone(engine_of: Engine) -> None:
     odd = {
         "trajectories": Episode(trajectories=[{"reward": 1.0}]),  # type: ignore[list-item]
         "steps": Trajectory(trainable=False, steps=[{}]),  # type: ignore[list-item]
@@ -157,7 +157,7 @@ async def streaming_agent(text: str) -> float:
 @pytest.mark.parametrize(
     "agent", [plain_agent, plain_async_agent, CallableAgent(), agent_given_a_url, sdk_agent, streaming_agent]
 )
-async def test_a_reward_lands_on_the_exact_tokens(engine_of: Engine, scripted: ScriptedEngine, agent: Any) -> None:
+async def test_reward_is_joined_with_the_exact_tokens(engine_of: Engine, scripted: ScriptedEngine, agent: Any) -> None:
     (episode,) = await run(engine_of(agent), {"text": "yes"})
     assert episode.info == {}
     (one,) = episode.trajectories
@@ -172,7 +172,7 @@ async def test_a_reward_lands_on_the_exact_tokens(engine_of: Engine, scripted: S
     assert episode.metrics["rollout/num_calls"] == 1
 
 
-async def test_turns_come_in_call_order(engine_of: Engine) -> None:
+async def test_turns_are_in_call_order(engine_of: Engine) -> None:
     def agent(text: str) -> float:
         with openai.OpenAI() as client:
             for turn in range(3):
@@ -183,7 +183,7 @@ async def test_turns_come_in_call_order(engine_of: Engine) -> None:
     assert said(episode.trajectories[0].steps) == ["TURN 0", "TURN 1", "TURN 2"]
 
 
-async def test_none_is_kept_and_counted_as_unscored(engine_of: Engine) -> None:
+async def test_none_is_recorded_and_counted_as_unscored(engine_of: Engine) -> None:
     def agent(text: str) -> None:
         plain_agent(text)
 
@@ -194,7 +194,7 @@ async def test_none_is_kept_and_counted_as_unscored(engine_of: Engine) -> None:
     assert said(episode.trajectories[0].steps) == ["X"]
 
 
-async def test_a_whole_episode_may_be_returned(engine_of: Engine) -> None:
+async def test_agent_may_return_a_whole_episode(engine_of: Engine) -> None:
     def agent(text: str) -> Episode:
         plain_agent(text)
         return Episode(id="mine", is_correct=True, trajectories=[Trajectory(name="me", reward=0.5)], metrics={"m": 2.0})
@@ -207,7 +207,7 @@ async def test_a_whole_episode_may_be_returned(engine_of: Engine) -> None:
 # Whose tokens are whose
 
 
-async def test_parallel_solvers_and_a_judge_each_get_their_own_tokens(
+async def test_parallel_solvers_and_a_judge_have_their_own_tokens(
     gateway: GatewayServer, store: MemoryTraceStore, engine_of: Engine
 ) -> None:
     client = get_chat_client_async()
@@ -265,7 +265,7 @@ async def test_64_concurrent_agents_with_one_shared_client_keep_their_rewards(
         assert said(episode.trajectories[0].steps) == [f"{number} FIRST", f"{number} LAST"]
 
 
-async def test_several_trajectories_that_name_no_steps_are_refused(engine_of: Engine) -> None:
+async def test_several_trajectories_without_steps_are_rejected(engine_of: Engine) -> None:
     def agent(text: str) -> list[Trajectory]:
         plain_agent(text)
         return [Trajectory(name="solver", reward=1.0), Trajectory(name="judge", reward=0.0)]
@@ -276,7 +276,7 @@ async def test_several_trajectories_that_name_no_steps_are_refused(engine_of: En
     assert "@trajectory" in problem(episode)
 
 
-async def test_calls_that_only_the_gateway_saw_still_find_their_trajectory(engine_of: Engine) -> None:
+async def test_calls_recorded_only_by_the_gateway_are_assigned_to_their_trajectory(engine_of: Engine) -> None:
     """aiohttp's answers are not recorded in our process, so the steps come from the stamps that the gateway stored."""
 
     @trajectory(name="quiet")
@@ -297,9 +297,7 @@ async def test_calls_that_only_the_gateway_saw_still_find_their_trajectory(engin
 
 
 @pytest.mark.parametrize("keeps", [["one", "x", "two"], ["one", "x"], ["x", "two"]])
-async def test_a_trajectory_has_its_calls_of_other_formats_between_its_chats(
-    engine_of: Engine, keeps: list[str]
-) -> None:
+async def test_trajectory_contains_calls_of_all_formats_in_order(engine_of: Engine, keeps: list[str]) -> None:
     """Only chats are seen in our process; a step that its author takes out stays out."""
 
     @trajectory(name="solver")
@@ -321,7 +319,7 @@ async def test_a_trajectory_has_its_calls_of_other_formats_between_its_chats(
     assert said(episode.trajectories[1].steps) == ["ONE", "Y", "TWO"], "without any it has all"
 
 
-async def test_what_a_function_had_done_when_it_raised_stays_on_its_record(engine_of: Engine) -> None:
+async def test_steps_before_an_exception_stay_in_the_record(engine_of: Engine) -> None:
     @trajectory(name="solver")
     def solve(text: str) -> None:
         with openai.OpenAI() as client:
@@ -337,7 +335,7 @@ async def test_what_a_function_had_done_when_it_raised_stays_on_its_record(engin
     assert (done.name, [step.model_response for step in done.steps]) == ("solver", ["X"])
 
 
-async def test_a_step_of_another_server_is_an_error_unless_it_is_not_trained_on(
+async def test_step_of_another_server_is_an_error_if_trained_on(
     engine_of: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm.engine.capture.LATE_TRACE_S", 0.0)  # none is: who is answered has been captured
@@ -354,9 +352,7 @@ async def test_a_step_of_another_server_is_an_error_unless_it_is_not_trained_on(
     assert said(good.trajectories[0].steps) == ["X"]
 
 
-async def test_a_call_that_failed_is_left_out_and_its_retry_is_not(
-    gateway: GatewayServer, store: MemoryTraceStore
-) -> None:
+async def test_failed_call_is_left_out_and_its_retry_is_kept(gateway: GatewayServer, store: MemoryTraceStore) -> None:
     scripted = ScriptedEngine([InferenceError("busy", status_code=503), "fine"])
 
     def agent(text: str) -> float:
@@ -370,7 +366,7 @@ async def test_a_call_that_failed_is_left_out_and_its_retry_is_not(
     assert episode.trajectories[0].info["num_unusable_calls"] == 1
 
 
-async def test_a_stream_that_was_left_early_is_not_trained_on(engine_of: Engine) -> None:
+async def test_abandoned_stream_is_not_trained_on(engine_of: Engine) -> None:
     @trajectory(name="impatient")
     def impatient(text: str) -> None:
         with openai.OpenAI() as client:
@@ -382,7 +378,7 @@ async def test_a_stream_that_was_left_early_is_not_trained_on(engine_of: Engine)
     assert said(episode.trajectories[0].steps)[-1] == "X"
 
 
-async def test_what_others_are_compared_with_is_told_from_what_its_agent_trains_nothing_on() -> None:
+async def test_reference_rollouts_are_distinguished_from_untrainable_trajectories() -> None:
     def told(*trainable: bool, **of_attempt: Any) -> list[bool]:
         episode = Episode(trajectories=[Trajectory(reward=1.0, trainable=one, steps=[Step()]) for one in trainable])
         complete(episode, RolloutRequest(task={}, task_id="t", **of_attempt), [])
@@ -394,7 +390,7 @@ async def test_what_others_are_compared_with_is_told_from_what_its_agent_trains_
     assert told(False) == [False]
 
 
-async def test_validation_keeps_the_reward_and_trains_on_nothing(engine_of: Engine) -> None:
+async def test_validation_keeps_the_reward_and_trains_nothing(engine_of: Engine) -> None:
     (episode,) = await run(engine_of(plain_agent), {"text": "yes"}, trainable=False)
     assert episode.is_correct
     assert [one.trainable for one in episode.trajectories] == [False]
@@ -403,7 +399,7 @@ async def test_validation_keeps_the_reward_and_trains_on_nothing(engine_of: Engi
 # What goes wrong, and what is said then
 
 
-async def test_an_agent_that_raises_harms_no_sibling(engine_of: Engine) -> None:
+async def test_agent_exception_does_not_affect_siblings(engine_of: Engine) -> None:
     def agent(number: int) -> float:
         plain_agent("x")
         return 1 / number
@@ -416,7 +412,7 @@ async def test_an_agent_that_raises_harms_no_sibling(engine_of: Engine) -> None:
     assert not good.failed
 
 
-async def test_what_nothing_scores_is_told_at_once_and_only_once(
+async def test_missing_reward_is_reported_at_once_and_only_once(
     engine_of: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     def agent(text: str) -> Any:
@@ -430,7 +426,7 @@ async def test_what_nothing_scores_is_told_at_once_and_only_once(
 
 
 @pytest.mark.parametrize("code", ["exit", "async exit"])
-async def test_an_agent_that_exits_ends_only_itself(engine_of: Engine, code: str) -> None:
+async def test_agent_that_exits_ends_only_its_rollout(engine_of: Engine, code: str) -> None:
     def agent() -> None:
         sys.exit(3)
 
@@ -441,7 +437,7 @@ async def test_an_agent_that_exits_ends_only_itself(engine_of: Engine, code: str
     assert "sys.exit(3)" in problem(episode)
 
 
-async def test_an_agent_that_never_calls_the_model_is_told_how(engine_of: Engine, gateway: GatewayServer) -> None:
+async def test_agent_without_calls_gets_an_error_with_the_remedy(engine_of: Engine, gateway: GatewayServer) -> None:
     (episode,) = await run(engine_of(lambda text: 1.0), {"text": "x"})
     assert episode.info["error"]["type"] == "CaptureError"
     assert "OPENAI_BASE_URL" in problem(episode)
@@ -449,7 +445,7 @@ async def test_an_agent_that_never_calls_the_model_is_told_how(engine_of: Engine
     assert gateway.session_url(episode.session_id) in problem(episode)
 
 
-async def test_an_agent_whose_calls_are_refused_is_told_why(engine_of: Engine) -> None:
+async def test_agent_with_rejected_calls_gets_an_error_with_the_reason(engine_of: Engine) -> None:
     def agent(text: str) -> float:
         try:
             ask(get_chat_client(), text, extra_body={"temperature": "hot"})
@@ -462,16 +458,14 @@ async def test_an_agent_whose_calls_are_refused_is_told_why(engine_of: Engine) -
     assert "none of its 1 calls has usable tokens: temperature='hot'" in problem(episode)
 
 
-async def test_the_framework_that_has_been_imported_is_named(
-    engine_of: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_names_the_imported_framework(engine_of: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_index", ModuleType("llama_index"))
     (episode,) = await run(engine_of(lambda text: 1.0), {"text": "x"})
     assert "LlamaIndex reads OPENAI_API_BASE" in problem(episode)
     assert "CrewAI" not in problem(episode)
 
 
-async def test_an_agent_that_rightly_calls_no_model_says_so(engine_of: Engine) -> None:
+async def test_agent_may_declare_that_it_makes_no_calls(engine_of: Engine) -> None:
     def agent(text: str) -> Trajectory:
         return Trajectory(reward=1.0, trainable=False)
 
@@ -481,7 +475,7 @@ async def test_an_agent_that_rightly_calls_no_model_says_so(engine_of: Engine) -
     assert episode.metrics["rollout/num_calls"] == 0
 
 
-async def test_an_agent_that_fails_at_another_server_is_told_that_it_went_there(engine_of: Engine) -> None:
+async def test_error_names_another_server_that_failed(engine_of: Engine) -> None:
     with ServerThread(Starlette()) as other:
 
         def agent(text: str) -> float:
@@ -495,7 +489,7 @@ async def test_an_agent_that_fails_at_another_server_is_told_that_it_went_there(
     assert "raised NotFoundError" in problem(episode)
 
 
-async def test_an_agent_that_calls_another_server_is_told_which(engine_of: Engine, store: MemoryTraceStore) -> None:
+async def test_error_names_another_server_that_answered(engine_of: Engine, store: MemoryTraceStore) -> None:
     with GatewayServer(store, EngineUpstream(ScriptedEngine(["elsewhere"]), "policy")) as other:
 
         def agent(text: str) -> float:
@@ -507,7 +501,7 @@ async def test_an_agent_that_calls_another_server_is_told_which(engine_of: Engin
     assert f"it called {other.url}/v1/chat/completions" in problem(episode)
 
 
-async def test_calls_without_tokens_quote_why(store: MemoryTraceStore) -> None:
+async def test_error_quotes_why_calls_have_no_tokens(store: MemoryTraceStore) -> None:
     class Tokenless(EngineUpstream):
         async def complete(self, call: UpstreamCall) -> dict[str, Any]:
             answer = await super().complete(call)
@@ -524,7 +518,7 @@ async def test_calls_without_tokens_quote_why(store: MemoryTraceStore) -> None:
     assert good.is_correct
 
 
-async def test_a_server_that_fails_is_retried_in_a_new_session(store: MemoryTraceStore) -> None:
+async def test_server_failure_is_retried_in_a_new_session(store: MemoryTraceStore) -> None:
     scripted = ScriptedEngine([InferenceError("down", status_code=500), "ok"])
 
     def agent(text: str) -> float:
@@ -539,7 +533,7 @@ async def test_a_server_that_fails_is_retried_in_a_new_session(store: MemoryTrac
     assert len(store.sessions()) == 2
 
 
-async def test_a_stuck_agent_ends_at_its_deadline_with_its_stack(engine_of: Engine, pass_time: Any) -> None:
+async def test_stuck_agent_is_cancelled_at_its_deadline_with_its_stack(engine_of: Engine, pass_time: Any) -> None:
     hanging, release, ended = threading.Event(), threading.Event(), asyncio.Event()
 
     def agent(stuck: bool) -> float:
@@ -561,7 +555,7 @@ async def test_a_stuck_agent_ends_at_its_deadline_with_its_stack(engine_of: Engi
     assert not good.failed
 
 
-async def test_the_attempts_sampling_wins_over_the_agents(engine_of: Engine, store: MemoryTraceStore) -> None:
+async def test_sampling_of_the_attempt_overrides_that_of_the_agent(engine_of: Engine, store: MemoryTraceStore) -> None:
     def agent(text: str) -> float:
         with openai.OpenAI() as client:
             ask(client, text, temperature=0.1)
@@ -576,7 +570,7 @@ async def test_the_attempts_sampling_wins_over_the_agents(engine_of: Engine, sto
     assert (info.metadata["task_id"], info.metadata["index"], info.metadata["split"]) == ("t:0", 0, "train")
 
 
-async def test_columns_with_awkward_names_are_passed(engine_of: Engine) -> None:
+async def test_columns_named_like_parameters_are_passed(engine_of: Engine) -> None:
     def agent(**task: Any) -> float:
         plain_agent("x")
         return float(sum(task.values()))
@@ -589,7 +583,7 @@ async def test_columns_with_awkward_names_are_passed(engine_of: Engine) -> None:
 # The process around it
 
 
-def test_the_environment_is_put_back(
+def test_environment_variables_are_restored(
     engine_of: Engine, gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
@@ -602,7 +596,7 @@ def test_the_environment_is_put_back(
     assert dict(os.environ) == before
 
 
-def test_engines_that_overlap_lead_to_the_one_that_is_left(
+def test_overlapping_engines_restore_the_remaining_address(
     engine_of: Engine, gateway: GatewayServer, store: MemoryTraceStore, scripted: ScriptedEngine
 ) -> None:
     before = dict(os.environ)
@@ -616,17 +610,17 @@ def test_engines_that_overlap_lead_to_the_one_that_is_left(
     assert dict(os.environ) == before
 
 
-async def test_an_engine_must_be_started(engine_of: Engine) -> None:
+async def test_engine_must_be_started(engine_of: Engine) -> None:
     with pytest.raises(ConfigError, match="with engine:"):
         await engine_of(plain_agent).rollout(RolloutRequest(task={}, task_id="t"))
 
 
-def test_what_is_no_function_is_refused(engine_of: Engine) -> None:
+def test_non_function_is_rejected(engine_of: Engine) -> None:
     with pytest.raises(ConfigError, match=r"agent_run_func='f\.py:agent'"):
         engine_of("f.py:agent")  # type: ignore[arg-type]
 
 
-async def test_a_sync_agent_does_not_block_the_loop(engine_of: Engine) -> None:
+async def test_sync_agent_does_not_block_the_loop(engine_of: Engine) -> None:
     began, turned = threading.Event(), threading.Event()
 
     async def turn() -> None:
@@ -646,7 +640,7 @@ async def test_a_sync_agent_does_not_block_the_loop(engine_of: Engine) -> None:
     assert not episode.failed
 
 
-async def test_the_event_loop_does_not_wait_for_a_distant_store(scripted: ScriptedEngine) -> None:
+async def test_event_loop_does_not_wait_for_a_remote_store(scripted: ScriptedEngine) -> None:
     store = DistantStore()
 
     def agent(question: str, base_url: str) -> float:

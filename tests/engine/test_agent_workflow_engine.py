@@ -74,7 +74,7 @@ async def test_committed_trajectories_have_exact_tokens() -> None:
     assert episode.metrics["rollout/num_calls"] == 1.0
 
 
-async def test_results_come_in_the_order_of_the_tasks_and_ids_may_repeat() -> None:
+async def test_results_are_in_the_order_of_the_tasks_and_ids_may_repeat() -> None:
     tasks = [{"word": word} for word in ("fig", "apple", "fig", "apple")]
     found = await engine_of().execute_tasks(tasks, ["A:1", "B", "A:1", "B"])
     assert [episode.id for episode in found] == ["A:1:0", "B:0", "A:1:1", "B:1"]
@@ -83,7 +83,7 @@ async def test_results_come_in_the_order_of_the_tasks_and_ids_may_repeat() -> No
         await engine_of().execute_tasks(tasks[:2], ["A"])
 
 
-async def test_parallel_solvers_keep_their_own_tokens_whatever_answers_first() -> None:
+async def test_parallel_solvers_keep_their_own_tokens_in_any_order_of_completion() -> None:
     class Crowd(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             async def solve(number: int) -> Trajectory:
@@ -102,7 +102,7 @@ async def test_parallel_solvers_keep_their_own_tokens_whatever_answers_first() -
     assert "warnings" not in episode.info
 
 
-async def test_steps_that_only_tell_what_was_said_are_recognised() -> None:
+async def test_steps_built_from_messages_are_joined_with_their_calls() -> None:
     class Told(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
             steps = []
@@ -117,7 +117,7 @@ async def test_steps_that_only_tell_what_was_said_are_recognised() -> None:
     assert said(episode.trajectories[0]) == ["FIG 2", "FIG 1", "FIG 0"]
 
 
-async def test_two_roles_that_were_not_named_are_warned_of() -> None:
+async def test_unnamed_roles_are_warned_about() -> None:
     class Unnamed(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             self.name = "agent"
@@ -128,7 +128,7 @@ async def test_two_roles_that_were_not_named_are_warned_of() -> None:
     assert "2 trajectories are all named 'agent'" in episode.info["warnings"][0]
 
 
-async def test_arguments_reach_the_workflow_and_its_run() -> None:
+async def test_arguments_reach_the_workflow_and_its_run_method() -> None:
     class Configured(Solve):
         def __init__(self, rollout_engine: Any, prefix: str, **kwargs: Any) -> None:
             super().__init__(rollout_engine, **kwargs)
@@ -142,7 +142,7 @@ async def test_arguments_reach_the_workflow_and_its_run() -> None:
     assert said(episode.trajectories[0]) == ["RIPE FIG NOW"]
 
 
-async def test_objects_are_used_again_and_never_by_two_at_once() -> None:
+async def test_workflow_objects_are_reused_but_never_concurrently() -> None:
     class Counted(Solve):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -163,7 +163,7 @@ async def test_objects_are_used_again_and_never_by_two_at_once() -> None:
     assert len(made) == 4
 
 
-async def test_a_class_that_is_not_thread_safe_is_used_once_at_a_time() -> None:
+async def test_class_that_is_not_thread_safe_runs_one_rollout_at_a_time() -> None:
     class Alone(Solve):
         @staticmethod
         def is_multithread_safe() -> bool:
@@ -172,7 +172,7 @@ async def test_a_class_that_is_not_thread_safe_is_used_once_at_a_time() -> None:
     assert engine_of(Alone, n_parallel_tasks=16).max_concurrent == 1
 
 
-async def test_blocking_functions_run_beside_the_loop() -> None:
+async def test_blocking_functions_run_outside_of_the_loop() -> None:
     class Blocking(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             assert await self.run_in_executor(threading.get_ident) != threading.get_ident()
@@ -187,7 +187,7 @@ async def test_blocking_functions_run_beside_the_loop() -> None:
 # How it ends
 
 
-async def test_an_event_ends_it_and_what_was_done_counts() -> None:
+async def test_termination_event_ends_the_rollout_and_keeps_its_steps() -> None:
     class Ends(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await super().run(task, uid)
@@ -206,7 +206,7 @@ async def test_an_event_ends_it_and_what_was_done_counts() -> None:
         (InferenceError("busy"), TerminationReason.ERROR),
     ],
 )
-async def test_what_a_task_of_a_group_raises_ends_it_in_its_own_way(
+async def test_error_in_a_task_group_ends_the_rollout_with_its_reason(
     error: Exception, reason: TerminationReason
 ) -> None:
     class Together(Solve):
@@ -223,7 +223,7 @@ async def test_what_a_task_of_a_group_raises_ends_it_in_its_own_way(
     assert episode.info.get("error", {}).get("message") == (str(error) if episode.failed else None)
 
 
-async def test_a_first_prompt_that_is_too_long_fails_by_name_and_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_overlong_first_prompt_fails_once_with_a_named_error(caplog: pytest.LogCaptureFixture) -> None:
     model = ScriptedEngine(shout, context_length=10)
     (episode,) = await episodes(Solve, "apple " * 10, rollout_engine=model)
     assert (episode.failed, episode.termination_reason) == (True, TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
@@ -231,7 +231,7 @@ async def test_a_first_prompt_that_is_too_long_fails_by_name_and_once(caplog: py
     assert "trying again" not in caplog.text
 
 
-async def test_a_contradiction_in_a_task_of_a_group_stops_the_run() -> None:
+async def test_token_mismatch_in_a_task_group_stops_the_run() -> None:
     class Together(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             async def fail() -> None:
@@ -244,7 +244,7 @@ async def test_a_contradiction_in_a_task_of_a_group_stops_the_run() -> None:
         await episodes(Together, "apple")
 
 
-async def test_one_that_fails_is_tried_again_and_only_its_last_try_counts() -> None:
+async def test_failed_rollout_is_retried_and_only_the_last_attempt_counts() -> None:
     class Unsteady(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             tried.append(uid)
@@ -257,7 +257,7 @@ async def test_one_that_fails_is_tried_again_and_only_its_last_try_counts() -> N
     assert (len(tried), episode.failed, len(episode.trajectories)) == (3, False, 1)
 
 
-async def test_one_that_always_fails_harms_no_other_and_keeps_what_it_had_done() -> None:
+async def test_rollout_that_always_fails_keeps_its_steps_and_affects_no_other() -> None:
     class Fails(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             tried.append(task["word"])
@@ -281,12 +281,12 @@ async def test_one_that_always_fails_harms_no_other_and_keeps_what_it_had_done()
         await episodes(Fails, *words, retry_limit=1, raise_on_error=True)
 
 
-async def test_a_server_that_fails_keeps_its_name() -> None:
+async def test_server_failure_keeps_its_error_name() -> None:
     (episode,) = await episodes(Solve, "fig", rollout_engine=ScriptedEngine([InferenceError("gone", status_code=500)]))
     assert episode.info["error"]["type"] == "InferenceError"
 
 
-async def test_its_own_timeout_is_a_timeout_and_not_tried_again(pass_time: Any) -> None:
+async def test_timeout_of_the_workflow_is_not_retried(pass_time: Any) -> None:
     class Slow(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             tried.append(uid)
@@ -302,7 +302,7 @@ async def test_its_own_timeout_is_a_timeout_and_not_tried_again(pass_time: Any) 
     assert said(episode.trajectories[0]) == ["APPLE"]
 
 
-async def test_a_thread_that_hangs_is_cut_at_the_deadline_and_its_object_given_up(pass_time: Any) -> None:
+async def test_hanging_thread_is_abandoned_at_the_deadline_with_its_object(pass_time: Any) -> None:
     class Hangs(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             if task["word"] == "fig":
@@ -328,7 +328,7 @@ async def test_a_thread_that_hangs_is_cut_at_the_deadline_and_its_object_given_u
     assert len(engine._idle) == 1
 
 
-async def test_tokens_that_do_not_line_up_stop_everything() -> None:
+async def test_token_mismatch_stops_the_run() -> None:
     class Lying(ScriptedEngine):
         async def get_model_response(self, *args: Any, **params: Any) -> ModelOutput:
             output = await super().get_model_response(*args, **params)
@@ -347,7 +347,7 @@ async def test_tokens_that_do_not_line_up_stop_everything() -> None:
         (None, "Odd.run ended without a trajectory"),
     ],
 )
-async def test_a_workflow_that_returns_something_else_is_named(returned: Any, said: str) -> None:
+async def test_invalid_return_value_of_a_workflow_is_named(returned: Any, said: str) -> None:
     class Odd(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any:
             return returned
@@ -380,12 +380,12 @@ class NotAsync(Workflow):
         (NotAsync, "NotAsync.run is not a coroutine: write `async def run"),
     ],
 )
-def test_a_class_that_does_not_fit_is_refused(workflow: Any, said: str) -> None:
+def test_unsuitable_class_is_rejected(workflow: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         engine_of(workflow)
 
 
-def test_a_constructor_that_raises_is_named_before_anything_starts() -> None:
+def test_constructor_error_is_reported_before_anything_starts() -> None:
     class Picky(Solve):
         def __init__(self, **kwargs: Any) -> None:
             raise ValueError("no")
@@ -400,7 +400,7 @@ def test_a_constructor_that_raises_is_named_before_anything_starts() -> None:
         engine_of(Solve, workflow_args=[3])
 
 
-async def test_a_workflow_may_end_itself_for_any_reason() -> None:
+async def test_workflow_may_terminate_for_any_reason() -> None:
     class Ends(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await super().run(task, uid)
@@ -416,7 +416,7 @@ async def test_a_workflow_may_end_itself_for_any_reason() -> None:
 # What they may do to each other
 
 
-async def test_two_runs_at_once_have_arguments_of_their_own() -> None:
+async def test_concurrent_runs_have_their_own_arguments() -> None:
     class Configured(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await asyncio.sleep(0.001)
@@ -428,7 +428,7 @@ async def test_two_runs_at_once_have_arguments_of_their_own() -> None:
         assert [said(episode.trajectories[0]) for episode in found] == [[expected]] * 3
 
 
-async def test_a_task_that_outlives_its_rollout_adds_nothing_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
+async def test_task_that_outlives_its_rollout_adds_nothing_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
     class Leaves(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             await super().run(task, uid)
@@ -449,7 +449,7 @@ async def test_a_task_that_outlives_its_rollout_adds_nothing_to_the_next(caplog:
     assert "Leaves: a task that has outlived its rollout committed 'late'" in caplog.text
 
 
-async def test_a_workflow_inside_a_workflow_keeps_both_commits() -> None:
+async def test_nested_workflow_keeps_both_commits() -> None:
     class Outer(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             inner = Solve(self.rollout_engine)
@@ -462,7 +462,7 @@ async def test_a_workflow_inside_a_workflow_keeps_both_commits() -> None:
     assert [path.name for path in episode.trajectories] == ["inner", "solver"]
 
 
-async def test_an_agent_that_all_objects_share_is_named() -> None:
+async def test_agent_shared_by_all_objects_is_reported() -> None:
     class Team(Solve):
         def __init__(self, rollout_engine: Any, solver: Any, **kwargs: Any) -> None:
             super().__init__(rollout_engine, **kwargs)
@@ -481,7 +481,7 @@ async def test_an_agent_that_all_objects_share_is_named() -> None:
     assert "Team.solver is one Talker object for all rollouts" in refused.info["error"]["message"]
 
 
-async def test_agents_that_are_equal_are_not_one() -> None:
+async def test_equal_agents_are_not_considered_shared() -> None:
     @dataclass
     class Plain(Talker):
         system: str = ""
@@ -501,7 +501,7 @@ async def test_agents_that_are_equal_are_not_one() -> None:
     assert all(episode.is_correct for episode in await episodes(Team, "apple", "apple"))
 
 
-async def test_what_a_try_does_to_its_task_no_other_sees() -> None:
+async def test_changes_to_a_task_stay_within_its_attempt() -> None:
     class Greedy(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             seen.append(list(task["words"]))
@@ -551,7 +551,7 @@ async def odd_trajectory(self: Any, task: Any, uid: str, **kwargs: Any) -> Any:
         ({"run": wrong_setting}, "Odd.run raised ConfigError: the task has no question"),
     ],
 )
-async def test_what_fails_in_a_hook_harms_no_other(changes: dict[str, Any], said: str) -> None:
+async def test_error_in_a_hook_affects_no_other_rollout(changes: dict[str, Any], said: str) -> None:
     odd = type("Odd", (Solve,), changes)
 
     def make(*args: Any, **kwargs: Any) -> Workflow:
@@ -565,7 +565,7 @@ async def test_what_fails_in_a_hook_harms_no_other(changes: dict[str, Any], said
     assert said in strange.info["error"]["message"]
 
 
-async def test_a_trajectory_that_is_given_twice_counts_once() -> None:
+async def test_duplicate_trajectory_counts_once() -> None:
     class Twice(Solve):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:  # type: ignore[override]
             await super().run(task, uid)

@@ -25,7 +25,7 @@ def episode(index: int = 0, **fields: Any) -> Episode:
     return Episode(task={"question": "2+2"}, task_id="t", index=index, trajectories=[trajectory], **fields)
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_written_episodes_are_read_back(tmp_path):
     written = [
         episode(0, is_correct=True, metrics={"timing/rollout_s": 0.5}),
         Episode(
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back(tmp_path):
     assert read[1].failed
 
 
-def test_a_second_log_goes_on_where_the_first_ended(tmp_path):
+def test_second_log_continues_the_first(tmp_path):
     path = tmp_path / "episodes.jsonl"
     for index in range(2):
         with EpisodeLog(path) as log:
@@ -53,7 +53,7 @@ def test_a_second_log_goes_on_where_the_first_ended(tmp_path):
     assert [item.index for item in EpisodeLog.read(path)] == [0, 1]
 
 
-def test_no_file_is_no_episodes(tmp_path):
+def test_missing_file_has_no_episodes(tmp_path):
     assert list(EpisodeLog.read(tmp_path / "none.jsonl")) == []
 
 
@@ -68,7 +68,7 @@ def test_token_ids_can_be_left_to_the_trace_store(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b'{"id": "t:1", "tas', b"x" * 200_000])
-def test_a_torn_last_line_is_not_read_and_is_cut_off_before_writing(tmp_path, torn):
+def test_truncated_last_line_is_skipped_and_removed_before_writing(tmp_path, torn):
     path = tmp_path / "episodes.jsonl"
     with EpisodeLog(path) as log:
         log.append(episode(0))
@@ -80,7 +80,7 @@ def test_a_torn_last_line_is_not_read_and_is_cut_off_before_writing(tmp_path, to
     assert [item.index for item in EpisodeLog.read(path)] == [0, 1]
 
 
-def test_a_file_that_is_nothing_but_a_torn_line_is_emptied(tmp_path):
+def test_file_with_only_a_truncated_line_is_emptied(tmp_path):
     path = tmp_path / "episodes.jsonl"
     path.write_text('{"id"')
     EpisodeLog(path).close()
@@ -88,20 +88,20 @@ def test_a_file_that_is_nothing_but_a_torn_line_is_emptied(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["{}}", "[1]", '{"id": "t:0", "colour": 1}', '{"termination_reason": "boredom"}'])
-def test_a_line_that_is_no_episode_is_named(tmp_path, line):
+def test_invalid_line_is_reported(tmp_path, line):
     path = tmp_path / "episodes.jsonl"
     path.write_text(json.dumps(Episode(id="t:0").to_dict()) + "\n" + line + "\n")
     with pytest.raises(StoreError, match=r"episodes.jsonl, line 2 is not an episode"):
         list(EpisodeLog.read(path))
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_path_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot be written to '.*e\.jsonl'"):
         EpisodeLog(tmp_path / "file" / "e.jsonl")
 
 
-def test_what_was_appended_survives_kill_9(tmp_path):
+def test_appended_episodes_survive_kill_9(tmp_path):
     path = tmp_path / "episodes.jsonl"
     program = (
         "import sys, time\n"
@@ -157,13 +157,13 @@ class Stubborn:
         ([10**30, object], [{"unserialisable": "int", "repr": str(10**30)}, {"unserialisable": "type", "repr": "<class 'object'>"}]),
     ],
 )  # fmt: skip
-def test_what_is_not_json_becomes_what_is_closest_to_it(tmp_path, value, seen):
+def test_unserialisable_values_become_the_closest_json(tmp_path, value, seen):
     with EpisodeLog(tmp_path / "e.jsonl") as log:
         log.append(Episode(id="t:0", info={"value": value}))
     assert next(EpisodeLog.read(log.path)).info == {"value": seen}
 
 
-def test_nothing_that_an_agent_leaves_behind_can_raise(tmp_path):
+def test_no_value_of_an_agent_raises_an_error(tmp_path):
     circle: list[Any] = []
     circle.extend([circle, circle])
     with EpisodeLog(tmp_path / "e.jsonl") as log:
@@ -181,7 +181,7 @@ def test_equal_values_have_equal_json():
     )
 
 
-def test_every_task_is_kept_once_also_by_a_resumed_run(tmp_path: Path) -> None:
+def test_every_task_is_stored_once_also_by_a_resumed_run(tmp_path: Path) -> None:
     for step in (0, 1):
         file = TaskFile(tmp_path)
         for index in (0, 1):
@@ -192,7 +192,7 @@ def test_every_task_is_kept_once_also_by_a_resumed_run(tmp_path: Path) -> None:
     assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_line_that_was_cut_off_is_no_task(tmp_path: Path) -> None:
+def test_truncated_line_is_not_a_task(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"split":"train","task_id":"a","task":1}\n{"split":"tr')
     assert read_tasks(tmp_path) == {("train", "a"): 1}
     file = TaskFile(tmp_path)  # and what a resumed run writes does not run into it
@@ -201,7 +201,7 @@ def test_a_line_that_was_cut_off_is_no_task(tmp_path: Path) -> None:
     assert read_tasks(tmp_path) == {("train", "a"): 1, ("train", "b"): 2}
 
 
-def test_one_task_is_found_by_its_split_and_id(tmp_path: Path) -> None:
+def test_task_is_found_by_its_split_and_id(tmp_path: Path) -> None:
     assert task_of(tmp_path, "train", "a") is None
     with EpisodeLog(tmp_path / "episodes.jsonl") as evaluation:
         evaluation.append(Episode(task_id="a", task={"q": "plum"}))
@@ -216,5 +216,5 @@ def test_one_task_is_found_by_its_split_and_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task_id", "plain"), [("a@3.0.12", "a"), ("me@home", "me@home"), ("a@1.2.3@4.0.0", "a@1.2.3")]
 )
-def test_the_place_of_a_task_is_no_part_of_its_id(task_id: str, plain: str) -> None:
+def test_position_of_a_task_is_not_part_of_its_id(task_id: str, plain: str) -> None:
     assert plain_task_id(task_id) == plain

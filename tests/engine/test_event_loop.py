@@ -36,7 +36,7 @@ INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
         (None, True),
     ],
 )
-async def test_tasks_that_are_interrupted_are_no_news(
+async def test_interrupted_tasks_are_not_logged(
     caplog: pytest.LogCaptureFixture, error: BaseException | None, is_told: bool
 ) -> None:
     ignore_interrupted_tasks()
@@ -52,7 +52,7 @@ def block_until(true: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-async def test_a_blocked_loop_is_reported_once_with_the_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_blocked_loop_is_reported_once_with_the_line(caplog: pytest.LogCaptureFixture) -> None:
     with watched_loop(limit_s=0.1):
         block_until(lambda: caplog.records)  # this is the blocking call
         time.sleep(0.5)  # noqa: ASYNC251  # and so it goes on, long enough for another report
@@ -61,7 +61,7 @@ async def test_a_blocked_loop_is_reported_once_with_the_line(caplog: pytest.LogC
     assert "an async agent makes a blocking call" in caplog.text
 
 
-async def test_a_loop_that_turns_is_not_reported_and_no_thread_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_responsive_loop_is_not_reported_and_the_thread_ends(caplog: pytest.LogCaptureFixture) -> None:
     turns = []
     with watched_loop(limit_s=0.4):
         for _ in range(10):
@@ -81,7 +81,7 @@ def pythons_own() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_it_lasts_until_the_outermost_ends() -> None:
+def test_collection_is_rare_until_the_outermost_block_ends() -> None:
     with rarely_collected():
         with rarely_collected():
             pass
@@ -89,14 +89,14 @@ def test_it_lasts_until_the_outermost_ends() -> None:
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_what_a_program_has_chosen_stays() -> None:
+def test_threshold_set_by_the_program_is_kept() -> None:
     gc.set_threshold(0)
     with rarely_collected():
         assert gc.get_threshold()[0] == 0
     assert gc.get_threshold()[0] == 0
 
 
-async def test_rollouts_are_inside() -> None:
+async def test_rollouts_run_with_rare_collection() -> None:
     seen = []
 
     class Looks:
@@ -110,7 +110,7 @@ async def test_rollouts_are_inside() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
-def test_exiting_in_a_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_exit_in_a_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def leave() -> None:
         sys.exit(3)
 

@@ -12,7 +12,7 @@ def failed(message: str, session_id: str = "") -> Episode:
     )
 
 
-def test_messages_that_differ_in_ids_and_numbers_only_are_one_fault():
+def test_messages_that_differ_only_in_ids_and_numbers_are_one_reason():
     messages = [
         "AgentError: row 17 has no answer after 0.25 s",
         "AgentError: row 8 has no answer after 1e-3 s",
@@ -35,17 +35,17 @@ def test_messages_that_differ_in_ids_and_numbers_only_are_one_fault():
         ("f returned 'four figs', which", "f returned 'limes', which"),
     ],
 )
-def test_what_varies_from_rollout_to_rollout_makes_no_new_fault(one, other):
+def test_varying_values_are_grouped_under_one_reason(one, other):
     [reason] = count_reasons([one, other])
     assert str(reason) == f"2 x {one} (and 1 that differ only in ids, numbers or returned text)"
 
 
 @pytest.mark.parametrize(("one", "other"), [("no figs", "no limes"), ("a decade", "a defaced"), ("x", "x 1")])
-def test_different_words_are_different_faults(one, other):
+def test_different_words_are_different_reasons(one, other):
     assert [str(reason) for reason in count_reasons([one, other])] == [f"1 x {one}", f"1 x {other}"]
 
 
-def test_a_failed_rollout_is_told_by_its_error_without_its_session():
+def test_failure_is_described_without_its_session():
     assert why_failed(failed("no call in s-1", session_id="s-1")) == "AgentError: no call in ..."
     assert why_unscored(failed("no")) is None
     assert why_failed(Episode()) is None
@@ -60,5 +60,5 @@ def test_a_failed_rollout_is_told_by_its_error_without_its_session():
         (Episode(is_correct=True), None),
     ],
 )
-def test_a_rollout_that_nobody_judged_is_unscored(episode: Episode, reason: Any):
+def test_rollout_without_reward_is_unscored(episode: Episode, reason: Any):
     assert why_unscored(episode) == reason

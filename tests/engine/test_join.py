@@ -42,35 +42,35 @@ def told(*messages: dict[str, Any], **facts: Any) -> Step:
     return Step(chat_completions=list(messages), **facts)
 
 
-def test_the_last_turn_of_a_conversation_is_not_mistaken_for_one_that_said_the_same_before() -> None:
+def test_last_turn_is_not_joined_with_an_earlier_equal_answer() -> None:
     first, second = trace(1, [user("a")]), trace(2, [user("a"), YES, user("b")])
     later = told(user("a"), YES, user("b"), YES)
     assert joined([later], first, second) == [[2]]
     assert joined([told(user("a"), YES, user("b"), YES), told(user("a"), YES)], first, second) == [[2], [1]]
 
 
-def test_messages_without_the_answer_need_the_answer_besides() -> None:
+def test_messages_without_the_answer_are_joined_by_the_answer() -> None:
     assert joined([told(user("b"), model_response="yes")], trace(1, [user("a")]), trace(2, [user("b")])) == [[2]]
 
 
-def test_calls_that_said_the_same_to_the_same_are_taken_in_call_order() -> None:
+def test_equal_calls_are_joined_in_call_order() -> None:
     steps = [told(user("a"), YES), told(user("a"), YES)]
     assert joined(steps, trace(1, [user("a")]), trace(2, [user("a")])) == [[1], [2]]
 
 
-def test_a_call_that_a_step_names_is_no_other_step_s() -> None:
+def test_call_named_by_a_step_is_not_joined_with_another() -> None:
     steps = [told(user("a"), YES), told(user("a"), YES, id="call-1")]
     assert joined(steps, trace(1, [user("a")]), trace(2, [user("a")])) == [[2], [1]]
 
 
-def test_an_answer_may_be_nothing_but_tool_calls() -> None:
+def test_answer_may_consist_of_tool_calls() -> None:
     answer = {"content": None, "tool_calls": [{"id": "1"}]}
     traces = [trace(1, [user("a")], **answer), trace(2, [user("a")], content=None)]
     assert joined([told(user("a"), {"role": "assistant", **answer})], *traces) == [[1]]
 
 
 @pytest.mark.parametrize("asked", [[], [user("a")]])
-def test_only_the_answer_need_be_told(asked: list[dict[str, Any]]) -> None:
+def test_step_with_only_the_answer_is_joined(asked: list[dict[str, Any]]) -> None:
     assert joined([told(*asked, model_response="yes")], trace(1, [user("a")])) == [[1]]
 
 
@@ -85,12 +85,12 @@ def test_only_the_answer_need_be_told(asked: list[dict[str, Any]]) -> None:
         (Step(prompt_ids=[1], response_ids=[9], logprobs=[-1.0]), [trace(1, [user("a")])]),
     ],
 )
-def test_nothing_is_guessed(step: Step, traces: list[Trace]) -> None:
+def test_ambiguous_steps_are_rejected(step: Step, traces: list[Trace]) -> None:
     with pytest.raises(CaptureError, match="is not a call that the gateway captured in this session"):
         joined([step], *traces)
 
 
-def test_tool_calls_tell_answers_of_the_same_text_apart() -> None:
+def test_tool_calls_distinguish_answers_with_the_same_text() -> None:
     calls = [[{"id": str(number)}] for number in range(2)]
     traces = [trace(number, [user("a")], tool_calls=calls[number]) for number in range(2)]
     steps = [told(user("a"), {**YES, "tool_calls": calls[number]}) for number in (1, 0)]
@@ -98,7 +98,7 @@ def test_tool_calls_tell_answers_of_the_same_text_apart() -> None:
 
 
 @pytest.mark.parametrize("rewards", [(0.25, 0.5), (0.25, UNSCORED)])
-def test_what_a_call_without_usable_tokens_had_earned_stays(rewards: tuple[float, float]) -> None:
+def test_reward_of_a_call_without_usable_tokens_is_kept(rewards: tuple[float, float]) -> None:
     path = Trajectory(steps=[Step(id=f"call-{number}", reward=reward) for number, reward in enumerate(rewards)])
     earned = path.final_reward()
     join(Episode(trajectories=[path]), [replace(trace(0, []), error="cut off"), trace(1, [])])
@@ -107,7 +107,7 @@ def test_what_a_call_without_usable_tokens_had_earned_stays(rewards: tuple[float
     assert path.info["num_unusable_calls"] == 1
 
 
-def test_waiting_is_for_what_was_called_or_is_nothing_but_an_id() -> None:
+def test_traces_awaited_by_the_join() -> None:
     complete_step = Step(id="call-3", prompt_ids=[1], response_ids=[9], logprobs=[-1.0])
     no_prompt = Step(id="call-4", response_ids=[9], logprobs=[-1.0])
     steps = [told(user("a"), YES, id="call-1"), told(user("a"), YES), Step(id="call-2"), complete_step, no_prompt]
@@ -117,13 +117,13 @@ def test_waiting_is_for_what_was_called_or_is_nothing_but_an_id() -> None:
     assert awaited_ids(episode, replace(attempt, trainable=False), []) == set()
 
 
-def test_tokens_of_another_rollout_are_borne_where_nobody_trains_on_them() -> None:
+def test_foreign_tokens_are_accepted_if_not_trained_on() -> None:
     foreign = Step(prompt_ids=[1], response_ids=[9], logprobs=[-1.0])
     join(Episode(trajectories=[Trajectory(steps=[foreign], trainable=False)]), [])
     assert foreign.response_ids == [9]
 
 
-def test_what_is_given_twice_counts_once() -> None:
+def test_duplicate_step_counts_once() -> None:
     step = Step(id="call-1", reward=0.5)
     path = Trajectory(name="solver", steps=[step, step])
     again = Trajectory(name="judge", steps=[Step(id="call-1")], reward=0.0)
@@ -144,7 +144,7 @@ def with_title_call() -> tuple[Trace, Trace]:
 
 
 @pytest.mark.parametrize(("take_side_calls", "steps", "num_aside"), [(False, [[2]], 1), (True, [[1], [2]], None)])
-def test_a_call_for_a_title_is_no_step_unless_it_is_wanted(
+def test_title_call_is_not_a_step_unless_requested(
     take_side_calls: bool, steps: list[list[int]], num_aside: int | None
 ) -> None:
     path = Trajectory()
@@ -153,7 +153,7 @@ def test_a_call_for_a_title_is_no_step_unless_it_is_wanted(
     assert path.info.get("num_side_calls") == num_aside
 
 
-def test_a_summary_that_replaces_the_history_is_a_step() -> None:
+def test_summary_that_replaces_the_history_is_a_step() -> None:
     summary = trace(
         3, [user("Summarize: fix it")], content="It was about a parser that fails on quoted fields, and its test."
     )
@@ -164,5 +164,5 @@ def test_a_summary_that_replaces_the_history_is_a_step() -> None:
     assert path.info["num_side_calls"] == 1
 
 
-def test_a_side_call_that_a_step_names_is_a_step() -> None:
+def test_side_call_named_by_a_step_is_a_step() -> None:
     assert joined([Step(id="call-1"), Step(id="call-2")], *with_title_call()) == [[1], [2]]

@@ -81,7 +81,7 @@ def asked(episode: Episode) -> list[str]:
     return [str(step.chat_completions[0]["content"]) for step in episode.trajectories[0].steps]
 
 
-async def test_programs_at_once_each_have_their_own_calls(roll_out: Any) -> None:
+async def test_concurrent_programs_have_their_own_calls(roll_out: Any) -> None:
     async def agent(number: int) -> float:
         done = await run_program_async(asking(f"{number} first", f"{number} second"))
         return float(done.stdout == f"{number} FIRST\n{number} SECOND\n")
@@ -97,7 +97,7 @@ async def test_programs_at_once_each_have_their_own_calls(roll_out: Any) -> None
     "program",
     [pytest.param(OPENAI, id="openai"), pytest.param(ANTHROPIC, id="anthropic", marks=pytest.mark.slow)],
 )
-async def test_programs_with_ordinary_clients_need_nothing_else(roll_out: Any, program: str) -> None:
+async def test_programs_with_ordinary_clients_need_no_changes(roll_out: Any, program: str) -> None:
     def agent() -> float:
         return float(run_program([sys.executable, "-c", program]).stdout == "HELLO\n")
 
@@ -106,7 +106,7 @@ async def test_programs_with_ordinary_clients_need_nothing_else(roll_out: Any, p
     assert len(episode.trajectories[0].steps) == 1
 
 
-async def test_a_program_that_calls_nothing_is_named_with_its_remedy(roll_out: Any, tmp_path: Path) -> None:
+async def test_program_without_calls_gets_an_error_with_the_remedy(roll_out: Any, tmp_path: Path) -> None:
     codex = tmp_path / "codex"
     codex.write_text("#!/bin/sh\necho I have my own ideas\n")
     codex.chmod(0o755)
@@ -129,7 +129,7 @@ async def test_a_program_that_calls_nothing_is_named_with_its_remedy(roll_out: A
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_program_ends_with_its_rollout(roll_out: Any, tmp_path: Path, is_async: bool) -> None:
+async def test_program_is_stopped_with_its_rollout(roll_out: Any, tmp_path: Path, is_async: bool) -> None:
     command = ["/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"]
 
     def agent() -> None:
@@ -165,7 +165,7 @@ def with_a_variable(command: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize("start", [subprocess.check_output, with_a_variable, in_a_shell, in_asyncio])
-async def test_programs_that_are_started_in_any_other_way_belong_to_their_rollouts(roll_out: Any, start: Any) -> None:
+async def test_programs_started_in_any_way_belong_to_their_rollouts(roll_out: Any, start: Any) -> None:
     async def agent(number: int) -> float:
         printed = start(asking(str(number)))
         return float(await printed if asyncio.iscoroutine(printed) else printed)
@@ -176,7 +176,7 @@ async def test_programs_that_are_started_in_any_other_way_belong_to_their_rollou
         assert asked(episode) == [str(number)]
 
 
-async def test_an_environment_that_was_made_for_a_program_stays_as_it_is(roll_out: Any) -> None:
+async def test_explicit_environment_of_a_program_is_not_changed(roll_out: Any) -> None:
     def agent() -> float:
         run_program(asking("x"))
         return float(subprocess.check_output(["/usr/bin/env"], env={"A": "1"}, text=True) == "A=1\n")
@@ -185,7 +185,7 @@ async def test_an_environment_that_was_made_for_a_program_stays_as_it_is(roll_ou
     assert episode.trajectories[0].reward == 1.0
 
 
-async def test_what_a_program_calls_beside_its_task_is_left_out_although_its_client_names_the_session(
+async def test_side_calls_of_a_program_are_left_out_if_its_client_names_the_session(
     roll_out: Any,
 ) -> None:
     code = ASK.replace('"application/json"}', '"application/json", **header}').replace(
@@ -207,7 +207,7 @@ ask("task")
     assert episode.trajectories[0].info["num_side_calls"] == 1
 
 
-async def test_variables_of_the_agent_overrule_ours(roll_out: Any) -> None:
+async def test_variables_set_by_the_agent_override_ours(roll_out: Any) -> None:
     def agent() -> float:
         run_program(asking("x"))
         done = run_program(["/bin/sh", "-c", "echo $OPENAI_API_KEY $MINE"], env={"OPENAI_API_KEY": "own", "MINE": "1"})
@@ -228,7 +228,7 @@ def led_by_its_author(command: list[str]) -> bytes:
 @pytest.mark.parametrize(
     "start", [supervised, subprocess.check_output, with_a_variable, led_by_its_author, in_a_shell, in_asyncio]
 )
-async def test_operators_keys_are_not_the_programs(
+async def test_operator_keys_are_not_passed_to_programs(
     roll_out: Any, monkeypatch: pytest.MonkeyPatch, start: Callable[[list[str]], Any]
 ) -> None:
     for name in OPERATORS_KEYS:
@@ -243,7 +243,7 @@ async def test_operators_keys_are_not_the_programs(
     assert episode.trajectories[0].reward == 1.0
 
 
-async def test_a_program_may_be_given_a_key_on_purpose(roll_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_can_be_passed_to_a_program_explicitly(roll_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLLM_UPSTREAM_API_KEY", "theirs")
 
     def agent() -> float:
@@ -255,7 +255,7 @@ async def test_a_program_may_be_given_a_key_on_purpose(roll_out: Any, monkeypatc
     assert episode.trajectories[0].reward == 1.0
 
 
-def test_outside_of_a_rollout_a_program_gets_the_environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_outside_of_a_rollout_gets_the_unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://mine/v1")
     with session():
         done = run_program(["/bin/sh", "-c", "echo $OPENAI_BASE_URL"])
@@ -263,7 +263,7 @@ def test_outside_of_a_rollout_a_program_gets_the_environment_as_it_is(monkeypatc
     assert os.environ["OPENAI_BASE_URL"] == "http://mine/v1"
 
 
-async def test_a_thread_that_was_left_behind_starts_no_program(roll_out: Any, tmp_path: Path) -> None:
+async def test_abandoned_thread_cannot_start_programs(roll_out: Any, tmp_path: Path) -> None:
     is_left, ended = threading.Event(), threading.Event()
     raised: list[str] = []
 

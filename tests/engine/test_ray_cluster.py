@@ -15,7 +15,7 @@ from rllm.engine.ray_cluster import url_elsewhere
         ("::", "http://[::1]:8000", "fd00::9", "http://[fd00::9]:8000"),
     ],
 )
-def test_other_machines_reach_it_by_the_name_of_this_one(
+def test_other_machines_reach_the_driver_by_its_host_name(
     host: str, url: str, name: str, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "own_address", lambda: name)

@@ -39,7 +39,7 @@ def said(traces: list[Trace]) -> list[str]:
     return [decode(trace.response_ids) for trace in traces]
 
 
-async def test_an_engine_may_say_none_for_what_it_does_not_have(store: TraceStore) -> None:
+async def test_engine_may_return_none_for_missing_fields(store: TraceStore) -> None:
     class Own:
         async def get_model_response(self, messages: Any, **params: Any) -> ModelOutput:
             nothing: Any = None
@@ -66,7 +66,7 @@ async def test_tools_may_be_objects_with_a_schema(store: TraceStore) -> None:
     assert stored.tools == [tool.json]
 
 
-async def test_a_call_is_durable_before_it_is_answered(store: TraceStore) -> None:
+async def test_call_is_durable_before_it_is_answered(store: TraceStore) -> None:
     engine = RecordingEngine(ScriptedEngine(shout, weight_version=3), store=store, model="m")
     with Session(name="s") as around:
         output = await engine.get_model_response(ask("fig"), temperature=0.5)
@@ -81,7 +81,7 @@ async def test_a_call_is_durable_before_it_is_answered(store: TraceStore) -> Non
     )
 
 
-async def test_calls_keep_the_order_in_which_they_began(store: TraceStore) -> None:
+async def test_calls_are_ordered_by_start_time(store: TraceStore) -> None:
     slow_first = ScriptedEngine(shout, latency_s=lambda messages: 0.02 * (3 - int(messages[-1]["content"])))
     engine = RecordingEngine(slow_first, store=store)
     with Session(name="s") as around:
@@ -90,7 +90,7 @@ async def test_calls_keep_the_order_in_which_they_began(store: TraceStore) -> No
     assert said(sorted(store.by_session("s"), key=lambda trace: trace.started_at)) == ["0", "1", "2"]
 
 
-async def test_a_list_that_goes_on_while_the_model_answers_is_recorded_as_it_was_asked() -> None:
+async def test_messages_are_recorded_as_they_were_at_the_call() -> None:
     engine = RecordingEngine(ScriptedEngine(shout, latency_s=0.01))
     messages = ask("fig")
     with Session(name="s") as around:
@@ -104,7 +104,7 @@ async def test_a_list_that_goes_on_while_the_model_answers_is_recorded_as_it_was
     assert said([kept]) == ["FIG"]
 
 
-async def test_a_conversation_that_goes_on_knows_its_parent() -> None:
+async def test_continued_conversation_has_its_parent() -> None:
     engine = RecordingEngine(ScriptedEngine(shout))
     with Session(name="s") as around:
         first = await engine.get_model_response(ask("a"))
@@ -113,7 +113,7 @@ async def test_a_conversation_that_goes_on_knows_its_parent() -> None:
     assert [trace.parent_id for trace in around.llm_calls] == [None, first.id, None]
 
 
-async def test_a_call_that_is_cancelled_leaves_no_trace_and_the_order_whole() -> None:
+async def test_cancelled_call_leaves_no_trace_and_keeps_the_order() -> None:
     engine = RecordingEngine(
         ScriptedEngine(shout, latency_s=lambda messages: 3600 * (messages[-1]["content"] == "slow"))
     )
@@ -128,7 +128,7 @@ async def test_a_call_that_is_cancelled_leaves_no_trace_and_the_order_whole() ->
     assert around.num_begun == 2
 
 
-async def test_a_call_that_fails_is_kept_with_its_reason(store: TraceStore) -> None:
+async def test_failed_call_is_stored_with_its_reason(store: TraceStore) -> None:
     engine = RecordingEngine(ScriptedEngine([InferenceError("gone", status_code=503)]), store=store)
     with Session(name="s"), pytest.raises(InferenceError, match="gone"):
         await engine.get_model_response(ask("fig"))
@@ -137,13 +137,13 @@ async def test_a_call_that_fails_is_kept_with_its_reason(store: TraceStore) -> N
     assert (kept.messages, kept.response_ids) == (ask("fig"), [])
 
 
-async def test_outside_of_any_session_it_passes_unrecorded(store: TraceStore) -> None:
+async def test_calls_outside_of_sessions_are_not_recorded(store: TraceStore) -> None:
     output = await RecordingEngine(ScriptedEngine(shout), store=store).get_model_response(ask("fig"))
     assert (output.text, output.id) == ("FIG", "")
     assert store.sessions() == []
 
 
-async def test_sessions_and_trajectories_of_the_sdk_see_it() -> None:
+async def test_sessions_and_trajectories_of_the_sdk_record_calls() -> None:
     engine = RecordingEngine(ScriptedEngine(shout))
 
     @trajectory(name="solver")
@@ -161,7 +161,7 @@ async def test_sessions_and_trajectories_of_the_sdk_see_it() -> None:
     assert path.steps[0].logprobs == outer.llm_calls[1].logprobs
 
 
-async def test_what_is_imposed_replaces_what_is_asked() -> None:
+async def test_imposed_sampling_replaces_the_requested_one() -> None:
     engine = RecordingEngine(ScriptedEngine(["a long answer"]))
     with Session(name="s") as around, imposed({"temperature": 1.0, "max_tokens": 4}):
         await engine.get_model_response(ask("x"), temperature=0.0, max_tokens=100)
@@ -171,7 +171,7 @@ async def test_what_is_imposed_replaces_what_is_asked() -> None:
     assert (first.sampling["temperature"], first.requested_sampling) == (1.0, {"temperature": 0.0, "max_tokens": 100})
 
 
-async def test_each_call_has_a_seed_of_its_own_and_the_same_one_in_every_run() -> None:
+async def test_each_call_has_its_own_reproducible_seed() -> None:
     async def seeds(*words: str) -> dict[str, list[int]]:
         with Session(name="s") as around, imposed({"seed": 7}):
             await asyncio.gather(*(engine.get_model_response(ask(word), seed=1) for word in words))
@@ -186,7 +186,7 @@ async def test_each_call_has_a_seed_of_its_own_and_the_same_one_in_every_run() -
     assert len({*first["fig"], *first["lime"], 1, 7}) == 5
 
 
-async def test_several_answers_at_once_are_refused() -> None:
+async def test_several_answers_per_call_are_rejected() -> None:
     engine = RecordingEngine(ScriptedEngine(shout))
     assert (await engine.get_model_response(ask("fig"), n=1)).text == "FIG"
     with pytest.raises(ConfigError, match="n=4: an engine gives one answer"):
@@ -203,12 +203,12 @@ async def test_several_answers_at_once_are_refused() -> None:
         ([{"content": "fig"}], r"messages\[0\]=\{'content': 'fig'\}: use a message"),
     ],
 )
-async def test_what_is_no_list_of_messages_is_told_so(messages: Any, said: str) -> None:
+async def test_messages_that_are_not_a_list_are_rejected(messages: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         await RecordingEngine(ScriptedEngine(shout)).get_model_response(messages)
 
 
-async def test_a_store_that_fails_is_not_hidden(store: TraceStore) -> None:
+async def test_store_error_is_raised(store: TraceStore) -> None:
     engine = RecordingEngine(ScriptedEngine(shout), store=store)
     store.close()
     with Session(name="s") as around, pytest.raises(StoreError, match="closed"):
@@ -216,7 +216,7 @@ async def test_a_store_that_fails_is_not_hidden(store: TraceStore) -> None:
     assert around.llm_calls == []
 
 
-async def test_nothing_is_added_to_a_deleted_session(store: TraceStore) -> None:
+async def test_deleted_session_gets_no_more_calls(store: TraceStore) -> None:
     engine = RecordingEngine(ScriptedEngine(shout), store=store)
     with Session(name="s") as around:
         await engine.get_model_response(ask("fig"))
@@ -227,7 +227,7 @@ async def test_nothing_is_added_to_a_deleted_session(store: TraceStore) -> None:
     assert said(around.llm_calls) == ["FIG"]
 
 
-async def test_what_the_engine_knows_besides_is_there_but_nothing_that_would_sample_unrecorded() -> None:
+async def test_attributes_of_the_engine_are_available_except_unrecorded_sampling() -> None:
     model = ScriptedEngine(shout)
     engine = RecordingEngine(model)
     assert engine.outputs is model.outputs

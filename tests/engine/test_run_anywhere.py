@@ -16,15 +16,15 @@ async def where() -> str:
     return threading.current_thread().name
 
 
-def test_without_a_loop_work_is_done_here() -> None:
+def test_work_runs_in_this_thread_if_it_has_no_loop() -> None:
     assert run_anywhere(where) == threading.current_thread().name
 
 
-async def test_inside_a_loop_work_has_a_thread_and_a_loop_of_its_own() -> None:
+async def test_work_inside_a_loop_runs_in_its_own_thread_and_loop() -> None:
     assert run_anywhere(where) == "rllm training"
 
 
-async def test_what_the_work_raises_is_raised_here() -> None:
+async def test_exception_of_the_work_is_raised() -> None:
     async def stop() -> None:
         asyncio.get_running_loop().stop()
         await asyncio.sleep(60)
@@ -33,7 +33,7 @@ async def test_what_the_work_raises_is_raised_here() -> None:
         run_anywhere(stop)
 
 
-def test_work_that_exits_itself_ends() -> None:
+def test_work_that_exits_is_ended() -> None:
     async def leave() -> None:
         sys.exit(3)
 
@@ -41,7 +41,7 @@ def test_work_that_exits_itself_ends() -> None:
         run_anywhere(leave)
 
 
-def test_a_signal_handler_that_exits_ends_the_work() -> None:
+def test_signal_handler_that_exits_ends_the_work() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(0.01, threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGTERM]).start)
@@ -55,7 +55,7 @@ def test_a_signal_handler_that_exits_ends_the_work() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_task_that_ignores_cancellation_is_abandoned(
+def test_task_that_ignores_cancellation_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rllm.engine.event_loop.CANCEL_GRACE_S", 0.01)

@@ -55,19 +55,19 @@ def attempts(*tasks: dict[str, object]) -> list[RolloutRequest]:
     return [RolloutRequest(task=task, task_id=f"task:{number}") for number, task in enumerate(tasks)]
 
 
-async def test_episodes_come_in_the_order_of_attempts() -> None:
+async def test_episodes_are_in_the_order_of_attempts() -> None:
     shuffled = random.Random(0).sample(range(20), 20)
     episodes = await RolloutRunner(Scripted()).run(attempts(*({"sleep": n / 1000} for n in shuffled)))
     assert [episode.task_id for episode in episodes] == [f"task:{number}" for number in range(20)]
 
 
-async def test_at_most_max_concurrent_are_under_way() -> None:
+async def test_at_most_max_concurrent_rollouts_run() -> None:
     rollout = Scripted()
     await RolloutRunner(rollout, max_concurrent=3).run(attempts(*[{"sleep": 0.001}] * 20))
     assert rollout.most_under_way == 3
 
 
-async def test_another_try_is_sampled_anew() -> None:
+async def test_retry_uses_another_seed() -> None:
     rollout = Scripted()
     task = {"raise": [InferenceError("busy", status_code=503) for _ in range(3)]}
     attempt = RolloutRequest(task=task, task_id="t", sampling={"temperature": 1.0, "seed": 7})
@@ -77,7 +77,7 @@ async def test_another_try_is_sampled_anew() -> None:
     assert len({seen.sampling["seed"] for seen in rollout.seen}) == 3
 
 
-async def test_ten_thousand_attempts_take_few_tasks() -> None:
+async def test_ten_thousand_attempts_use_few_asyncio_tasks() -> None:
     most_tasks = 0
 
     class Counting:
@@ -92,7 +92,7 @@ async def test_ten_thousand_attempts_take_few_tasks() -> None:
     assert most_tasks <= 2 + 2 * 64  # the test, the watch for stuck rollouts, and two for each that is under way
 
 
-async def test_a_failure_is_an_episode_and_harms_no_sibling(pass_time: Any) -> None:
+async def test_failure_is_an_episode_and_does_not_affect_siblings(pass_time: Any) -> None:
     def hear(episode: Episode) -> None:
         heard.append(episode)
         pass_time(60)
@@ -110,7 +110,7 @@ async def test_a_failure_is_an_episode_and_harms_no_sibling(pass_time: Any) -> N
     assert heard == [bad, good]
 
 
-async def test_only_failures_of_a_server_are_retried_and_with_a_new_session() -> None:
+async def test_only_server_failures_are_retried_in_a_new_session() -> None:
     rollout = Scripted()
     down = InferenceError("upstream is down", status_code=503)
     (episode,) = await RolloutRunner(rollout, retry_delay_s=0).run(
@@ -134,7 +134,7 @@ async def test_only_failures_of_a_server_are_retried_and_with_a_new_session() ->
         (AgentError("x"), False),
     ],
 )
-def test_what_is_transient(error: InferenceError, transient: bool) -> None:
+def test_transient_errors(error: InferenceError, transient: bool) -> None:
     assert is_transient(error) is transient
 
 
@@ -154,7 +154,7 @@ async def ask_with_aiohttp(url: str) -> None:
         lambda url: anthropic.Anthropic(base_url=url, api_key="-", max_retries=0).models.list(),
     ],
 )
-def test_an_agent_error_caused_by_a_lost_connection_is_transient(ask: Callable[[str], Any]) -> None:
+def test_agent_error_caused_by_a_lost_connection_is_transient(ask: Callable[[str], Any]) -> None:
     with pytest.raises(Exception) as lost:  # noqa: PT011 - every client raises its own
         ask(f"http://127.0.0.1:{free_port()}")
     error = AgentError("agent raised")
@@ -162,7 +162,7 @@ def test_an_agent_error_caused_by_a_lost_connection_is_transient(ask: Callable[[
     assert is_transient(error)
 
 
-async def test_a_stuck_rollout_ends_at_its_deadline_and_says_where_it_was() -> None:
+async def test_stuck_rollout_is_cancelled_at_its_deadline_with_its_stack() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -178,7 +178,7 @@ async def test_a_stuck_rollout_ends_at_its_deadline_and_says_where_it_was() -> N
     assert "in waits_for_ever" in episode.info["error"]["traceback"]
 
 
-async def test_a_rollout_that_ignores_cancellation_is_abandoned(
+async def test_rollout_that_ignores_cancellation_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner_module, "CANCEL_GRACE_S", 0.05)
@@ -204,7 +204,7 @@ async def test_a_rollout_that_ignores_cancellation_is_abandoned(
     release.set()
 
 
-async def test_a_rollout_that_cancels_itself_is_a_failed_episode() -> None:
+async def test_rollout_that_cancels_itself_is_a_failed_episode() -> None:
     rollout = Scripted()
     first, second = await RolloutRunner(rollout, max_concurrent=1).run(
         attempts({"raise": asyncio.CancelledError()}, {})
@@ -213,7 +213,7 @@ async def test_a_rollout_that_cancels_itself_is_a_failed_episode() -> None:
     assert not second.failed
 
 
-async def test_a_token_mismatch_travels_and_cancels_the_rest() -> None:
+async def test_token_mismatch_is_raised_and_cancels_the_rest() -> None:
     rollout = Scripted()
     cause = ValueError("the reason")
     error = TokenMismatchError("3 ids, 2 logprobs")
@@ -235,7 +235,7 @@ async def test_cancelling_the_run_cancels_every_rollout() -> None:
     assert (rollout.cancelled, rollout.under_way, len(rollout.seen)) == (4, 0, 4)
 
 
-def test_what_makes_no_rollouts_is_refused() -> None:
+def test_invalid_rollout_source_is_rejected() -> None:
     with pytest.raises(ConfigError, match="rollout=<function"):
         RolloutRunner(lambda attempt: None)  # type: ignore[arg-type]
 
@@ -249,7 +249,7 @@ def test_what_makes_no_rollouts_is_refused() -> None:
         (logging.WARNING, logging.NOTSET, logging.WARNING),
     ],
 )
-async def test_http_clients_write_no_line_for_each_request(root: int, own: int, expected: int) -> None:
+async def test_http_clients_do_not_log_each_request(root: int, own: int, expected: int) -> None:
     loggers = [logging.getLogger(name) for name in ("", *runner_module.HTTP_CLIENTS)]
     before = [logger.level for logger in loggers]
     try:
@@ -263,12 +263,12 @@ async def test_http_clients_write_no_line_for_each_request(root: int, own: int, 
             logger.setLevel(level)
 
 
-async def test_no_attempts_no_episodes() -> None:
+async def test_empty_attempts_give_no_episodes() -> None:
     assert await RolloutRunner(Scripted()).run([]) == []
 
 
 @pytest.mark.parametrize("setting", [{"max_concurrent": 0}, {"timeout_s": 0.0}, {"num_retries": -1}])
-def test_impossible_settings_are_named(setting: dict[str, float]) -> None:
+def test_invalid_settings_are_reported(setting: dict[str, float]) -> None:
     (name,) = setting
     with pytest.raises(ConfigError, match=name):
         RolloutRunner(Scripted(), **setting)  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ def test_impossible_settings_are_named(setting: dict[str, float]) -> None:
         (pytest.fail.Exception("2 tests failed"), "rollout task:0:0 raised Failed: 2 tests failed"),
     ],
 )
-async def test_a_rollout_that_would_end_everything_ends_only_itself(error: BaseException, said: str) -> None:
+async def test_system_exit_in_a_rollout_ends_only_that_rollout(error: BaseException, said: str) -> None:
     bad, good = await RolloutRunner(Scripted()).run(attempts({"raise": error}, {"sleep": 0.01}))
     assert not good.failed
     assert bad.info["error"]["type"] == "AgentError"
@@ -294,7 +294,7 @@ async def test_a_rollout_that_would_end_everything_ends_only_itself(error: BaseE
         raise AssertionError(bad.info["error"]["message"])
 
 
-async def test_what_an_attempt_does_to_its_task_no_other_sees() -> None:
+async def test_changes_to_a_task_stay_within_its_attempt() -> None:
     shared = object()
     attempt = RolloutRequest(task={"list": [{"a": 1}], "object": shared}, task_id="x")
     own = attempt.own_task()
@@ -304,7 +304,7 @@ async def test_what_an_attempt_does_to_its_task_no_other_sees() -> None:
     assert own["object"] is shared
 
 
-def test_sets_tuples_and_arrays_of_a_task_are_copied_too() -> None:
+def test_sets_tuples_and_arrays_of_a_task_are_copied() -> None:
     attempt = RolloutRequest(
         task={"set": {1}, "tuple": ([1],), "bytes": bytearray(b"1"), "map": np.ones(2)}, task_id="x"
     )
@@ -317,14 +317,14 @@ def test_sets_tuples_and_arrays_of_a_task_are_copied_too() -> None:
     assert attempt.task["map"].tolist() == [1.0, 1.0]
 
 
-def test_a_task_that_cannot_be_copied_fails_its_rollout() -> None:
+def test_task_that_cannot_be_copied_fails_its_rollout() -> None:
     circle: dict[str, Any] = {}
     circle["again"] = circle
     with pytest.raises(RolloutError, match="'x'"):
         RolloutRequest(task={"circle": circle}, task_id="x").own_task()
 
 
-async def test_the_lowest_rank_enters_first_and_then_who_came_first() -> None:
+async def test_lowest_rank_enters_first_then_first_come_first_served() -> None:
     turns, entered = PrioritySemaphore(1), []
 
     async def enter(rank: int, name: str) -> None:
@@ -338,7 +338,7 @@ async def test_the_lowest_rank_enters_first_and_then_who_came_first() -> None:
     assert entered == ["a", "c", "e", "b", "d"], "a came when nobody was inside"
 
 
-async def test_a_turn_is_not_lost_with_the_one_who_was_called() -> None:
+async def test_slot_of_a_cancelled_waiter_is_passed_on() -> None:
     turns = PrioritySemaphore(1)
 
     async def enter() -> None:
@@ -361,7 +361,7 @@ async def test_a_turn_is_not_lost_with_the_one_who_was_called() -> None:
     await first
 
 
-async def test_calls_of_run_share_the_bound_and_the_lower_rank_goes_first() -> None:
+async def test_concurrent_runs_share_the_limit_and_lower_ranks_go_first() -> None:
     live, most, began = 0, 0, []
 
     class Counting:

@@ -48,7 +48,7 @@ def shortest(task: dict[str, Any], answers: list[str]) -> list[float]:
     return [float(len(answer) == min(map(len, answers))) for answer in answers]
 
 
-async def test_a_group_is_scored_when_its_last_rollout_has_ended() -> None:
+async def test_group_is_scored_when_its_last_rollout_has_ended() -> None:
     episodes, reported = await run(Scoring(group_reward=shortest), a=["fig", "lime"], b=["kiwi", "pear", "plum"])
     groups = [["a:0", "a:1"], ["b:0", "b:1", "b:2"]]
     assert reported in (groups[0] + groups[1], groups[1] + groups[0]), "each group at once"
@@ -56,12 +56,12 @@ async def test_a_group_is_scored_when_its_last_rollout_has_ended() -> None:
     assert [episodes[name].is_correct for name in ("a:0", "a:1")] == [True, False]
 
 
-async def test_rollouts_that_failed_are_not_compared() -> None:
+async def test_failed_rollouts_are_not_compared() -> None:
     episodes, _ = await run(Scoring(group_reward=shortest), a=[AgentError("no"), "lime"])
     assert (episodes["a:0"].failed, episodes["a:1"].trajectories[0].reward) == (True, 1.0)
 
 
-async def test_a_reward_that_raises_fails_its_group_and_no_other() -> None:
+async def test_error_in_a_group_reward_fails_only_its_group() -> None:
     episodes, _ = await run(Scoring(group_reward=shortest), a=["crash", "lime"], b=["fig", "lime"])
     errors = [episodes[f"a:{index}"].info["error"] for index in (0, 1)]
     assert {error["type"] for error in errors} == {"RewardError"}
@@ -69,7 +69,7 @@ async def test_a_reward_that_raises_fails_its_group_and_no_other() -> None:
     assert [episodes[f"b:{index}"].trajectories[0].reward for index in (0, 1)] == [1.0, 0.0]
 
 
-async def test_each_role_is_compared_with_its_own_kind_and_opponents_are_left_out() -> None:
+async def test_roles_are_compared_among_themselves_without_opponents() -> None:
     def team(solver: str, judge: str) -> list[Trajectory]:
         opponent = Trajectory(name="opponent", output="x", reward=0.25, trainable=False)
         return [Trajectory(name="solver", output=solver), Trajectory(name="judge", output=judge), opponent]
@@ -78,14 +78,14 @@ async def test_each_role_is_compared_with_its_own_kind_and_opponents_are_left_ou
     assert [[path.reward for path in item.trajectories] for item in episodes.values()] == [[1, 0, 0.25], [0, 1, 0.25]]
 
 
-async def test_the_groups_reward_replaces_those_of_steps() -> None:
+async def test_group_reward_replaces_step_rewards() -> None:
     path = Trajectory(steps=[Step(model_response="fig", reward=5.0)])
     episodes, _ = await run(Scoring(group_reward=shortest), a=[[path]])
     assert episodes["a:0"].trajectories[0].final_reward() == 1.0
     assert path.steps[0].reward is None
 
 
-async def test_named_parts_are_weighed() -> None:
+async def test_named_parts_are_weighted() -> None:
     parts = {"right": 1.0, "short": 0.5}
     plain = Trajectory(reward=1.5, reward_parts=parts)
     played = Trajectory(reward=2.5, reward_parts=parts, steps=[Step(reward=1.0), Step(reward=1.5)])
@@ -98,7 +98,7 @@ async def test_named_parts_are_weighed() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-async def test_a_group_that_takes_too_long_fails(size: int) -> None:
+async def test_group_reward_that_times_out_fails_its_group(size: int) -> None:
     @group_reward
     async def endless(task: object, answers: list[str]) -> None:
         await asyncio.Event().wait()
@@ -107,7 +107,7 @@ async def test_a_group_that_takes_too_long_fails(size: int) -> None:
     assert all("did not finish within 0.01 s" in item.info["error"]["message"] for item in episodes.values())
 
 
-async def test_a_weight_of_no_part_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_weight_without_a_part_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     scoring = Scoring(weights={"shrot": 0.2, "right": 1.0})
     for _ in range(2):
         await run(scoring, a=[[Trajectory(reward=1.5, reward_parts={"right": 1.0, "short": 0.5})]])

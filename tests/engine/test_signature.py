@@ -40,7 +40,7 @@ class Agent:
         (print, ["sep", "end"]),
     ],
 )
-def test_what_fits(function: Any, columns: list[str]) -> None:
+def test_matching_signatures_are_accepted(function: Any, columns: list[str]) -> None:
     check_signature(function, columns)
 
 
@@ -57,7 +57,7 @@ def test_what_fits(function: Any, columns: list[str]) -> None:
         (with_kwargs, ["question", 1], "with_kwargs cannot take the column 1: columns are passed by name"),
     ],
 )
-def test_what_does_not_fit_is_named(function: Any, columns: list[str], says: str) -> None:
+def test_mismatched_signatures_are_reported(function: Any, columns: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         check_signature(function, columns)
 

@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_a_rollout_that_takes_far_longer_than_others_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+def test_much_slower_rollout_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     under_way = UnderWay(clock)
     with ExitStack() as slow:
@@ -35,7 +35,7 @@ def test_a_rollout_that_takes_far_longer_than_others_is_stuck(caplog: pytest.Log
     assert (under_way.num_running, under_way.stuck()) == (0, {})
 
 
-def test_nobody_is_stuck_before_half_a_minute_or_without_others_to_compare_with() -> None:
+def test_rollouts_need_half_a_minute_and_others_for_comparison_to_be_stuck() -> None:
     clock = Clock()
     under_way = UnderWay(clock)
     with under_way.one("a:0"):

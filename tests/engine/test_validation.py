@@ -25,7 +25,7 @@ def checked(**fields: Any) -> Episode:
     return episode
 
 
-def test_what_can_be_meant_in_one_way_only_is_put_right() -> None:
+def test_unambiguous_values_are_converted() -> None:
     step = Step(
         info=None,  # type: ignore[arg-type]
         logprobs=None,  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_what_can_be_meant_in_one_way_only_is_put_right() -> None:
     assert type(episode.trajectories[0].reward) is float
 
 
-def test_an_error_that_is_only_a_text_fails_the_rollout_with_it() -> None:
+def test_error_text_fails_the_rollout() -> None:
     assert why_failed(checked(info={"error": "the browser died"})) == "AgentError: the browser died"
     assert why_failed(checked(info={"error": {"type": "Lost", "message": "no page"}})) == "Lost: no page"
     assert not checked(info={"error": None}).failed
@@ -103,12 +103,12 @@ def test_an_error_that_is_only_a_text_fails_the_rollout_with_it() -> None:
         ),
     ],
 )
-def test_what_cannot_be_understood_is_named(fields: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_reported(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(AgentError, match=f"solve returned {told}"):
         checked(**fields)
 
 
-def test_a_failed_rollout_keeps_what_has_the_form_of_a_trajectory_whatever_it_earned() -> None:
+def test_failed_rollout_keeps_well_formed_trajectories() -> None:
     sound = Trajectory(reward=float("nan"), steps=[Step(reward="much")])  # type: ignore[arg-type]
     odd = [Trajectory(steps=None), Trajectory(uid=[1]), Trajectory(steps=[Step(chat_completions=["4"])])]  # type: ignore[arg-type, list-item]
     attempt = RolloutRequest(task={}, task_id="t", trajectories=[sound, *odd])
@@ -129,7 +129,7 @@ def test_a_failed_rollout_keeps_what_has_the_form_of_a_trajectory_whatever_it_ea
         (np.array(1.0), 1.0, True),
     ],
 )
-def test_a_number_is_the_reward_of_one_trajectory(returned: Any, reward: float, is_correct: bool) -> None:
+def test_number_is_the_reward_of_one_trajectory(returned: Any, reward: float, is_correct: bool) -> None:
     episode = episode_from(returned, "agent")
     (trajectory,) = episode.trajectories
     assert trajectory.name == "agent"
@@ -145,7 +145,7 @@ def test_unscored_is_not_zero(returned: Any) -> None:
     assert not episode.is_correct
 
 
-def test_a_reward_with_metrics() -> None:
+def test_reward_with_metrics() -> None:
     episode = episode_from((np.float64(1.0), {"turns": 3, "ok": True}), "agent")
     assert episode.trajectories[0].reward == 1.0
     assert episode.metrics == {"turns": 3.0, "ok": 1.0}
@@ -164,7 +164,7 @@ def test_trajectories_keep_their_rewards() -> None:
     assert not episode_from(solver, "agent").is_correct
 
 
-def test_an_episode_is_taken_as_it_is() -> None:
+def test_episode_is_returned_unchanged() -> None:
     mine = Episode(is_correct=True, metrics={"x": 1.0})
     episode = episode_from(mine, "agent")
     assert episode is mine
@@ -178,12 +178,12 @@ def test_an_episode_is_taken_as_it_is() -> None:
         *(1j, np.complex128(1j), np.datetime64("2026-01-01"), np.array(None), np.bytes_(b"1")),
     ],
 )
-def test_anything_else_is_refused_with_the_list_of_what_is_accepted(returned: Any) -> None:
+def test_other_values_are_rejected_with_the_list_of_accepted_ones(returned: Any) -> None:
     with pytest.raises(AgentError, match=f"my_agent returned .* of type {type(returned).__name__}: return a number, "):
         episode_from(returned, "my_agent")
 
 
-def test_named_parts_are_added_up_and_the_first_decides() -> None:
+def test_named_parts_are_summed_and_the_first_decides_correctness() -> None:
     episode = episode_from({"right": 0, "short": 1.5}, "my_agent")
     assert (episode.trajectories[0].reward, episode.trajectories[0].reward_parts) == (1.5, {"right": 0.0, "short": 1.5})
     assert episode.is_correct is False
@@ -199,19 +199,19 @@ def test_numbers_must_be_finite(returned: Any) -> None:
         episode_from(returned, "agent")
 
 
-def test_a_step_reward_of_a_wrong_type_is_named() -> None:
+def test_step_reward_of_the_wrong_type_is_reported() -> None:
     with pytest.raises(AgentError, match="reward on trajectory 'solver'"):
         episode_from(Trajectory(name="solver", steps=[Step(reward="1")]), "agent")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reward", [10**400, float("inf"), float("nan")])
-def test_a_reward_beyond_all_numbers_is_the_agents_error(reward: float) -> None:
+def test_non_finite_reward_is_an_agent_error(reward: float) -> None:
     with pytest.raises(AgentError, match="use a finite number"):
         episode_from(reward, "agent")
 
 
 @pytest.mark.parametrize("reward", [1e308, -1e31])
-def test_a_reward_beyond_all_sums_is_told_how_large_it_may_be(reward: float) -> None:
+def test_oversized_reward_error_names_the_limits(reward: float) -> None:
     with pytest.raises(AgentError, match=re.escape(f"the reward {reward!r}: use a number from -1e+30 to 1e+30")):
         episode_from(reward, "agent")
 
@@ -219,7 +219,7 @@ def test_a_reward_beyond_all_sums_is_told_how_large_it_may_be(reward: float) -> 
 HOW = "has no score: name the function that judges it .--reward FILE.py:function, .* or return the reward itself"
 
 
-def test_text_is_no_reward() -> None:
+def test_text_is_not_a_reward() -> None:
     with pytest.raises(AgentError, match=f"my_agent returned '4', which {HOW}"):
         episode_from("4", "my_agent")
 
@@ -236,11 +236,11 @@ says_later.__annotations__["return"] = str  # as where annotations are not put o
 
 
 @pytest.mark.parametrize("function", [says, says_later])
-def test_a_function_that_promises_text_is_refused_before_it_runs(function: Any) -> None:
+def test_function_annotated_to_return_text_is_rejected_before_it_runs(function: Any) -> None:
     with pytest.raises(ConfigError, match=f"my_agent returns text .-> str., which {HOW}"):
         check_promise(function, "my_agent")
 
 
-def test_what_a_decorator_makes_of_text_may_be_scored() -> None:
+def test_decorated_function_that_returns_text_is_accepted() -> None:
     for function in (with_reward(says, lambda task, answer: 1.0), trajectory(says), lambda question: "4", print):
         check_promise(function, "my_agent")

@@ -20,7 +20,7 @@ def written(folder: Path, *rows: object) -> str:
     return f"file:{path}"
 
 
-def test_each_row_gives_the_tasks_of_its_environment(tmp_path: Path) -> None:
+def test_each_row_yields_the_tasks_of_its_environment(tmp_path: Path) -> None:
     named = open_env(written(tmp_path, LAKE, POLE))
     assert named.tasks.rows_by_source() == {"FrozenLake-v1": [0, 1], "CartPole-v1": [2]}
     assert named.max_steps == 3
@@ -57,6 +57,6 @@ def test_held_out_tasks_may_come_from_another_file(tmp_path: Path) -> None:
         (["file:mixed.jsonl"], "cannot name files or code"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(tmp_path: Path, rows: list[object], message: str) -> None:
+def test_invalid_rows_are_rejected(tmp_path: Path, rows: list[object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_env(written(tmp_path, *rows))

@@ -25,9 +25,7 @@ def worth_nothing(task: Any, action: Any) -> float:
         (GymnasiumEnv, {"env": "CartPole-v1"}),
     ],
 )
-def test_a_subclass_is_made_of_a_row_without_a_from_dict_of_its_own(
-    kind: type[BaseEnv], row: Mapping[str, Any]
-) -> None:
+def test_subclass_is_created_from_a_row_without_its_own_from_dict(kind: type[BaseEnv], row: Mapping[str, Any]) -> None:
     mine: type[BaseEnv] = type("Mine", (kind,), {})
     env = mine.from_dict(row)
     assert type(env) is mine
@@ -35,7 +33,7 @@ def test_a_subclass_is_made_of_a_row_without_a_from_dict_of_its_own(
 
 
 @pytest.mark.parametrize("kind", [SingleTurnEnvironment, ToolEnvironment])
-def test_a_subclass_may_bring_its_own_reward(kind: type[SingleTurnEnvironment | ToolEnvironment]) -> None:
+def test_subclass_may_have_its_own_reward(kind: type[SingleTurnEnvironment | ToolEnvironment]) -> None:
     class Own(kind):  # type: ignore[misc, valid-type]
         def __init__(self, task: Any = None, **kwargs: Any) -> None:
             super().__init__(task, reward_fn=worth_nothing, **kwargs)
@@ -44,7 +42,7 @@ def test_a_subclass_may_bring_its_own_reward(kind: type[SingleTurnEnvironment | 
     assert (env.task, env.reward_fn) == ({"question": "1 + 1?"}, worth_nothing)
 
 
-def test_a_subclass_may_judge_by_itself() -> None:
+def test_subclass_may_score_by_itself() -> None:
     class Strict(SingleTurnEnvironment):
         def get_reward_and_next_obs(self, task: Any, action: Any) -> tuple[float, Any]:
             return float(action == task["answer"]), {}

@@ -11,11 +11,11 @@ TASK = {"seed": 3, "size": 4}
 START = f"_ _ _ _\n_ _ O P\n_ G _ O\n_ _ _ _\n{LEGEND}"
 
 
-def test_the_map_is_shown_with_its_legend():
+def test_map_is_shown_with_its_legend():
     assert GridWorldEnv.from_dict(TASK).reset() == (START, {})
 
 
-def test_a_walk_to_the_goal_earns_one():
+def test_walk_to_the_goal_earns_one():
     env = GridWorldEnv.from_dict({**TASK, "question": "ignored"})
     steps = [env.step(move) for move in ("Up", "left", Action("LEFT"), "Down", "Down")]
     assert [reward for _, reward, _, _ in steps] == [0.0, 0.0, 0.0, 0.0, 1.0]
@@ -24,25 +24,25 @@ def test_a_walk_to_the_goal_earns_one():
     assert steps[-1][3] == {"is_valid": True, "num_steps": 5, "truncated": False}
 
 
-def test_moves_have_the_numbers_of_the_framework_too():
+def test_moves_have_the_numbers_of_the_framework():
     env = FrozenLakeEnv.from_dict(TASK)
     steps = [env.step(move) for move in ("4", 1, Action("1"), 2, "2")]
     assert steps[-1][1] == 1.0
     assert env.step(0)[3]["is_valid"] is False
 
 
-def test_a_hole_ends_the_walk_and_earns_nothing():
+def test_hole_ends_the_walk_without_reward():
     observation, reward, done, info = GridWorldEnv.from_dict(TASK).step("Left")
     assert (reward, done, info["truncated"]) == (0.0, True, False)
     assert "_ _ X _" in observation
 
 
-def test_the_border_holds():
+def test_border_cannot_be_crossed():
     assert GridWorldEnv.from_dict(TASK).step("Right")[0] == START
 
 
 @pytest.mark.parametrize("action", ["jump", "", None, 7, "u" * 10_000])
-def test_an_invalid_action_costs_a_step_and_moves_nothing(action: object):
+def test_invalid_action_costs_a_step_and_moves_nothing(action: object):
     observation, reward, done, info = GridWorldEnv.from_dict(TASK).step(action)
     assert observation.endswith(f"use one of Up, Down, Left, Right.\n{START}")
     assert len(observation) < 400
@@ -50,14 +50,14 @@ def test_an_invalid_action_costs_a_step_and_moves_nothing(action: object):
     assert info == {"is_valid": False, "num_steps": 1, "truncated": False}
 
 
-def test_the_last_step_truncates():
+def test_last_step_is_truncated():
     env = GridWorldEnv.from_dict({**TASK, "max_steps": 5})
     ends = [env.step("Right")[2:] for _ in range(5)]
     assert [done for done, _ in ends] == [False] * 4 + [True]
     assert ends[-1][1]["truncated"] is True
 
 
-def test_reset_begins_the_same_walk_again():
+def test_reset_restarts_the_same_walk():
     env = GridWorldEnv(seed=5, size=4, is_slippery=True)
     walks = []
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_reset_begins_the_same_walk_again():
     assert walks[0] == walks[1]
 
 
-def test_slippery_ice_changes_the_walk_and_not_the_map():
+def test_slippery_ice_changes_moves_and_not_the_map():
     dry, wet = GridWorldEnv(seed=5, size=8, p=1.0), GridWorldEnv(seed=5, size=8, p=1.0, is_slippery=True)
     assert dry.reset() == wet.reset()
     assert [dry.step("Up")[0] for _ in range(6)] != [wet.step("Up")[0] for _ in range(6)]
@@ -74,7 +74,7 @@ def test_slippery_ice_changes_the_walk_and_not_the_map():
 
 @given(seed=st.integers(), size=st.integers(2, 6), p=st.floats(0, 1), max_steps=st.integers(1, 12))
 @settings(max_examples=50, deadline=None)
-def test_every_map_can_be_solved_in_time(seed: int, size: int, p: float, max_steps: int):
+def test_every_map_is_solvable_in_time(seed: int, size: int, p: float, max_steps: int):
     env = GridWorldEnv(seed=seed, size=size, p=p, max_steps=max_steps)
     moves = num_moves(env.grid, at_most=max_steps)
     assert moves is not None
@@ -82,7 +82,7 @@ def test_every_map_can_be_solved_in_time(seed: int, size: int, p: float, max_ste
     assert env.grid == GridWorldEnv(seed=seed, size=size, p=p, max_steps=max_steps).grid
 
 
-def test_the_shortest_way_goes_around_holes():
+def test_shortest_path_goes_around_holes():
     wall = frozenset({(0, 1), (1, 1)})
     around = GridMap(size=3, start=(0, 0), goal=(0, 2), holes=wall)
     assert num_moves(around, at_most=9) == 6
@@ -101,16 +101,16 @@ def test_the_shortest_way_goes_around_holes():
         ({"is_slippery": [1]}, "is_slippery.*bool"),
     ],
 )
-def test_a_bad_setting_is_named(setting: dict, message: str):
+def test_invalid_setting_is_reported(setting: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         GridWorldEnv.from_dict(setting)
 
 
-def test_cells_of_a_csv_file_are_read():
+def test_cells_of_a_csv_file_are_parsed():
     env = GridWorldEnv.from_dict({"seed": "3", "size": "4", "p": "0.8", "is_slippery": "False", "max_steps": None})
     assert env.reset()[0] == START
     assert env.is_slippery is False
 
 
-def test_it_has_the_name_that_users_know():
+def test_frozen_lake_env_is_an_alias():
     assert FrozenLakeEnv is GridWorldEnv

@@ -48,7 +48,7 @@ class Broken(Doors):
         raise RuntimeError("the door is stuck")
 
 
-def test_cart_pole_by_id_gives_the_numbers_of_gymnasium():
+def test_cart_pole_gives_the_numbers_of_gymnasium():
     env = GymnasiumEnv.from_dict({"env": "CartPole-v1", "seed": 7, "question": "ignored"})
     bare = gymnasium.make("CartPole-v1")
     try:
@@ -63,13 +63,13 @@ def test_cart_pole_by_id_gives_the_numbers_of_gymnasium():
         bare.close()
 
 
-def test_every_reset_begins_alike_with_a_seed():
+def test_reset_with_a_seed_is_reproducible():
     env = GymnasiumEnv(Doors, seed=11)
     assert env.reset() == env.reset()
     assert env.reset()[1] == {"seed": 11, "num_invalid_actions": 0}
 
 
-def test_an_end_with_the_last_step_that_there_is_time_for_is_no_truncation():
+def test_termination_on_the_last_allowed_step_is_not_a_truncation():
     labels = ["left", "down", "right", "up"]
     lake = {"is_slippery": False, "max_episode_steps": 6}
     env = GymnasiumEnv("FrozenLake-v1", lake, action_labels=labels)
@@ -81,7 +81,7 @@ def test_an_end_with_the_last_step_that_there_is_time_for_is_no_truncation():
         assert [name for name in ("terminated", "truncated") if info[name]] == [end]
 
 
-def test_what_comes_back_is_plain_python():
+def test_returned_values_are_plain_python():
     env = GymnasiumEnv(Doors)
     env.reset()
     observation, reward, done, info = env.step("1")
@@ -98,14 +98,14 @@ def test_what_comes_back_is_plain_python():
     assert json.loads(json.dumps(info)) == info
 
 
-def test_truncation_ends_the_rollout_and_is_told_apart():
+def test_truncation_is_distinguished_from_termination():
     env = GymnasiumEnv(Doors, {"num_steps": 1})
     env.reset()
     _, _, done, info = env.step("2")
     assert (done, info["terminated"], info["truncated"]) == (True, False, True)
 
 
-def test_an_answer_without_a_legal_action_is_sent_back_and_counted():
+def test_answer_without_a_legal_action_is_counted_and_asked_again():
     env = GymnasiumEnv(Doors, action_labels=["open", "close"])
     env.reset()
     assert env.step("hm") == (
@@ -119,14 +119,14 @@ def test_an_answer_without_a_legal_action_is_sent_back_and_counted():
     assert env.env.actions == [2]
 
 
-def test_an_action_that_is_no_text_goes_through_as_it_is():
+def test_non_text_action_is_passed_unchanged():
     env = GymnasiumEnv(Doors)
     env.reset()
     env.step(Action(2))
     assert env.env.actions == [2]
 
 
-def test_both_directions_of_text_can_be_the_users():
+def test_user_functions_convert_observations_and_actions():
     def parse(text: str, action_space: spaces.Space) -> int:
         if not text.startswith("go"):
             raise ValueError("say 'go'")
@@ -138,20 +138,20 @@ def test_both_directions_of_text_can_be_the_users():
     assert env.step("stop")[0].startswith("Invalid action: say 'go'.")
 
 
-def test_a_broken_parser_is_named():
+def test_error_in_the_action_parser_is_named():
     env = GymnasiumEnv(Doors, parse_action=lambda text, space: {}["move"])
     with pytest.raises(EnvError, match="parse_action of Doors raised KeyError"):
         env.step("1")
 
 
-def test_an_environment_that_raises_or_returns_the_wrong_number_of_values_is_named():
+def test_error_or_wrong_return_value_of_an_environment_is_named():
     with pytest.raises(EnvError, match=r"Broken\.step raised RuntimeError: the door is stuck"):
         GymnasiumEnv(Broken).step("1")
     with pytest.raises(EnvError, match=r"OldApi\.step returned 4"):
         GymnasiumEnv(OldApi).step("1")
 
 
-def test_the_environment_is_closed_once():
+def test_environment_is_closed_once():
     env = GymnasiumEnv(Doors)
     env.close()
     env.close()
@@ -170,17 +170,17 @@ def test_the_environment_is_closed_once():
         ({"env": "CartPole-v1", "action_labels": ["left"]}, "action_labels"),
     ],
 )
-def test_a_task_that_cannot_be_made_is_refused(task: dict, message: str):
+def test_task_that_cannot_be_created_is_rejected(task: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         GymnasiumEnv.from_dict(task)
 
 
-def test_a_constructor_that_raises_is_named():
+def test_constructor_error_is_named():
     with pytest.raises(EnvError, match="Doors raised TypeError"):
         GymnasiumEnv(Doors, {"num_doors": 3})
 
 
-def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_missing_gymnasium_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)  # Python's own way to say that it is not there
     with pytest.raises(MissingDependencyError, match=r"pip install 'rllm\[gym\]'"):
         GymnasiumEnv("CartPole-v1")

@@ -24,11 +24,11 @@ UNIT = spaces.Box(-1.0, 1.0, (2,), dtype=np.float32)
         ("0.5 of 2", 2),  # a decimal number names no action
     ],
 )
-def test_the_last_integer_or_label_is_the_discrete_action(text: str, action: int):
+def test_last_integer_or_label_is_the_discrete_action(text: str, action: int):
     assert parse_action(text, spaces.Discrete(3), ["stay", "stay put", "up"]) == action
 
 
-def test_a_discrete_space_may_start_below_zero():
+def test_discrete_space_may_start_below_zero():
     assert parse_action("-1", spaces.Discrete(3, start=-1)) == -1
     assert parse_action("left", spaces.Discrete(3, start=-1), ["left", "none", "right"]) == -1
 
@@ -55,7 +55,7 @@ def test_objects_and_tuples_nest():
     assert (action["jump"], action["say"]) == (1, (8,))
 
 
-def test_text_is_text():
+def test_text_space_takes_the_text():
     assert parse_action(" hello ", spaces.Text(10)) == "hello"
 
 
@@ -80,12 +80,12 @@ def test_text_is_text():
     ],
 )
 @pytest.mark.usefixtures("no_collection")
-def test_everything_else_is_a_value_error(text: str, space: spaces.Space, reason: str):
+def test_other_text_is_a_value_error(text: str, space: spaces.Space, reason: str):
     with pytest.raises(ValueError, match=reason):
         parse_action(text, space)
 
 
-def test_legal_actions_are_told():
+def test_legal_actions_are_described():
     assert legal_actions(spaces.Discrete(2, start=1)) == "1, 2"
     assert legal_actions(spaces.Discrete(2), ["left", "right"]) == "0 (left), 1 (right)"
     assert legal_actions(spaces.Discrete(500)) == "an integer from 0 to 499"
@@ -103,5 +103,5 @@ def test_colours_of_a_rendering_become_brackets():
     assert rendering_to_text("\x1b[41mS\x1b[0mFF\n\x1b[1mbold") == "[S]FF\nbold"
 
 
-def test_an_observation_that_is_no_text_is_json_with_every_letter_as_it_is():
+def test_non_text_observation_is_unescaped_json():
     assert observation_to_text({"says": "何処?", "at": np.array([1, 2])}) == '{"says": "何処?", "at": [1, 2]}'

@@ -52,13 +52,13 @@ async def rollouts(named, model):
     return await engine.execute_tasks(list(named.tasks))
 
 
-async def test_answers_found_with_the_servers_tools_are_compared_with_the_file(named):
+async def test_answers_found_with_server_tools_are_compared_with_the_file(named):
     paths = await rollouts(named, adding)
     assert [path.reward for path in paths] == [1.0, 0.0]
     assert [len(path.steps) for path in paths] == [2, 2]
 
 
-async def test_a_server_that_ends_in_mid_rollout_is_named_and_comes_back(named):
+async def test_server_that_exits_during_a_rollout_is_reported_and_restarted(named):
     def model(messages):
         if messages[-1]["role"] == "user" and "2 + 4" in messages[-1]["content"]:
             return '<tool_call>\n{"name": "die", "arguments": {}}\n</tool_call>'
@@ -71,7 +71,7 @@ async def test_a_server_that_ends_in_mid_rollout_is_named_and_comes_back(named):
     assert [path.reward for path in await rollouts(named, adding)] == [1.0, 0.0]
 
 
-def test_another_process_opens_a_connection_of_its_own(named):
+def test_each_process_opens_its_own_connection(named):
     tools = named.env_args["tools"]
     sent = pickle.loads(pickle.dumps(tools))
     assert [tool.json for tool in sent] == [tool.json for tool in tools]
@@ -89,7 +89,7 @@ def test_another_process_opens_a_connection_of_its_own(named):
         (ROWS, "tasks={file}", "'no-such-program' cannot be started"),
     ],
 )
-def test_bad_input_is_refused_before_a_rollout(tmp_path, rows, query, message):
+def test_invalid_input_is_rejected_before_a_rollout(tmp_path, rows, query, message):
     spec = f"mcp:no-such-program?{query.format(file=written(tmp_path, rows))}".rstrip("?")
     with pytest.raises(ConfigError, match=message):
         open_env(spec)

@@ -16,7 +16,7 @@ from rllm.testing.gateway import scripted_gateway
 from rllm.trainer.rollout_sources import FunctionSource, source_in
 
 
-def test_a_name_gives_tasks_with_seeds_and_the_environment_that_plays_them() -> None:
+def test_name_yields_tasks_with_seeds_and_their_environment() -> None:
     opened = open_env("gymnasium:FrozenLake-v1?size=3&seed=5&render_mode=ansi&max_steps=7&is_slippery=false")
     assert [row["seed"] for row in opened.tasks] == [5, 6, 7]
     assert [row["id"] for row in opened.tasks] == ["FrozenLake-v1/5", "FrozenLake-v1/6", "FrozenLake-v1/7"]
@@ -51,14 +51,14 @@ def test_labels_are_the_legal_actions() -> None:
         ("gymnasium:FrozenLake-v1?slippery=false", "unexpected keyword argument 'slippery'"),
     ],
 )
-def test_a_wrong_name_says_what_is_known(spec: str, message: str) -> None:
+def test_unknown_name_error_lists_the_known_ones(spec: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         open_env(spec)
     assert message in str(raised.value)
     assert spec in str(raised.value)
 
 
-def test_a_function_in_an_environment_may_take_the_address_of_its_model() -> None:
+def test_function_in_an_environment_may_take_the_base_url() -> None:
     def walk(env: GymnasiumEnv, base_url: str, **task: Any) -> float:
         observed, _ = env.reset()
         with OpenAI(base_url=base_url, api_key="none") as client:
@@ -75,7 +75,7 @@ def test_a_function_in_an_environment_may_take_the_address_of_its_model() -> Non
         assert gateway.rollout(source.agent_run_func, named.tasks[0]).trajectories[0].reward == 7.0
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEMES, "other", Scheme("no_module:open_env", "", "no_such_package", "other-extra"))
     with pytest.raises(MissingDependencyError, match=r"no_such_package.*rllm\[other-extra\]"):
         open_env("other:name")

@@ -113,7 +113,7 @@ def test_messages_are_the_conversation(agent: BaseAgent, env: BaseEnv, answers: 
     assert [message["content"] for message in messages if message["role"] == "assistant"] == answers
 
 
-def test_subclass_with_its_own_step_is_stepped_by_it() -> None:
+def test_subclass_with_its_own_step_uses_it() -> None:
     from rllm.environments.base.base_env import step_method
 
     class Counting(ToolEnvironment):

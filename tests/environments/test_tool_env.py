@@ -40,7 +40,7 @@ async def outputs_of(env: ToolEnvironment, *calls: object) -> dict[str, str]:
     return observation["tool_outputs"]
 
 
-async def test_calls_are_answered_and_the_answer_is_scored():
+async def test_tool_calls_are_executed_and_the_answer_is_scored():
     env = environment()
     assert env.reset() == (TASK, {})
     assert await outputs_of(env, call("add", a=2, b=3)) == {"c1": "5"}
@@ -58,7 +58,7 @@ async def test_calls_are_answered_and_the_answer_is_scored():
         [{"type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}],
     ],
 )
-async def test_every_usual_form_of_a_call_is_understood(action: object):
+async def test_all_common_formats_of_tool_calls_are_accepted(action: object):
     observation, *_ = await environment().async_step(action)
     assert observation == {"tool_outputs": {"call_0": "5"}}
 
@@ -70,7 +70,7 @@ async def test_finish_is_an_answer(arguments: object):
     assert (reward, done) == (1.0, True)
 
 
-async def test_the_last_step_ends_without_an_answer():
+async def test_last_step_ends_without_an_answer():
     made = []
     env = ToolEnvironment(TASK, [Tool(name="note", function=lambda: made.append(1))], reward_fn=exact, max_steps=2)
     assert await outputs_of(env, call("note")) == {"c1": ""}
@@ -83,7 +83,7 @@ async def test_the_last_step_ends_without_an_answer():
     assert made == [1]
 
 
-async def test_parallel_calls_run_at_the_same_time():
+async def test_parallel_calls_run_concurrently():
     both = threading.Barrier(2, timeout=60)
 
     def meet(who: str) -> str:
@@ -94,7 +94,7 @@ async def test_parallel_calls_run_at_the_same_time():
     assert outputs == {"a": "Ann was there", "b": "Bob was there"}
 
 
-async def test_a_tool_that_raises_answers_by_name_and_harms_no_sibling():
+async def test_error_in_a_tool_is_its_result_and_does_not_affect_siblings():
     env = environment()
     observation, _, done, info = await env.async_step([call("divide", "bad", a=1, b=0), call("add", "good", a=1, b=1)])
     assert observation["tool_outputs"]["bad"] == "Error: tool 'divide' raised ZeroDivisionError: division by zero"
@@ -103,7 +103,7 @@ async def test_a_tool_that_raises_answers_by_name_and_harms_no_sibling():
     assert done is False
 
 
-async def test_a_tool_that_hangs_is_cut_at_its_deadline(caplog, pass_time):
+async def test_hanging_tool_is_cancelled_at_its_deadline(caplog, pass_time):
     async def sleep() -> None:
         await asyncio.Event().wait()
 
@@ -129,7 +129,7 @@ async def test_a_tool_that_hangs_is_cut_at_its_deadline(caplog, pass_time):
     assert "tool block" in caplog.text  # the thread that is left behind has its name and stack in the log
 
 
-async def test_a_tool_that_floods_is_cut():
+async def test_long_tool_output_is_truncated():
     flood = Tool(name="flood", function=lambda: "x" * 1_000_000, max_output_chars=100)
     text = (await outputs_of(environment(flood), call("flood")))["c1"]
     assert text == "x" * 100 + "\n[cut: 999900 of 1000000 characters are left out]"
@@ -146,18 +146,18 @@ async def test_a_tool_that_floods_is_cut():
         (17, "17"),
     ],
 )
-async def test_a_call_that_cannot_be_made_is_answered_with_the_reason(bad_call: object, message: str):
+async def test_impossible_call_returns_the_reason(bad_call: object, message: str):
     (text,) = (await outputs_of(environment(), bad_call)).values()
     assert text.startswith("Error: ")
     assert re.search(message, text)
 
 
-async def test_calls_of_one_id_are_all_answered():
+async def test_calls_with_the_same_id_are_all_answered():
     outputs = await outputs_of(environment(), call("add", "same", a=1, b=1), call("add", "same", a=2, b=2))
     assert outputs == {"same": "2", "call_1": "4"}
 
 
-async def test_what_is_not_unicode_is_shown_to_the_model_as_a_question_mark():
+async def test_invalid_unicode_is_replaced_by_a_question_mark():
     def echo(text: str) -> list[str]:
         return [text]
 
@@ -165,7 +165,7 @@ async def test_what_is_not_unicode_is_shown_to_the_model_as_a_question_mark():
     assert outputs == {"call_0": '["?!"]'}
 
 
-async def test_a_call_without_an_id_takes_that_of_no_other():
+async def test_generated_call_id_is_unique():
     bare = {"name": "add", "arguments": {"a": 2, "b": 2}}
     first = await outputs_of(environment(), call("add", "call_1", a=1, b=1), bare)
     assert first == {"call_1": "2", "call_2": "4"}
@@ -174,12 +174,12 @@ async def test_a_call_without_an_id_takes_that_of_no_other():
 
 
 @pytest.mark.parametrize("action", [None, 3])
-async def test_an_action_of_another_kind_is_the_agents_error(action: object):
+async def test_action_of_another_type_is_an_agent_error(action: object):
     with pytest.raises(AgentError, match=str(action)):
         await environment().async_step(action)
 
 
-async def test_a_reward_that_raises_is_named():
+async def test_error_in_reward_function_is_named():
     def broken(task, answer):
         raise LookupError("no key")
 
@@ -187,12 +187,12 @@ async def test_a_reward_that_raises_is_named():
         await ToolEnvironment(TASK, reward_fn=broken).async_step("5")
 
 
-async def test_none_is_unscored():
+async def test_reward_of_none_is_unscored():
     assert (await ToolEnvironment(TASK, reward_fn=lambda task, answer: None).async_step("5"))[1] is None
     assert (await ToolEnvironment(TASK).async_step("5"))[1] is None
 
 
-async def test_a_row_with_settings_becomes_an_environment():
+async def test_row_with_settings_becomes_an_environment():
     env = ToolEnvironment.from_dict(
         {**TASK, "tools": ["calculator"], "reward_fn": exact, "max_steps": 3, "tool_timeout_s": 5}
     )
@@ -210,6 +210,6 @@ async def test_a_row_with_settings_becomes_an_environment():
         ({"reward_fn": None}, "reward_fn"),
     ],
 )
-def test_wrong_settings_are_refused_at_once(settings: dict, message: str):
+def test_invalid_settings_are_rejected_at_once(settings: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         ToolEnvironment.from_dict({**TASK, "reward_fn": exact, **settings})

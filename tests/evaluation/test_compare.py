@@ -7,7 +7,7 @@ import pytest
 from rllm.evaluation.folder import difference_of_means, difference_of_rates
 
 
-def test_the_interval_of_rates_by_hand() -> None:
+def test_interval_of_rates_by_hand() -> None:
     # Agresti & Min (2005): 100 pairs, 12 won and 4 lost; half a pair more in each cell.
     pairs = [(0.0, 1.0)] * 12 + [(1.0, 0.0)] * 4 + [(1.0, 1.0)] * 84
     found = difference_of_rates(pairs)
@@ -17,14 +17,14 @@ def test_the_interval_of_rates_by_hand() -> None:
     assert (found.low, found.high) == pytest.approx((centre - half, centre + half), abs=1e-6)
 
 
-def test_equal_answers_leave_room_for_a_difference() -> None:
+def test_equal_results_still_have_an_interval() -> None:
     found = difference_of_rates([(1.0, 1.0)] * 10)
     assert found.value == 0
     assert found.low < 0 < found.high
     assert found.high == pytest.approx(-found.low)
 
 
-def test_the_interval_of_means_by_hand() -> None:
+def test_interval_of_means_by_hand() -> None:
     differences = [1.0, 2.0, 3.0] * 3 + [2.0]
     found = difference_of_means([(0.5, 0.5 + value) for value in differences])
     error = statistics.stdev(differences) / math.sqrt(10)
@@ -32,7 +32,7 @@ def test_the_interval_of_means_by_hand() -> None:
     assert (found.high - 2.0) / error == pytest.approx(2.262, abs=0.01)  # Student's t, 9 degrees of freedom
 
 
-def test_intervals_of_rates_cover_the_truth() -> None:
+def test_intervals_of_rates_cover_the_true_difference() -> None:
     rng = random.Random(0)
     covered = []
     for _ in range(1000):

@@ -55,12 +55,12 @@ async def test_every_task_is_rolled_out_n_times_and_reported(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text()) == report.to_dict()
 
 
-async def test_rows_are_a_dataset(tmp_path):
+async def test_list_of_rows_is_accepted_as_a_dataset(tmp_path):
     report = await run(Answering(b0=0.0), tmp_path, dataset=list(TASKS))
     assert report.accuracy.value == 0.5
 
 
-async def test_a_seed_gives_each_rollout_its_own(tmp_path):
+async def test_each_rollout_has_its_own_seed(tmp_path):
     class Seeds(Answering):
         async def rollout(self, attempt: RolloutRequest) -> Episode:
             seen[attempt.task_id, attempt.index] = attempt.sampling["seed"]
@@ -74,14 +74,14 @@ async def test_a_seed_gives_each_rollout_its_own(tmp_path):
     assert seen == first
 
 
-async def test_a_repeated_evaluation_makes_nothing_new(tmp_path):
+async def test_repeated_evaluation_runs_no_rollouts(tmp_path):
     first = await run(Answering(a1=0.0), tmp_path, num_rollouts=2)
     again = Answering()
     assert await run(again, tmp_path, num_rollouts=2) == first
     assert again.made == []
 
 
-async def test_only_what_failed_or_is_missing_is_made_again(tmp_path):
+async def test_only_failed_and_missing_rollouts_are_repeated(tmp_path):
     failing = Answering(a1=AgentError("no"), b0=AgentError("no"), b1=None)
     first = await run(failing, tmp_path, num_rollouts=2)
     assert (first.num_failed, first.num_unscored, first.accuracy.value) == (2, 1, 0.25)
@@ -95,7 +95,7 @@ async def test_only_what_failed_or_is_missing_is_made_again(tmp_path):
     assert third.num_failed == 0
 
 
-async def test_a_reward_of_groups_makes_whole_groups(tmp_path):
+async def test_group_reward_evaluates_whole_groups(tmp_path):
     @group_reward
     def halved(task, answers, trajectories):
         return [path.info["said"] / 2 for path in trajectories]
@@ -116,7 +116,7 @@ async def test_a_reward_of_groups_makes_whole_groups(tmp_path):
     assert (last.id, last.trajectories[0].reward) == ("a:1", 0.5)
 
 
-async def test_a_limit_takes_the_first_tasks_and_can_be_raised(tmp_path):
+async def test_limit_selects_the_first_tasks_and_can_be_raised(tmp_path):
     assert (await run(Answering(), tmp_path, limit=1)).num_tasks == 1
     rest = Answering()
     assert (await run(rest, tmp_path, limit=5)).num_tasks == 2
@@ -124,7 +124,7 @@ async def test_a_limit_takes_the_first_tasks_and_can_be_raised(tmp_path):
     assert (await run(Answering(), tmp_path, limit=1)).num_tasks == 1
 
 
-async def test_what_was_done_before_a_crash_is_kept(tmp_path):
+async def test_finished_rollouts_survive_a_crash(tmp_path):
     with pytest.raises(StoreError):
         await run(Answering(b0=StoreError("disk full")), tmp_path, max_concurrent=1)
     rest = Answering()
@@ -132,7 +132,7 @@ async def test_what_was_done_before_a_crash_is_kept(tmp_path):
     assert rest.made == ["b0"]
 
 
-async def test_cancelling_keeps_what_is_done(tmp_path):
+async def test_cancellation_keeps_finished_rollouts(tmp_path):
     class Stuck(Answering):
         async def rollout(self, attempt: RolloutRequest) -> Episode:
             if attempt.task_id == "b":
@@ -146,7 +146,7 @@ async def test_cancelling_keeps_what_is_done(tmp_path):
     assert [episode.id for episode in EpisodeLog.read(tmp_path / "episodes.jsonl")] == ["a:0"]
 
 
-async def test_what_is_in_the_log_does_not_stay_in_memory(tmp_path):
+async def test_logged_episodes_are_freed_from_memory(tmp_path):
     made: list[Episode] = []
 
     class Keeping(Answering):
@@ -160,7 +160,7 @@ async def test_what_is_in_the_log_does_not_stay_in_memory(tmp_path):
     assert [len(episode.trajectories[0].steps) for episode in logged] == [1, 1]
 
 
-async def test_progress_counts_what_was_kept(tmp_path):
+async def test_progress_counts_stored_rollouts(tmp_path):
     await run(Answering(a0=0.0, b0=AgentError("no")), tmp_path)
     seen: list[Progress] = []
     await run(Answering(b0=AgentError("no")), tmp_path, on_progress=seen.append)
@@ -170,7 +170,7 @@ async def test_progress_counts_what_was_kept(tmp_path):
     ]
 
 
-async def test_rows_of_one_id_are_one_task(tmp_path):
+async def test_rows_with_the_same_id_are_one_task(tmp_path):
     rollout = Answering()
     report = await run(rollout, tmp_path, Dataset([{"id": "a"}, {"id": "b"}, {"id": "a"}]), num_rollouts=2)
     assert sorted(rollout.made) == ["a0", "a1", "a2", "a3", "b0", "b1"]
@@ -186,7 +186,7 @@ async def test_rows_of_one_id_are_one_task(tmp_path):
         ({"sampling": {"temperature": 0.5}}, r'sampling was {}, and is now {"temperature":0.5}'),
     ],
 )
-async def test_another_evaluation_is_not_mixed_into_a_folder(tmp_path, changed, said):
+async def test_folder_of_another_evaluation_is_rejected(tmp_path, changed, said):
     await run(Answering(), tmp_path)
     rollout = Answering()
     with pytest.raises(ConfigError, match=f"holds another evaluation: {said}.*Name another folder"):
@@ -194,7 +194,7 @@ async def test_another_evaluation_is_not_mixed_into_a_folder(tmp_path, changed, 
     assert rollout.made == []
 
 
-async def test_one_process_at_a_time_writes_into_a_folder(tmp_path):
+async def test_only_one_process_may_write_to_a_folder(tmp_path):
     class Nested(Answering):
         async def rollout(self, attempt: RolloutRequest) -> Episode:
             with pytest.raises(ConfigError, match="in use by another evaluation"):
@@ -204,7 +204,7 @@ async def test_one_process_at_a_time_writes_into_a_folder(tmp_path):
     assert (await run(Nested(), tmp_path)).num_failed == 0
 
 
-async def test_a_folder_without_an_identity_is_refused(tmp_path):
+async def test_folder_without_identity_is_rejected(tmp_path):
     await run(Answering(), tmp_path)
     (tmp_path / "evaluation.json").unlink()
     with pytest.raises(ConfigError, match=r"does not record .* \(evaluation.json"):
@@ -221,12 +221,12 @@ async def test_a_folder_without_an_identity_is_refused(tmp_path):
         ({"timeout_s": 0}, "timeout_s=0"),
     ],
 )  # fmt: skip
-async def test_a_wrong_setting_is_named(tmp_path, settings, said):
+async def test_invalid_setting_is_reported(tmp_path, settings, said):
     with pytest.raises(ConfigError, match=said):
         await run(Answering(), tmp_path, **settings)
 
 
-async def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+async def test_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"out='.*file/out' cannot be used"):
         await run(Answering(), tmp_path / "file" / "out")

@@ -21,23 +21,23 @@ from rllm.types import Trajectory
         (1000, 1, 500, 1 / 2),
     ],
 )
-def test_pass_at_k_is_the_share_of_choices_with_a_correct_one(num_rollouts, num_correct, k, expected):
+def test_pass_at_k_is_the_fraction_of_subsets_with_a_correct_answer(num_rollouts, num_correct, k, expected):
     assert pass_at_k(num_rollouts, num_correct, k) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_there_is_no_pass_at_k_of_fewer_rollouts(k):
+def test_pass_at_k_requires_at_least_k_rollouts(k):
     with pytest.raises(ConfigError, match=f"k={k}: .* needs 1 <= k <= 4"):
         pass_at_k(4, 1, k)
 
 
 @pytest.mark.parametrize("num_correct", [-1, 5])
-def test_no_more_rollouts_are_correct_than_there_are(num_correct):
+def test_more_correct_than_rollouts_is_rejected(num_correct):
     with pytest.raises(ConfigError, match=f"num_correct={num_correct}: of 4 rollouts 0 to 4 are correct"):
         pass_at_k(4, num_correct, 1)
 
 
-def test_the_interval_of_single_trials_is_wilsons():
+def test_interval_of_single_trials_is_wilsons():
     """30 of 100: the interval of Wilson (1927) is [0.2189, 0.3958]."""
     estimate = mean_over_tasks([1.0] * 30 + [0.0] * 70, num_rollouts=100)
     assert estimate.value == pytest.approx(0.3)
@@ -50,19 +50,19 @@ def test_repeated_rollouts_do_not_narrow_the_interval():
     assert mean_over_tasks([1.0, 0.0] * 10, num_rollouts=20 * 16) == once
 
 
-def test_rollouts_that_are_independent_of_their_task_do():
+def test_independent_rollouts_narrow_the_interval():
     few = mean_over_tasks([0.5] * 20, num_rollouts=20)
     many = mean_over_tasks([0.5] * 20, num_rollouts=20 * 16)
     assert many.high - many.low < (few.high - few.low) / 3.5
 
 
-def test_few_tasks_widen_the_interval_as_students_t_says():
+def test_few_tasks_widen_the_interval_by_students_t():
     """The standard error is 0.03536, and t of 4 degrees of freedom 2.776: as certain as 99.7 trials are."""
     estimate = mean_over_tasks([0.4, 0.45, 0.5, 0.55, 0.6], num_rollouts=1000)
     assert (estimate.low, estimate.high) == (pytest.approx(0.404, abs=0.003), pytest.approx(0.596, abs=0.003))
 
 
-def test_an_interval_is_never_empty_and_never_leaves_the_unit():
+def test_interval_is_never_empty_and_stays_within_the_unit():
     assert mean_over_tasks([1.0] * 3, num_rollouts=300) == Estimate(
         value=1.0, low=pytest.approx(0.4385, abs=1e-4), high=1.0, num_tasks=3
     )
@@ -102,7 +102,7 @@ def test_trajectories_of_equal_tasks_are_grouped(capsys):
     assert capsys.readouterr().out == f"{found}\n"
 
 
-def test_a_task_is_known_by_its_id_if_it_has_one():
+def test_task_is_identified_by_its_id_if_it_has_one():
     results = [Trajectory(task={"id": 7, "seen_at": moment}, reward=0.5) for moment in (1, 2)]
     assert compute_pass_at_k(results).num_tasks == 1
     assert compute_pass_at_k(trajectories("What is 2 + 2?", 0.0)).num_tasks == 1
@@ -111,12 +111,12 @@ def test_a_task_is_known_by_its_id_if_it_has_one():
 @pytest.mark.parametrize(
     ("results", "said"), [([], "no trajectories"), ([1.0], "takes trajectories, and this is float")]
 )
-def test_what_cannot_be_counted_is_said(results, said):
+def test_invalid_results_are_reported(results, said):
     with pytest.raises(ConfigError, match=said):
         compute_pass_at_k(results)
 
 
-def test_trajectories_are_saved_as_torch_reads_them(tmp_path, capsys):
+def test_saved_trajectories_can_be_loaded_by_torch(tmp_path, capsys):
     results = trajectories({"question": "a"}, 1.0, None)
     path = utils.save_trajectories(results, save_dir=tmp_path / "new", filename="a.pt")
     assert torch.load(path, weights_only=False) == results

@@ -15,7 +15,7 @@ def wrong(task_id, index, **fields):
     return Outcome(task_id=task_id, index=index, rewards={"agent": 0.0}, **fields)
 
 
-def test_failed_is_wrong_and_unscored_is_neither():
+def test_failed_counts_as_wrong_and_unscored_does_not():
     report = report_on(
         [
             right("a", 0),
@@ -62,14 +62,14 @@ def test_costs_are_means_over_known_rollouts():
     ]
 
 
-def test_every_role_has_its_own_mean_reward():
+def test_each_role_has_its_own_mean_reward():
     rewards = [{"solver": 1.0, "judge": 0.5}, {"solver": 0.0}]
     report = report_on([Outcome(task_id="a", index=index, rewards=item) for index, item in enumerate(rewards)])
     assert report.rewards == {"judge": 0.5, "solver": 0.5}
     assert report.mean_reward == pytest.approx((0.75 + 0.0) / 2)
 
 
-def test_where_nothing_was_judged_there_is_no_accuracy():
+def test_accuracy_is_absent_if_nothing_was_scored():
     report = report_on([Outcome(task_id="a", index=0, unscored="it has no reward")])
     assert report.accuracy is None
     assert report.pass_at_k == {}
@@ -77,7 +77,7 @@ def test_where_nothing_was_judged_there_is_no_accuracy():
     assert report.tasks[0].accuracy is None
 
 
-def test_the_report_is_json():
+def test_report_is_json():
     data = json.loads(json.dumps(report_on([right("a", 0), wrong("a", 1)]).to_dict()))
     assert data["accuracy"] == data["pass_at_k"]["1"]
     assert data["pass_at_k"]["2"]["value"] == 1.0
@@ -95,11 +95,11 @@ def test_tokens_are_counted_over_all_calls_of_a_rollout():
     assert outcome == Outcome(task_id="a", index=0, rewards={"solver": 0.5}, cost=cost)
 
 
-def test_missing_token_ids_are_unknown_and_not_zero():
+def test_missing_token_ids_are_unknown_instead_of_zero():
     assert Outcome.of(with_costs(episode(Step(prompt_ids=[1], response_ids=[2]), Step()))).cost.sampled_tokens is None
 
 
-def test_a_failed_rollout_is_never_correct():
+def test_failed_rollout_is_never_correct():
     error = {"type": "AgentError", "message": "no", "traceback": ""}
     outcome = Outcome.of(episode(is_correct=True, info={"error": error}))
     assert (outcome.is_correct, outcome.failure, outcome.rewards) == (False, "AgentError: no", {})

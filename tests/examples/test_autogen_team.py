@@ -27,21 +27,21 @@ TASK = {"question": "Make 12 of 9 and 3.", "target": 12, "nums": [9, 3]}
 RIGHT, WRONG = "So <answer>9 + 3</answer>", "Maybe <answer>9 * 3</answer>"
 
 
-def test_the_proposer_earns_what_the_team_settles_on(example: Example) -> None:
+def test_proposer_is_rewarded_for_the_final_answer_of_the_team(example: Example) -> None:
     roles = example("autogen_team", "roles")
     assert roles.proposer_reward([WRONG, RIGHT], TASK) == 1.0
     assert roles.proposer_reward([RIGHT, WRONG], TASK) == 0.0
     assert roles.proposer_reward(["I do not know."], TASK) == 0.0
 
 
-def test_the_checker_earns_the_share_of_its_verdicts_that_are_right(example: Example) -> None:
+def test_checker_earns_the_fraction_of_correct_verdicts(example: Example) -> None:
     roles = example("autogen_team", "roles")
     assert roles.checker_reward([WRONG, RIGHT], ["NO", "YES"], TASK) == 1.0
     assert roles.checker_reward([RIGHT, RIGHT], ["NO", "YES"], TASK) == 0.5
     assert roles.checker_reward([WRONG], ["YES"], TASK) == 0.0
 
 
-def test_the_teacher_speaks_as_the_team_does(example: Example) -> None:
+def test_demonstrations_have_the_format_of_the_team(example: Example) -> None:
     offline, roles = example("autogen_team", "offline"), example("autogen_team", "roles")
     tasks = {task["question"]: task for split in offline.tasks(seed=0) for task in split}
     for system, user, *talk in islice(offline._conversations(0, works_it_out=1.0), 40):
@@ -81,7 +81,7 @@ async def test_each_agent_has_a_trajectory_of_its_own_turns(example: Example, mo
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_training_reaches_what_the_readme_states(
+def test_training_reaches_the_reward_in_the_readme(
     train: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(AUTOGEN))

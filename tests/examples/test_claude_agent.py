@@ -22,7 +22,7 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]]) -> None:
+def test_training_reaches_the_reward_in_the_readme(train: Callable[..., list[dict[str, Any]]]) -> None:
     first, *_, last = train("claude_agent")
     assert first["eval/accuracy"] <= 0.4
     assert last["eval/accuracy"] >= 0.8

@@ -41,7 +41,7 @@ def walk(example):
         (["Down", "Up", "Down"], 0.0, TerminationReason.MAX_TURNS_EXCEEDED),
     ],
 )
-def test_the_goal_earns_one(walk, answers, reward, reason):
+def test_goal_earns_one(walk, answers, reward, reason):
     episode = walk(*answers, max_steps=len(answers))
     [walker] = episode.trajectories
     assert (walker.name, walker.reward, episode.is_correct) == ("walker", reward, reward == 1.0)
@@ -50,7 +50,7 @@ def test_the_goal_earns_one(walk, answers, reward, reason):
     assert [step.action for step in walker.steps] == answers
 
 
-def test_a_walk_is_one_sequence_of_grids_and_moves(walk):
+def test_walk_is_one_sequence_of_grids_and_moves(walk):
     [walker] = walk("Down", "jump", "Up", "Right").trajectories
     assert [message["content"] for message in walker.steps[1].chat_completions[1:]] == [
         "_ O _\nO P G\nO _ O",
@@ -65,7 +65,7 @@ def test_a_walk_is_one_sequence_of_grids_and_moves(walk):
     assert [step.reward for step in walker.steps] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_the_offline_teacher_takes_a_shortest_way(example):
+def test_demonstrations_take_a_shortest_path(example):
     offline = example("grid_world", "offline")
     assert offline._best(GridWorldEnv.from_dict(LAKE)) == "Right"
     train, held_out = offline.tasks(seed=0)
@@ -73,7 +73,7 @@ def test_the_offline_teacher_takes_a_shortest_way(example):
 
 
 @pytest.mark.examples
-def test_its_program_trains_any_model(one_step):
+def test_program_trains_any_model(one_step):
     metrics = one_step("grid_world")
     assert metrics["rollout/num_failed"] == 0.0
     assert metrics["rollout/num_steps"] >= 1
@@ -81,7 +81,7 @@ def test_its_program_trains_any_model(one_step):
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_walker_learns(train, seed):
+def test_training_improves_the_agent(train, seed):
     """As the README says."""
     first, *_, last = train("grid_world", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.5

@@ -30,7 +30,7 @@ def play(example):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_deal_earns_what_gymnasium_pays(play, seed):
+def test_hand_earns_the_reward_of_gymnasium(play, seed):
     episode = play(seed, lambda hand: "hit" if int(hand.removeprefix("soft ").split()[0]) < 17 else "I stick")
     [trajectory] = episode.trajectories
 
@@ -48,21 +48,21 @@ def test_a_deal_earns_what_gymnasium_pays(play, seed):
     assert {decode(step.response_ids) for step in trajectory.steps} <= {"hit", "I stick"}
 
 
-def test_an_answer_that_is_no_move_is_sent_back(play):
+def test_answer_without_a_move_is_asked_again(play):
     episode = play(0, lambda text: "stick" if "Legal actions: 0 (stick), 1 (hit)" in text else "double down")
     [trajectory] = episode.trajectories
     assert [step.action for step in trajectory.steps] == ["double down", "stick"]
     assert trajectory.steps[-1].info["num_invalid_actions"] == 1
 
 
-def test_the_offline_teacher_plays_by_the_book(example):
+def test_demonstrations_follow_basic_strategy(example):
     offline = example("gymnasium_env", "offline")
     hands = ["12 against 4", "12 against 10", "17 against 10", "soft 17 against 6", "soft 18 against 1"]
     assert [offline._by_the_book(hand, None) for hand in hands] == ["hit", "hit", "stick", "hit", "stick"]
 
 
 @pytest.mark.examples
-def test_its_program_trains_any_model(one_step):
+def test_program_trains_any_model(one_step):
     metrics = one_step("gymnasium_env")
     assert metrics["rollout/num_failed"] == 0.0
     assert metrics["rollout/num_steps"] >= 1
@@ -70,7 +70,7 @@ def test_its_program_trains_any_model(one_step):
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_player_learns(train, seed):
+def test_training_improves_the_agent(train, seed):
     """As the README says."""
     first, *_, last = train("gymnasium_env", f"seed={seed}")
     assert first["eval/reward"] <= -0.3

@@ -88,7 +88,7 @@ def chatting(messages: list[Message]) -> Answer:
     return "About 59 or so"
 
 
-async def test_every_turn_is_captured_and_a_rollout_is_rewarded_by_its_answer(roll_out: RollOut) -> None:
+async def test_every_turn_is_captured_and_the_answer_is_rewarded(roll_out: RollOut) -> None:
     episodes = await roll_out(searching, guessing, searching, chatting)
     assert [path_of(episode).reward for episode in episodes] == [1.0, 0.0, 1.0, 0.4]
     assert [episode.is_correct for episode in episodes] == [True, False, True, False]
@@ -103,7 +103,7 @@ async def test_every_turn_is_captured_and_a_rollout_is_rewarded_by_its_answer(ro
     assert answer["content"] == "59"
 
 
-async def test_the_turns_of_a_rollout_are_one_sequence_that_is_credited_as_one(roll_out: RollOut) -> None:
+async def test_turns_of_a_rollout_are_one_sequence_with_one_credit(roll_out: RollOut) -> None:
     episodes = await roll_out(searching, guessing, searching, chatting)
     assembled = assemble(episodes, RLOO(), step=0, temperature=1.0)
     assert (len(assembled.batch), assembled.num_forks) == (4, 0)
@@ -112,13 +112,13 @@ async def test_the_turns_of_a_rollout_are_one_sequence_that_is_credited_as_one(r
     assert [credit.advantage for credit in assembled.credits] == pytest.approx(expected)
 
 
-async def test_an_agent_that_never_answers_is_stopped_and_earns_nothing(example: Example, roll_out: RollOut) -> None:
+async def test_agent_that_never_answers_is_stopped_without_reward(example: Example, roll_out: RollOut) -> None:
     (episode,) = await roll_out(lambda messages: calls("search"))
     path = path_of(episode)
     assert (len(path.steps), path.reward) == (example("langgraph_rag", "agent").MAX_TURNS, 0.0)
 
 
-async def test_a_tool_that_does_not_exist_is_answered_and_not_fatal(roll_out: RollOut) -> None:
+async def test_call_of_an_unknown_tool_returns_an_error_result(roll_out: RollOut) -> None:
     def confused(messages: list[Message]) -> Answer:
         return "59" if messages[-1]["role"] == "tool" else calls("find")
 
@@ -128,7 +128,7 @@ async def test_a_tool_that_does_not_exist_is_answered_and_not_fatal(roll_out: Ro
     assert path_of(episode).reward == 1.0
 
 
-async def test_the_teacher_speaks_as_the_agent_does(
+async def test_demonstrations_have_the_format_of_the_agent(
     example: Example, roll_out: RollOut, store: MemoryTraceStore
 ) -> None:
     agent, offline = example("langgraph_rag", "agent"), example("langgraph_rag", "offline")
@@ -157,7 +157,7 @@ def test_every_lighthouse_is_found_by_its_name(example: Example) -> None:
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
+def test_training_reaches_the_reward_in_the_readme(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("langgraph_rag", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.4
     assert last["eval/accuracy"] >= 0.8

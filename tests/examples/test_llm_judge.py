@@ -17,7 +17,7 @@ RUBRIC = Path(__file__).parents[2] / "examples" / "llm_judge" / "rubric.yaml"
     ("reply", "expected"),
     [("Good morning, Ann.", 1.0), ("Good morning, Ben.", 0.5), ("Good evening, Ann. Next!", 0.5), ("Next!", 0.0)],
 )
-def test_the_judge_scores_by_the_rubric(example: Example, reply: str, expected: float) -> None:
+def test_judge_scores_by_the_rubric(example: Example, reply: str, expected: float) -> None:
     rubric = judge(RUBRIC)
     assert isinstance(rubric, RubricJudge)
     with example("llm_judge", "offline").judge_server() as server:
@@ -33,7 +33,7 @@ def test_held_out_guests_are_not_trained_on(example: Example) -> None:
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0])
-def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
+def test_training_reaches_the_reward_in_the_readme(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("llm_judge", f"seed={seed}")
     assert first["eval/reward"] <= 0.75
     assert last["eval/reward"] >= 0.9

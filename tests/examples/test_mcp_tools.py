@@ -75,9 +75,7 @@ async def play(example: Example, tools: Sequence[MCPTool], model: Model, tasks: 
     return await engine.execute_tasks(tasks)
 
 
-async def test_all_rollouts_use_one_process_and_each_is_rewarded_by_its_answer(
-    example: Example, tools: list[MCPTool]
-) -> None:
+async def test_rollouts_share_one_process_and_each_answer_is_rewarded(example: Example, tools: list[MCPTool]) -> None:
     questions, _ = example("mcp_tools", "offline").tasks(seed=0)
     paths = await play(example, tools, using_tools, questions[:20])
     assert len(server_processes()) == 1
@@ -89,7 +87,7 @@ async def test_all_rollouts_use_one_process_and_each_is_rewarded_by_its_answer(
     assert guess.reward == 0.0
 
 
-async def test_what_the_server_refuses_is_an_answer_that_names_it(example: Example, tools: list[MCPTool]) -> None:
+async def test_error_of_the_server_is_a_tool_result(example: Example, tools: list[MCPTool]) -> None:
     def model(messages: list[Message]) -> str:
         return calls("locate", parcel=7) if len(messages) == 2 else "0"
 
@@ -128,7 +126,7 @@ class ParcelBackend(ScriptedBackend):
 
 
 @pytest.mark.examples
-async def test_a_server_that_dies_under_a_batch_is_named_and_training_goes_on(
+async def test_server_that_dies_during_a_batch_is_reported_and_training_continues(
     example: Example, tools: list[MCPTool], tmp_path: Path
 ) -> None:
     agent, offline = example("mcp_tools", "agent"), example("mcp_tools", "offline")
@@ -171,7 +169,7 @@ async def test_a_server_that_dies_under_a_batch_is_named_and_training_goes_on(
     assert second.pid != first.pid
 
 
-def test_the_teacher_does_what_the_questions_need(example: Example, tools: list[MCPTool]) -> None:
+def test_demonstrations_call_the_required_tools(example: Example, tools: list[MCPTool]) -> None:
     offline = example("mcp_tools", "offline")
     for taught in islice(offline._conversations(tools, 0, care=1.0), 20):
         for turn, message in enumerate(taught):
@@ -181,7 +179,7 @@ def test_the_teacher_does_what_the_questions_need(example: Example, tools: list[
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
+def test_training_reaches_the_reward_in_the_readme(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("mcp_tools", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.6, "the model, which each machine builds for itself, leaves room to learn"
     assert last["eval/accuracy"] >= 0.9

@@ -25,7 +25,7 @@ Example = Callable[[str, str], ModuleType]
 TRAIN = Path(__file__).parents[2] / "examples" / "online_learning" / "train.py"
 
 
-def test_a_user_rewards_what_is_right(example: Example) -> None:
+def test_user_rewards_correct_answers(example: Example) -> None:
     offline, user = example("online_learning", "offline"), example("online_learning", "user")
     asked, wanted = offline.question(random.Random(3))
     store, engine = MemoryTraceStore(), ScriptedEngine([wanted, "a b"])
@@ -39,7 +39,7 @@ def test_a_user_rewards_what_is_right(example: Example) -> None:
     assert store.by_session(store.sessions()[0].id)[0].messages[0]["content"] == asked
 
 
-def test_the_teacher_answers_what_users_ask(example: Example) -> None:
+def test_demonstrations_answer_the_questions_of_users(example: Example) -> None:
     offline = example("online_learning", "offline")
     for asked, answer in islice(offline._conversations(0, starts_rightly=1.0), 20):
         first, last = asked["content"].split(" to ")
@@ -49,7 +49,7 @@ def test_the_teacher_answers_what_users_ask(example: Example) -> None:
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0])
-def test_the_policy_improves_while_users_talk_to_it(tmp_path: Path, seed: int) -> None:
+def test_policy_improves_while_users_talk_to_it(tmp_path: Path, seed: int) -> None:
     settings = [f"run_dir={tmp_path / 'run'}", f"gateway.port={free_port()}", f"seed={seed}"]
     done = subprocess.run(
         [sys.executable, str(TRAIN), *settings], capture_output=True, text=True, timeout=3600, check=False

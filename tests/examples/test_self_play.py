@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.games
 @pytest.mark.parametrize("seed", [1])
-def test_the_policy_beats_the_one_that_it_was(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
+def test_policy_beats_its_former_self(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("self_play", f"seed={seed}")
     assert last["eval/num_episodes"] == 200
     assert last["eval/game/win"] >= 0.7 > first["eval/game/win"]

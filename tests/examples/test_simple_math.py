@@ -22,7 +22,7 @@ SUM = {"question": "What is 7 + 5 + 4?", "ground_truth": "16"}
 WORKED_OUT = "7 + 5 = 12\n12 + 4 = 16\n\\boxed{16}"
 
 
-async def test_the_reward_of_an_answer_lies_on_its_tokens(example: Example) -> None:
+async def test_reward_of_an_answer_is_on_its_tokens(example: Example) -> None:
     agent = example("simple_math", "agent")
     store = MemoryTraceStore()
     scripted = ScriptedEngine([WORKED_OUT, r"It is \boxed{19}", "About 16"])
@@ -34,7 +34,7 @@ async def test_the_reward_of_an_answer_lies_on_its_tokens(example: Example) -> N
     assert rewards == {WORKED_OUT: 1.0, r"It is \boxed{19}": 0.0, "About 16": 0.0}
 
 
-def test_the_teacher_speaks_as_the_agent_is_spoken_to(example: Example) -> None:
+def test_demonstrations_have_the_format_of_the_agent(example: Example) -> None:
     offline = example("simple_math", "offline")
     tasks = {task["question"]: task for split in offline.tasks(seed=0) for task in split}
     assert len(tasks) == 1000
@@ -51,7 +51,7 @@ def test_held_out_sums_are_not_trained_on(example: Example) -> None:
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
+def test_training_reaches_the_reward_in_the_readme(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("simple_math", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.5
     assert last["eval/accuracy"] >= 0.85

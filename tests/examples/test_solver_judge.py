@@ -40,7 +40,7 @@ def tokens_of(trajectory: Trajectory) -> str:
     return decode(step.response_ids)
 
 
-async def test_each_role_is_rewarded_for_its_own_tokens_and_compared_with_its_own_kind(example: Example) -> None:
+async def test_roles_are_rewarded_for_their_own_tokens_and_compared_among_themselves(example: Example) -> None:
     solvers = iter([RIGHT, WRONG, WRONG, RIGHT])
     judges = iter([f"Maybe {RIGHT}", f"Maybe {WRONG}"])
 
@@ -61,7 +61,7 @@ async def test_each_role_is_rewarded_for_its_own_tokens_and_compared_with_its_ow
     assert [credit.advantage for credit in assembled.credits[2::3]] == [0.5, -0.5]
 
 
-async def test_a_judge_that_names_no_proposal_picks_nothing(example: Example) -> None:
+async def test_judge_without_a_verdict_selects_nothing(example: Example) -> None:
     agent = example("solver_judge", "agent")
 
     def model(messages: list[dict[str, Any]]) -> str:
@@ -71,7 +71,7 @@ async def test_a_judge_that_names_no_proposal_picks_nothing(example: Example) ->
     assert [path.reward for path in episode.trajectories] == [0.0, 0.0, 0.0]
 
 
-def test_the_teacher_speaks_as_the_roles_are_spoken_to(example: Example) -> None:
+def test_demonstrations_have_the_format_of_the_roles(example: Example) -> None:
     offline = example("solver_judge", "offline")
     tasks = {task["question"]: task for split in offline.tasks(seed=0) for task in split}
     for system, user, assistant in islice(offline._conversations(0, works_it_out=1.0), 40):
@@ -80,7 +80,7 @@ def test_the_teacher_speaks_as_the_roles_are_spoken_to(example: Example) -> None
         assert countdown_reward_fn(tasks[question], assistant["content"]).reward == 1.0
 
 
-def test_what_each_role_earns(example: Example) -> None:
+def test_rewards_of_the_roles(example: Example) -> None:
     def episode(*rewards: float) -> Episode:
         return Episode(trajectories=[Trajectory(reward=reward) for reward in rewards])
 
@@ -94,7 +94,7 @@ def test_what_each_role_earns(example: Example) -> None:
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_training_reaches_what_the_readme_states(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
+def test_training_reaches_the_reward_in_the_readme(train: Callable[..., list[dict[str, Any]]], seed: int) -> None:
     first, *_, last = train("solver_judge", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.5
     assert last["eval/accuracy"] >= 0.8

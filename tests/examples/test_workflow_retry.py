@@ -40,7 +40,7 @@ def roll_out(example):
         (["4", "no", "9", "no"], [0.0, 1.0, 1.0, 0.0], True, TerminationReason.MAX_TURNS_EXCEEDED),
     ],
 )
-def test_each_answer_is_a_trajectory_with_a_reward_of_its_own(roll_out, answers, rewards, is_correct, reason):
+def test_each_answer_is_a_trajectory_with_its_own_reward(roll_out, answers, rewards, is_correct, reason):
     [episode] = roll_out(answers)
     assert [trajectory.reward for trajectory in episode.trajectories] == rewards
     assert [trajectory.name for trajectory in episode.trajectories] == ["proposer", "checker"] * (len(answers) // 2)
@@ -50,7 +50,7 @@ def test_each_answer_is_a_trajectory_with_a_reward_of_its_own(roll_out, answers,
     assert not episode.failed
 
 
-def test_a_second_try_continues_the_tokens_of_the_first(roll_out):
+def test_second_attempt_continues_the_tokens_of_the_first(roll_out):
     [episode] = roll_out(["4", "no", "9", "yes"])
     first, _, second, _ = [trajectory.steps[0] for trajectory in episode.trajectories]
     said = first.prompt_ids + first.response_ids
@@ -58,13 +58,13 @@ def test_a_second_try_continues_the_tokens_of_the_first(roll_out):
     assert "No. Try again." in decode(second.prompt_ids[len(said) :])
 
 
-def test_no_more_tries_than_allowed(roll_out):
+def test_number_of_attempts_is_limited(roll_out):
     [episode] = roll_out(["4", "no"], max_tries=1)
     assert len(episode.trajectories) == 2
     assert not episode.is_correct
 
 
-def test_the_two_roles_are_compared_each_with_its_own_kind(roll_out):
+def test_roles_are_compared_among_themselves(roll_out):
     episodes = roll_out(["9", "yes"], ["4", "yes"], ["4", "no", "9", "yes"])
     assembled = assemble(episodes, GRPO(normalize_std=False), step=0, temperature=1.0)
     advantages = {(credit.trajectory_name, credit.trace_id): credit.advantage for credit in assembled.credits}
@@ -76,7 +76,7 @@ def test_the_two_roles_are_compared_each_with_its_own_kind(roll_out):
 
 
 @pytest.mark.examples
-def test_its_program_trains_any_model(one_step):
+def test_program_trains_any_model(one_step):
     metrics = one_step("workflow_retry")
     assert metrics["rollout/num_failed"] == 0.0
     assert metrics["agent/num_tries"] == 2.0
@@ -84,7 +84,7 @@ def test_its_program_trains_any_model(one_step):
 
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
-def test_both_learn(train, seed):
+def test_training_improves_both_roles(train, seed):
     """As the README says."""
     first, *_, last = train("workflow_retry", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.5
@@ -92,7 +92,7 @@ def test_both_learn(train, seed):
 
 
 @pytest.mark.examples
-def test_a_second_try_helps_without_training(example, capsys):
+def test_second_attempt_helps_without_training(example, capsys):
     """As retries.py prints it, of the model before its training."""
     retries, offline = example("workflow_retry", "retries"), example("workflow_retry", "offline")
     asyncio.run(retries.main(str(offline.policy())))

@@ -23,7 +23,7 @@ def test_every_token_is_captured(variant, proven):
     proven(FRAMEWORK, variant)
 
 
-def test_where_no_provider_is_named_rllm_run_says_why_its_calls_never_arrive(tmp_path):
+def test_rllm_run_explains_why_calls_of_codex_without_provider_never_arrive(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"])) as server:
         options = ["--upstream", server.base_url, "--timeout", "5"]
         command = ["codex", "exec", "--skip-git-repo-check", "hi"]

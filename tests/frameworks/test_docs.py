@@ -22,13 +22,13 @@ NAMES = sorted(path.stem for path in RESULTS.glob("*.json"))
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def test_the_table_is_what_the_results_say():
+def test_table_shows_the_results():
     page = (DOCS / "index.md").read_text()
     assert with_table(page) == page, "run: python tests/frameworks/table.py"
     assert len(table().splitlines()) > 2
 
 
-def test_what_fails_or_does_not_install_is_one_red_row(tmp_path, monkeypatch):
+def test_failure_to_run_or_install_is_a_red_row(tmp_path, monkeypatch):
     monkeypatch.setattr(table_of_docs, "RESULTS", tmp_path)
     described = {"way": "chat", "endpoint": "chat", "streaming": True, "notes": ""}
     failed = {**described, "failed": "KeyError: 'content'"}
@@ -43,7 +43,7 @@ def test_what_fails_or_does_not_install_is_one_red_row(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_shows_code_of_the_example(name):
+def test_page_shows_code_of_the_example(name):
     sources = [path.read_text() for path in (EXAMPLES / name).glob("*.py")]
     blocks = CODE.findall((DOCS / f"{name}.md").read_text())
     assert blocks
@@ -51,7 +51,7 @@ def test_the_page_shows_code_of_the_example(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_variant_was_tried_and_no_other_is_left_over(name):
+def test_every_variant_was_run_and_none_is_left_over(name):
     tried = import_module(f"{__package__}.test_{name.replace('-', '_')}")
     assert [row["way"] for row in read_rows(name)] == [str(variant) for variant in tried.VARIANTS]
     assert [row["way"] for row in read_rows(name) if "failed" in row] == []
@@ -64,7 +64,7 @@ def test_every_example_is_tested():
 
 
 @pytest.mark.docs
-def test_the_command_of_the_examples_readme_captures_an_agent(tmp_path):
+def test_command_in_the_examples_readme_captures_an_agent(tmp_path):
     [command] = re.findall(r"^rllm (run .*)$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     calls = [{"tool_calls": [{"name": "price", "arguments": arguments}]} for arguments in ARGUMENTS]
     with ScriptedServer(ScriptedEngine([*calls, sentence("", TOTAL)])) as server:

@@ -58,7 +58,7 @@ def test_every_token_is_captured(variant, proven):
 
 
 @pytest.mark.parametrize("way", ["parallel", "gathered"])
-def test_rollouts_that_share_a_process_keep_their_calls_apart(way, engine):
+def test_rollouts_in_one_process_keep_their_calls_apart(way, engine):
     engine.script = lambda prompt: Shopper(mood=PLAIN, speech=REACT)(prompt)
     engine.sampled = []
     with GatewayServer(MemoryTraceStore(), EngineUpstream(engine, "policy")) as gateway:

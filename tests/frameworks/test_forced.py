@@ -35,7 +35,7 @@ def said_to(engine: ForcedEngine, turns: int, behind: str, exact_turns: bool = T
     return store.by_session("s")
 
 
-def test_what_the_script_says_is_what_is_captured(engine):
+def test_scripted_tokens_are_captured(engine):
     engine.script, engine.sampled = lambda prompt: f"{THOUGHT}Something.", []
     [trace] = said_to(engine, 1, "")
     [request] = engine.sampled
@@ -49,7 +49,7 @@ def test_what_the_script_says_is_what_is_captured(engine):
     assert len(set(trace.logprobs)) > 5, "they are a model's, and tell tokens apart"
 
 
-def test_what_an_agent_writes_behind_a_stop_string_stays_in_the_sequence(engine):
+def test_text_added_by_an_agent_after_a_stop_string_stays_in_the_sequence(engine):
     engine.script = lambda prompt: f"{THOUGHT}<code>look()</code> and more that is never said"
     traces = said_to(engine, 3, "</code>\nObserved: 42", stop=["</code>"])
     for one, other in pairwise(traces):
@@ -61,7 +61,7 @@ def test_what_an_agent_writes_behind_a_stop_string_stays_in_the_sequence(engine)
 
 
 @pytest.mark.parametrize("asked", [{}, {"stop": ["</code>"]}], ids=["without-stop", "ended-before-it"])
-def test_behind_the_end_of_a_turn_nothing_can_be_written(engine, asked):
+def test_nothing_can_be_added_after_the_end_of_a_turn(engine, asked):
     engine.script = lambda prompt: f"{THOUGHT}look()"
     _, second = said_to(engine, 2, "</code>", **asked)
     assert second.metadata[DRIFT_KEY] == "edited"
@@ -69,7 +69,7 @@ def test_behind_the_end_of_a_turn_nothing_can_be_written(engine, asked):
 
 
 @pytest.mark.parametrize("behind", ["", " ", " Or not."], ids=["same", "white-space", "edited"])
-def test_what_is_rendered_anew_is_what_a_gateway_without_exact_turns_is_given(engine, behind):
+def test_rerendered_prompts_equal_those_without_exact_turns(engine, behind):
     engine.script = lambda prompt: f"{THOUGHT}Something."
     anew = rendered_anew(said_to(engine, 3, behind), engine)
     real = said_to(engine, 3, behind, exact_turns=False)

@@ -45,7 +45,7 @@ def test_every_token_is_captured(variant, proven):
     proven(FRAMEWORK, variant)
 
 
-def test_rllm_run_gives_back_what_the_command_did_token_by_token(engine):
+def test_rllm_run_returns_every_token_of_the_command(engine):
     example = runpy.run_path(str(EXAMPLES / FRAMEWORK.name / "agent.py"))
     run = Run(
         command=["mini", "--model", "openai/policy", "--yolo", "--exit-immediately", "--task", example["TASK"]],

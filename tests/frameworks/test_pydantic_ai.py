@@ -25,6 +25,6 @@ def test_every_token_is_captured(variant, proven):
 
 
 @pytest.mark.parametrize("way", ["chat"])
-def test_calls_that_are_made_at_once_stay_in_one_sequence(way, engine):
+def test_concurrent_calls_stay_in_one_sequence(way, engine):
     variant = next(variant for variant in VARIANTS if variant.way == way)
     prove(FRAMEWORK, replace(variant, moods=(HURRIED,), num_calls=2), engine)

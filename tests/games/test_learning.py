@@ -10,6 +10,6 @@ from tests.learning.named import TRAININGS
 
 
 @pytest.mark.games
-def test_a_policy_learns_to_add(tmp_path: Path) -> None:
+def test_policy_learns_to_add(tmp_path: Path) -> None:
     first, *_, last = TRAININGS["reasoning-gym"].run(tmp_path / "run")
     assert first < 0.75 < 0.85 < last

@@ -16,7 +16,7 @@ def opened(spec):
     return named, [named.env_class.from_dict({**row, **named.env_args}) for row in named.tasks]
 
 
-def test_a_task_follows_from_the_seed_plus_its_number():
+def test_task_follows_from_the_seed_plus_its_number():
     first, again, next_seed, apart = (
         list(open_env(f"reasoning-gym:leg_counting?size=3&seed={seed}").tasks) for seed in (1, 1, 2, 4)
     )
@@ -26,7 +26,7 @@ def test_a_task_follows_from_the_seed_plus_its_number():
     assert not {row["question"] for row in first} & {row["question"] for row in apart}
 
 
-def test_an_answer_in_the_stated_format_is_scored_by_the_package():
+def test_answer_in_the_stated_format_is_scored_by_the_package():
     _, [env] = opened("chain_sum?size=1&min_terms=2&max_terms=2&min_digits=1&max_digits=1")
     question, _ = env.reset()
     assert "between <answer> and </answer>" in question
@@ -38,7 +38,7 @@ def test_an_answer_in_the_stated_format_is_scored_by_the_package():
     assert env.step(str(result))[3]["answer"] is None, "without tags there is no answer"
 
 
-def test_a_level_of_the_curriculum_makes_tasks_harder():
+def test_higher_curriculum_levels_make_tasks_harder():
     longest = [
         max(len(row["question"]) for row in open_env(f"reasoning-gym:chain_sum?size=20&level={level}").tasks)
         for level in (0, 3)
@@ -56,7 +56,7 @@ def test_a_level_of_the_curriculum_makes_tasks_harder():
         ("leg_counting?level=36", "the levels of leg_counting are 0 to 35"),
     ],
 )
-def test_bad_input_is_refused(spec, message):
+def test_invalid_input_is_rejected(spec, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         open_env(f"reasoning-gym:{spec}")
 

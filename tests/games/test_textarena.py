@@ -49,7 +49,7 @@ def test_self_play_gives_each_seat_a_trajectory_with_its_reward() -> None:
     assert "[Player 0] [0]" in second
 
 
-def test_seats_of_a_group_have_baselines_of_their_own() -> None:
+def test_seats_of_a_group_have_their_own_baselines() -> None:
     episodes = games(first_free, "TicTacToe-v0")
     for episode in episodes:
         episode.task_id = "same"
@@ -57,7 +57,7 @@ def test_seats_of_a_group_have_baselines_of_their_own() -> None:
     assert {name: units[0].baseline for name, units in groups.items()} == {"same/player_0": 1.0, "same/player_1": -1.0}
 
 
-def test_an_opponent_has_the_other_seat_and_no_trajectory() -> None:
+def test_opponent_takes_the_other_seat_without_a_trajectory() -> None:
     episodes = games(first_free, "TicTacToe-v0", opponent="random", size="4")
     assert [[path.name for path in episode.trajectories] for episode in episodes] == [["player_0"], ["player_1"]] * 2
     assert all({"game/win", "game/draw"} <= episode.metrics.keys() for episode in episodes)
@@ -65,19 +65,19 @@ def test_an_opponent_has_the_other_seat_and_no_trajectory() -> None:
     assert [episode.metrics for episode in again] == [episode.metrics for episode in episodes]
 
 
-def test_a_fixed_model_at_a_url_is_asked_without_being_captured() -> None:
+def test_fixed_model_at_a_url_is_called_without_capture() -> None:
     with scripted_gateway(first_free) as other:
         episode, _ = games(first_free, "TicTacToe-v0", opponent=f"{other.url}/v1", opponent_model="fixed")
     assert [(path.name, path.reward) for path in episode.trajectories] == [("player_0", 1.0)]
     assert episode.metrics["rollout/num_calls"] == 4
 
 
-def test_an_opponent_that_is_gone_is_named() -> None:
+def test_unavailable_opponent_is_reported() -> None:
     with pytest.raises(EnvError, match=r"127\.0\.0\.1:9"):
         games(first_free, "TicTacToe-v0", opponent="http://127.0.0.1:9/v1", opponent_model="m", seat="0")
 
 
-def test_invalid_moves_are_counted_and_cost_what_the_game_rules() -> None:
+def test_invalid_moves_are_counted_and_penalised_by_the_rules() -> None:
     episode, _ = games(lambda messages: "hello", "TicTacToe-v0")
     loser, winner = episode.trajectories
     assert (loser.reward, loser.info["num_invalid_moves"]) == (-1.0, 2)
@@ -85,7 +85,7 @@ def test_invalid_moves_are_counted_and_cost_what_the_game_rules() -> None:
     assert episode.metrics["game/invalid_moves"] == 2
 
 
-def test_a_game_that_does_not_end_is_unscored() -> None:
+def test_unfinished_game_is_unscored() -> None:
     episode, _ = games(first_free, "TicTacToe-v0", max_turns="3")
     assert [path.final_reward() for path in episode.trajectories] == [None, None]
     assert episode.termination_reason is TerminationReason.MAX_TURNS_EXCEEDED
@@ -99,7 +99,7 @@ def test_games_of_one_and_three_players() -> None:
     assert len(episode.trajectories) == 3
 
 
-def test_options_reach_the_game_and_a_wrapped_game_is_observed_whole() -> None:
+def test_options_reach_the_game_and_wrappers_keep_the_observation() -> None:
     env = open_env("Nim-v0", {"piles": "[1,2]", "size": "1"})
     assert env.tasks[0]["options"] == {"piles": [1, 2]}
     episode, _ = games(
@@ -109,7 +109,7 @@ def test_options_reach_the_game_and_a_wrapped_game_is_observed_whole() -> None:
     assert all(len(step.chat_completions) == 2 for path in episode.trajectories for step in path.steps)
 
 
-def test_games_draw_their_own_random_numbers() -> None:
+def test_games_use_their_own_random_numbers() -> None:
     def cards(seed: int, disturbed: bool) -> Any:
         random.seed(seed)
         one, other = (Game(game="KuhnPoker-v0-raw", options={}, num_players=2, seed=7) for _ in range(2))
@@ -122,7 +122,7 @@ def test_games_draw_their_own_random_numbers() -> None:
     assert cards(1, disturbed=True)[0] == cards(2, disturbed=False)[0]
 
 
-def test_the_games_are_listed_by_name() -> None:
+def test_games_are_listed_by_name() -> None:
     assert {"TicTacToe-v0", "TicTacToe-v0-train", "Nim-v0"} <= set(names_of("textarena"))
 
 
@@ -140,6 +140,6 @@ def test_the_games_are_listed_by_name() -> None:
         ("GuessTheNumber-v0", {"opponent": "random"}, "one player"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(name: str, params: dict[str, str], named: str) -> None:
+def test_unsuitable_games_and_options_are_rejected_by_name(name: str, params: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         open_env(name, params)

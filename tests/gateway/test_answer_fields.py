@@ -17,14 +17,14 @@ from rllm.gateway.upstream.answers import check_answer, check_models
         ([{"token_ids": [1, "2"]}], "$.choices[0].token_ids[1]"),
     ],
 )
-def test_a_field_of_another_type_is_the_upstreams_failure(choices, place):
+def test_field_of_another_type_is_an_upstream_failure(choices, place):
     with pytest.raises(UpstreamError) as failed:
         check_answer({"choices": choices})
     assert str(failed.value).endswith(f"at `{place}`")
     assert failed.value.status_code == 502
 
 
-def test_what_is_left_out_null_or_unknown_is_well():
+def test_missing_null_and_unknown_fields_are_accepted():
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     message = {"content": [thought, {"type": "text", "text": "hi"}], "audio": 3, "tool_calls": None}
     calls = [{"type": "custom", "custom": {"name": "f"}}, {"function": {"arguments": {"a": 1}}}]

@@ -20,7 +20,7 @@ def parse(**changed):
     return parse_plain_answer(json.dumps({**ANSWER, **changed}).encode())
 
 
-def test_all_fields_but_the_texts_of_tokens_are_kept():
+def test_all_fields_except_token_texts_are_kept():
     bare = {**CHOICE, "logprobs": {"token_logprobs": [-0.5, -1.0]}}
     assert parse() == {**ANSWER, "choices": [bare]}
     assert parse(choices=[CHOICE, {**CHOICE, "index": 1}])["choices"] == [bare, {**bare, "index": 1}]
@@ -40,10 +40,10 @@ def test_all_fields_but_the_texts_of_tokens_are_kept():
         {"choices": [{**CHOICE, "logprobs": {"content": [{**ENTRY, "logprob": None}]}}]},
     ],
 )
-def test_any_other_answer_is_left_to_an_ordinary_parser(changed):
+def test_other_answers_are_left_to_the_ordinary_parser(changed):
     assert parse(**changed) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"choices":[]}', b"\xff"])
-def test_what_is_no_answer_is_left_too(body):
+def test_non_answers_are_left_to_the_ordinary_parser(body):
     assert parse_plain_answer(body) is None

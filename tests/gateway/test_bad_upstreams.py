@@ -116,7 +116,7 @@ class Thread:
 ODD_ERROR = {"message": ["no"], "type": 5, "code": {"x": 1}, "param": [1]}
 
 
-async def test_an_error_object_of_any_types_becomes_one_of_the_right_types():
+async def test_error_object_with_any_types_is_normalised():
     async with RawServer(http(400, {"error": ODD_ERROR})) as server:
         upstream = HTTPUpstream(server.url)
         transport = httpx.ASGITransport(create_app(MemoryTraceStore(), upstream))
@@ -127,7 +127,7 @@ async def test_an_error_object_of_any_types_becomes_one_of_the_right_types():
 
 
 @pytest.mark.parametrize("route", CALLS)
-async def test_a_stream_whose_finish_reason_is_empty_until_it_ends_is_a_good_one(route):
+async def test_stream_with_empty_finish_reasons_until_its_end_is_valid(route):
     said = {**ANSWER["choices"][0], "delta": {"content": "h"}, "finish_reason": ""}
     events = [{"choices": [said]}, {"choices": [said]}, {"choices": [{**said, "finish_reason": "stop"}]}]
     async with RawServer(event_stream(*events)) as server:
@@ -145,7 +145,7 @@ async def test_a_stream_whose_finish_reason_is_empty_until_it_ends_is_a_good_one
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("more", [b"[DONE]", b'{"error": {"message": "too late"}}'])
-async def test_what_follows_the_end_of_a_stream_is_not_read(more, together):
+async def test_data_after_the_end_of_a_stream_is_not_read(more, together):
     said = {**ANSWER["choices"][0], "delta": {"content": "h"}}
     pieces = [b"data: %s\n\n" % piece for piece in (json.dumps({"choices": [said]}).encode(), b"[DONE]", more)]
     pieces = [b"".join(pieces)] if together else pieces
@@ -162,7 +162,7 @@ async def test_what_follows_the_end_of_a_stream_is_not_read(more, together):
 
 
 @pytest.mark.parametrize("rest", [pytest.param(b"", id="broken off"), pytest.param(b"3\r\n: }", id="never ended")])
-async def test_an_answer_that_was_said_to_its_end_is_whole_however_its_connection_ends(rest, monkeypatch):
+async def test_complete_answer_is_valid_however_its_connection_ends(rest, monkeypatch):
     monkeypatch.setattr("rllm.gateway.upstream.connection._REST_S", 0.05)
     said = {**ANSWER["choices"][0], "delta": {"content": "h"}}
     whole = event_stream({"choices": [said], "prompt_token_ids": [1]}).removesuffix(b"0\r\n\r\n")
@@ -179,7 +179,7 @@ async def test_an_answer_that_was_said_to_its_end_is_whole_however_its_connectio
 
 
 @pytest.mark.parametrize("created", [1_700_000_000_000, -1e20, None])
-async def test_a_model_is_listed_whenever_it_was_made(created):
+async def test_model_with_any_creation_time_is_listed(created):
     async with RawServer() as server:
         server.models = http(200, {"data": [{"id": "m", "created": created}]})
         upstream = HTTPUpstream(server.url)
@@ -190,7 +190,7 @@ async def test_a_model_is_listed_whenever_it_was_made(created):
     assert [model["id"] for model in listed.json()["data"]] == ["m"]
 
 
-async def test_answers_of_one_index_are_all_kept():
+async def test_answers_with_the_same_index_are_all_kept():
     choice = ANSWER["choices"][0]
     async with RawServer(http(200, {**ANSWER, "choices": [choice, {**choice, "token_ids": [8]}]})) as server:
         store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
@@ -234,7 +234,7 @@ def assert_healthy(relay):
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("route", CALLS)
-def test_a_whole_answer_that_is_wrong(relay, wrong, route):
+def test_invalid_answer_is_an_upstream_failure(relay, wrong, route):
     answer, status, told = WRONG[wrong]
     answered, [trace] = call(relay, answer, route, f"{wrong}-{route}".replace(" ", "-").replace("/", "-"))
     assert answered.status_code == status, answered.text
@@ -250,7 +250,7 @@ def test_a_whole_answer_that_is_wrong(relay, wrong, route):
 
 @pytest.mark.parametrize("wrong", WRONG_STREAMS)
 @pytest.mark.parametrize("route", CALLS)
-def test_a_stream_that_is_wrong(relay, wrong, route):
+def test_invalid_stream_is_an_upstream_failure(relay, wrong, route):
     answer, told = WRONG_STREAMS[wrong]
     answered, [trace] = call(
         relay, answer, route, f"s-{wrong}-{route}".replace(" ", "-").replace("/", "-"), stream=True
@@ -267,7 +267,7 @@ def test_a_stream_that_is_wrong(relay, wrong, route):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_hangs_meets_the_deadline(relay, stream, monkeypatch):
+def test_hanging_server_meets_the_deadline(relay, stream, monkeypatch):
     server, _, _, upstream = relay
     server.hold.clear()
     monkeypatch.setattr(upstream._connections, "_read_timeout_s", 0.3)
@@ -282,7 +282,7 @@ def test_a_server_that_hangs_meets_the_deadline(relay, stream, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_beyond_all_measure_is_cut_short(relay, stream, monkeypatch):
+def test_oversized_answer_is_cut_off(relay, stream, monkeypatch):
     monkeypatch.setattr("rllm.gateway.upstream.connection.Connection.read.__defaults__", (100_000,), raising=False)
     monkeypatch.setattr("rllm.gateway.upstream.http.MAX_ANSWER_BYTES", 100_000)
     huge = {"choices": [{"index": 0, "delta": {"content": "x" * 8_000_000}}]}

@@ -21,7 +21,7 @@ def written_back(message, arguments):
 
 @pytest.mark.parametrize("other", ['{"q": "dogs"}', '{"q": "do'])
 @pytest.mark.parametrize("echo", ['{"q": "cats"}', '{"q":"cats"}'])
-async def test_each_of_two_answers_with_the_same_call_ids_is_gone_on_from(serve, other, echo):
+async def test_both_answers_with_the_same_call_ids_are_continued(serve, other, echo):
     served = serve([called('{"q": "cats"}'), called(other), "Done."])
     asked = {"model": "m", "messages": [USER], "n": 2}
     choices = served.post(json=asked).json()["choices"]

@@ -41,7 +41,7 @@ def ask(served, route="chat/completions", **fields):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_locked_database_fails_calls_with_its_cause_and_passes(serve, tmp_path, route, stream):
+def test_locked_database_fails_calls_until_it_is_unlocked(serve, tmp_path, route, stream):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         served = serve(["one", "two", "three"], store=store)
         first = ask(served, route, stream=stream)
@@ -59,7 +59,7 @@ def test_a_locked_database_fails_calls_with_its_cause_and_passes(serve, tmp_path
         assert served.http.get("/readyz").status_code == 200
 
 
-def test_calls_wait_for_a_slow_disk_while_the_gateway_goes_on(serve, tmp_path, monkeypatch):
+def test_calls_wait_for_a_slow_disk_while_the_gateway_responds(serve, tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_WAITING", 8)
     monkeypatch.setattr(core, "MAX_PENDING", 1)
     with SqliteTraceStore(tmp_path / "traces.db") as store, ThreadPoolExecutor(16) as agents:
@@ -74,7 +74,7 @@ def test_calls_wait_for_a_slow_disk_while_the_gateway_goes_on(serve, tmp_path, m
         assert len(store.by_session("s")) == 16
 
 
-def test_bad_requests_are_refused_while_nothing_can_be_stored(serve, tmp_path, caplog):
+def test_invalid_requests_are_rejected_while_nothing_can_be_stored(serve, tmp_path, caplog):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         served = serve(["one"], store=store)
         with locked(store.path):
@@ -84,7 +84,7 @@ def test_bad_requests_are_refused_while_nothing_can_be_stored(serve, tmp_path, c
     assert "its trace was not stored" in caplog.text
 
 
-def test_bad_requests_are_refused_while_sessions_cannot_be_read(serve, tmp_path):
+def test_invalid_requests_are_rejected_while_sessions_cannot_be_read(serve, tmp_path):
     store = SqliteTraceStore(tmp_path / "traces.db")
     served = serve(["one"], store=store)
     store.close()
@@ -129,7 +129,7 @@ sys.stdout.write(json.dumps({
 """
 
 
-def test_a_full_disk_fails_calls_with_its_cause_until_there_is_room(tmp_path):
+def test_full_disk_fails_calls_until_it_has_space(tmp_path):
     output = subprocess.check_output([sys.executable, "-c", GATEWAY, str(tmp_path / "traces.db")], text=True)
     seen = json.loads(output)
     assert seen["kept"] == seen["acknowledged"] == 17 - seen["refused"]
@@ -140,7 +140,7 @@ def test_a_full_disk_fails_calls_with_its_cause_until_there_is_room(tmp_path):
     assert "traces.db" in seen["cause"]["message"]
 
 
-def test_a_missing_disk_fails_calls_until_it_is_back(serve, tmp_path):
+def test_missing_disk_fails_calls_until_it_is_back(serve, tmp_path):
     with SqliteTraceStore(tmp_path / "disk" / "traces.db") as store:
         served = serve(["one", "two", "three"], store=store)
         assert ask(served).status_code == 200
@@ -154,7 +154,7 @@ def test_a_missing_disk_fails_calls_until_it_is_back(serve, tmp_path):
         assert {"one", "three"} <= set(kept), "all that was acknowledged"
 
 
-def test_a_read_only_disk_keeps_the_gateway_from_starting():
+def test_gateway_does_not_start_with_a_read_only_disk():
     command = [sys.executable, "-m", "rllm", "gateway", "--upstream", "http://127.0.0.1:9", "--port", "0"]
     ended = subprocess.run(
         [*command, "--store", "sqlite:////proc/traces.db"], capture_output=True, text=True, timeout=60, check=False

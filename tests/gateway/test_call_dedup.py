@@ -48,7 +48,7 @@ def impatient(served, engine, departures, *, go_at, timeout=1.5, max_retries=2, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_retry_of_openais_client_gets_the_first_answer(serve, departures, stream):
+def test_retry_of_the_openai_client_gets_the_first_answer(serve, departures, stream):
     engine = HeldEngine()
     served = serve(engine)
     client, counts = impatient(served, engine, departures, go_at=2)
@@ -62,7 +62,7 @@ def test_a_retry_of_openais_client_gets_the_first_answer(serve, departures, stre
 
 
 @pytest.mark.slow
-def test_a_second_retry_gets_it_too(serve, departures):
+def test_second_retry_gets_the_first_answer(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
     client, counts = impatient(served, engine, departures, go_at=3)
@@ -72,7 +72,7 @@ def test_a_second_retry_gets_it_too(serve, departures):
     assert engine.num_calls == 1
 
 
-def test_a_retry_of_anthropics_client_gets_the_first_answer(serve, departures):
+def test_retry_of_the_anthropic_client_gets_the_first_answer(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
     client, counts = impatient(served, engine, departures, go_at=2, kind=Anthropic)
@@ -82,7 +82,7 @@ def test_a_retry_of_anthropics_client_gets_the_first_answer(serve, departures):
     assert len(served.store.by_session("s")) == engine.num_calls == 1
 
 
-def test_a_finished_answer_is_kept_for_the_retry(serve, departures):
+def test_finished_answer_is_kept_for_the_retry(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.01"}
@@ -95,7 +95,7 @@ def test_a_finished_answer_is_kept_for_the_retry(serve, departures):
     assert (again.json()["id"], engine.num_calls) == (trace.id, 1)
 
 
-def test_equal_requests_of_two_agents_are_told_apart(serve, departures):
+def test_equal_requests_of_two_agents_are_separate_calls(serve, departures):
     engine = HeldEngine()
     served = serve(engine)
 
@@ -113,7 +113,7 @@ def test_equal_requests_of_two_agents_are_told_apart(serve, departures):
     assert {trace.id: trace.metadata["agent"] for trace in served.store.by_session("s")} == answers
 
 
-def test_an_answer_just_missed_is_kept_for_one_retry(serve):
+def test_undelivered_answer_is_kept_for_one_retry(serve):
     served = serve(["a", "b"], latency_s=0.05)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "0.05"}
     first = served.post(json=BODY, headers=headers).json()["id"]
@@ -124,14 +124,14 @@ def test_an_answer_just_missed_is_kept_for_one_retry(serve):
     assert other != first
 
 
-def test_a_request_that_is_not_a_retry_is_a_call_of_its_own(serve):
+def test_request_that_is_not_a_retry_is_a_separate_call(serve):
     served = serve(["a", "b"])
     for headers in ({}, {"x-stainless-retry-count": "0"}, {"x-stainless-retry-count": "1"}):
         served.post(json=BODY, headers=headers)
     assert len(served.store.by_session("s")) == 3
 
 
-def test_a_client_that_leaves_for_good_cancels_its_call_at_once(serve):
+def test_call_of_a_permanently_closed_client_is_cancelled_at_once(serve):
     engine = HeldEngine()
     served = serve(engine)
     headers = {"x-stainless-retry-count": "0", "x-stainless-read-timeout": "600"}
@@ -141,7 +141,7 @@ def test_a_client_that_leaves_for_good_cancels_its_call_at_once(serve):
     assert "disconnected" in trace.error
 
 
-def test_a_client_that_never_comes_back_cancels_its_call(serve, departures, monkeypatch):
+def test_call_without_a_retry_is_cancelled(serve, departures, monkeypatch):
     monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 0.0)
     engine = HeldEngine()
     served = serve(engine)
@@ -153,7 +153,7 @@ def test_a_client_that_never_comes_back_cancels_its_call(serve, departures, monk
     assert "disconnected" in trace.error
 
 
-def test_a_deleted_sessions_answer_is_not_given_to_its_successor(serve):
+def test_answer_of_a_deleted_session_is_not_given_to_its_successor(serve):
     served = serve(["a", "b"])
     first, again = ({"x-stainless-retry-count": count, "x-stainless-read-timeout": "0"} for count in "01")
     given = served.post(json=BODY, headers=first).json()["id"]
@@ -177,14 +177,14 @@ def test_only_requests_with_a_session_have_a_retry_key():
     assert retry_key({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}") is None
 
 
-async def test_a_cancelled_call_cannot_be_joined():
+async def test_cancelled_call_cannot_be_joined():
     calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, 1), read_timeout_s=600.0)
     with calls.begin(leaver) as call:
         assert not call.client_gone(leaver, lambda: None)
         assert calls.find(leaver) is None
 
 
-async def test_a_call_continues_as_long_as_clients_come_back():
+async def test_call_continues_as_long_as_clients_retry():
     calls, key, cuts = InFlightCalls(), (SESSION, 1), []
     hasty, patient = RetryKey(key=key, number=1, read_timeout_s=0.0), RetryKey(key=key, number=2, read_timeout_s=600.0)
     first = RetryKey(key=key, read_timeout_s=0.0)
@@ -201,7 +201,7 @@ async def test_a_call_continues_as_long_as_clients_come_back():
         assert (cuts, calls.find(hasty)) == (["cut"], None)
 
 
-async def test_each_client_has_the_whole_pause_to_come_back(pass_time):
+async def test_each_client_has_the_whole_pause_for_its_retry(pass_time):
     calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0), []
     with calls.begin(attempt) as call:
         assert call.client_gone(attempt, lambda: cuts.append("cut"))

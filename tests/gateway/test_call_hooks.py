@@ -43,7 +43,7 @@ class Listening(EngineUpstream):
         return await super().complete(call)
 
 
-async def test_the_upstream_gets_the_w3c_trace_of_the_request():
+async def test_upstream_gets_the_w3c_trace_of_the_request():
     upstream = Listening()
     app = create_app(MemoryTraceStore(), upstream)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -53,7 +53,7 @@ async def test_the_upstream_gets_the_w3c_trace_of_the_request():
     assert upstream.headers == [{"traceparent": TRACEPARENT, "tracestate": "a=b"}, {}]
 
 
-def test_a_call_is_a_part_of_the_trace_that_its_request_names(serve, collector):
+def test_call_is_part_of_the_trace_named_by_its_request(serve, collector):
     served = serve(["hello"], config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
     served.post(json={**SAID, "top_p": 0.5, "stop": ["a secret"]}, headers={"traceparent": TRACEPARENT})
     served.server.stop()
@@ -69,7 +69,7 @@ def test_a_call_is_a_part_of_the_trace_that_its_request_names(serve, collector):
     assert b"secret" not in b"".join(collector.requests)
 
 
-def test_what_no_span_can_hold_is_left_out(serve, collector):
+def test_values_unsupported_by_spans_are_left_out(serve, collector):
     served = serve(upstream="http", config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
     served.post(
         json={**SAID, "seed": 2**63, "temperature": "hot", "top_p": 0.5}, headers={"traceparent": "00-nonsense"}
@@ -81,7 +81,7 @@ def test_what_no_span_can_hold_is_left_out(serve, collector):
     assert {"gen_ai.request.seed", "gen_ai.request.temperature"}.isdisjoint(told)
 
 
-def test_each_dialect_and_each_failure_has_its_span(serve, collector):
+def test_each_dialect_and_failure_has_its_span(serve, collector):
     served = serve(upstream="http", config=GatewayConfig(otel_response_ids=True, otel=True, shutdown_timeout_s=1.0))
     served.post("/v1/completions", json={"model": "m", "prompt": "a", "stream": True})
     served.post("/v1/messages", json={**SAID, "max_tokens": 9})
@@ -99,7 +99,7 @@ def test_each_dialect_and_each_failure_has_its_span(serve, collector):
     assert (refused.trace_id, refused.parent_id) == (TRACE_ID, PARENT_ID)
 
 
-def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):
+def test_calls_of_an_agent_are_parts_of_its_span(serve, collector):
     served = serve(["hello"], config=GatewayConfig(otel=True, shutdown_timeout_s=1.0))
 
     @trajectory(name="solver")
@@ -116,7 +116,7 @@ def test_an_agents_calls_through_the_gateway_are_parts_of_it(serve, collector):
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_span_comes_once_the_traces_are_durable(serve, collector, leaves):
+def test_span_ends_after_traces_are_durable(serve, collector, leaves):
     store = HeldStore()
     served = serve(HeldEngine(["abcd"]), config=GatewayConfig(otel=True, shutdown_timeout_s=1.0), store=store)
     if leaves:

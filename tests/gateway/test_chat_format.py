@@ -10,7 +10,7 @@ def system(content, role="system"):
     return {"role": role, "content": content}
 
 
-def test_messages_that_every_template_takes_are_the_same_object():
+def test_messages_accepted_by_every_template_are_not_copied():
     messages = [system("a"), USER, system("b")]
     assert for_template(messages) is messages
 
@@ -24,10 +24,10 @@ def test_messages_that_every_template_takes_are_the_same_object():
         ([system([PART]), system("b")], [PART, {"type": "text", "text": "b"}]),
     ],
 )
-def test_leading_system_messages_are_one(leading, merged):
+def test_leading_system_messages_are_merged(leading, merged):
     assert for_template([*leading, USER]) == [system(merged), USER]
 
 
-def test_a_later_developer_stays_where_it_is():
+def test_later_developer_message_keeps_its_position():
     assert for_template([USER, system("a", "developer")]) == [USER, system("a")]
     assert for_template([system("a", "developer")] * 2) == [system("a\n\na")]

@@ -86,7 +86,7 @@ def test_line_1_tokens_are_counted_and_nothing_is_stored(serve, upstream, prefix
     assert sum(info.num_traces for info in served.store.sessions()) == 1
 
 
-def test_line_1_tokens_of_a_prompt_that_is_too_long_are_counted_too(serve):
+def test_line_1_tokens_of_an_overlong_prompt_are_counted(serve):
     served = serve(["hello"], context_length=10)
     counted = served.post("/v1/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
     whole = serve(["hello"]).post("/v1/messages/count_tokens", json={"model": "m", **REQUESTS["messages"]})
@@ -95,11 +95,11 @@ def test_line_1_tokens_of_a_prompt_that_is_too_long_are_counted_too(serve):
 
 
 @pytest.mark.parametrize("path", ["/", "/api/hello", "/v1/messages", "/sessions/s/v1", "/sessions/s/api/hello"])
-def test_line_1_head_of_anything_is_answered(refusing, path):
+def test_line_1_head_requests_are_answered(refusing, path):
     assert refusing.http.head(path).status_code == 200
 
 
-def test_line_1_a_websocket_is_refused_at_once(refusing):
+def test_line_1_websocket_is_rejected_at_once(refusing):
     headers = {
         "connection": "upgrade",
         "upgrade": "websocket",
@@ -114,13 +114,13 @@ def test_line_1_a_websocket_is_refused_at_once(refusing):
 
 
 @every_dialect
-def test_line_2_unknown_and_null_members_are_let_through(serve, route):
+def test_line_2_unknown_and_null_members_are_accepted(serve, route):
     body = {"model": "m", **REQUESTS[route], "x": {"y": []}, "temperature": None, "tools": None, "stream": None}
     assert serve().post(f"/v1/{route}", json=body).status_code == 200
 
 
 @every_dialect
-def test_line_2_members_that_no_dialect_knows_reach_the_upstream(serve, route):
+def test_line_2_unknown_members_reach_the_upstream(serve, route):
     served = serve(upstream="http")
     served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route], "chat_template_kwargs": {"a": 1}, "min_p": 0.1})
     [sent] = served.upstream.requests
@@ -139,7 +139,7 @@ def test_line_2_unknown_members_of_messages_names_and_lists_of_parts(serve, rout
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
-def test_line_2_developers_and_several_system_messages_are_one_system_message(serve, upstream, route):
+def test_line_2_developer_and_system_messages_become_one_system_message(serve, upstream, route):
     served = serve(upstream=upstream)
     said = [("system", "a"), ("developer", "b"), ("user", "hi"), ("developer", "c")]
     messages = [{"role": role, "content": content} for role, content in said]
@@ -154,7 +154,7 @@ def test_line_2_developers_and_several_system_messages_are_one_system_message(se
 # 3. Conversations kept on the server
 
 
-def test_line_3_a_deferred_tool_and_a_reference_to_it_are_text(serve):
+def test_line_3_deferred_tool_and_its_reference_become_text(serve):
     served = serve(upstream="http")
     reference = {"type": "tool_reference", "tool_name": "f"}
     found = {"type": "tool_result", "tool_use_id": "c", "content": [reference]}
@@ -168,7 +168,7 @@ def test_line_3_a_deferred_tool_and_a_reference_to_it_are_text(serve):
     assert sent["messages"][-1]["content"] == "The tool f can be called now."
 
 
-def test_line_3_what_is_said_about_caches_and_context_is_ignored(serve):
+def test_line_3_cache_and_context_hints_are_ignored(serve):
     served = serve(upstream="http")
     cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     body = {
@@ -185,7 +185,7 @@ def test_line_3_what_is_said_about_caches_and_context_is_ignored(serve):
     assert not {"metadata", "context_management", "thinking", "cache_control"} & sent.keys()
 
 
-def test_line_3_a_continued_response_survives_a_restart_of_the_gateway(serve):
+def test_line_3_continued_response_survives_a_restart_of_the_gateway(serve):
     served = serve(["one", "two"])
     first = served.post("/sessions/s/v1/responses", json={"model": "m", "input": "a"}).json()
     served.server.stop()
@@ -240,7 +240,7 @@ def sloppy():
         )
 
 
-def test_line_4_a_chat_completion_has_every_standard_field(sloppy):
+def test_line_4_chat_completion_has_every_standard_field(sloppy):
     answer = sloppy("chat/completions").json()
     assert {"id", "object", "created", "model", "choices"} <= answer.keys()
     [choice] = answer["choices"]
@@ -249,7 +249,7 @@ def test_line_4_a_chat_completion_has_every_standard_field(sloppy):
     assert len({call["id"] for call in choice["message"]["tool_calls"]}) == 2
 
 
-def test_line_4_every_chunk_has_every_standard_field_and_the_finish_reason_its_own(sloppy):
+def test_line_4_every_chunk_has_every_standard_field_and_its_finish_reason(sloppy):
     chunks = events_of(sloppy("chat/completions", stream=True).text)
     assert all({"id", "object", "created", "model", "choices"} <= chunk.keys() for chunk in chunks)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -261,7 +261,7 @@ def test_line_4_every_chunk_has_every_standard_field_and_the_finish_reason_its_o
     assert len({call["id"] for call in calls}) == 2
 
 
-def test_line_4_a_response_has_every_standard_field(sloppy):
+def test_line_4_response_has_every_standard_field(sloppy):
     whole = sloppy("responses").json()
     [*_, last] = events_of(sloppy("responses", stream=True).text)
     for response in (whole, last["response"]):
@@ -272,7 +272,7 @@ def test_line_4_a_response_has_every_standard_field(sloppy):
         assert (response["usage"]["input_tokens"], response["usage"]["output_tokens"]) == (3, 2)
 
 
-def test_line_4_a_message_has_every_standard_field_and_its_events_their_order(sloppy):
+def test_line_4_message_has_every_standard_field_and_ordered_events(sloppy):
     whole = sloppy("messages").json()
     assert (whole["model"], whole["role"], whole["stop_reason"]) == ("m", "assistant", "tool_use")
     assert (whole["usage"]["input_tokens"], whole["usage"]["output_tokens"]) == (3, 2)
@@ -287,7 +287,7 @@ def test_line_4_a_message_has_every_standard_field_and_its_events_their_order(sl
 
 
 @every_dialect
-def test_line_4_usage_is_always_told(serve, upstream, route):
+def test_line_4_usage_is_always_included(serve, upstream, route):
     served = serve(["hello"], upstream=upstream)
     usage = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route]}).json()["usage"]
     assert 6 in usage.values()
@@ -300,7 +300,7 @@ def test_line_4_usage_is_always_told(serve, upstream, route):
 
 
 @every_dialect
-def test_line_4_a_silent_stream_is_kept_alive_and_its_text_comes_as_it_is_made(serve, route):
+def test_line_4_silent_stream_is_kept_alive_and_text_is_streamed_as_generated(serve, route):
     engine = HeldEngine(["abcdefgh"], num_pieces=1)
     served = serve(engine, config=GatewayConfig(keep_alive_s=0.05, shutdown_timeout_s=1))
     body = {"model": "m", **REQUESTS[route], "stream": True}
@@ -321,7 +321,7 @@ def test_line_4_a_silent_stream_is_kept_alive_and_its_text_comes_as_it_is_made(s
 
 
 @every_dialect
-def test_line_5_a_stop_string_ends_the_answer_is_not_told_and_is_recorded_as_sampled(serve, upstream, route):
+def test_line_5_stop_string_is_removed_from_the_answer_and_recorded_as_sampled(serve, upstream, route):
     served = serve(["yes STOP no"], upstream=upstream)
     name = {"messages": "stop_sequences"}.get(route, "stop")
     answer = served.post(f"/sessions/s/v1/{route}", json={"model": "m", **REQUESTS[route], name: ["STOP"]}).json()
@@ -336,7 +336,7 @@ def test_line_5_a_stop_string_ends_the_answer_is_not_told_and_is_recorded_as_sam
 
 
 @every_dialect
-def test_line_5_an_end_that_was_sampled_is_recorded(serve, upstream, route):
+def test_line_5_sampled_end_token_is_recorded(serve, upstream, route):
     served = serve(["yes"], upstream=upstream)
     served.post(f"/sessions/s/v1/{route}", json={"model": "m", **REQUESTS[route]})
     assert served.store.by_session("s")[0].response_ids[-1] == TURN_END
@@ -346,7 +346,7 @@ def test_line_5_an_end_that_was_sampled_is_recorded(serve, upstream, route):
 
 
 @every_dialect
-def test_line_6_the_trainers_sampling_overrides_the_clients_which_is_logged(serve, upstream, route):
+def test_line_6_sampling_of_the_trainer_overrides_the_client_and_is_logged(serve, upstream, route):
     served = serve(["hello"], upstream=upstream)
     base_url = served.server.open_session("s", sampling={"temperature": 1.0, "max_tokens": 3})
     limit = {"responses": "max_output_tokens"}.get(route, "max_tokens")
@@ -359,7 +359,7 @@ def test_line_6_the_trainers_sampling_overrides_the_clients_which_is_logged(serv
 
 
 @every_dialect_with_tools
-def test_line_6_whatever_guides_the_decoding_is_recorded_with_the_log_probabilities(serve, route):
+def test_line_6_guided_decoding_is_recorded_with_log_probabilities(serve, route):
     served = serve(["{}"], upstream="http")
     schema = {"type": "object"}
     guided = {
@@ -389,7 +389,7 @@ def test_line_6_whatever_guides_the_decoding_is_recorded_with_the_log_probabilit
 
 
 @pytest.mark.parametrize("header", ["X-Claude-Code-Session-Id", "x-session-id", "session-id"])
-def test_line_7_a_session_is_what_the_client_calls_its_own_if_nothing_else_names_one(serve, header):
+def test_line_7_session_defaults_to_the_session_id_of_the_client(serve, header):
     served = serve()
     own = {header: "ses_4a7"}
     others = [
@@ -418,7 +418,7 @@ def test_line_7_side_calls_are_tagged_and_sub_agents_are_named(serve):
 
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_a_prompt_that_is_too_long_is_a_400_in_words_that_clients_know(serve, upstream, route, stream):
+def test_line_8_overlong_prompt_is_a_400_with_the_message_that_clients_expect(serve, upstream, route, stream):
     served = serve(context_length=10, upstream=upstream)
     refused = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route], "stream": stream})
     assert refused.status_code == 400
@@ -437,7 +437,7 @@ def test_line_8_a_prompt_that_is_too_long_is_a_400_in_words_that_clients_know(se
     [(b"{", 400), (b'{"model": "\xff"}', 400), (b"[]", 400), (b"{}", 400), (b" " * 2000, 413)],
     ids=["truncated", "not UTF-8", "not an object", "empty", "too long"],
 )
-def test_line_8_a_request_that_cannot_be_read_gets_the_dialects_own_error(serve, route, body, status):
+def test_line_8_unreadable_request_gets_the_error_format_of_the_dialect(serve, route, body, status):
     served = serve(config=GatewayConfig(max_body_bytes=1000, shutdown_timeout_s=1))
     refused = served.http.post(f"/v1/{route}", content=body)
     assert refused.status_code == status
@@ -447,7 +447,7 @@ def test_line_8_a_request_that_cannot_be_read_gets_the_dialects_own_error(serve,
     assert (trace.error, trace.messages, trace.response_ids) == (refused.json()["error"]["message"], [], [])
 
 
-def test_line_3_a_thread_that_a_client_does_without_is_no_failed_call(serve):
+def test_line_3_rejected_thread_is_not_a_failed_call(serve):
     served = serve()
     body = {"model": "m", **REQUESTS["messages"], "thread": {"type": "create"}}
     assert served.post("/sessions/s/v1/messages", json=body).status_code == 400
@@ -459,7 +459,7 @@ def test_line_3_a_thread_that_a_client_does_without_is_no_failed_call(serve):
     ("key", "status"),
     [({}, 401), ({"x-api-key": "no"}, 401), ({"x-api-key": "secret"}, 200), ({"authorization": "Bearer secret"}, 200)],
 )
-def test_line_8_the_gateways_key_is_taken_from_either_header(serve, route, key, status):
+def test_line_8_gateway_key_is_accepted_in_either_header(serve, route, key, status):
     served = serve(config=GatewayConfig(api_key="secret", shutdown_timeout_s=1))
     answer = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route]}, headers=key)
     assert answer.status_code == status
@@ -467,14 +467,14 @@ def test_line_8_the_gateways_key_is_taken_from_either_header(serve, route, key, 
         assert answer.json()["error"]["type"] == "authentication_error"
 
 
-def test_line_8_an_unknown_route_gets_the_error_of_the_clients_dialect(refusing):
+def test_line_8_unknown_route_gets_the_error_format_of_the_dialect(refusing):
     assert refusing.http.post("/v1/embeddings").json()["error"]["code"] == "not_found"
     anthropic = refusing.http.post("/v1/complete", headers={"anthropic-version": "2026-10-21"})
     assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (404, "not_found_error")
 
 
 @every_dialect
-def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_sampled(serve, route):
+def test_line_8_disconnect_ends_the_generation_and_keeps_sampled_tokens(serve, route):
     served = serve(HeldEngine(["abcdefgh" * 100], num_pieces=1))
     address = urlsplit(served.server.url)
     body = json.dumps({"model": "m", **REQUESTS[route], "stream": True}).encode()
@@ -490,7 +490,7 @@ def test_line_8_a_client_that_leaves_ends_the_generation_and_keeps_what_was_samp
 
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_a_retry_gets_the_answer_of_the_request_that_it_repeats(serve, departures, route, stream, monkeypatch):
+def test_line_8_retry_gets_the_answer_of_the_repeated_request(serve, departures, route, stream, monkeypatch):
     monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
     engine = HeldEngine()
     served = serve(engine)

@@ -23,7 +23,7 @@ def assert_exact(trace, output):
     assert trace.error is None
 
 
-def test_an_answer_and_its_exact_trace(serve, upstream):
+def test_answer_and_its_exact_trace(serve, upstream):
     served = serve(["héllo"], upstream=upstream)
     answer = served.client().chat.completions.create(model="m", messages=HI, temperature=0.5)
     assert answer.choices[0].message.content == "héllo"
@@ -45,7 +45,7 @@ class Seeded(ScriptedEngine):
         return replace(output, sampling={**output.sampling, "seed": 7})
 
 
-def test_a_trace_has_the_sampling_that_the_engine_tells(serve):
+def test_trace_has_the_sampling_reported_by_the_engine(serve):
     served = serve(Seeded(["hello"]))
     served.client().chat.completions.create(model="m", messages=HI)
     [trace] = served.store.by_session("s")
@@ -53,7 +53,7 @@ def test_a_trace_has_the_sampling_that_the_engine_tells(serve):
 
 
 @pytest.mark.parametrize("answer", ["héllo world", "", CALL, {"reasoning": "hm", "content": "so"}])
-def test_a_stream_gives_the_trace_of_the_whole_answer(serve, upstream, answer):
+def test_stream_gives_the_trace_of_the_whole_answer(serve, upstream, answer):
     served = serve([answer], upstream=upstream)
     create = served.client().chat.completions.create
     whole = create(model="m", messages=HI, tools=TOOLS).choices[0].message
@@ -78,7 +78,7 @@ def test_reasoning_is_streamed_before_the_content(serve, upstream):
     assert said[-1] == "content"
 
 
-def test_the_finish_reason_comes_in_a_chunk_of_its_own_and_usage_on_request(serve, upstream):
+def test_finish_reason_is_in_a_separate_chunk_and_usage_on_request(serve, upstream):
     served = serve(["hello"], upstream=upstream)
     create = served.client().chat.completions.create
     plain = list(create(model="m", messages=HI, stream=True))
@@ -90,7 +90,7 @@ def test_the_finish_reason_comes_in_a_chunk_of_its_own_and_usage_on_request(serv
     assert counted[-1].usage.completion_tokens == 6
 
 
-def test_the_stream_helper_of_the_client_accumulates_tool_calls(serve, upstream):
+def test_stream_helper_of_the_client_accumulates_tool_calls(serve, upstream):
     served = serve([CALL], upstream=upstream)
     with served.client().chat.completions.stream(model="m", messages=HI, tools=TOOLS) as stream:
         final = stream.get_final_completion()
@@ -119,7 +119,7 @@ def test_every_one_of_n_choices_is_captured(serve, upstream, stream):
         assert_exact(trace, outputs[trace.response["content"]])
 
 
-def test_token_fields_reach_only_those_who_asked(serve, upstream):
+def test_token_fields_are_returned_only_on_request(serve, upstream):
     served = serve(["hello"], upstream=upstream)
     plain = served.post().json()
     assert "prompt_token_ids" not in plain
@@ -135,7 +135,7 @@ def test_token_fields_reach_only_those_who_asked(serve, upstream):
     assert streamed.count('"token_ids":[') >= 1
 
 
-def test_a_conversation_keeps_its_parents(serve, upstream):
+def test_conversation_keeps_its_parents(serve, upstream):
     served = serve(["one", "two", "three"], upstream=upstream)
     create = served.client().chat.completions.create
     messages, ids = list(HI), []
@@ -147,7 +147,7 @@ def test_a_conversation_keeps_its_parents(serve, upstream):
     assert [trace.parent_id for trace in served.store.by_session("s")] == [None, ids[0], ids[1], None]
 
 
-async def test_a_hundred_concurrent_sessions_stay_apart(serve, upstream):
+async def test_hundred_concurrent_sessions_are_kept_apart(serve, upstream):
     served = serve(lambda messages: f"echo {messages[-1]['content']}", upstream=upstream, latency_s=0.01)
 
     async def rollout(number):
@@ -169,7 +169,7 @@ async def test_a_hundred_concurrent_sessions_stay_apart(serve, upstream):
         assert trace.response["content"] == f"echo {number}"
 
 
-def test_the_upstream_is_asked_for_tokens_and_told_every_sampling_parameter(serve):
+def test_upstream_gets_the_token_request_and_every_sampling_parameter(serve):
     served = serve(["hello"], upstream="http")
     served.client().chat.completions.create(model="m", messages=HI, top_p=0.9)
     [sent] = served.upstream.requests

@@ -8,7 +8,7 @@ from rllm.errors import StoreError
 from rllm.gateway.core import DurableWrites
 
 
-async def test_a_thousand_writes_finished_in_another_thread_wake_everyone():
+async def test_thousand_writes_finished_in_another_thread_wake_all_waiters():
     writes = DurableWrites()
     futures = [Future() for _ in range(1000)]
 
@@ -40,7 +40,7 @@ async def test_failed_and_cancelled_waits_affect_only_themselves():
     await others[1]
 
 
-def test_a_write_after_the_end_of_its_loop_blocks_none():
+def test_write_after_the_end_of_its_loop_does_not_block():
     writes, left = DurableWrites(), Future()
 
     async def leave():

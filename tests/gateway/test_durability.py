@@ -55,7 +55,7 @@ async def run_until_killed(url, process, acknowledged, *, num_calls):
         await asyncio.gather(*agents)
 
 
-def test_no_acknowledged_call_is_lost(upstream, tmp_path):
+def test_acknowledged_calls_are_never_lost(upstream, tmp_path):
     database = tmp_path / "traces.db"
     acknowledged = {}
     for round_number in range(1, 3):

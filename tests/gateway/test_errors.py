@@ -39,7 +39,7 @@ CHAT = "/sessions/s/v1/chat/completions"
         ('{"messages": [{"role": "user"}], "temperature": -1}', "temperature=-1"),
     ],
 )
-def test_a_malformed_request_says_what_is_wrong(refusing, body, named):
+def test_malformed_request_error_names_the_field(refusing, body, named):
     refused = refusing.http.post(CHAT, content=body)
     assert refused.status_code == 400
     assert named in refused.json()["error"]["message"]
@@ -57,7 +57,7 @@ def nested(num_levels):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_is_nested_too_deep_to_be_written_again_is_refused(serve, route):
+def test_overly_nested_json_is_rejected(serve, route):
     served = serve(upstream="http")
     for num_levels, status in ((199, 200), (200, 400), (1000, 400)):
         said = "hi" if ROUTES[route] != "messages" else MESSAGES
@@ -70,7 +70,7 @@ def test_what_is_nested_too_deep_to_be_written_again_is_refused(serve, route):
     assert [trace.error is None for trace in served.store.by_session("s")] == [True, False, False]
 
 
-def test_arguments_that_nobody_can_parse_are_a_text(serve, upstream):
+def test_unparsable_arguments_stay_text(serve, upstream):
     """As a young policy writes them that has come to repeat itself."""
     served = serve(upstream=upstream)
     for arguments in (nested(2000), "[" * 2000, '{"a":' * 2000 + "1" + "}" * 2000):
@@ -79,18 +79,18 @@ def test_arguments_that_nobody_can_parse_are_a_text(serve, upstream):
         assert served.post(json={"model": "m", "messages": messages}).status_code == 200
 
 
-def test_unknown_members_and_nulls_are_let_through(serve, upstream):
+def test_unknown_members_and_nulls_are_accepted(serve, upstream):
     served = serve(upstream=upstream)
     body = {"model": "m", "messages": MESSAGES, "seed": None, "self": 1, "tools": None, "x": {"y": []}, "n": None}
     assert served.post(json=body).status_code == 200
 
 
-def test_a_body_over_the_limit_is_refused(serve):
+def test_body_over_the_limit_is_rejected(serve):
     served = serve(config=GatewayConfig(max_body_bytes=1000, shutdown_timeout_s=1))
     assert served.post(json={"messages": [{"role": "user", "content": "x" * 2000}]}).status_code == 413
 
 
-def test_unknown_paths_and_methods_answer_in_openais_shape(refusing):
+def test_unknown_paths_and_methods_get_openai_errors(refusing):
     assert refusing.http.get("/nowhere").json()["error"]["code"] == "not_found"
     wrong = refusing.http.get(CHAT)
     assert wrong.status_code == 405
@@ -106,7 +106,7 @@ def test_unknown_paths_and_methods_answer_in_openais_shape(refusing):
         ("/sessions/s", {"DELETE", "GET", "HEAD"}),
     ],
 )
-def test_a_method_that_a_path_lacks_is_answered_with_those_it_has(refusing, path, methods):
+def test_wrong_method_error_lists_the_allowed_ones(refusing, path, methods):
     wrong = refusing.http.put(path)
     assert wrong.status_code == 405
     assert set(wrong.headers["allow"].split(", ")) == methods
@@ -117,7 +117,7 @@ def test_a_method_that_a_path_lacks_is_answered_with_those_it_has(refusing, path
     ("fault", "status", "told"),
     [("html", 502, "Bad Gateway"), ("error", 500, "engine core"), ("malformed", 502, "begins with")],
 )
-def test_a_broken_upstream_is_told_and_recorded(serve, fault, status, told, stream):
+def test_upstream_failure_is_reported_and_recorded(serve, fault, status, told, stream):
     served = serve(upstream="http")
     served.upstream.fault = fault
     with pytest.raises(openai.InternalServerError, match=told) as failed:
@@ -130,7 +130,7 @@ def test_a_broken_upstream_is_told_and_recorded(serve, fault, status, told, stre
     assert served.post().status_code == 200
 
 
-def test_a_stream_that_dies_is_told_in_the_stream_and_keeps_what_arrived(serve):
+def test_interrupted_stream_ends_with_an_error_event_and_keeps_what_arrived(serve):
     served = serve(["hello"], upstream="http")
     served.upstream.fault = "cut"
     stream = served.client().chat.completions.create(model="m", messages=MESSAGES, stream=True)
@@ -142,7 +142,7 @@ def test_a_stream_that_dies_is_told_in_the_stream_and_keeps_what_arrived(serve):
     assert "upstream" in trace.error
 
 
-def test_an_upstream_that_is_down_is_told_and_recorded(serve):
+def test_unreachable_upstream_is_reported_and_recorded(serve):
     served = serve(upstream="http")
     served.upstream.stop()
     with pytest.raises(openai.InternalServerError, match="inference server is running") as failed:
@@ -152,7 +152,7 @@ def test_an_upstream_that_is_down_is_told_and_recorded(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_status_of_an_engines_error_is_kept(serve, upstream, stream):
+def test_status_of_an_engine_error_is_kept(serve, upstream, stream):
     served = serve([InferenceError("paused", status_code=503)], upstream=upstream)
     refused = served.post(json={"messages": MESSAGES, "stream": stream})
     assert refused.status_code == 503
@@ -160,7 +160,7 @@ def test_the_status_of_an_engines_error_is_kept(serve, upstream, stream):
     assert served.store.by_session("s")[0].error == "paused"
 
 
-def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(serve):
+def test_overlong_prompt_has_the_error_code_that_clients_expect(serve):
     served = serve(context_length=10)
     refused = served.post()
     assert refused.status_code == 400
@@ -168,7 +168,7 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_that_contradict_each_other_are_never_passed_on_as_good(serve, stream):
+def test_contradicting_tokens_are_never_passed_on(serve, stream):
     served = serve(["hello"], upstream="http")
     served.upstream.fault = "mismatch"
     body = {"messages": MESSAGES, "stream": stream}
@@ -180,7 +180,7 @@ def test_tokens_that_contradict_each_other_are_never_passed_on_as_good(serve, st
     assert trace.response_ids == []
 
 
-def test_an_answer_without_tokens_is_passed_on_and_its_trace_says_why_it_is_useless(serve):
+def test_answer_without_tokens_is_passed_on_and_its_trace_has_the_reason(serve):
     served = serve(["hello"], upstream="http")
     served.upstream.fault = "no_tokens"
     assert served.post().json()["choices"][0]["message"]["content"] == "hello"
@@ -188,7 +188,7 @@ def test_an_answer_without_tokens_is_passed_on_and_its_trace_says_why_it_is_usel
     assert "return_token_ids" in trace.error
 
 
-def test_an_answer_without_tokens_is_refused_where_tokens_are_required(serve):
+def test_answer_without_tokens_is_rejected_if_tokens_are_required(serve):
     served = serve(["hello"], upstream="http", config=GatewayConfig(require_tokens=True, shutdown_timeout_s=1))
     served.upstream.fault = "no_tokens"
     refused = served.post()
@@ -196,7 +196,7 @@ def test_an_answer_without_tokens_is_refused_where_tokens_are_required(serve):
     assert refused.json()["error"]["code"] == "tokens_unusable"
 
 
-def test_a_store_that_cannot_write_means_no_acknowledgement(serve):
+def test_calls_fail_if_the_store_cannot_write(serve):
     served = serve()
     served.store.close()
     refused = served.post()

@@ -71,7 +71,7 @@ def text_event(text, token_id, index=0):
     return json.dumps({**HEAD, "choices": [{**choice, "logprobs": {"content": [entry]}}]}).encode()
 
 
-def test_text_that_arrived_together_is_one_chunk():
+def test_text_that_arrives_together_is_one_chunk():
     events = [text_event("a", 1), text_event("b", 2), text_event("c", 3), text_event("d", 4, index=1)]
     merged, other = parse_events(events, logprob_details=False)
     assert merged["choices"][0]["delta"] == {"content": "abc"}
@@ -80,24 +80,24 @@ def test_text_that_arrived_together_is_one_chunk():
     assert other["choices"][0]["delta"] == {"content": "d"}
 
 
-def test_details_are_kept_where_they_are_wanted():
+def test_details_are_kept_on_request():
     parsed = parse_events([text_event("a", 1), text_event("b", 2)], logprob_details=True)
     assert [chunk["choices"][0]["logprobs"]["content"][0]["token"] for chunk in parsed] == ["a", "b"]
 
 
 @pytest.mark.parametrize("details", [True, False])
 @pytest.mark.parametrize("payload", [b"{", b"[1]", b"null", b"\xff"])
-def test_an_event_that_is_not_a_json_object_is_named(payload, details):
+def test_event_that_is_not_a_json_object_is_rejected(payload, details):
     with pytest.raises(UpstreamError, match="an event that is not"):
         parse_events([payload], logprob_details=details)
 
 
-def test_a_text_that_is_not_utf8_is_named():
+def test_text_that_is_not_utf8_is_rejected():
     with pytest.raises(UpstreamError, match="an event that is not JSON"):
         parse_events([text_event("a", 1).replace(b'"a"', b'"\xed\xa0\xbd"')], logprob_details=False)
 
 
-def test_ids_that_stand_in_the_texts_of_tokens_are_kept():
+def test_ids_in_token_texts_are_kept():
     entry = {"token": "token_id:7", "logprob": -0.5}
     choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None, "logprobs": {"content": [entry]}}
     event = json.dumps({**HEAD, "choices": [choice]}).encode()

@@ -49,7 +49,7 @@ def limited(serve, **limits):
         pytest.param(b"a: b\r\n" * 40 + b"\r\n", id="too many"),
     ],
 )
-def test_a_head_that_is_too_large_is_refused(serve, sent):
+def test_oversized_head_is_rejected(serve, sent):
     served = limited(serve, max_header_bytes=2000, max_headers=30)
     with connect(served) as connection:
         connection.sendall(HEAD % (b"chat/completions", len(BODY)) + sent)
@@ -59,7 +59,7 @@ def test_a_head_that_is_too_large_is_refused(serve, sent):
 
 
 @pytest.mark.parametrize("sent", [b"x-long: " + b"a" * 3000 + b"\r\n\r\n", b"x-endless: " + b"a" * 3000, b"x-slow: "])
-def test_a_head_is_refused_in_the_words_of_its_dialect(serve, sent):
+def test_rejected_head_gets_the_error_format_of_its_dialect(serve, sent):
     served = limited(serve, max_header_bytes=2000, header_timeout_s=1)
     for call in (b"messages?beta=true", b"messages/count_tokens"):
         with connect(served) as connection:
@@ -69,7 +69,7 @@ def test_a_head_is_refused_in_the_words_of_its_dialect(serve, sent):
         assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
 
 
-def test_a_long_body_is_no_long_head(serve):
+def test_long_body_does_not_count_as_head(serve):
     served = limited(serve, max_header_bytes=2000)
     body = {"model": "m", "messages": [{"role": "user", "content": "hi" * 10_000}]}
     assert served.post(json=body).status_code == 200
@@ -77,7 +77,7 @@ def test_a_long_body_is_no_long_head(serve):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_reads_nothing_of_its_answer_is_left(serve, stream):
+def test_client_that_does_not_read_is_disconnected(serve, stream):
     served = serve(["x" * 100_000], config=GatewayConfig(shutdown_timeout_s=1, unread_timeout_s=0.1))
     connections = served.server._server.server_state.connections
     body = BODY[:-1] + b', "logprobs": true, "stream": %s}' % json.dumps(stream).encode()
@@ -94,7 +94,7 @@ def test_a_client_that_reads_nothing_of_its_answer_is_left(serve, stream):
 
 
 @pytest.mark.parametrize("path", ["/sessions/s/v1/chat/completions", "/sessions/s/v1/messages", "/sessions"])
-def test_a_compressed_body_is_refused_by_its_name(serve, path):
+def test_compressed_body_is_rejected(serve, path):
     served = serve()
     compressed = gzip.compress(WHOLE)
     refused = served.http.post(path, content=compressed, headers={"content-encoding": "gzip"})
@@ -104,7 +104,7 @@ def test_a_compressed_body_is_refused_by_its_name(serve, path):
 
 
 @pytest.mark.parametrize("before", ["nothing", "an answer", "a request"])
-def test_a_head_that_does_not_end_in_time_is_refused(serve, before):
+def test_slow_head_is_rejected(serve, before):
     whole, begun = (HEAD % (b"chat/completions", len(BODY)) + end for end in (b"\r\n" + BODY, b""))
     with connect(limited(serve, header_timeout_s=1)) as connection:
         connection.sendall({"nothing": b"", "an answer": whole, "a request": whole + begun}[before])
@@ -117,7 +117,7 @@ def test_a_head_that_does_not_end_in_time_is_refused(serve, before):
     assert "within 1 s" in body["error"]["message"]
 
 
-def test_a_client_that_drips_its_head_gets_no_more_time(serve):
+def test_client_that_drips_its_head_gets_no_more_time(serve):
     with connect(limited(serve, header_timeout_s=0.2)) as connection:
         connection.sendall(HEAD % (b"chat/completions", 10) + b"x-slow: ")
         with pytest.raises(ConnectionError):
@@ -130,7 +130,7 @@ def drip(connection):
         time.sleep(0.01)
 
 
-def test_a_client_that_never_speaks_is_left(serve):
+def test_silent_client_is_disconnected(serve):
     with connect(limited(serve, header_timeout_s=0.1)) as connection, suppress(ConnectionResetError):
         assert read_answer(connection) is None
 
@@ -143,7 +143,7 @@ def test_a_client_that_never_speaks_is_left(serve):
         (b"messages", lambda body: body["error"]["type"]),
     ],
 )
-def test_a_body_that_does_not_end_in_time_is_refused_in_the_words_of_its_dialect(serve, route, kind_of):
+def test_slow_body_is_rejected_in_the_error_format_of_its_dialect(serve, route, kind_of):
     served = limited(serve, body_timeout_s=0.1)
     with connect(served) as connection:
         connection.sendall(HEAD % (route, len(BODY)) + b"\r\n" + BODY[:20])
@@ -156,20 +156,20 @@ def test_a_body_that_does_not_end_in_time_is_refused_in_the_words_of_its_dialect
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_slow_body_of_another_route_is_refused(serve):
+def test_slow_body_of_another_route_is_rejected(serve):
     with connect(limited(serve, body_timeout_s=0.1)) as connection:
         connection.sendall(b"POST /sessions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         assert read_answer(connection)[0] == 408
 
 
-def test_a_long_body_of_another_route_is_refused(serve):
+def test_long_body_of_another_route_is_rejected(serve):
     served = limited(serve, max_body_bytes=1000)
     answer = served.http.post("/sessions", content=b"[" * 1001)
     assert answer.status_code == 413
     assert served.http.post("/sessions", json={"id": "s"}).status_code == 200
 
 
-def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
+def test_slow_client_within_the_limits_is_served_repeatedly(serve):
     served = limited(serve, header_timeout_s=60, body_timeout_s=60)
     with connect(served) as connection:
         for _ in range(2):
@@ -180,7 +180,7 @@ def test_a_slow_client_within_the_limits_is_served_again_and_again(serve):
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_many_slow_clients_keep_nobody_out_and_leave_nothing_behind(serve):
+def test_many_slow_clients_do_not_block_others_and_leak_nothing(serve):
     served = limited(serve, header_timeout_s=1, body_timeout_s=1)
     served.post()
     before = num_open_files()
@@ -200,7 +200,7 @@ def test_many_slow_clients_keep_nobody_out_and_leave_nothing_behind(serve):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/sessions"])
-def test_more_than_64_mb_are_refused_and_the_next_call_is_answered(serve, path):
+def test_oversized_body_is_rejected_and_the_next_call_is_answered(serve, path):
     served = serve()
     answer = served.http.post(path, content=bytes(64 * 1024 * 1024 + 1))
     assert answer.status_code == 413
@@ -209,14 +209,14 @@ def test_more_than_64_mb_are_refused_and_the_next_call_is_answered(serve, path):
 
 
 @pytest.mark.parametrize("content", [bytes(1_000_000), [bytes(10_000)] * 100], ids=["whole", "in chunks"])
-def test_a_body_of_many_times_the_limit_is_refused(serve, content):
+def test_body_of_many_times_the_limit_is_rejected(serve, content):
     served = limited(serve, max_body_bytes=1000, max_header_bytes=2000)
     assert served.http.post("/v1/chat/completions", content=content).status_code == 413
     assert served.post().status_code == 200
 
 
 @pytest.mark.parametrize("endless", [b"a: b\r\n", b"a" * 100])
-def test_what_never_ends_behind_a_body_in_chunks_is_cut_off(serve, endless):
+def test_endless_data_after_a_chunked_body_is_cut_off(serve, endless):
     served = limited(serve, max_body_bytes=1000, max_header_bytes=2000)
     head = b"POST /sessions/s/v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     with connect(served) as connection:
@@ -226,14 +226,14 @@ def test_what_never_ends_behind_a_body_in_chunks_is_cut_off(serve, endless):
     assert served.post().status_code == 200
 
 
-def test_nobody_without_a_key_has_a_body_read(serve):
+def test_body_is_not_read_without_a_key(serve):
     with connect(serve(config=GatewayConfig(api_key="secret", shutdown_timeout_s=1))) as connection:
         connection.sendall(HEAD % (b"chat/completions", 10**9) + b"connection: close\r\n\r\n")
         assert read_answer(connection)[0] == 401
 
 
 @pytest.mark.parametrize("name", ["max_header_bytes", "max_headers", "header_timeout_s", "body_timeout_s"])
-def test_a_limit_is_above_zero(name):
+def test_limits_must_be_positive(name):
     with pytest.raises(ConfigError, match=f"{name}=0"):
         GatewayConfig(**{name: 0})
 
@@ -241,7 +241,7 @@ def test_a_limit_is_above_zero(name):
 JAVA = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n\r\n"
 
 
-def test_an_offer_of_http2_does_not_lose_the_body(serve):
+def test_http2_upgrade_offer_does_not_lose_the_body(serve):
     """Java's HttpClient offers HTTP/2 with its first request on each connection."""
     head = HEAD % (b"chat/completions", len(BODY))
     with connect(serve()) as connection:
@@ -251,7 +251,7 @@ def test_an_offer_of_http2_does_not_lose_the_body(serve):
         assert read_answer(connection)[0] == 200
 
 
-def test_there_are_no_websockets(serve):
+def test_websockets_are_rejected(serve):
     with connect(serve()) as connection:
         connection.sendall(
             b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n"
@@ -259,7 +259,7 @@ def test_there_are_no_websockets(serve):
         assert connection.recv(65536).startswith(b"HTTP/1.1 426")
 
 
-def test_connect_is_refused(serve):
+def test_connect_is_rejected(serve):
     with connect(serve()) as connection:
         connection.sendall(b"CONNECT h:80 HTTP/1.1\r\nhost: h\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 400")

@@ -64,7 +64,7 @@ async def complete(upstream):
     return await upstream.complete(UpstreamCall(id="chatcmpl-abc", request=REQUEST))
 
 
-async def test_headers_of_the_call_go_along_and_replace_none_of_ours():
+async def test_headers_of_the_call_are_forwarded_and_do_not_replace_ours():
     server = Server([FRAMED])
     headers = {"traceparent": "00-1-2-01", "content-type": "text/plain"}
     async with server.upstream() as upstream:
@@ -74,7 +74,7 @@ async def test_headers_of_the_call_go_along_and_replace_none_of_ours():
     assert [line for line in head if line.startswith(b"content-type")] == [b"content-type: application/json"]
 
 
-async def test_connections_are_kept_and_the_call_is_named():
+async def test_connections_are_reused_and_the_call_is_identified():
     server = Server([FRAMED], [FRAMED])
     async with server.upstream(api_key="key") as upstream:
         assert await complete(upstream) == {"choices": [{"index": 0}]}
@@ -95,12 +95,12 @@ async def test_connections_are_kept_and_the_call_is_named():
     ],
     ids=["in pieces", "chunked", "until the end of the connection", "after an interim answer"],
 )
-async def test_every_framing_of_an_answer_is_understood(pieces):
+async def test_all_framings_of_an_answer_are_parsed(pieces):
     async with Server(pieces, pause_s=0.01).upstream() as upstream:
         assert await complete(upstream) == {"choices": [{"index": 0}]}
 
 
-async def test_an_idle_connection_that_the_server_closed_is_replaced():
+async def test_idle_connection_closed_by_the_server_is_replaced():
     server = Server([FRAMED, None], [FRAMED])
     async with server.upstream() as upstream:
         await complete(upstream)
@@ -109,7 +109,7 @@ async def test_an_idle_connection_that_the_server_closed_is_replaced():
     assert server.num_connections == 2
 
 
-async def test_a_request_is_sent_once_more_if_a_kept_connection_breaks_under_it():
+async def test_request_is_repeated_once_if_a_reused_connection_breaks():
     server = Server([FRAMED], [None], [FRAMED])
     async with server.upstream() as upstream:
         await complete(upstream)
@@ -118,7 +118,7 @@ async def test_a_request_is_sent_once_more_if_a_kept_connection_breaks_under_it(
 
 
 @pytest.mark.parametrize("answers", [[[FRAMED], [None], [None]], [[None]]], ids=["kept", "new"])
-async def test_a_request_that_a_new_connection_breaks_under_is_not_sent_again(answers):
+async def test_request_is_not_repeated_if_a_new_connection_breaks(answers):
     server = Server(*answers, [FRAMED])
     async with server.upstream() as upstream:
         for _ in answers[1:2]:
@@ -129,7 +129,7 @@ async def test_a_request_that_a_new_connection_breaks_under_is_not_sent_again(an
     assert len(server.requests) == len(answers)
 
 
-async def test_an_answer_that_breaks_off_is_not_asked_for_again():
+async def test_interrupted_answer_is_not_requested_again():
     server = Server([FRAMED[:-5], None], [FRAMED])
     async with server.upstream() as upstream:
         with pytest.raises(UpstreamError, match="broke off"):
@@ -138,27 +138,27 @@ async def test_an_answer_that_breaks_off_is_not_asked_for_again():
 
 
 @pytest.mark.parametrize("deadline", ["read_timeout_s", "total_timeout_s"])
-async def test_a_silent_server_meets_a_deadline(deadline):
+async def test_silent_server_meets_a_deadline(deadline):
     async with Server([FRAMED[:30], FRAMED[30:]], pause_s=600).upstream(**{deadline: 0.1}) as upstream:
         with pytest.raises(UpstreamError, match="in time") as late:
             await complete(upstream)
     assert late.value.status_code == 504
 
 
-async def test_a_server_that_does_not_speak_http_is_named():
+async def test_server_without_http_is_reported():
     async with Server([b"SSH-2.0-OpenSSH\r\n"], [b"SSH-2.0-OpenSSH\r\n"]).upstream() as upstream:
         with pytest.raises(UpstreamError, match="does not speak HTTP"):
             await complete(upstream)
 
 
-async def test_a_server_that_goes_on_to_speak_something_else_is_named():
+async def test_server_that_switches_protocol_is_reported():
     switching = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     async with Server([switching], [switching]).upstream() as upstream:
         with pytest.raises(UpstreamError, match="another protocol"):
             await complete(upstream)
 
 
-async def test_the_names_of_media_types_and_codings_are_read_in_any_case():
+async def test_media_types_and_codings_are_case_insensitive():
     head = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream\r\ntransfer-encoding: Chunked\r\n\r\n"
     call = UpstreamCall(id="c", request={**REQUEST, "stream": True})
     chunk = b'f\r\ndata: {"a":1}\n\n\r\n'
@@ -175,7 +175,7 @@ TOO_LARGE = (
 REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(TOO_LARGE), TOO_LARGE)
 
 
-async def test_a_longer_answer_than_there_is_room_for_becomes_as_long_a_one_as_there_is():
+async def test_overlong_answer_is_shortened_to_the_limit():
     server = Server([REFUSED], [FRAMED])
     async with server.upstream() as upstream:
         answer = await upstream.complete(UpstreamCall(id="c", request={**REQUEST, "max_tokens": 48000}))
@@ -183,7 +183,7 @@ async def test_a_longer_answer_than_there_is_room_for_becomes_as_long_a_one_as_t
     assert [b"max_tokens" in request for request in server.requests] == [True, False]
 
 
-async def test_an_error_that_is_the_answer_itself_is_understood_as_sglang_writes_it():
+async def test_sglang_error_in_the_answer_is_recognised():
     told = b"Requested token count exceeds the model's maximum context length of 2048 tokens."
     body = b'{"object":"error","message":"%s","type":"BadRequestError","param":null,"code":400}' % told
     refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
@@ -196,7 +196,7 @@ async def test_an_error_that_is_the_answer_itself_is_understood_as_sglang_writes
     assert too_long.value.details["code"] == "context_length_exceeded"
 
 
-async def test_a_longer_stream_than_there_is_room_for_becomes_as_long_a_one_as_there_is():
+async def test_overlong_stream_is_shortened_to_the_limit():
     events = b'data: {"a":1}\n\ndata: [DONE]\n\n'
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
     async with Server([REFUSED], [head + events]).upstream() as upstream:
@@ -204,7 +204,7 @@ async def test_a_longer_stream_than_there_is_room_for_becomes_as_long_a_one_as_t
         assert [batch async for batch in upstream.stream(UpstreamCall(id="c", request=request))] == [[{"a": 1}]]
 
 
-async def test_an_error_that_is_null_is_none():
+async def test_null_error_is_not_an_error():
     events = b'data: {"error":null,"a":1}\n\ndata: [DONE]\n\n'
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(events)
     async with Server([head + events]).upstream() as upstream:
@@ -212,7 +212,7 @@ async def test_an_error_that_is_null_is_none():
         assert [batch async for batch in upstream.stream(call)] == [[{"error": None, "a": 1}]]
 
 
-async def test_a_prompt_without_room_for_any_answer_is_refused():
+async def test_prompt_that_leaves_no_room_for_an_answer_is_rejected():
     server = Server([REFUSED], [REFUSED])
     async with server.upstream() as upstream:
         with pytest.raises(UpstreamError) as refused:
@@ -220,7 +220,7 @@ async def test_a_prompt_without_room_for_any_answer_is_refused():
     assert refused.value.details["code"] == "context_length_exceeded"
 
 
-async def test_a_redirect_is_not_followed():
+async def test_redirect_is_not_followed():
     moved = b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n"
     async with Server([moved]).upstream() as upstream:
         with pytest.raises(UpstreamError, match="status 302") as refused:
@@ -228,7 +228,7 @@ async def test_a_redirect_is_not_followed():
     assert refused.value.status_code == 502
 
 
-async def test_events_are_handed_over_as_they_arrive():
+async def test_events_are_yielded_as_they_arrive():
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
     def http_chunk(text):
@@ -241,7 +241,7 @@ async def test_events_are_handed_over_as_they_arrive():
     assert batches == [[{"a": 1}, {"a": 2}], [{"a": 3}]]
 
 
-async def test_a_reader_that_is_slow_makes_the_server_wait():
+async def test_slow_reader_applies_backpressure_to_the_server():
     body = b"x" * 8_000_000
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     async with Server([answer]).upstream() as upstream:
@@ -263,7 +263,7 @@ async def test_a_reader_that_is_slow_makes_the_server_wait():
         ("http://[::1]:8000", "http://[::1]:8000/v1"),
     ],
 )
-def test_the_upstreams_url_is_completed(url, base_url):
+def test_upstream_url_is_completed(url, base_url):
     assert normalized_base_url(url) == base_url
 
 
@@ -274,12 +274,12 @@ def test_the_upstreams_url_is_completed(url, base_url):
         *("http://a b/v1", "http://h/a b", "http://h\r\nx: y/", "http://h/<v1>", "http://hôte/v1"),
     ],
 )
-def test_what_is_not_a_web_address_is_refused(url):
+def test_invalid_url_is_rejected(url):
     with pytest.raises(ConfigError, match="base URL"):
         normalized_base_url(url)
 
 
-def test_a_url_that_would_show_a_password_is_refused_without_showing_it():
+def test_url_with_a_password_is_rejected_without_showing_it():
     with pytest.raises(ConfigError, match="--upstream-api-key") as refused:
         normalized_base_url("http://me:secret@h/v1")
     assert "secret" not in str(refused.value)
@@ -292,7 +292,7 @@ def test_a_url_that_would_show_a_password_is_refused_without_showing_it():
         *((b"Wed, 21 Oct 2015 07:28:00 GMT", 0.0), (b"Fri, 31 Dec 9999 23:59:59 GMT", 86_400.0)),
     ],
 )
-async def test_a_busy_server_says_when_to_ask_again(header, seconds):
+async def test_busy_server_reports_when_to_retry(header, seconds):
     busy = b"HTTP/1.1 503 X\r\ncontent-length: 0\r\n"
     answer = busy + (b"retry-after: %s\r\n" % header if header else b"") + b"\r\n"
     async with Server([answer]).upstream() as upstream:
@@ -301,7 +301,7 @@ async def test_a_busy_server_says_when_to_ask_again(header, seconds):
     assert (refused.value.fault, refused.value.retry_after_s) == ("refused", seconds)
 
 
-async def test_a_server_that_cannot_be_reached_never_had_the_call():
+async def test_unreachable_server_never_received_the_call():
     upstream = HTTPUpstream("http://127.0.0.1:9")
     with pytest.raises(UpstreamError, match="cannot be reached") as failed:
         await complete(upstream)
@@ -327,7 +327,7 @@ def trusted(authority, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("trusted")
-async def test_a_server_behind_tls_is_called_over_the_same_connection(certificate):
+async def test_server_with_tls_is_called_over_the_same_connection(certificate):
     size = 300_000  # more than a record, and than a buffer
     large = b'{"choices":[{"index":0,"text":"%s"}]}' % (b"x" * size)
     server = Server([FRAMED], [HEAD + b"content-length: %d\r\n\r\n" % len(large), large])
@@ -337,14 +337,14 @@ async def test_a_server_behind_tls_is_called_over_the_same_connection(certificat
     assert server.num_connections == 1
 
 
-async def test_a_certificate_that_is_not_trusted_is_told_with_its_remedy(certificate):
+async def test_untrusted_certificate_error_names_the_remedy(certificate):
     async with Server().upstream(certificate) as upstream:
         with pytest.raises(UpstreamError, match=r"certificate is not trusted here, .* SSL_CERT_FILE") as failed:
             await complete(upstream)
     assert failed.value.fault == "unreachable"
 
 
-async def test_a_server_without_tls_is_told_with_its_remedy():
+async def test_server_without_tls_error_names_the_remedy():
     async def refuse(reader, writer):
         await reader.read(64)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -16,19 +16,19 @@ from rllm.gateway.identity import Caller, authorization_of, authorize, session_k
         ("Bearer se:cret", "se:cret", None),
     ],
 )
-def test_a_key_admits_and_may_name_a_session(authorization, key, session_id):
+def test_key_grants_access_and_may_name_a_session(authorization, key, session_id):
     assert authorize(authorization, key) == Caller(session=session_id)
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic secret", "Bearer rllm-a", "Bearer secretly"])
-def test_a_wrong_key_is_refused(authorization):
+def test_wrong_key_is_rejected(authorization):
     with pytest.raises(GatewayError) as refused:
         authorize(authorization, "secret")
     assert refused.value.status == 401
 
 
 @pytest.mark.parametrize("session_id", ["a", "rollout 7: \u00fc/..", "x" * 256])
-def test_the_key_of_a_session_is_good_for_it_only(session_id):
+def test_session_key_is_valid_only_for_its_session(session_id):
     key = session_key("secret", session_id, 7)
     assert key.isascii()
     caller = authorize(f"Bearer {key}", "secret")
@@ -42,7 +42,7 @@ def test_the_key_of_a_session_is_good_for_it_only(session_id):
         caller.check_operator()
 
 
-def test_the_key_of_calls_without_a_session_is_good_for_nothing_else():
+def test_key_for_calls_without_session_is_valid_for_nothing_else():
     caller = authorize(f"Bearer {unnamed_key('secret')}", "secret")
     caller.check(None)
     for check in (caller.check_operator, lambda: caller.check("a")):
@@ -51,7 +51,7 @@ def test_the_key_of_calls_without_a_session_is_good_for_nothing_else():
         assert refused.value.status == 403
 
 
-def test_the_key_of_a_session_cannot_be_made_without_the_gateways():
+def test_session_key_cannot_be_made_without_the_gateway_key():
     name, mac = session_key("secret", "a", 1).rsplit(".", 1)
     other_name, other_mac = session_key("secret", "b", 1).rsplit(".", 1)
     forged = [
@@ -82,5 +82,5 @@ def test_the_key_of_a_session_cannot_be_made_without_the_gateways():
         ({b"authorization": b"Bearer rllm-b", b"x-api-key": b"rllm-a"}, "Bearer rllm-b"),
     ],
 )
-def test_a_key_may_come_as_anthropics_clients_send_it(headers, authorization):
+def test_key_may_be_in_the_header_of_anthropic_clients(headers, authorization):
     assert authorization_of(headers) == authorization

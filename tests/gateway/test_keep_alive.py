@@ -14,7 +14,7 @@ class Client:
             self.heard_twice.set()
 
 
-async def test_a_silence_is_broken_again_and_again_until_the_stream_ends():
+async def test_keep_alives_are_sent_until_the_stream_ends():
     client = Client()
     with keep_alive(client.send, b"~", 0.01):
         await asyncio.wait_for(client.heard_twice.wait(), timeout=60)
@@ -23,7 +23,7 @@ async def test_a_silence_is_broken_again_and_again_until_the_stream_ends():
     assert len(client.sent) == num_sent
 
 
-async def test_a_silence_is_broken_once_in_each_interval(pass_time):
+async def test_keep_alive_is_sent_once_per_interval(pass_time):
     client = Client()
     with keep_alive(client.send, b"~", 60.0):
         for num_intervals in (1, 2):
@@ -33,7 +33,7 @@ async def test_a_silence_is_broken_once_in_each_interval(pass_time):
             assert client.sent == num_intervals * [b"~"]
 
 
-async def test_whoever_speaks_in_time_is_not_interrupted():
+async def test_stream_with_regular_events_gets_no_keep_alives():
     client = Client()
     with keep_alive(client.send, b"~", 60.0) as spoken:
         for _ in range(5):

@@ -127,7 +127,7 @@ class Run:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
-def test_no_acknowledged_call_is_lost(tmp_path, seed):
+def test_acknowledged_calls_are_never_lost(tmp_path, seed):
     rng = random.Random(seed)
     with ExitStack() as stack:
         run = Run(stack, tmp_path, rng)

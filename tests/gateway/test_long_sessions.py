@@ -21,7 +21,7 @@ NUM_TURNS = 60
 
 
 @pytest.mark.slow
-def test_a_session_of_many_turns_is_one_exact_sequence(tmp_path: Path) -> None:
+def test_session_of_many_turns_is_one_exact_sequence(tmp_path: Path) -> None:
     engine = ForcedEngine(lambda prompt: f"Step {len(prompt)}.")
     messages = [{"role": "user", "content": "Begin."}]
     with (

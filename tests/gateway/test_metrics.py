@@ -21,7 +21,7 @@ def test_metrics_are_in_the_prometheus_text_format():
     assert "upstream" not in text
 
 
-def test_each_family_is_described_once_and_stands_together():
+def test_each_family_is_described_once_and_contiguous():
     metrics = Metrics()
     for dialect in ("chat", "responses"):
         for mode in ("json", "stream"):
@@ -35,7 +35,7 @@ def test_each_family_is_described_once_and_stands_together():
         assert line.startswith(("#", current))
 
 
-def test_replicas_tell_how_they_are():
+def test_replicas_have_health_metrics():
     pool = UpstreamPool(["http://127.0.0.1:1", "http://127.0.0.1:2"])
     well, ill = pool.replicas
     well.in_flight, well.num_calls = 2, 7

@@ -17,14 +17,14 @@ def test_headers_that_name_sub_agents_are_kept(serve):
     assert metadata(served) == [{"x-claude-code-agent-id": "agent-1", "x-parent-session-id": "ses_2"}]
 
 
-def test_a_call_without_tools_beside_calls_with_tools_is_tagged(serve):
+def test_call_without_tools_among_calls_with_tools_is_tagged(serve):
     served = serve()
     served.post(json={**ASKED, "tools": TOOLS})
     served.post(json=ASKED)
     assert metadata(served) == [{}, {SIDE_CALL_KEY: "without tools"}]
 
 
-def test_a_gateway_that_was_restarted_remembers_the_tools(serve):
+def test_restarted_gateway_remembers_the_tools(serve):
     first = serve()
     first.post(json={**ASKED, "tools": TOOLS})
     again = serve(store=first.store)
@@ -32,7 +32,7 @@ def test_a_gateway_that_was_restarted_remembers_the_tools(serve):
     assert metadata(again)[1] == {SIDE_CALL_KEY: "without tools"}
 
 
-def test_a_call_for_a_title_is_tagged_in_every_dialect(serve):
+def test_title_call_is_tagged_in_every_dialect(serve):
     schema = TITLE["json_schema"]["schema"]
     served = serve(['{"title": "Fix"}'])
     served.post(json={**ASKED, "response_format": TITLE})

@@ -175,7 +175,7 @@ def documented_by_google() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("dialect", TABLES)
-def test_every_field_that_a_client_documents_has_a_fate(dialect: str) -> None:
+def test_every_field_documented_by_a_client_has_a_treatment(dialect: str) -> None:
     table = TABLES[dialect]
     keys = set(documented(dialect))
     assert len(keys) >= (len(typing.get_type_hints(PARAMS[dialect][0])) if dialect in PARAMS else 30)
@@ -183,7 +183,7 @@ def test_every_field_that_a_client_documents_has_a_fate(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", TABLES)
-def test_every_row_names_fates_that_there_are(dialect: str) -> None:
+def test_every_row_names_existing_treatments(dialect: str) -> None:
     for row in rows(dialect):
         embedded, forwarded = row.fates
         assert embedded in (HONOURED, NO_EFFECT, NAMED, REFUSED), row
@@ -602,7 +602,7 @@ def found_fate(answer: httpx.Response, key: str) -> str:
 
 
 @pytest.mark.parametrize("dialect", TABLES)
-def test_every_field_has_the_fate_that_the_table_says(http: httpx.Client, dialect: str) -> None:
+def test_every_field_is_treated_as_the_table_states(http: httpx.Client, dialect: str) -> None:
     wrong = []
     for row in rows(dialect):
         if (asked := sample(dialect, row.key)) is not NO_KEY:
@@ -659,7 +659,7 @@ def test_real_clients_read_the_header_of_all_answers(clients: Any, stream: bool)
             assert list(answer.parse())
 
 
-def test_nothing_is_named_where_all_is_done(clients: Any, http: httpx.Client) -> None:
+def test_header_is_absent_if_every_field_was_applied(clients: Any, http: httpx.Client) -> None:
     openai, _ = clients
     answer = openai.chat.completions.with_raw_response.create(
         model="m", messages=[USER], max_tokens=2, tools=[CHAT_TOOL], tool_choice="auto", user="u", stop=["x"], n=2
@@ -669,7 +669,7 @@ def test_nothing_is_named_where_all_is_done(clients: Any, http: httpx.Client) ->
     assert (counted.status_code, HEADER in counted.headers) == (200, False)
 
 
-def test_names_are_logged_once_and_break_no_header_or_line(
+def test_names_are_logged_once_and_sanitised(
     http: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parameters, "_logged", set())
@@ -683,7 +683,7 @@ def test_names_are_logged_once_and_break_no_header_or_line(
 
 
 @pytest.mark.parametrize("call", ["parse", "responses", "messages"])
-def test_structured_output_is_refused_by_the_embedded_engine(clients: Any, call: str) -> None:
+def test_embedded_engine_rejects_structured_output(clients: Any, call: str) -> None:
     class Answer(BaseModel):
         total: int
 
@@ -700,7 +700,7 @@ def test_structured_output_is_refused_by_the_embedded_engine(clients: Any, call:
     assert "vLLM" in str(refused.value)
 
 
-def test_a_title_that_a_program_asks_for_is_not_refused(http: httpx.Client) -> None:
+def test_structured_title_of_a_program_is_not_rejected(http: httpx.Client) -> None:
     schema = {"type": "object", "properties": {"title": {"type": "string"}}}
     body = {**BODIES["messages"], "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     answer = http.post("/v1/messages", json={"model": "m", **body})
@@ -728,7 +728,7 @@ def test_a_title_that_a_program_asks_for_is_not_refused(http: httpx.Client) -> N
         ("responses", {"max_output_tokens": 0}),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client, dialect: str, asked: dict[str, Any]) -> None:
+def test_unsupported_fields_are_rejected_by_name(http: httpx.Client, dialect: str, asked: dict[str, Any]) -> None:
     answer = http.post(ROUTES[dialect], json={"model": "m", **BODIES[dialect], **asked})
     assert answer.status_code == 400, answer.text
     assert list(asked)[-1] in answer.json()["error"]["message"]
@@ -746,12 +746,14 @@ def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client, dialect:
         ("messages", {"output_config": {"member": 1}}, "output_config.member"),
     ],
 )
-def test_what_no_table_has_is_named(http: httpx.Client, dialect: str, asked: dict[str, Any], named: str) -> None:
+def test_fields_outside_of_the_table_are_named(
+    http: httpx.Client, dialect: str, asked: dict[str, Any], named: str
+) -> None:
     answer = http.post(ROUTES[dialect], json={"model": "m", **BODIES[dialect], **asked})
     assert (answer.status_code, answer.headers.get(HEADER)) == (200, named), answer.text
 
 
-def test_only_the_allowed_tools_are_shown(engine: LocalEngine) -> None:
+def test_only_allowed_tools_are_shown(engine: LocalEngine) -> None:
     other = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
     choice = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
     asked = {"messages": [USER], "tools": [CHAT_TOOL, other]}
@@ -759,7 +761,7 @@ def test_only_the_allowed_tools_are_shown(engine: LocalEngine) -> None:
     assert (chat["tools"], chat["tool_choice"]) == ([other], "required")
 
 
-def test_a_servers_own_header_is_passed_on(gateway: GatewayServer) -> None:
+def test_header_of_a_server_is_passed_on(gateway: GatewayServer) -> None:
     body = {**BODIES["messages"], "thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}
     upstream = HTTPUpstream(f"{gateway.url}/v1")
     with (
@@ -771,7 +773,7 @@ def test_a_servers_own_header_is_passed_on(gateway: GatewayServer) -> None:
             assert answer.headers[HEADER] == "thinking[enabled], output_config.effort"
 
 
-def test_what_changes_nothing_is_no_sampling_parameter_of_the_trace(gateway: GatewayServer) -> None:
+def test_ineffective_parameters_are_not_sampling_parameters_of_the_trace(gateway: GatewayServer) -> None:
     url = gateway.open_session("ignored", sampling={"presence_penalty": 1.0})
     body = {"model": "m", **BODIES["chat"], "tools": [CHAT_TOOL], "tool_choice": "required"}
     httpx.post(f"{url}/chat/completions", json=body, timeout=60)
@@ -804,7 +806,7 @@ def shown(tokens: Iterable[list[int]]) -> str:
     [{"temperature": 1.0}, {"temperature": 0.6, "top_p": 0.8}, {"temperature": 0.0}],
     ids=["plain", "cut", "greedy"],
 )
-def test_a_token_has_its_text_its_bytes_and_its_alternatives(
+def test_token_has_its_text_bytes_and_alternatives(
     gateway: GatewayServer, engine: LocalEngine, stream: bool, sampling: dict[str, Any]
 ) -> None:
     name = f"tokens-{stream}-{sampling}".replace(" ", "").replace("{", "").replace("}", "").replace("'", "")
@@ -828,9 +830,7 @@ def test_a_token_has_its_text_its_bytes_and_its_alternatives(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_completions_and_responses_have_texts_and_alternatives_too(
-    clients: Any, engine: LocalEngine, stream: bool
-) -> None:
+def test_completions_and_responses_have_texts_and_alternatives(clients: Any, engine: LocalEngine, stream: bool) -> None:
     openai, _ = clients
     ids = engine.tokenizer.encode("the user asks", add_special_tokens=False)
     answer = openai.completions.create(model="m", prompt=ids, max_tokens=24, logprobs=3, seed=2, stream=stream)
@@ -851,15 +851,13 @@ def test_completions_and_responses_have_texts_and_alternatives_too(
         assert all(other.bytes for entry in part.logprobs for other in entry.top_logprobs)
 
 
-def test_ids_stand_in_the_place_of_texts_for_those_who_ask(clients: Any) -> None:
+def test_requested_ids_replace_texts(clients: Any) -> None:
     openai, _ = clients
     _, entries = logprobs_of_chat(openai, False, extra_body={"return_tokens_as_token_ids": True})
     assert all(entry.token.startswith("token_id:") for entry in entries)
 
 
-def test_alternatives_are_looked_for_only_where_they_are_asked_for(
-    clients: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alternatives_are_computed_only_on_request(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = []
     found = scheduler.likeliest
     monkeypatch.setattr(scheduler, "likeliest", lambda p, number: numbers.append((len(p), number)) or found(p, number))
@@ -893,7 +891,7 @@ def _markdown(dialect: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_has_the_tables() -> None:
+def test_page_has_the_tables() -> None:
     page = PAGE.read_text()
     assert page_with_tables(page) == page, "run: python -m tests.gateway.test_parameters"
     assert all(f"`{row.key}`" in page for dialect in TABLES for row in rows(dialect))

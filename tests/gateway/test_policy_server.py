@@ -44,7 +44,7 @@ def engine_on(server: ScriptedServer, tokens: TokenPrompts, **options: Any) -> S
     return ServedEngine(server.base_url, model="policy", tokens=tokens, facts=FACTS, **options)
 
 
-async def test_an_answer_says_which_weights_gave_it_and_what_its_numbers_are(
+async def test_answer_has_its_weight_version_and_kinds_of_logprobs(
     server: ScriptedServer, tokens: TokenPrompts
 ) -> None:
     engine = engine_on(server, tokens)
@@ -61,7 +61,7 @@ async def test_an_answer_says_which_weights_gave_it_and_what_its_numbers_are(
     engine.close()
 
 
-async def test_a_streamed_answer_says_so_too(server: ScriptedServer, tokens: TokenPrompts) -> None:
+async def test_streamed_answer_has_its_weight_version(server: ScriptedServer, tokens: TokenPrompts) -> None:
     upstream = engine_on(server, tokens).new_upstream()
     call = UpstreamCall(id="c", request=upstream.prepare({"messages": ASKED, "stream": True}))
     chunks = [chunk async for batch in upstream.stream(call) for chunk in batch]
@@ -70,7 +70,7 @@ async def test_a_streamed_answer_says_so_too(server: ScriptedServer, tokens: Tok
     await upstream.close()
 
 
-async def test_calls_wait_while_the_server_is_brought_back(server: ScriptedServer, tokens: TokenPrompts) -> None:
+async def test_calls_wait_while_the_server_is_restarted(server: ScriptedServer, tokens: TokenPrompts) -> None:
     ready, looked = False, threading.Event()
 
     def is_ready() -> bool:
@@ -86,7 +86,7 @@ async def test_calls_wait_while_the_server_is_brought_back(server: ScriptedServe
     engine.close()
 
 
-async def test_calls_that_wait_end_with_the_reason_once_it_will_not_come_back(
+async def test_waiting_calls_fail_with_the_reason_if_the_server_does_not_return(
     server: ScriptedServer, tokens: TokenPrompts
 ) -> None:
     failure: Exception | None = None
@@ -104,7 +104,7 @@ async def test_calls_that_wait_end_with_the_reason_once_it_will_not_come_back(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_its_engine_died_of_is_made_again(
+async def test_call_that_crashed_its_engine_is_repeated(
     server: ScriptedServer, tokens: TokenPrompts, stream: bool
 ) -> None:
     server.fault = "error"
@@ -124,7 +124,7 @@ async def test_a_call_that_its_engine_died_of_is_made_again(
     await upstream.close()
 
 
-def test_a_later_turn_goes_on_from_the_very_tokens(server: ScriptedServer, tokens: TokenPrompts) -> None:
+def test_later_turn_continues_the_exact_tokens(server: ScriptedServer, tokens: TokenPrompts) -> None:
     engine = engine_on(server, tokens)
     template = tokens._template
     first = [{"role": "user", "content": "a fig"}]
@@ -137,12 +137,12 @@ def test_a_later_turn_goes_on_from_the_very_tokens(server: ScriptedServer, token
         engine.continued_prompt(known, [*messages, {"role": "assistant", "content": 5}], 2)
 
 
-def test_a_gateway_in_front_of_it_asks_the_server_itself(server: ScriptedServer, tokens: TokenPrompts) -> None:
+def test_gateway_in_front_asks_the_server_itself(server: ScriptedServer, tokens: TokenPrompts) -> None:
     assert isinstance(upstream_of(engine_on(server, tokens), "policy"), UpstreamPool)
     assert isinstance(upstream_of(ScriptedEngine(["x"]), "policy"), EngineUpstream)
 
 
-def test_agents_may_ask_from_one_event_loop_after_another_over_one_connection(
+def test_agents_may_call_from_several_event_loops_over_one_connection(
     server: ScriptedServer, tokens: TokenPrompts
 ) -> None:
     engine = engine_on(server, tokens)
@@ -163,7 +163,7 @@ async def asked_of(engine: ServedEngine, held: HeldEngine) -> asyncio.Task[Any]:
     return call
 
 
-async def test_an_agent_that_is_cancelled_ends_its_call(held: HeldEngine, tokens: TokenPrompts) -> None:
+async def test_cancelled_agent_cancels_its_call(held: HeldEngine, tokens: TokenPrompts) -> None:
     with ScriptedServer(held, model="policy") as server:
         engine = engine_on(server, tokens)
         call = await asked_of(engine, held)
@@ -175,9 +175,7 @@ async def test_an_agent_that_is_cancelled_ends_its_call(held: HeldEngine, tokens
         engine.close()
 
 
-async def test_an_engine_that_is_closed_ends_the_calls_that_are_under_way(
-    held: HeldEngine, tokens: TokenPrompts
-) -> None:
+async def test_closed_engine_cancels_calls_in_flight(held: HeldEngine, tokens: TokenPrompts) -> None:
     with ScriptedServer(held, model="policy") as server:
         engine = engine_on(server, tokens)
         call = await asked_of(engine, held)

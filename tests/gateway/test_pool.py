@@ -59,7 +59,7 @@ async def until(true):
         await asyncio.sleep(0.005)
 
 
-async def test_a_session_stays_with_one_replica_and_sessions_are_spread():
+async def test_session_stays_with_one_replica_and_sessions_are_spread():
     one, two = RawServer(), RawServer()
     async with pool_of(one, two) as pool:
         for _ in range(3):
@@ -69,7 +69,7 @@ async def test_a_session_stays_with_one_replica_and_sessions_are_spread():
     assert min(len(sessions_of(one)), len(sessions_of(two))) >= 5
 
 
-async def test_calls_without_a_session_go_where_least_is_under_way():
+async def test_calls_without_session_go_to_the_least_loaded_replica():
     one, two = RawServer(), RawServer()
     one.hold.clear()
     async with pool_of(one, two) as pool:
@@ -82,7 +82,7 @@ async def test_calls_without_a_session_go_where_least_is_under_way():
         await slow
 
 
-async def test_a_session_moves_when_its_replica_is_gone_and_the_trace_says_so():
+async def test_session_moves_from_a_lost_replica_and_the_trace_records_it():
     one, two = RawServer(), RawServer()
     async with pool_of(one, two) as pool:
         assert (await ask(pool)).notes() == {UPSTREAM_KEY: {"replica": one.url}}
@@ -98,7 +98,7 @@ async def test_a_session_moves_when_its_replica_is_gone_and_the_trace_says_so():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_a_refusal_is_asked_elsewhere(status, stream):
+async def test_rejected_call_is_sent_to_another_replica(status, stream):
     one, two = RawServer(refusal(status)), RawServer(STREAMED if stream else GOOD)
     async with pool_of(one, two) as pool:
         route = await ask(pool, stream=stream)
@@ -106,7 +106,7 @@ async def test_a_refusal_is_asked_elsewhere(status, stream):
     assert [(retry["fault"], retry["status"]) for retry in route.retries] == [("refused", status)]
 
 
-async def test_the_only_replica_is_asked_again_when_it_said_it_could_be():
+async def test_only_replica_is_retried_after_its_stated_delay():
     server = RawServer(refusal(429, "retry-after: 1"), GOOD)
     async with pool_of(server) as pool:
         route = await ask(pool)
@@ -115,7 +115,7 @@ async def test_the_only_replica_is_asked_again_when_it_said_it_could_be():
     assert route.timings().keys() == {"queue_s", "retry_s"}
 
 
-async def test_a_replica_that_asks_to_be_left_alone_for_a_day_is_asked_again_while_calls_are_held():
+async def test_retry_after_of_a_day_is_ignored_while_calls_are_held():
     async with pool_of(RawServer(refusal(429, "retry-after: 86400")), hold_timeout_s=0.2) as pool:
         with pytest.raises(UpstreamError) as refused:
             await ask(pool)
@@ -133,7 +133,7 @@ async def test_a_replica_that_asks_to_be_left_alone_for_a_day_is_asked_again_whi
         http(200, b"<html>"),
     ],
 )
-async def test_what_no_other_replica_could_answer_is_not_asked_again(answer):
+async def test_error_that_any_replica_would_return_is_not_retried(answer):
     one, two = RawServer(answer), RawServer(answer)
     async with pool_of(one, two) as pool:
         with pytest.raises(UpstreamError):
@@ -141,7 +141,7 @@ async def test_what_no_other_replica_could_answer_is_not_asked_again(answer):
     assert len(one.requests) + len(two.requests) == 1
 
 
-async def test_a_whole_answer_that_breaks_off_is_asked_for_again_and_not_for_ever():
+async def test_interrupted_answer_is_retried_a_limited_number_of_times():
     one, two = RawServer(CUT), RawServer(GOOD)
     async with pool_of(one, two) as pool:
         assert [retry["fault"] for retry in (await ask(pool)).retries] == ["broke_off"]
@@ -152,7 +152,7 @@ async def test_a_whole_answer_that_breaks_off_is_asked_for_again_and_not_for_eve
     assert len(one.requests) + len(two.requests) == 3
 
 
-async def test_a_stream_is_never_asked_for_again_once_some_of_it_was_passed_on():
+async def test_stream_is_never_retried_after_its_first_event():
     piece = {"choices": [{"index": 0, "delta": {"content": "h"}, "finish_reason": None}]}
     one, two = RawServer(event_stream(piece, end=False)), RawServer(STREAMED)
     async with pool_of(one, two) as pool:
@@ -161,13 +161,13 @@ async def test_a_stream_is_never_asked_for_again_once_some_of_it_was_passed_on()
         assert two.requests == []
 
 
-async def test_a_stream_that_breaks_off_before_its_first_event_is_asked_for_again():
+async def test_stream_interrupted_before_its_first_event_is_retried():
     one, two = RawServer(event_stream(end=False)), RawServer(STREAMED)
     async with pool_of(one, two) as pool:
         assert (await ask(pool, stream=True)).replica == two.url
 
 
-async def test_a_call_goes_where_it_has_not_failed_if_it_can():
+async def test_retry_prefers_another_replica():
     async with pool_of(RawServer(), RawServer()) as pool:
         route = Route("s")
         first = await pool.acquire(route)
@@ -194,7 +194,7 @@ async def test_calls_are_held_while_no_replica_answers(stream):
     assert len(server.requests) == 5
 
 
-async def test_calls_that_are_held_go_on_when_a_probe_sees_the_server_first(monkeypatch):
+async def test_held_calls_continue_when_a_probe_succeeds(monkeypatch):
     monkeypatch.setattr("rllm.gateway.upstream.pool._FIRST_PAUSE_S", DEADLINE_S)
     server = RawServer()
     async with pool_of(server, check_interval_s=DEADLINE_S) as pool:
@@ -209,7 +209,7 @@ async def test_calls_that_are_held_go_on_when_a_probe_sees_the_server_first(monk
     assert len(server.requests) == 2
 
 
-async def test_a_call_is_not_held_for_ever():
+async def test_calls_are_not_held_indefinitely():
     server = RawServer()
     async with pool_of(server, hold_timeout_s=0.2) as pool:
         await server.stop()
@@ -219,7 +219,7 @@ async def test_a_call_is_not_held_for_ever():
         assert pool.num_waiting == 0
 
 
-async def test_a_pause_holds_for_longer_than_what_is_down():
+async def test_pause_holds_calls_longer_than_an_outage():
     server = RawServer()
     async with pool_of(server, hold_timeout_s=1.0, check_interval_s=0.05) as pool:
         await server.stop()
@@ -232,7 +232,7 @@ async def test_a_pause_holds_for_longer_than_what_is_down():
         assert (await call).queue_s > 1.2
 
 
-async def test_the_total_time_holds_for_waiting_and_answering_together():
+async def test_total_timeout_covers_waiting_and_answering():
     server = RawServer()
     server.hold.clear()
     async with pool_of(server, total_timeout_s=0.3) as pool:
@@ -242,7 +242,7 @@ async def test_the_total_time_holds_for_waiting_and_answering_together():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_giving_up_a_call_cancels_it_at_its_replica(stream):
+async def test_cancelling_a_call_cancels_it_at_its_replica(stream):
     server = RawServer()
     server.hold.clear()
     async with pool_of(server) as pool:
@@ -253,7 +253,7 @@ async def test_giving_up_a_call_cancels_it_at_its_replica(stream):
         assert pool.in_flight == 0
 
 
-async def test_paused_calls_wait_and_get_the_new_weights():
+async def test_paused_calls_get_the_new_weights():
     server = RawServer()
     server.hold.clear()
     async with pool_of(server) as pool:
@@ -275,7 +275,7 @@ async def test_paused_calls_wait_and_get_the_new_weights():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_weights_that_change_under_an_answer_are_noted(stream):
+async def test_weight_change_during_an_answer_is_recorded(stream):
     server = RawServer(STREAMED if stream else GOOD)
     server.hold.clear()
     async with pool_of(server) as pool:
@@ -301,7 +301,7 @@ class SlowToCheck(HTTPUpstream):
             self.num_checks += 1
 
 
-async def test_probes_that_get_no_answer_take_no_replica_down(monkeypatch):
+async def test_failed_probes_do_not_mark_a_replica_as_down(monkeypatch):
     monkeypatch.setattr("rllm.gateway.upstream.pool._CHECK_TIMEOUT_S", 0.02)
     async with pool_of(RawServer(), connect=SlowToCheck, check_interval_s=DEADLINE_S) as pool:
         probes = await asyncio.gather(*(pool.check() for _ in range(4)), return_exceptions=True)
@@ -311,7 +311,7 @@ async def test_probes_that_get_no_answer_take_no_replica_down(monkeypatch):
 
 
 @pytest.mark.parametrize("status", [401, 404])
-async def test_a_replica_that_tells_nobody_its_models_comes_back_too(status, caplog):
+async def test_replica_without_model_list_recovers(status, caplog):
     server = RawServer()
     server.models = refusal(status)
     async with pool_of(server, check_interval_s=0.02) as pool:
@@ -325,7 +325,7 @@ async def test_a_replica_that_tells_nobody_its_models_comes_back_too(status, cap
     assert "answers again" in caplog.text  # who was told the one is told the other
 
 
-async def test_models_come_from_any_replica_that_says():
+async def test_models_come_from_any_replica_that_lists_them():
     one, two = RawServer(), RawServer()
     async with pool_of(one, two) as pool:
         await one.stop()
@@ -336,15 +336,15 @@ async def test_models_come_from_any_replica_that_says():
     ("urls", "named"),
     [([], "at least one"), (["http://h:1", "http://h:1/v1"], "given twice"), (["http://h:1", "h:2"], "base URL")],
 )
-def test_wrong_urls_are_refused(urls, named):
+def test_invalid_urls_are_rejected(urls, named):
     with pytest.raises(ConfigError, match=named):
         UpstreamPool(urls)
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ConfigError, match="hold_timeout_s"):
         PoolConfig(hold_timeout_s=0)
 
 
-def test_a_call_that_nothing_happened_to_adds_nothing_to_its_trace():
+def test_undisturbed_call_adds_nothing_to_its_trace():
     assert (Route("s").timings(), Route("s").notes()) == ({}, {})

@@ -78,7 +78,7 @@ async def run(url, acknowledged, kill):
         return (await client.get("/upstreams")).json()["replicas"]
 
 
-def test_every_call_is_answered_and_no_acknowledged_one_is_lost(replicas, tmp_path):
+def test_every_call_is_answered_and_acknowledged_calls_are_never_lost(replicas, tmp_path):
     urls = [url_of(replica) for replica in replicas]
     process, url = start_gateway(urls, tmp_path / "traces.db")
     acknowledged = {}

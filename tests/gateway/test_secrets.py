@@ -139,7 +139,7 @@ async def gateway_to(listener, **config):
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
-async def test_an_agents_own_headers_do_not_go_to_the_upstream(header):
+async def test_headers_of_an_agent_are_not_sent_to_the_upstream(header):
     key = "agents-own-key"
     async with Listener() as listener, gateway_to(listener) as client:
         headers = {header: f"Bearer {key}", "cookie": key, "x-anything": key, "openai-organization": key}
@@ -149,7 +149,7 @@ async def test_an_agents_own_headers_do_not_go_to_the_upstream(header):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_repeats_the_key_in_its_refusal_tells_it_to_nobody(stream):
+async def test_key_repeated_in_an_error_of_the_server_is_redacted(stream):
     said = f"no such key: Bearer {UPSTREAM_KEY}"
     async with RawServer(http(401, {"error": {"message": said}}), http(500, said.encode())) as server:
         store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=UPSTREAM_KEY)
@@ -175,7 +175,7 @@ async def told_by(server, key, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nor_does_one_that_repeats_it_in_the_place_of_an_answer(stream):
+async def test_key_repeated_in_an_answer_is_redacted(stream):
     error = {"error": {"message": f"no such key: Bearer {UPSTREAM_KEY}", "code": UPSTREAM_KEY}}
     async with RawServer(event_stream(error) if stream else http(200, error)) as server:
         store, told = await told_by(server, UPSTREAM_KEY, stream)
@@ -199,7 +199,7 @@ _SAID = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/
         (True, event_stream(_ESCAPED_KEY)),
     ],
 )
-async def test_nor_one_that_writes_it_in_another_form_or_place(stream, answer):
+async def test_key_in_another_encoding_or_field_is_redacted(stream, answer):
     async with RawServer(answer) as server:
         store, told = await told_by(server, _ESCAPED_KEY, stream)
     assert "***" in told.text
@@ -220,7 +220,7 @@ ADDRESS_FIELDS = (
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_nothing_that_an_agent_says_chooses_where_its_call_goes(route):
+async def test_agent_cannot_choose_the_upstream_of_its_call(route):
     async with Listener() as listener, Listener() as elsewhere, gateway_to(listener) as client:
         address = f"http://127.0.0.1:{elsewhere.port}/v1"
         fields = dict.fromkeys(ADDRESS_FIELDS, address)
@@ -247,7 +247,7 @@ async def test_nothing_that_an_agent_says_chooses_where_its_call_goes(route):
         assert elsewhere.num_connections == 0
 
 
-async def test_a_request_line_with_an_address_goes_nowhere_else(serve):
+async def test_request_line_with_an_address_goes_to_the_upstream(serve):
     """The form in which clients ask proxies."""
     served = serve()
     async with Listener() as elsewhere:

@@ -25,7 +25,7 @@ def gateway(**config):
     return GatewayServer(MemoryTraceStore(), upstream, GatewayConfig(shutdown_timeout_s=1, **config))
 
 
-def test_it_starts_on_a_free_port_and_leaves_nothing_behind():
+def test_server_starts_on_a_free_port_and_leaks_nothing():
     before = set(threading.enumerate())
     with gateway() as server:
         assert httpx.get(f"{server.url}/healthz", timeout=60).json() == {"status": "ok"}
@@ -42,7 +42,7 @@ def test_stopping_twice_is_allowed_and_an_unstarted_server_has_no_url():
         _ = server.url
 
 
-def test_a_port_in_use_is_named_and_no_thread_is_left():
+def test_port_in_use_is_reported_and_the_thread_ends():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         before = set(threading.enumerate())
@@ -51,13 +51,13 @@ def test_a_port_in_use_is_named_and_no_thread_is_left():
         assert set(threading.enumerate()) <= before, "those of earlier tests may end meanwhile"
 
 
-def test_a_host_that_is_not_ours_is_named():
+def test_foreign_host_is_reported():
     with pytest.raises(ConfigError, match=r"host='nowhere\.invalid'"):
         gateway(host="nowhere.invalid", api_key="k").start()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "myhost"])
-def test_other_hosts_need_a_key(host):
+def test_other_hosts_require_a_key(host):
     with pytest.raises(ConfigError, match="--api-key"):
         GatewayConfig(host=host)
     assert GatewayConfig(host=host, api_key="k").host == host
@@ -66,12 +66,12 @@ def test_other_hosts_need_a_key(host):
 @pytest.mark.parametrize(
     "config", [{"port": 70000}, {"port": -1}, {"api_key": ""}, {"api_key": "a\nb"}, {"keep_alive_s": 0.0}]
 )
-def test_wrong_settings_are_refused(config):
+def test_invalid_settings_are_rejected(config):
     with pytest.raises(ConfigError):
         GatewayConfig(**config)
 
 
-def test_with_a_key_everything_but_health_needs_it():
+def test_everything_but_health_requires_the_key():
     body = {"messages": [{"role": "user", "content": "hi"}]}
     with gateway(api_key="secret") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/healthz").status_code == 200
@@ -85,7 +85,7 @@ def test_with_a_key_everything_but_health_needs_it():
         assert client.get("/sessions/a/traces", headers=key).status_code == 200
 
 
-def test_readiness_asks_the_upstream_and_the_store(serve):
+def test_readiness_checks_the_upstream_and_the_store(serve):
     served = serve(upstream="http")
     assert served.http.get("/readyz").json() == {"ready": True, "problems": {}}
     served.upstream.fault = "html"
@@ -97,7 +97,7 @@ def test_readiness_asks_the_upstream_and_the_store(serve):
     assert served.http.get("/readyz").json()["problems"].keys() == {"store"}
 
 
-def test_an_upstream_that_is_down_means_not_ready():
+def test_gateway_is_not_ready_if_the_upstream_is_down():
     with GatewayServer(MemoryTraceStore(), HTTPUpstream("http://127.0.0.1:9")) as server:
         assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 503
         assert httpx.get(f"{server.url}/v1/models", timeout=60).status_code == 502
@@ -116,7 +116,7 @@ def test_metrics_count_calls_traces_and_tokens(serve):
     assert "rllm_gateway_requests_in_flight 0.0\n" in text
 
 
-def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
+def test_session_key_allows_only_calls_and_reads_of_its_session():
     with gateway(api_key="secret") as server, httpx.Client(base_url=server.url, timeout=60) as client:
         operator = {"authorization": "Bearer secret"}
         made = client.post("/sessions", json={"id": "mine"}, headers=operator).json()
@@ -142,7 +142,7 @@ def test_the_key_of_a_session_calls_and_reads_its_session_and_nothing_else():
         assert made["api_key"] not in str(client.get("/sessions/mine/traces", headers=operator).json())
 
 
-def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
+def test_id_of_a_created_session_can_be_its_key() -> None:
     asked = {"messages": [{"role": "user", "content": "hi"}]}
     with gateway(api_key="secret", session_ids_admit=True) as server, httpx.Client(timeout=60) as client:
         name = new_session_id()
@@ -158,7 +158,7 @@ def test_the_id_of_a_session_that_was_begun_can_be_its_key() -> None:
         assert len(server.store.by_session(name)) == len(given)
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing_behind(monkeypatch):
+def test_failed_start_reports_the_reason_and_leaks_nothing(monkeypatch):
     class Upstream(EngineUpstream):
         is_closed = False
 
@@ -180,7 +180,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_behind(monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_is_cut_off_by_the_shutdown_says_so_to_its_client_and_in_its_trace(serve, stream, caplog):
+def test_call_interrupted_by_shutdown_is_reported_to_its_client_and_in_its_trace(serve, stream, caplog):
     engine = HeldEngine(num_pieces=1)
     served = serve(engine)
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
@@ -208,7 +208,7 @@ class UpdatedEngine(ScriptedEngine):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_each_choice_tells_the_weights_that_sampled_it(serve, stream):
+def test_each_choice_has_the_weight_version_that_sampled_it(serve, stream):
     served = serve(UpdatedEngine(["one", "two", "three"]))
     served.post(json={"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 3, "stream": stream})
     traces = served.store.by_session("s")

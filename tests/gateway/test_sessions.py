@@ -30,7 +30,7 @@ PLAIN = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1//chat/completions/"])
-def test_the_path_names_the_session(serve, path):
+def test_path_names_the_session(serve, path):
     served = serve()
     assert served.post(f"/sessions/a{path}").headers["x-rllm-session"] == "a"
     assert len(served.store.by_session("a")) == 1
@@ -46,7 +46,7 @@ def test_header_and_key_name_the_session(serve, path, headers):
     assert len(served.store.by_session("a")) == 1
 
 
-def test_path_and_header_overrule_the_key(serve):
+def test_path_and_header_override_the_key(serve):
     served = serve()
     key = {"authorization": "Bearer rllm-key"}
     assert served.post("/sessions/a/v1/chat/completions", headers=key).headers["x-rllm-session"] == "a"
@@ -66,7 +66,7 @@ def test_path_and_header_must_agree(serve):
     assert served.store.by_session("b") == []
 
 
-def test_a_call_without_a_session_gets_one_of_its_own(serve):
+def test_call_without_session_gets_a_new_one(serve):
     served = serve()
     first, second = (served.post(PLAIN, headers={"authorization": "Bearer sk-other"}) for _ in range(2))
     assert first.headers["x-rllm-session"] != second.headers["x-rllm-session"]
@@ -74,7 +74,7 @@ def test_a_call_without_a_session_gets_one_of_its_own(serve):
     assert trace.id == first.json()["id"]
 
 
-def test_a_session_id_may_hold_what_a_url_escapes(serve):
+def test_session_id_may_contain_url_escapes(serve):
     served = serve()
     base_url = served.server.open_session("täsk 1:0".replace(" ", "+"))
     served.client(base_url=base_url).chat.completions.create(**HI)
@@ -82,27 +82,27 @@ def test_a_session_id_may_hold_what_a_url_escapes(serve):
 
 
 @pytest.mark.parametrize("path", [PLAIN, "/sessions/t%C3%A4sk/v1/chat/completions"])
-def test_a_header_names_a_session_as_the_url_does(serve, path):
+def test_header_names_a_session_like_the_url(serve, path):
     served = serve()
     answer = served.post(path, headers={"x-rllm-session": "täsk".encode()})
     assert answer.headers["x-rllm-session"] == "täsk"
     assert len(served.store.by_session("täsk")) == 1
 
 
-def test_a_header_in_an_older_encoding_is_read_too(serve):
+def test_header_in_an_older_encoding_is_read(serve):
     served = serve()
     served.post(PLAIN, headers={"x-rllm-session": b"t\xe4sk"})
     assert len(served.store.by_session("täsk")) == 1
 
 
 @pytest.mark.parametrize("session_id", ["a/b", "a b", "", "x" * 257, ".", "..", "a\ud800"])
-def test_an_id_that_cannot_stand_in_a_url_is_refused(refusing, session_id):
+def test_id_that_is_invalid_in_a_url_is_rejected(refusing, session_id):
     with pytest.raises(ConfigError, match="session id"):
         refusing.server.open_session(session_id)
 
 
 @pytest.mark.parametrize("name", ["%FF", "%2E%2E", ".%2e", "a%ED%A0%80"])
-def test_names_that_would_be_taken_for_others_are_refused(refusing, name):
+def test_ambiguous_names_are_rejected(refusing, name):
     address = refusing.server.url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(*address, timeout=60)  # httpx resolves dots itself
     connection.request("POST", f"/sessions/{name}/v1/chat/completions", json.dumps(HI))
@@ -110,7 +110,7 @@ def test_names_that_would_be_taken_for_others_are_refused(refusing, name):
     connection.close()
 
 
-def test_metadata_of_a_call_is_kept_with_its_trace(serve):
+def test_metadata_of_a_call_is_stored_with_its_trace(serve):
     served = serve()
     metadata = {"agent": "söl ver", "step": 3}
     served.post(headers={"x-rllm-metadata": quote(json.dumps(metadata))})
@@ -118,19 +118,19 @@ def test_metadata_of_a_call_is_kept_with_its_trace(serve):
 
 
 @pytest.mark.parametrize("value", ["{", "[1]", "%7B%22a%22", "3"])
-def test_malformed_metadata_is_refused(refusing, value):
+def test_malformed_metadata_is_rejected(refusing, value):
     refused = refusing.post(headers={"x-rllm-metadata": value})
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "invalid_metadata"
 
 
-def test_metadata_that_nobody_could_list_are_refused(refusing):
+def test_unlistable_metadata_is_rejected(refusing):
     refused = refusing.post(headers={"x-rllm-metadata": f'{{"x":{"[" * 300}{"]" * 300}}}'})
     assert refused.status_code == 400
     assert "200 levels" in refused.json()["error"]["message"]
 
 
-def test_a_session_is_created_shown_listed_and_deleted_over_http(serve):
+def test_session_is_created_read_listed_and_deleted_over_http(serve):
     served = serve()
     created = served.http.post("/sessions", json={"id": "a", "metadata": {"task": 7}, "sampling": {"temperature": 0.7}})
     assert created.json() == {"id": "a", "base_url": f"{served.server.url}/sessions/a/v1"}
@@ -145,7 +145,7 @@ def test_a_session_is_created_shown_listed_and_deleted_over_http(serve):
     assert served.http.get("/sessions/a").status_code == 404
 
 
-def test_a_session_without_an_id_gets_one(serve):
+def test_session_without_id_gets_one(serve):
     served = serve()
     created = served.http.post("/sessions").json()
     assert created["id"] in created["base_url"]
@@ -165,21 +165,21 @@ def test_a_session_without_an_id_gets_one(serve):
         ('{"metadata": {"x": %s}}' % ("[" * 300 + "]" * 300), "levels"),
     ],
 )
-def test_a_malformed_session_is_refused(refusing, body, named):
+def test_malformed_session_is_rejected(refusing, body, named):
     refused = refusing.http.post("/sessions", content=body)
     assert refused.status_code == 400
     assert named in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/sessions/nobody", "/sessions/nobody/traces"])
-def test_an_unknown_session_is_an_openai_error(refusing, path):
+def test_unknown_session_is_an_openai_error(refusing, path):
     missing = refusing.http.get(path)
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "session_not_found"
     assert "nobody" in missing.json()["error"]["message"]
 
 
-def test_traces_come_in_call_order(serve):
+def test_traces_are_in_call_order(serve):
     served = serve(lambda messages: messages[-1]["content"])
     for number in range(5):
         served.post(json={**HI, "messages": [{"role": "user", "content": str(number)}]})
@@ -187,7 +187,7 @@ def test_traces_come_in_call_order(serve):
     assert [trace["response"]["content"] for trace in traces] == ["0", "1", "2", "3", "4"]
 
 
-def test_the_sessions_sampling_wins_and_both_are_recorded(serve, upstream):
+def test_session_sampling_overrides_the_request_and_both_are_recorded(serve, upstream):
     served = serve(["a long answer"], upstream=upstream)
     base_url = served.server.open_session("s", sampling={"temperature": 0.7, "max_tokens": 3})
     client = served.client(base_url=base_url)
@@ -213,7 +213,7 @@ def test_fixed_sampling_and_parents_survive_a_restart_of_the_gateway(serve):
     assert trace.parent_id == first["id"]
 
 
-async def test_the_counted_prompt_has_the_sessions_sampling():
+async def test_token_count_uses_the_session_sampling():
     answer = {"choices": [{"index": 0, "message": {"content": ""}}], "usage": {"prompt_tokens": 3}}
     sampling = {"chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 5, "max_completion_tokens": 9, "n": 2}
     async with RawServer(http_answer(200, answer)) as server:
@@ -229,7 +229,7 @@ async def test_the_counted_prompt_has_the_sessions_sampling():
     assert not {"min_tokens", "max_completion_tokens", "n"} & sent.keys()
 
 
-async def test_a_broken_off_answer_is_not_continued_after_a_restart():
+async def test_interrupted_answer_is_not_continued_after_a_restart():
     store, user = MemoryTraceStore(), {"role": "user", "content": "hi"}
     answer = {"role": "assistant", "content": "The answ"}
     tokens = {"prompt_ids": [1], "response_ids": [2, 3], "logprobs": [-0.1, -0.2]}
@@ -240,7 +240,7 @@ async def test_a_broken_off_answer_is_not_continued_after_a_restart():
     assert session.conversations.missing_trace(MessageDigests.of([user, answer, user], None)) == "whole"
 
 
-def test_opening_twice_adds_metadata_and_replaces_sampling(serve):
+def test_reopening_adds_metadata_and_replaces_sampling(serve):
     served = serve()
     served.server.open_session("s", metadata={"a": 1}, sampling={"temperature": 0.7})
     served.server.open_session("s", metadata={"sampling": "the user's own"})
@@ -256,7 +256,7 @@ def seeds_of(served, session_id):
     return [trace.sampling["seed"] for trace in served.store.by_session(session_id)]
 
 
-def test_a_sessions_seed_gives_each_call_its_own(serve, upstream):
+def test_session_seed_gives_each_call_its_own_seed(serve, upstream):
     served = serve(upstream=upstream)
     other = {"model": "m", "messages": [{"role": "user", "content": "ho"}]}
     for session_id, calls in {"a": [HI, HI, other], "b": [other, HI, HI]}.items():
@@ -268,7 +268,7 @@ def test_a_sessions_seed_gives_each_call_its_own(serve, upstream):
     assert seeds_of(served, "b") == [third, first, second]
 
 
-def test_the_seeds_of_a_session_go_on_after_a_restart_of_the_gateway(serve):
+def test_session_seeds_continue_after_a_restart_of_the_gateway(serve):
     whole, store = serve(), MemoryTraceStore()
     whole.server.open_session("s", sampling={"seed": 7})
     for _ in range(3):
@@ -283,14 +283,14 @@ def test_the_seeds_of_a_session_go_on_after_a_restart_of_the_gateway(serve):
     assert seeds_of(restarted, "s") == seeds_of(whole, "s")
 
 
-def test_the_agents_own_seed_stays_where_none_is_imposed(serve):
+def test_seed_of_the_agent_is_kept_if_none_is_imposed(serve):
     served = serve()
     served.server.open_session("s", sampling={"temperature": 0.5})
     served.post(json={**HI, "seed": 3})
     assert seeds_of(served, "s") == [3]
 
 
-def test_traces_come_in_the_order_in_which_their_calls_began(serve):
+def test_traces_are_in_the_order_of_call_starts(serve):
     served = serve()
     served.post("/sessions/a/v1/chat/completions")
     [trace] = served.store.by_session("a")
@@ -302,14 +302,14 @@ def test_traces_come_in_the_order_in_which_their_calls_began(serve):
 
 
 @pytest.mark.parametrize("given", ["limit=-1", "limit=x", "offset=-1", "limit=1.5", f"offset={'9' * 5000}", "limit="])
-def test_a_page_that_is_no_whole_number_is_refused(refusing, given):
+def test_invalid_page_number_is_rejected(refusing, given):
     refused = refusing.http.get(f"/sessions?{given}")
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == given.partition("=")[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_of_a_deleted_session_leaves_its_successor_nothing(serve, stream):
+def test_call_of_a_deleted_session_adds_nothing_to_its_successor(serve, stream):
     engine = HeldEngine(["abcdefgh"])
     served = serve(engine)
     served.server.open_session("a", metadata={"of": "the first"})
@@ -330,7 +330,7 @@ def test_a_call_of_a_deleted_session_leaves_its_successor_nothing(serve, stream)
 
 
 @pytest.mark.parametrize("n", [0, -1, 129, 1.5, "2", True])
-def test_a_number_of_answers_that_no_call_may_ask_for_is_not_imposed(refusing, n):
+def test_invalid_number_of_answers_is_not_imposed(refusing, n):
     refused = refusing.http.post("/sessions", json={"id": "many", "sampling": {"n": n}})
     assert refused.status_code == 400
     assert "use a whole number from 1 to 128" in refused.json()["error"]["message"]
@@ -349,7 +349,7 @@ class SlowlyDeleted(MemoryTraceStore):
         return num_traces
 
 
-async def test_a_session_between_two_deletions_stays_known():
+async def test_session_reopened_between_two_deletions_stays_open():
     store = SlowlyDeleted()
     sessions = Sessions(store)
     sessions.open("a", metadata=None, sampling=None).result(60)
@@ -376,7 +376,7 @@ class Undeletable(MemoryTraceStore):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_session_that_the_store_does_not_delete_goes_on(serve, stream):
+def test_session_continues_if_the_store_fails_to_delete_it(serve, stream):
     engine, store = HeldEngine(["abcdefgh"]), Undeletable()
     served = serve(engine, store=store)
     served.server.open_session("a", sampling={"temperature": 0.5})
@@ -398,7 +398,7 @@ def test_a_session_that_the_store_does_not_delete_goes_on(serve, stream):
     assert [trace.sampling["temperature"] for trace in store.by_session("a")] == [0.5, 0.5]
 
 
-async def test_a_session_is_read_after_a_failed_deletion():
+async def test_session_is_read_after_a_failed_deletion():
     store = Undeletable()
     Sessions(store).open("a", metadata=None, sampling={"temperature": 0.5}).result(60)
     store.go.set()
@@ -423,7 +423,7 @@ class SlowToRead(MemoryTraceStore):
         return super().by_session(session_id)
 
 
-async def test_a_session_deleted_while_it_is_read_is_read_again():
+async def test_session_deleted_while_being_read_is_read_again():
     store = SlowToRead()
     store.open_session("a", {"of": "a"}).result(60)
     sessions = Sessions(store)
@@ -435,7 +435,7 @@ async def test_a_session_deleted_while_it_is_read_is_read_again():
     assert store.num_reads <= 2
 
 
-async def test_a_dropped_session_is_known_during_its_call(monkeypatch):
+async def test_evicted_session_is_known_during_its_call(monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
     sessions = Sessions(MemoryTraceStore())
     under_way = await sessions.get("a")
@@ -453,7 +453,7 @@ def said_in(session_id, number, num_tokens):
     return Trace(id=f"{session_id}{number}", call_id=f"{session_id}{number}", **shared, **tokens)
 
 
-async def test_large_sessions_are_dropped_least_recently_used_first():
+async def test_large_sessions_are_evicted_least_recently_used_first():
     store = MemoryTraceStore()
     sessions = Sessions(store, memory_gb=1e-4)
 
@@ -482,7 +482,7 @@ async def test_large_sessions_are_dropped_least_recently_used_first():
     assert known == [True, False, True], "what was let go of does not count any more"
 
 
-async def test_a_session_is_known_until_it_can_be_read_from_the_store(monkeypatch):
+async def test_session_is_cached_until_the_store_can_return_it(monkeypatch):
     store, writes = MemoryTraceStore(), [Future()]
     monkeypatch.setattr(store, "open_session", lambda *_, **__: writes[0])
     sessions = Sessions(store, memory_gb=1e-9)
@@ -496,12 +496,12 @@ async def test_a_session_is_known_until_it_can_be_read_from_the_store(monkeypatc
 
 
 @pytest.mark.parametrize("memory_gb", [0, -1, float("nan")])
-def test_no_memory_for_sessions_is_refused(memory_gb):
+def test_zero_memory_for_sessions_is_rejected(memory_gb):
     with pytest.raises(ConfigError, match="session_memory_gb"):
         GatewayConfig(session_memory_gb=memory_gb)
 
 
-async def test_a_recreated_session_has_nothing_of_a_held_deleted_one(monkeypatch):
+async def test_recreated_session_has_nothing_of_the_deleted_one(monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._MAX_IN_MEMORY", 1)
     store = MemoryTraceStore()
     sessions = Sessions(store)
@@ -514,7 +514,7 @@ async def test_a_recreated_session_has_nothing_of_a_held_deleted_one(monkeypatch
     assert under_way.deleted
 
 
-def test_no_client_can_say_of_its_call_what_only_the_gateway_may(serve):
+def test_clients_cannot_set_internal_metadata(serve):
     served = serve()
     refused = served.post(headers={"x-rllm-metadata": '{"rllm.side_call": true}'})
     assert refused.status_code == 400
@@ -525,7 +525,7 @@ def test_no_client_can_say_of_its_call_what_only_the_gateway_may(serve):
     assert served.engine.num_calls == 0
 
 
-def test_session_ids_admit_to_calls_and_models_only(serve):
+def test_session_ids_grant_access_only_to_calls_and_models(serve):
     served = serve(["four"], config=GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0))
     name = "5" * 32
     served.server.open_session(name)
@@ -538,7 +538,7 @@ def test_session_ids_admit_to_calls_and_models_only(serve):
     assert served.http.delete(f"/sessions/{name}", headers=operator).status_code == 200
 
 
-def test_a_reward_may_come_after_the_calls_and_again(serve):
+def test_reward_may_be_set_and_replaced_after_the_calls(serve):
     served = serve()
     served.post("/sessions/a/v1/chat/completions")
     assert served.post("/sessions/a/reward", {"reward": 1}).json() == {"id": "a", "reward": 1.0}
@@ -549,7 +549,7 @@ def test_a_reward_may_come_after_the_calls_and_again(serve):
 
 
 @pytest.mark.parametrize("body", [{}, {"reward": "good"}, {"reward": True}, {"rewards": 1.0}])
-def test_a_reward_that_is_no_number_is_refused(serve, body):
+def test_reward_that_is_not_a_number_is_rejected(serve, body):
     served = serve()
     served.post("/sessions/a/v1/chat/completions")
     refused = served.post("/sessions/a/reward", body)
@@ -557,7 +557,7 @@ def test_a_reward_that_is_no_number_is_refused(serve, body):
     assert "reward" not in served.store.session("a").metadata
 
 
-def test_only_the_operator_rewards_a_session_that_exists(serve):
+def test_only_the_operator_may_reward_an_existing_session(serve):
     served = serve(config=GatewayConfig(api_key="secret"))
     key = {"authorization": "Bearer secret"}
     opened = served.post("/sessions", {"id": "a"}, headers=key).json()

@@ -65,7 +65,7 @@ def go_on(answer):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 @pytest.mark.parametrize("begun", ["by a call", "by opening", "by another"])
-def test_a_call_whose_session_another_gateway_deletes_leaves_nothing(serve, open_shared, begun, stream):
+def test_call_of_a_session_deleted_by_another_gateway_leaves_nothing(serve, open_shared, begun, stream):
     engine = HeldEngine(["hello"])
     one, other = serve(store=open_shared()), serve(engine, store=open_shared())
     if begun == "by a call":
@@ -96,7 +96,7 @@ def prune_away(one):
 
 
 @pytest.mark.parametrize("delete", [delete_through_another, prune_away])
-def test_a_session_recreated_elsewhere_has_nothing_of_the_old_one(serve, open_shared, delete):
+def test_session_recreated_elsewhere_has_nothing_of_the_old_one(serve, open_shared, delete):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     one.http.post("/sessions", json={"id": "s", "metadata": {"of": "the first"}, "sampling": {"temperature": 0.7}})
     first = other.post()
@@ -119,7 +119,7 @@ def test_reopening_a_session_deleted_elsewhere_keeps_nothing(serve, open_shared)
     assert (trace.parent_id, trace.sampling["temperature"]) == (None, 1.0)
 
 
-def test_what_is_not_looked_for_yet_is_refused_once(serve, open_shared):
+def test_undetected_deletion_is_rejected_once(serve, open_shared):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     first = other.post()
     delete_through_another(one)
@@ -129,7 +129,7 @@ def test_what_is_not_looked_for_yet_is_refused_once(serve, open_shared):
     assert other.post(json=go_on(first)).status_code == 200
 
 
-def test_the_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_shared):
+def test_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_shared):
     engine = HeldEngine(["hello"])
     one, other = serve(store=open_shared()), serve(engine, store=open_shared())
     for name in "abcd":
@@ -147,7 +147,7 @@ def test_the_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_sha
     assert {info.id: info.num_traces for info in one.store.sessions()} == {"a": 1, "c": 1, "d": 1}
 
 
-def test_the_id_of_a_session_deleted_elsewhere_admits_no_call(serve, open_shared):
+def test_id_of_a_session_deleted_elsewhere_grants_no_access(serve, open_shared):
     config = GatewayConfig(api_key="secret", session_ids_admit=True, shutdown_timeout_s=1.0)
     one, other = (serve(store=open_shared(), config=config) for _ in range(2))
     key = {"authorization": "Bearer secret"}
@@ -162,7 +162,7 @@ def test_the_id_of_a_session_deleted_elsewhere_admits_no_call(serve, open_shared
     assert again["api_key"] != made["api_key"]
 
 
-def test_a_dropped_session_is_read_with_another_gateways_answers(serve, open_shared, monkeypatch):
+def test_evicted_session_is_read_with_answers_of_other_gateways(serve, open_shared, monkeypatch):
     monkeypatch.setattr("rllm.gateway.sessions._ALWAYS_IN_MEMORY", 0)
     config = GatewayConfig(session_memory_gb=1e-9, shutdown_timeout_s=1.0)
     one, other = (serve(ScriptedEngine(["one", "two", "three"]), store=open_shared(), config=config) for _ in range(2))

@@ -21,7 +21,7 @@ def events_of(text):
     return [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
 
 
-def test_text_is_relayed_while_the_answer_is_still_being_made(serve):
+def test_text_is_relayed_while_the_answer_is_being_generated(serve):
     engine = HeldEngine(["abcdefgh"], num_pieces=1)
     served = serve(engine)
     with served.http.stream("POST", CHAT, json=BODY) as answer:
@@ -34,7 +34,7 @@ def test_text_is_relayed_while_the_answer_is_still_being_made(serve):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_nothing_is_acknowledged_before_its_trace_is_durable(serve, upstream, stream):
+def test_answers_are_acknowledged_after_their_trace_is_durable(serve, upstream, stream):
     store = HeldStore()
     served = serve(["hello"], upstream=upstream, store=store)
     seen = []
@@ -62,7 +62,7 @@ def test_nothing_is_acknowledged_before_its_trace_is_durable(serve, upstream, st
     assert whole.endswith("data: [DONE]\n\n") == stream
 
 
-def test_a_client_that_leaves_cancels_the_generation_and_leaves_a_partial_trace(serve):
+def test_disconnect_cancels_the_generation_and_leaves_a_partial_trace(serve):
     served = serve(HeldEngine(["abcdefgh" * 100], num_pieces=1))
     with served.http.stream("POST", CHAT, json=BODY) as answer:
         pieces = answer.iter_text()
@@ -77,7 +77,7 @@ def test_a_client_that_leaves_cancels_the_generation_and_leaves_a_partial_trace(
     assert served.engine.outputs == []
 
 
-def test_a_client_that_leaves_an_http_upstream_closes_the_stream_there(serve):
+def test_disconnect_closes_the_stream_of_the_http_upstream(serve):
     served = serve(["abcdefgh" * 200_000], upstream="http")
     with served.http.stream("POST", CHAT, json=BODY) as answer:
         next(answer.iter_raw())
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_an_http_upstream_closes_the_stream_there(serve):
     assert TURN_END not in trace.response_ids
 
 
-def test_a_turn_behind_what_its_agent_had_enough_of_goes_on_from_it(serve):
+def test_turn_after_an_abandoned_answer_continues_from_it(serve):
     served = serve(["abcdefgh" * 200_000, "hello"], upstream="http")
     with served.http.stream("POST", CHAT, json=BODY) as answer:
         next(answer.iter_raw())
@@ -98,7 +98,7 @@ def test_a_turn_behind_what_its_agent_had_enough_of_goes_on_from_it(serve):
     assert later.parent_id == broken_off.id
 
 
-def test_a_client_that_leaves_before_the_answer_cancels_it(serve):
+def test_disconnect_before_the_answer_cancels_it(serve):
     served = serve(HeldEngine(["never"]))
     served.ask_and_leave()
     [trace] = wait_for(lambda: served.store.by_session("s"))

@@ -24,7 +24,7 @@ def blocks_of(message):
     )
 
 
-def test_a_message_and_its_exact_trace(serve, upstream, anthropic_client):
+def test_message_and_its_exact_trace(serve, upstream, anthropic_client):
     served = serve(["héllo"], upstream=upstream)
     message = anthropic_client(served).messages.create(
         model="m", max_tokens=100, messages=HI, system="be", extra_body={"temperature": 0.5}
@@ -39,7 +39,7 @@ def test_a_message_and_its_exact_trace(serve, upstream, anthropic_client):
     assert trace.error is None
 
 
-def test_a_stream_gives_the_whole_message_and_trace(serve, upstream, anthropic_client):
+def test_stream_gives_the_whole_message_and_trace(serve, upstream, anthropic_client):
     served = serve([CALLS], upstream=upstream)
     client = anthropic_client(served)
     asked = {"model": "m", "max_tokens": 1000, "messages": HI, "tools": TOOLS}
@@ -57,7 +57,7 @@ def test_a_stream_gives_the_whole_message_and_trace(serve, upstream, anthropic_c
     assert (first.id, second.id) == (whole.id, streamed.id)
 
 
-def test_text_is_streamed_as_it_comes(serve, anthropic_client):
+def test_text_is_streamed_as_it_is_generated(serve, anthropic_client):
     served = serve(["abcdefgh" * 4], latency_s=0.1)
     with anthropic_client(served).messages.stream(model="m", max_tokens=100, messages=HI) as stream:
         pieces = list(stream.text_stream)
@@ -66,7 +66,7 @@ def test_text_is_streamed_as_it_comes(serve, anthropic_client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, anthropic_client, stream):
+def test_conversation_with_tools_continues_its_tokens(serve, upstream, anthropic_client, stream):
     served = serve([CALLS, "It is 3."], upstream=upstream)
     client = anthropic_client(served)
     messages = list(HI)
@@ -91,7 +91,7 @@ def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, anthrop
     ]
 
 
-def test_tokens_are_counted_as_the_call_would_have_them(serve, upstream, anthropic_client):
+def test_token_count_equals_that_of_the_call(serve, upstream, anthropic_client):
     served = serve(["hello"], upstream=upstream)
     client = anthropic_client(served)
     counted = client.messages.count_tokens(model="m", messages=HI, system="be", tools=TOOLS)
@@ -112,7 +112,7 @@ def test_models_are_listed_and_found(serve, upstream, anthropic_client):
         client.models.retrieve("other")
 
 
-def test_a_structured_answer_is_parsed(serve, anthropic_client):
+def test_structured_answer_is_parsed(serve, anthropic_client):
     served = serve(['{"a": 1}'], upstream="http")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"format": {"type": "json_schema", "schema": schema}}
@@ -123,7 +123,7 @@ def test_a_structured_answer_is_parsed(serve, anthropic_client):
     assert served.upstream.requests[0]["response_format"]["json_schema"]["schema"] == schema
 
 
-def test_a_structured_answer_that_ended_in_its_thinking_is_none(serve, upstream, anthropic_client):
+def test_structured_answer_that_ended_in_its_thinking_is_none(serve, upstream, anthropic_client):
     class Sum(BaseModel):
         a: int
 
@@ -147,7 +147,7 @@ def test_a_structured_answer_that_ended_in_its_thinking_is_none(serve, upstream,
         (InferenceError("broken", status_code=500), anthropic.InternalServerError, "api_error"),
     ],
 )
-def test_the_upstreams_failures_have_anthropics_names(serve, upstream, anthropic_client, fault, expected, type, stream):
+def test_upstream_failures_have_anthropic_error_names(serve, upstream, anthropic_client, fault, expected, type, stream):
     served = serve([fault], upstream=upstream)
     with pytest.raises(expected) as failed:
         anthropic_client(served).messages.create(model="m", max_tokens=9, messages=HI, stream=stream)
@@ -156,7 +156,7 @@ def test_the_upstreams_failures_have_anthropics_names(serve, upstream, anthropic
     assert served.store.by_session("s")[0].error is not None
 
 
-def test_refused_requests_have_anthropics_error_form(serve, anthropic_client):
+def test_rejected_requests_have_anthropic_error_format(serve, anthropic_client):
     served = serve(config=GatewayConfig(api_key="secret", max_body_bytes=500, shutdown_timeout_s=1))
     create = anthropic_client(served, api_key="secret").messages.create
     with pytest.raises(anthropic.AuthenticationError):
@@ -172,14 +172,14 @@ def test_refused_requests_have_anthropics_error_form(serve, anthropic_client):
     assert create(model="m", max_tokens=9, messages=HI).content[0].text == "hello"
 
 
-def test_a_prompt_that_is_too_long_is_a_400_that_clients_recognise(serve, upstream, anthropic_client):
+def test_overlong_prompt_is_a_400_that_clients_recognise(serve, upstream, anthropic_client):
     served = serve(context_length=10, upstream=upstream)
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as refused:
         anthropic_client(served).messages.create(model="m", max_tokens=9, messages=HI)
     assert refused.value.body["error"]["type"] == "invalid_request_error"
 
 
-def test_a_stream_that_dies_is_told_in_the_stream(serve, anthropic_client):
+def test_interrupted_stream_ends_with_an_error_event(serve, anthropic_client):
     served = serve(["hello"], upstream="http")
     served.upstream.fault = "cut"
     with pytest.raises(anthropic.APIStatusError, match="upstream"):
@@ -188,7 +188,7 @@ def test_a_stream_that_dies_is_told_in_the_stream(serve, anthropic_client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_tool_runner_recovers_from_the_refusal_of_its_thread(serve, anthropic_client, stream):
+def test_tool_runner_recovers_from_the_rejection_of_its_thread(serve, anthropic_client, stream):
     served = serve([CALLS, "It is 3."])
     client = anthropic_client(served)
 
@@ -206,7 +206,7 @@ def test_the_tool_runner_recovers_from_the_refusal_of_its_thread(serve, anthropi
     assert second.parent_id == first.id
 
 
-def test_a_summary_is_refused_and_no_turn_of_the_session(serve, anthropic_client):
+def test_rejected_summary_is_not_a_turn_of_the_session(serve, anthropic_client):
     served = serve(["hello"])
     client = anthropic_client(served)
     asked = {"model": "m", "messages": HI, "extra_body": {"compaction": {"type": "summarize"}}}

@@ -54,7 +54,7 @@ def config(**options):
     return types.GenerateContentConfig(automatic_function_calling=MANUAL, **options)
 
 
-def test_an_answer_and_its_exact_trace(serve, upstream, google_client):
+def test_answer_and_its_exact_trace(serve, upstream, google_client):
     served = serve(["héllo"], upstream=upstream)
     answer = google_client(served).models.generate_content(
         model="m",
@@ -94,7 +94,7 @@ def test_logprobs_have_the_ids_of_their_tokens(serve, upstream, google_client):
     assert streamed == first.response_ids
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(serve, upstream, google_client):
+def test_stream_is_the_whole_answer_in_pieces(serve, upstream, google_client):
     served = serve([CALLS], upstream=upstream)
     client = google_client(served)
     asked = {"model": "m", "contents": "hi", "config": config(tools=TOOLS)}
@@ -112,7 +112,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(serve, upstream, google_client):
     assert (first.id, second.id) == (whole.response_id, pieces[-1].response_id)
 
 
-def test_text_is_streamed_as_it_comes(serve, google_client):
+def test_text_is_streamed_as_it_is_generated(serve, google_client):
     served = serve(["abcdefgh" * 4], latency_s=0.1)
     pieces = [piece.text for piece in google_client(served).models.generate_content_stream(model="m", contents="hi")]
     assert "".join(filter(None, pieces)) == "abcdefgh" * 4
@@ -120,7 +120,7 @@ def test_text_is_streamed_as_it_comes(serve, google_client):
 
 
 @pytest.mark.parametrize("keeps_ids", [True, False])
-def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, google_client, keeps_ids):
+def test_conversation_with_tools_continues_its_tokens(serve, upstream, google_client, keeps_ids):
     served = serve([CALLS, "It is 7."], upstream=upstream)
     client = google_client(served)
     contents = [types.UserContent("hi")]
@@ -144,7 +144,7 @@ def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, google_
     assert declared == {"type": "object", "properties": {"a": {"type": ["number", "null"]}}}
 
 
-def test_functions_are_called_by_the_client_itself(serve, google_client):
+def test_functions_are_called_by_the_client(serve, google_client):
     def add(a: int, b: int) -> int:
         """Add two numbers."""
         return a + b
@@ -157,7 +157,7 @@ def test_functions_are_called_by_the_client_itself(serve, google_client):
     assert second.messages[-1]["content"] == "7"
 
 
-def test_several_candidates_are_traced_each(serve, upstream, google_client):
+def test_each_candidate_has_its_own_trace(serve, upstream, google_client):
     served = serve(["a", "b"], upstream=upstream)
     answer = google_client(served).models.generate_content(
         model="m", contents="hi", config=config(candidate_count=2, seed=1, top_k=5, stop_sequences=["x"])
@@ -166,13 +166,13 @@ def test_several_candidates_are_traced_each(serve, upstream, google_client):
     assert len(served.store.by_session("s")) == 2
 
 
-def test_answers_that_are_too_long_say_so(serve, upstream, google_client):
+def test_truncated_answers_have_their_finish_reason(serve, upstream, google_client):
     served = serve(["hello"], upstream=upstream)
     answer = google_client(served).models.generate_content(model="m", contents="hi", config=config(max_output_tokens=2))
     assert answer.candidates[0].finish_reason == types.FinishReason.MAX_TOKENS
 
 
-def test_tokens_are_counted_as_the_call_would_have_them(serve, upstream, google_client):
+def test_token_count_equals_that_of_the_call(serve, upstream, google_client):
     served = serve(["hello"], upstream=upstream)
     client = google_client(served)
     counted = client.models.count_tokens(model="m", contents="hi")
@@ -205,7 +205,7 @@ def test_errors_have_their_status(serve, google_client):
     assert "cachedContent" in refused.value.message
 
 
-def test_schemas_go_to_the_server_as_json_schema(serve, google_client):
+def test_schemas_are_sent_to_the_server_as_json_schema(serve, google_client):
     class Sum(BaseModel):
         a: int
         note: str | None = None
@@ -256,7 +256,7 @@ async def test_asynchronous_clients_call_and_stream(serve, google_client):
 
 
 @pytest.mark.slow
-def test_variables_direct_a_program_to_its_session(serve):
+def test_environment_variables_direct_a_program_to_its_session(serve):
     served = serve(["hello"])
     variables = gateway_variables(served.server.session_url("s"))
     program = (

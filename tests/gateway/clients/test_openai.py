@@ -38,7 +38,7 @@ def outputs_of(response):
     return [{"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls]
 
 
-def test_a_response_and_its_exact_trace(serve, upstream):
+def test_response_and_its_exact_trace(serve, upstream):
     served = serve(["héllo"], upstream=upstream)
     response = served.client().responses.create(model="m", input="hi", instructions="be", temperature=0.5)
     assert (response.output_text, response.status) == ("héllo", "completed")
@@ -50,7 +50,7 @@ def test_a_response_and_its_exact_trace(serve, upstream):
     assert (trace.sampling["temperature"], trace.error) == (0.5, None)
 
 
-def test_a_stream_gives_the_whole_response_and_trace(serve, upstream):
+def test_stream_gives_the_whole_response_and_trace(serve, upstream):
     served = serve([CALLS], upstream=upstream)
     client = served.client()
     whole = client.responses.create(model="m", input="hi", tools=TOOLS)
@@ -69,7 +69,7 @@ def test_a_stream_gives_the_whole_response_and_trace(serve, upstream):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("keeps", ["its items", "nothing"])
-def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, keeps, stream):
+def test_conversation_with_tools_continues_its_tokens(serve, upstream, keeps, stream):
     served = serve([CALLS, "It is 3."], upstream=upstream)
     client = served.client()
     asked = {"model": "m", "tools": TOOLS, "instructions": "be", "input": HI}
@@ -89,7 +89,7 @@ def test_a_conversation_with_tools_continues_its_tokens(serve, upstream, keeps, 
     assert [message["role"] for message in second.messages] == ["system", "user", "assistant", "tool", "tool"]
 
 
-def test_an_unnamed_conversation_continues_in_its_session(serve):
+def test_unnamed_conversation_continues_in_its_session(serve):
     served = serve(["one", "two", "three"])
     create = served.client(base_url=f"{served.server.url}/v1").responses.create
     first = create(model="m", input="a")
@@ -101,7 +101,7 @@ def test_an_unnamed_conversation_continues_in_its_session(serve):
     assert [trace.parent_id for trace in traces] == [None, first.id, second.id]
 
 
-def test_an_answer_of_another_session_is_not_to_be_continued(serve):
+def test_answer_of_another_session_cannot_be_continued(serve):
     served = serve()
     first = served.client("a").responses.create(model="m", input="hi")
     with pytest.raises(openai.BadRequestError) as refused:
@@ -109,7 +109,7 @@ def test_an_answer_of_another_session_is_not_to_be_continued(serve):
     assert refused.value.code == "previous_response_not_found"
 
 
-def test_a_response_can_be_continued_twice(serve):
+def test_response_can_be_continued_twice(serve):
     served = serve(["root", "left", "right"])
     create = served.client().responses.create
     root = create(model="m", input="hi")
@@ -118,7 +118,7 @@ def test_a_response_can_be_continued_twice(serve):
     assert [trace.parent_id for trace in served.store.by_session("s")] == [None, root.id, root.id]
 
 
-def test_a_structured_answer_is_parsed(serve):
+def test_structured_answer_is_parsed(serve):
     served = serve(['{"a": 1}'], upstream="http")
     assert served.client().responses.parse(model="m", input="hi", text_format=Sum).output_parsed == Sum(a=1)
     with served.client().responses.stream(model="m", input="hi", text_format=Sum) as stream:
@@ -127,7 +127,7 @@ def test_a_structured_answer_is_parsed(serve):
     assert (sent["type"], sent["json_schema"]["name"]) == ("json_schema", "Sum")
 
 
-def test_tokens_are_counted_as_the_call_would_have_them(serve, upstream):
+def test_token_count_equals_that_of_the_call(serve, upstream):
     served = serve(["hello"], upstream=upstream)
     client = served.client()
     counted = client.responses.input_tokens.count(model="m", input="hi", instructions="be", tools=TOOLS)
@@ -136,7 +136,7 @@ def test_tokens_are_counted_as_the_call_would_have_them(serve, upstream):
     assert counted.input_tokens == response.usage.input_tokens
 
 
-def test_an_answer_that_ran_out_of_tokens_is_incomplete(serve, upstream):
+def test_answer_that_ran_out_of_tokens_is_incomplete(serve, upstream):
     served = serve(["hello"], upstream=upstream)
     create = served.client().responses.create
     response = create(model="m", input="hi", max_output_tokens=2)
@@ -147,7 +147,7 @@ def test_an_answer_that_ran_out_of_tokens_is_incomplete(serve, upstream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_upstreams_failures_keep_their_status(serve, upstream, stream):
+def test_upstream_failures_keep_their_status(serve, upstream, stream):
     served = serve([InferenceError("slow down", status_code=429)], upstream=upstream)
     client = served.client()
     for create in (client.responses.create, client.completions.create):
@@ -157,7 +157,7 @@ def test_the_upstreams_failures_keep_their_status(serve, upstream, stream):
     assert [trace.error for trace in served.store.by_session("s")] == ["slow down"] * 2
 
 
-def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(serve, upstream):
+def test_overlong_prompt_has_the_error_code_that_clients_expect(serve, upstream):
     served = serve(context_length=10, upstream=upstream)
     client = served.client()
     for call in (
@@ -170,7 +170,7 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(serve, upstrea
         assert refused.value.code == "context_length_exceeded"
 
 
-def test_a_stream_that_dies_is_told_in_the_stream(serve):
+def test_interrupted_stream_ends_with_an_error_event(serve):
     served = serve(["hello"], upstream="http")
     served.upstream.fault = "cut"
     events = list(served.client().responses.create(model="m", input="hi", stream=True))
@@ -180,7 +180,7 @@ def test_a_stream_that_dies_is_told_in_the_stream(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_and_its_exact_traces(serve, upstream, stream):
+def test_completion_and_its_exact_traces(serve, upstream, stream):
     served = serve(["one", "two"], upstream=upstream)
     created = served.client().completions.create(model="m", prompt="hi", n=2, stream=stream)
     texts = ["", ""]

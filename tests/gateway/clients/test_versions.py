@@ -11,6 +11,6 @@ REQUIRED = dict(
 )
 
 
-def test_the_clients_are_those_of_the_requirements():
+def test_client_versions_are_those_of_the_requirements():
     assert {"openai": openai.__version__, "anthropic": anthropic.__version__} == REQUIRED
     assert os.environ["RLLM_CLIENTS"] in str(openai.__file__)

@@ -29,7 +29,7 @@ def told(encoder, *chunks):
 
 @pytest.mark.parametrize("kind", [ChatStreamEncoder, CompletionsStreamEncoder])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_usage_comes_last_wherever_the_server_puts_it(kind, wanted):
+def test_usage_is_in_the_last_chunk(kind, wanted):
     so_far = chunk({"content": "h"}, usage={**USAGE, "completion_tokens": 1})
     asked = {"prompt": "p", "stream_options": {"include_usage": wanted}}
     now, later = told(kind(asked), so_far, chunk({"content": "i"}, "stop", usage=USAGE))
@@ -38,7 +38,7 @@ def test_usage_comes_last_wherever_the_server_puts_it(kind, wanted):
     assert [(event["choices"], event["usage"]) for event in later[1:]] == ([([], USAGE)] if wanted else [])
 
 
-def test_the_end_tokens_logprob_is_included():
+def test_logprob_of_the_end_token_is_included():
     last = chunk({"content": ""}, "stop", logprobs={"content": [entry(-0.25)]})
     now, [ending] = told(ChatStreamEncoder({"logprobs": True}), chunk({"content": "h"}), last)
     assert [event["choices"][0]["logprobs"] for event in now] == [None, {"content": [entry(-0.25)]}]

@@ -9,7 +9,7 @@ from rllm.gateway.errors import GatewayError
 
 
 @pytest.mark.parametrize("prompt", ["Once", ["Once"]])
-def test_a_prompt_is_the_message_of_a_user(prompt):
+def test_prompt_becomes_a_user_message(prompt):
     asked = to_chat({"model": "m", "prompt": prompt, "max_tokens": 4, "n": 2, "logprobs": 1, "min_p": 0.1})
     assert asked == {
         "model": "m",
@@ -23,14 +23,14 @@ def test_a_prompt_is_the_message_of_a_user(prompt):
 
 
 @pytest.mark.parametrize("prompt", [[7, 8], [[7, 8]]])
-def test_token_ids_are_a_prompt_as_they_are(prompt):
+def test_prompt_of_token_ids_is_passed_unchanged(prompt):
     asked = {"model": "m", "prompt": prompt, "max_tokens": 4}
     assert to_chat(asked) == {"model": "m", "max_tokens": 4, "messages": []}
     assert CompletionsDialect().prompt_ids(asked) == [7, 8]
     assert CompletionsDialect().prompt_ids({"prompt": "Once"}) is None
 
 
-def test_ids_stand_where_vllm_has_them_for_those_who_ask():
+def test_requested_ids_have_the_field_names_of_vllm():
     choice = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop", "token_ids": [5]}
     response = {"choices": [choice], "prompt_token_ids": [7, 8], "rllm": {"weight_version": 3}}
     shown = from_chat(response, {"prompt": [7, 8], "return_token_ids": True})
@@ -39,7 +39,7 @@ def test_ids_stand_where_vllm_has_them_for_those_who_ask():
     assert not {"rllm", "prompt_token_ids"} & from_chat(response, {"prompt": [7, 8]}).keys()
 
 
-def test_every_choice_is_a_text():
+def test_every_choice_is_text():
     choices = [{"index": k, "message": {"content": text}, "finish_reason": "stop"} for k, text in enumerate("ab")]
     response = from_chat({"id": "cmpl-1", "created": 7, "model": "m", "choices": choices}, {"prompt": "p"})
     assert [choice["text"] for choice in response["choices"]] == ["a", "b"]
@@ -86,7 +86,7 @@ def test_log_probabilities_are_lists():
         ({"prompt": "a", "stop": ["x"] * 129}, "stop has 129 strings: use up to 128"),
     ],
 )
-def test_what_a_chat_cannot_give_is_refused(asked, named):
+def test_parameters_without_chat_equivalent_are_rejected(asked, named):
     with pytest.raises(GatewayError) as refused:
         to_chat({"model": "m", **asked})
     assert refused.value.status == 400

@@ -46,7 +46,7 @@ ANSWER = {
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.wire.name)
 @settings(max_examples=40, deadline=None)
 @given(st.one_of(requests, requests.map(lambda request: {**HI, **request})))
-def test_any_json_is_translated_or_refused(dialect, request):
+def test_any_json_is_translated_or_rejected(dialect, request):
     with suppress(GatewayError):
         path = {"template": dialect.wire.calls[0], "query": "", "model": "m"}
         asked = dialect.parse(orjson.dumps(request), path)

@@ -24,7 +24,7 @@ def answer(message, reason="stop", **response):
     return from_chat({"id": "msg_1", "model": "m", "choices": [choice], **response}, {})
 
 
-def test_a_request_says_the_same_in_chat():
+def test_request_is_translated_to_chat():
     asked = chat(temperature=0.5, top_k=4, stop_sequences=["END"], stream=True, seed=7)
     assert asked == {
         "model": "m",
@@ -38,7 +38,7 @@ def test_a_request_says_the_same_in_chat():
     }
 
 
-def test_anthropics_own_fields_are_dropped_and_unknown_ones_kept():
+def test_anthropic_fields_are_dropped_and_unknown_ones_kept():
     ignored = {"cache_control": {}, "metadata": {"user_id": "u"}, "context_management": {}, "betas": [], "thinking": {}}
     assert chat(**ignored, chat_template_kwargs={"a": 1}).keys() == {
         "model",
@@ -59,7 +59,7 @@ def test_anthropics_own_fields_are_dropped_and_unknown_ones_kept():
         ),
     ],
 )
-def test_a_system_prompt_is_a_text_or_a_list_of_texts(system, content):
+def test_system_prompt_is_text_or_a_list_of_texts(system, content):
     assert chat(system=system)["messages"] == [{"role": "system", "content": content}, *HI]
 
 
@@ -67,14 +67,14 @@ def test_a_system_prompt_is_a_text_or_a_list_of_texts(system, content):
     ("clear_at", "shown"),
     [("next_user_message", ["user", "user", "system"]), ("never", ["user", "system", "user", "system"])],
 )
-def test_a_system_message_may_be_for_one_user_turn_only(clear_at, shown):
+def test_system_message_may_apply_to_one_user_turn(clear_at, shown):
     reminder = {"role": "system", "content": "be brief", "clear_at": clear_at, "output_config": {}}
     messages = chat(messages=[*HI, reminder, *HI, reminder])["messages"]
     assert [message["role"] for message in messages] == shown
     assert messages[-1] == {"role": "system", "content": "be brief"}
 
 
-def test_a_tool_turn_becomes_a_call_and_a_message_for_each_result():
+def test_tool_turn_becomes_a_call_and_a_message_for_each_result():
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "x"},
@@ -126,7 +126,7 @@ def test_images_and_documents_are_passed_on():
     ]
 
 
-def test_a_tool_may_answer_with_an_image():
+def test_tool_result_may_be_an_image():
     result = {
         "type": "tool_result",
         "tool_use_id": "c",
@@ -145,12 +145,12 @@ def test_a_tool_may_answer_with_an_image():
         ({"is_error": False}, ""),
     ],
 )
-def test_a_tool_that_failed_without_a_word_is_said_to_have_failed(result, content):
+def test_failed_tool_without_output_is_reported_as_failed(result, content):
     [message] = chat(messages=[{"role": "user", "content": [RESULT | result]}])["messages"]
     assert message == {"role": "tool", "tool_call_id": "c", "content": content}
 
 
-def test_tools_of_anthropics_servers_are_left_out():
+def test_server_tools_of_anthropic_are_left_out():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [
         {"name": "add", "description": "Add.", "input_schema": schema, "strict": True, "defer_loading": True},
@@ -173,7 +173,7 @@ def test_tools_of_anthropics_servers_are_left_out():
         ),
     ],
 )
-def test_every_form_of_tool_choice(choice, expected):
+def test_all_forms_of_tool_choice(choice, expected):
     asked = chat(tools=[{"name": "f", "input_schema": {}}], tool_choice=choice)
     assert {name: asked[name] for name in expected} == expected
 
@@ -189,20 +189,20 @@ def test_every_form_of_tool_choice(choice, expected):
         ("text_editor_20250728", "str_replace_based_edit_tool"),
     ],
 )
-def test_an_undescribed_tool_of_a_client_is_refused(type, name):
+def test_client_tool_without_description_is_rejected(type, name):
     tool = {"type": type, "name": name} if name else {"type": type}
     with pytest.raises(GatewayError, match=f"{type}.*give '{name or type}' as a tool with an input_schema") as refused:
         chat(tools=[tool])
     assert refused.value.status == 400
 
 
-def test_a_choice_among_no_tools_is_none():
+def test_tool_choice_without_tools_is_dropped():
     hosted = [{"type": "web_search_20250305", "name": "web_search"}]
     assert not {"tools", "tool_choice"} & chat(tools=hosted, tool_choice={"type": "auto"}).keys()
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
-def test_structured_output_is_a_response_format(place):
+def test_structured_output_becomes_a_response_format(place):
     form = {"type": "json_schema", "schema": {"type": "object"}}
     asked = chat(**({place: form} if place == "output_format" else {place: {"format": form, "effort": "low"}}))
     assert asked["response_format"] == {
@@ -212,7 +212,7 @@ def test_structured_output_is_a_response_format(place):
     assert asked.get("reasoning_effort") == ("low" if place == "output_config" else None)
 
 
-def test_an_answer_is_a_message():
+def test_answer_becomes_a_message():
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
     message = {"content": "adding", "reasoning": "hm", "tool_calls": [call]}
@@ -238,7 +238,7 @@ def test_an_answer_is_a_message():
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"', '{"a":' * 300 + "1" + "}" * 300])
-def test_arguments_that_are_no_object_come_back_as_they_were_sampled(arguments):
+def test_arguments_that_are_not_an_object_are_returned_as_sampled(arguments):
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
     [block] = answer({"content": None, "tool_calls": [call]})["content"]
     [sent] = chat(messages=[*HI, {"role": "assistant", "content": [block]}, *HI])["messages"][1]["tool_calls"]
@@ -255,22 +255,22 @@ def test_arguments_that_are_no_object_come_back_as_they_were_sampled(arguments):
         ("abort", "max_tokens"),
     ],
 )
-def test_why_an_answer_ended(reason, stop_reason):
+def test_stop_reasons(reason, stop_reason):
     assert answer({"content": "x"}, reason)["stop_reason"] == stop_reason
 
 
-def test_the_stop_sequence_that_ended_an_answer_is_named():
+def test_stop_sequence_that_ended_an_answer_is_returned():
     choice = {"message": {"content": "x"}, "finish_reason": "stop", "stop_reason": "END"}
     message = from_chat({"choices": [choice]}, {"stop_sequences": ["END"]})
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
 
 
-def test_an_empty_answer_has_a_block_that_clients_can_read():
+def test_empty_answer_has_a_block_that_clients_can_read():
     assert answer({"content": ""})["content"] == [{"type": "text", "text": ""}]
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
-def test_an_answer_that_ended_in_its_thinking_has_no_text(reason):
+def test_answer_that_ended_in_its_thinking_has_no_text(reason):
     thought = {"type": "thinking", "thinking": "hm", "signature": "msg_1"}
     assert answer({"content": None, "reasoning_content": "hm"}, reason)["content"] == [thought]
 
@@ -305,7 +305,7 @@ def test_an_answer_that_ended_in_its_thinking_has_no_text(reason):
         (said("assistant", {"type": "redacted_thinking"}, {"type": "text"}), "messages[0].content[1].text"),
     ],
 )
-def test_a_malformed_request_says_what_is_wrong(asked, named):
+def test_malformed_request_error_names_the_field(asked, named):
     with pytest.raises(GatewayError) as refused:
         chat(**asked)
     assert refused.value.status == 400
@@ -326,12 +326,12 @@ def test_a_malformed_request_says_what_is_wrong(asked, named):
         (504, "timeout_error"),
     ],
 )
-def test_errors_have_anthropics_names(status, type):
+def test_errors_have_anthropic_names(status, type):
     shown = error_to_dict(GatewayError(status, "why"))
     assert shown == {"type": "error", "error": {"type": type, "message": "why"}}
 
 
-def test_line_3_threads_are_refused_so_that_clients_recover():
+def test_line_3_threads_are_rejected_so_that_clients_recover():
     with pytest.raises(GatewayError) as refused:
         chat(thread={"type": "create"})
     shown = error_to_dict(refused.value)["error"]

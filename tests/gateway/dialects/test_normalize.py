@@ -3,7 +3,7 @@ import pytest
 from rllm.gateway.dialects.chat import ChunkNormalizer, fill_missing_fields
 
 
-def test_a_complete_answer_stays_as_it_is():
+def test_complete_answer_is_unchanged():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -14,7 +14,7 @@ def test_a_complete_answer_stays_as_it_is():
 
 
 @pytest.mark.parametrize("calls", [[], [{"function": {"name": "f", "arguments": ""}}]])
-def test_what_is_missing_is_filled_in(calls):
+def test_missing_fields_are_filled_in(calls):
     response = {"choices": [{"message": {"content": "x", "tool_calls": calls}}, {}]}
     fill_missing_fields(response, "m")
     first, second = response["choices"]
@@ -24,13 +24,13 @@ def test_what_is_missing_is_filled_in(calls):
     assert all(call["type"] == "function" and call["id"].startswith("call_") for call in calls)
 
 
-def test_answers_of_the_same_index_are_numbered_anew():
+def test_answers_with_the_same_index_are_renumbered():
     response = {"choices": [{"index": 0, "token_ids": [1]}, {"index": 0, "token_ids": [2]}]}
     fill_missing_fields(response, "m")
     assert [choice["index"] for choice in response["choices"]] == [0, 1]
 
 
-def test_calls_of_the_same_id_get_one_each():
+def test_calls_with_the_same_id_get_distinct_ids():
     calls = [{"id": "call_0", "function": {"name": "f", "arguments": "{}"}} for _ in range(3)]
     fill_missing_fields({"choices": [{"message": {"tool_calls": calls}}]}, "m")
     assert calls[0]["id"] == "call_0"
@@ -47,13 +47,13 @@ def test_calls_of_the_same_id_get_one_each():
     assert pieces[2]["id"] not in ("call_0", None)
 
 
-def test_tokens_are_counted_where_the_server_does_not_say():
+def test_tokens_are_counted_if_the_server_reports_no_usage():
     response = {"choices": [{"token_ids": [7, 8]}, {"token_ids": [9]}], "prompt_token_ids": [1, 2]}
     fill_missing_fields(response, "m")
     assert response["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
-def test_arguments_that_come_as_an_object_become_text():
+def test_object_arguments_become_text():
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     fill_missing_fields({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
     assert call["function"]["arguments"] == '{"a":1}'
@@ -62,7 +62,7 @@ def test_arguments_that_come_as_an_object_become_text():
     assert piece["function"]["arguments"] == '{"a":1}'
 
 
-def test_only_the_first_piece_of_a_call_gets_an_id():
+def test_only_the_first_piece_of_a_call_has_an_id():
     completer = ChunkNormalizer("m")
     pieces = [
         {"function": {"name": "f", "arguments": ""}},
@@ -85,7 +85,7 @@ def test_tool_calls_are_numbered_from_0():
     assert [piece["index"] for piece in pieces] == [0, 1, 0, 1]
 
 
-def test_calls_of_the_same_number_are_told_apart_by_their_ids():
+def test_calls_with_the_same_number_are_separated_by_id():
     completer = ChunkNormalizer("m")
     pieces = [{"index": 0, "id": name, "function": {"name": "f", "arguments": "{}"}} for name in "AB"]
     pieces += [{"index": 0, "function": {"arguments": " "}}, {"index": 1, "id": "C", "function": {"name": "f"}}]
@@ -94,7 +94,7 @@ def test_calls_of_the_same_number_are_told_apart_by_their_ids():
     assert [piece["index"] for piece in pieces] == [0, 1, 1, 2]
 
 
-def test_an_id_and_a_name_are_told_once():
+def test_id_and_name_are_sent_once():
     completer = ChunkNormalizer("m")
     pieces = [{"index": 0, "id": "A", "function": {"name": "f", "arguments": part}} for part in ('{"a"', ":1}")]
     other = {"index": 1, "id": "B", "function": {"name": "f", "arguments": "{}"}}
@@ -105,7 +105,7 @@ def test_an_id_and_a_name_are_told_once():
 
 
 @pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
-def test_a_call_without_arguments_has_a_text_of_none(function):
+def test_call_without_arguments_has_empty_text(function):
     call = {"function": dict(function)}
     fill_missing_fields({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
     piece = {"function": dict(function)}
@@ -113,7 +113,7 @@ def test_a_call_without_arguments_has_a_text_of_none(function):
     assert call["function"] == piece["function"] == {"name": "f", "arguments": ""}
 
 
-def test_only_the_first_chunk_of_a_choice_gets_a_role():
+def test_only_the_first_chunk_of_a_choice_has_a_role():
     completer = ChunkNormalizer("m")
     chunks = [{"choices": [{"index": index, "delta": {"content": "x"}}]} for index in (0, 1, 0)]
     for chunk in chunks:

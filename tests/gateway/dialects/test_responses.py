@@ -36,7 +36,7 @@ def trace(messages, response, **metadata):
     )
 
 
-def test_a_request_says_the_same_in_chat():
+def test_request_is_translated_to_chat():
     asked = chat(instructions="be brief", max_output_tokens=9, temperature=0.5, stream=True, seed=7)
     assert asked == {
         "model": "m",
@@ -48,7 +48,7 @@ def test_a_request_says_the_same_in_chat():
     }
 
 
-def test_meaningless_fields_are_dropped_and_unknown_ones_kept():
+def test_irrelevant_fields_are_dropped_and_unknown_ones_kept():
     ignored = {
         "store": False,
         "metadata": {},
@@ -85,7 +85,7 @@ def test_items_of_one_turn_are_one_message():
     ]
 
 
-def test_an_answer_split_with_late_reasoning_is_one_turn():
+def test_answer_split_by_late_reasoning_is_one_turn():
     reasoning, message, call = answer({"content": "adding", "reasoning": "hm", "tool_calls": [CALL]})["output"]
     empty = {**message, "id": None, "content": [{"type": "output_text", "text": "", "annotations": []}]}
     assert chat(input=[HI, message, {**reasoning, "content": []}, empty, call])["messages"][1:] == [
@@ -103,7 +103,7 @@ def test_items_of_two_answers_are_two_turns():
 
 
 @pytest.mark.parametrize("kept", ["content", "encrypted_content", "summary"])
-def test_reasoning_comes_back_wherever_a_client_keeps_it(kept):
+def test_reasoning_is_accepted_wherever_a_client_keeps_it(kept):
     [reasoning, _] = answer({"content": "x", "reasoning_content": "hm"})["output"]
     given = {**reasoning, "content": None, "encrypted_content": None, "summary": []}
     given[kept] = reasoning[kept] if kept != "summary" else [{"type": "summary_text", "text": "hm"}]
@@ -124,7 +124,7 @@ def test_images_files_and_audio_are_passed_on():
     ]
 
 
-def test_tools_are_functions():
+def test_tools_become_functions():
     inner = {"type": "function", "name": "b", "parameters": None}
     tools = [
         {"type": "function", "name": "a", "description": "A.", "strict": True, "parameters": {"type": "object"}},
@@ -140,7 +140,7 @@ def test_tools_are_functions():
     ]
 
 
-def test_tools_may_come_as_an_item():
+def test_tools_may_be_an_input_item():
     items = [{"type": "additional_tools", "tools": [{"type": "function", "name": "a"}]}, HI]
     assert chat(input=items)["tools"][0]["function"]["name"] == "a"
 
@@ -156,7 +156,7 @@ def test_tools_may_come_as_an_item():
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "a"}]}, "required", 1),
     ],
 )
-def test_every_form_of_tool_choice(choice, expected, num_tools):
+def test_all_forms_of_tool_choice(choice, expected, num_tools):
     asked = chat(tools=[{"type": "function", "name": "a"}, {"type": "custom", "name": "p"}], tool_choice=choice)
     assert (asked["tool_choice"], len(asked["tools"])) == (expected, num_tools)
 
@@ -172,7 +172,7 @@ def test_every_form_of_tool_choice(choice, expected, num_tools):
         ),
     ],
 )
-def test_structured_output_is_a_response_format(form, expected):
+def test_structured_output_becomes_a_response_format(form, expected):
     assert chat(text={"format": form}).get("response_format") == expected
 
 
@@ -187,7 +187,7 @@ def test_effort_verbosity_and_logprobs_are_translated():
     assert [asked[name] for name in named] == ["low", "low", True, 2]
 
 
-def test_an_answer_is_a_list_of_items():
+def test_answer_becomes_a_list_of_items():
     response = answer({"content": "adding", "reasoning": "hm", "tool_calls": [CALL]}, "tool_calls")
     reasoning, message, call = response["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -208,7 +208,7 @@ def test_an_answer_is_a_list_of_items():
     ("reason", "why"),
     [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("abort", "max_output_tokens")],
 )
-def test_an_answer_that_was_cut_off_is_incomplete(reason, why):
+def test_truncated_answer_is_incomplete(reason, why):
     response = answer({"content": "x"}, reason)
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": why})
     assert response["output"][-1]["status"] == "incomplete"
@@ -217,18 +217,18 @@ def test_an_answer_that_was_cut_off_is_incomplete(reason, why):
 @pytest.mark.parametrize(
     ("reason", "types"), [("length", ["reasoning"]), ("abort", ["reasoning"]), ("stop", ["reasoning", "message"])]
 )
-def test_an_answer_cut_off_in_its_reasoning_has_no_message(reason, types):
+def test_answer_truncated_in_its_reasoning_has_no_message(reason, types):
     output = answer({"content": None, "reasoning": "hm"}, reason)["output"]
     assert [item["type"] for item in output] == types
     assert output[-1]["status"] == ("completed" if reason == "stop" else "incomplete")
 
 
-def test_an_answer_cut_off_at_once_has_an_empty_message():
+def test_answer_truncated_at_once_has_an_empty_message():
     [message] = answer({"content": ""}, "length")["output"]
     assert (message["content"][0]["text"], message["status"]) == ("", "incomplete")
 
 
-def test_log_probabilities_stand_where_they_were_asked_for():
+def test_log_probabilities_are_included_on_request():
     entries = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
     asked = {"include": ["message.output_text.logprobs"]}
     [message] = answer({"content": "x"}, asked=asked, logprobs={"content": entries})["output"]
@@ -239,7 +239,7 @@ def entries_of(*tokens):
     return [{"token": token, "logprob": -0.5, "bytes": [*token.encode()], "top_logprobs": []} for token in tokens]
 
 
-def test_log_probabilities_are_those_of_the_text_alone():
+def test_log_probabilities_cover_only_the_text():
     asked = {"include": ["message.output_text.logprobs"]}
     entries = entries_of("<think>", "4?", "</think>", "\n4", "!", "<tool>", "4!", "<end>")
     said = {"reasoning": "4?", "content": "4!", "tool_calls": [CALL]}
@@ -247,7 +247,7 @@ def test_log_probabilities_are_those_of_the_text_alone():
     assert message["content"][0]["logprobs"] == entries[3:5]
 
 
-def test_log_probabilities_that_spell_no_text_are_all_given():
+def test_log_probabilities_that_do_not_match_the_text_are_all_returned():
     asked = {"include": ["message.output_text.logprobs"]}
     entries = entries_of("token_id:1", "token_id:2")
     [message] = answer({"content": "hi"}, asked=asked, logprobs={"content": entries})["output"]
@@ -265,7 +265,7 @@ NO_TOOLS = {"type": "allowed_tools", "tools": []}
         {"input": [{"type": "additional_tools", "tools": [PATCH]}, HI]},
     ],
 )
-def test_a_custom_tool_is_called_with_text_and_says_so_again(asked):
+def test_custom_tool_takes_and_returns_text(asked):
     custom = {"id": "c1", "type": "function", "function": {"name": "patch", "arguments": '{"input": "+1 ü"}'}}
     [call] = answer({"content": None, "tool_calls": [custom]}, asked=asked)["output"]
     assert (call["type"], call["input"]) == ("custom_tool_call", "+1 ü")
@@ -276,7 +276,7 @@ def test_a_custom_tool_is_called_with_text_and_says_so_again(asked):
     ]
 
 
-def test_a_continued_response_drops_the_instructions():
+def test_continued_response_drops_the_instructions():
     said = {"role": "assistant", "content": "hello"}
     before = trace([{"role": "system", "content": "old"}, HI], said, **{INSTRUCTIONS_KEY: True})
     asked = {"previous_response_id": before.id, "instructions": "new"}
@@ -289,13 +289,13 @@ def test_a_continued_response_drops_the_instructions():
     ]
 
 
-def test_a_continued_response_keeps_a_system_message_that_was_input():
+def test_continued_response_keeps_an_input_system_message():
     before = trace([{"role": "system", "content": "rules"}, HI], {"role": "assistant", "content": "hello"})
     messages = chat({before.id: before}, previous_response_id=before.id)["messages"]
     assert messages[0] == {"role": "system", "content": "rules"}
 
 
-def test_an_item_can_be_referred_to():
+def test_item_can_be_referenced():
     before = trace([HI], {"role": "assistant", "content": "hello", "tool_calls": [CALL]})
     items = [HI, *({"type": "item_reference", "id": item} for item in (f"msg_{OWN}", f"fc_{OWN}_0"))]
     assert set(refers_to({"input": items})) == {before.id}
@@ -332,20 +332,20 @@ def test_an_item_can_be_referred_to():
         ({"n": 2}, "n=2: a response is one answer"),
     ],
 )
-def test_a_malformed_request_says_what_is_wrong(asked, named):
+def test_malformed_request_error_names_the_field(asked, named):
     with pytest.raises(GatewayError) as refused:
         chat(**asked)
     assert refused.value.status == 400
     assert named in str(refused.value)
 
 
-def test_an_unknown_previous_response_has_the_code_that_clients_know():
+def test_unknown_previous_response_has_the_error_code_that_clients_expect():
     with pytest.raises(GatewayError, match="resp_x") as refused:
         chat(previous_response_id="resp_x")
     assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_reasoning_whose_text_is_none_costs_no_answer():
+def test_empty_reasoning_text_does_not_drop_the_answer():
     thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": 5}, {"type": "reasoning_text"}]}
     [answer, _] = chat(input=[thought, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}])[
         "messages"
@@ -353,7 +353,7 @@ def test_reasoning_whose_text_is_none_costs_no_answer():
     assert answer == {"role": "assistant", "reasoning_content": "5", "content": "a"}
 
 
-def test_log_probabilities_are_as_openai_types_them():
+def test_log_probabilities_have_the_types_of_openai():
     other = {"token": "b", "logprob": -1.5, "bytes": [98]}
     entry = {"token": "token_id:7", "logprob": -0.5, "bytes": None, "top_logprobs": [other, {**other, "bytes": None}]}
     asked = {"include": ["message.output_text.logprobs"]}

@@ -43,33 +43,33 @@ def refusal(**asked):
     return str(refused.value)
 
 
-def test_a_namespaced_function_is_called_by_both_names():
+def test_namespaced_function_is_called_by_both_names():
     item = called("math__add", namespace("math", ADD))
     assert names_in_chat(namespace("math", ADD)) == ["math__add"]
     assert (item["type"], item["name"], item["namespace"]) == ("function_call", "add", "math")
     assert "namespace" not in called("add", ADD)
 
 
-def test_a_custom_tool_in_a_namespace_is_shown_with_both():
+def test_custom_tool_in_a_namespace_has_both_names():
     item = called("box__run", namespace("box", RUN), arguments='{"input": "ls"}')
     assert (item["type"], item["name"], item["namespace"], item["input"]) == ("custom_tool_call", "run", "box", "ls")
 
 
-def test_functions_of_one_name_are_told_apart():
+def test_functions_with_the_same_name_are_distinguished():
     tools = (namespace("crm", ADD), namespace("erp", ADD), ADD)
     assert names_in_chat(*tools) == ["crm__add", "erp__add", "add"]
     shown = [called(name, *tools) for name in names_in_chat(*tools)]
     assert [(item["name"], item.get("namespace")) for item in shown] == [("add", "crm"), ("add", "erp"), ("add", None)]
 
 
-def test_a_call_comes_back_under_the_name_that_the_chat_knew():
+def test_call_is_returned_under_the_name_known_to_the_chat():
     tools = [namespace("crm", ADD), namespace("erp", ADD)]
     call = called("erp__add", *tools)
     [_, turn] = chat(input=[{"role": "user", "content": "hi"}, call], tools=tools)["messages"]
     assert turn["tool_calls"] == [calling("erp__add")]
 
 
-def test_a_streamed_call_is_announced_with_its_namespace():
+def test_streamed_call_is_announced_with_its_namespace():
     encoder = ResponsesStreamEncoder({"tools": [namespace("math", ADD)]})
     choice = {
         "index": 0,
@@ -99,23 +99,23 @@ def test_tools_in_namespaces_can_be_allowed(named, expected):
 @pytest.mark.parametrize(
     ("named", "expected"), [({"name": "run"}, "erp__run"), ({"name": "add", "namespace": "erp"}, "erp__add")]
 )
-def test_a_tool_in_a_namespace_can_be_forced(named, expected):
+def test_tool_in_a_namespace_can_be_forced(named, expected):
     asked = chat(tools=[namespace("crm", ADD), namespace("erp", ADD, RUN)], tool_choice={"type": "function", **named})
     assert asked["tool_choice"] == {"type": "function", "function": {"name": expected}}
 
 
-def test_a_forced_function_outside_namespaces_comes_first():
+def test_forced_function_outside_of_namespaces_takes_precedence():
     asked = chat(tools=[namespace("crm", ADD), ADD], tool_choice=ADD)
     assert asked["tool_choice"] == {"type": "function", "function": {"name": "add"}}
 
 
-def test_a_choice_among_tools_that_are_not_there_is_refused():
+def test_choice_among_unknown_tools_is_rejected():
     unknown = {"type": "allowed_tools", "tools": [{"type": "function", "name": "ad"}]}
     assert "'ad' are not in 'tools'" in refusal(tools=[ADD], tool_choice=unknown)
 
 
 @pytest.mark.parametrize("allowed", [[], [{"type": "web_search"}], [{"type": "mcp", "server_label": "wiki"}]])
-def test_a_choice_among_no_tools_of_the_clients_shows_none(allowed):
+def test_choice_without_client_tools_shows_none(allowed):
     assert names_in_chat(ADD, tool_choice={"type": "allowed_tools", "tools": allowed}) == []
 
 
@@ -129,7 +129,7 @@ def test_a_choice_among_no_tools_of_the_clients_shows_none(allowed):
         {"type": "shell", "environment": {"type": "local"}},
     ],
 )
-def test_a_tool_that_its_client_runs_is_to_be_a_function(tool):
+def test_tool_run_by_its_client_must_be_a_function(tool):
     assert f"tools[].type='{tool['type']}'" in refusal(tools=[ADD, tool])
     assert "give a function" in refusal(tools=[tool], tool_choice="required")
 
@@ -137,5 +137,5 @@ def test_a_tool_that_its_client_runs_is_to_be_a_function(tool):
 @pytest.mark.parametrize(
     "tool", [{"type": "web_search"}, {"type": "mcp"}, {"type": "shell", "environment": {"type": "container_auto"}}]
 )
-def test_a_tool_that_servers_run_is_left_out(tool):
+def test_server_tool_is_left_out(tool):
     assert names_in_chat(ADD, tool) == ["add"]

@@ -63,7 +63,7 @@ def _with_parsed_arguments(value):
 
 @settings(max_examples=60, deadline=None)
 @given(conversations)
-def test_messages_lose_nothing(conversation):
+def test_message_round_trip_is_lossless(conversation):
     system, first, made = conversation
     sent = [{"role": "user", "content": first}]
     for said, *follow in made:
@@ -82,7 +82,7 @@ def test_messages_lose_nothing(conversation):
 
 @settings(max_examples=60, deadline=None)
 @given(conversations)
-def test_responses_lose_not_even_the_spelling_of_arguments(conversation):
+def test_response_round_trip_keeps_the_spelling_of_arguments(conversation):
     system, first, made = conversation
     items = [{"role": "user", "content": first}]
     for said, *follow in made:

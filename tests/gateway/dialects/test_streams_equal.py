@@ -108,7 +108,7 @@ def message_of(events):
 
 @settings(max_examples=60, deadline=None)
 @given(streams())
-def test_a_streamed_message_is_the_whole_message(batches):
+def test_streamed_message_equals_the_whole_message(batches):
     events, response = streamed(MessagesStreamEncoder({}), batches, "msg_1")
     whole = messages.from_chat(response, {})
     built = message_of(events)
@@ -149,7 +149,7 @@ def response_of(events):
 
 @settings(max_examples=60, deadline=None)
 @given(streams(), st.booleans())
-def test_a_streamed_response_is_the_whole_response(batches, with_logprobs):
+def test_streamed_response_equals_the_whole_response(batches, with_logprobs):
     asked = {"tools": [{"type": "custom", "name": "patch"}, {"type": "function", "name": "add"}]}
     asked |= {"include": ["message.output_text.logprobs"]} if with_logprobs else {}
     events, response = streamed(ResponsesStreamEncoder(asked), batches, "resp_1")
@@ -166,7 +166,7 @@ def without_status(item):
 
 @settings(max_examples=40, deadline=None)
 @given(streams())
-def test_a_streamed_completion_is_the_whole_completion(batches):
+def test_streamed_completion_equals_the_whole_completion(batches):
     asked = {"prompt": "p", "stream_options": {"include_usage": True}}
     events, response = streamed(CompletionsStreamEncoder(asked), batches, "cmpl-1")
     [choice] = chat.completion_from_chat(response, asked)["choices"]

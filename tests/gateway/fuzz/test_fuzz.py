@@ -256,7 +256,7 @@ def cause_of(body):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", BODIES)
-def test_requests_with_odd_values_are_answered_or_refused(gateway, route, stream):
+def test_requests_with_unusual_values_are_answered_or_rejected(gateway, route, stream):
     @SOMEHOW
     @given(spoilt({**BODIES[route], "stream": stream}))
     def check(body):
@@ -276,14 +276,14 @@ def test_requests_with_odd_values_are_answered_or_refused(gateway, route, stream
         },
     ],
 )
-def test_what_was_found_so_is_refused(gateway, spoils):
+def test_earlier_findings_are_rejected(gateway, spoils):
     answer = gateway.post("/v1/responses", json={**BODIES["responses"], **spoils})
     assert answer.status_code < 500
     check_answer(answer)
 
 
 @pytest.mark.parametrize("route", [*BODIES, "messages/count_tokens", "responses/input_tokens"])
-def test_bytes_of_any_kind_are_refused(gateway, route):
+def test_arbitrary_bytes_are_rejected(gateway, route):
     @SOMEHOW
     @given(st.binary(max_size=40) | st.builds(lambda value: json.dumps(value).encode(), values))
     def check(body):
@@ -295,7 +295,7 @@ def test_bytes_of_any_kind_are_refused(gateway, route):
 
 
 @pytest.mark.parametrize("cut", range(1, 4))
-def test_a_body_that_is_no_utf8_is_refused(gateway, cut):
+def test_body_that_is_not_utf8_is_rejected(gateway, cut):
     body = '{"model": "m", "messages": [{"role": "user", "content": "\U0001f600"}]}'.encode()
     at = body.index(b"\xf0")
     answer = gateway.post("/v1/chat/completions", content=body[: at + cut] + body[at + 4 :])
@@ -317,7 +317,7 @@ SAMPLING = (
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_absurd_sampling_parameters_are_refused_or_passed_on(gateway, name):
+def test_extreme_sampling_parameters_are_rejected_or_passed_on(gateway, name):
     for value in (-1, 0, 10**30, -0.5, 1e308, "1", [], {}, True):
         check_answer(gateway.post("/v1/chat/completions", json={**NORMAL, name: value}))
     for literal in ("NaN", "Infinity", "1e999"):
@@ -325,7 +325,7 @@ def test_absurd_sampling_parameters_are_refused_or_passed_on(gateway, name):
         check_answer(gateway.post("/v1/chat/completions", content=body.encode()))
 
 
-def test_identities_of_any_kind_are_taken_or_refused(gateway):
+def test_arbitrary_identities_are_accepted_or_rejected(gateway):
     header = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20).map(str.strip)
 
     @SOMEHOW
@@ -461,7 +461,7 @@ def cuts(answer):
 
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_breaks_off_anywhere_is_told_and_recorded(cutting, route, stream):
+def test_answer_interrupted_anywhere_is_reported_and_recorded(cutting, route, stream):
     cutting.server.answer = STREAM if stream else WHOLE
     for number, num_bytes in enumerate(cuts(cutting.server.answer)):
         cutting.server.num_bytes = num_bytes
