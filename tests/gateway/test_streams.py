@@ -154,7 +154,7 @@ class Fatal(ScriptedEngine):
         (SystemExit(3), "the engine raised SystemExit: 3"),
     ],
 )
-def test_an_engine_that_ends_a_call_by_itself_has_failed(serve, error, said, stream, n):
+def test_engine_that_cancels_a_call_by_itself_has_failed(serve, error, said, stream, n):
     served = serve(Fatal(error))
     refused = served.post(CHAT, json={**BODY, "stream": stream, "n": n})
     assert refused.status_code == (200 if stream else 503)
@@ -166,7 +166,7 @@ def test_an_engine_that_ends_a_call_by_itself_has_failed(serve, error, said, str
     assert served.post(CHAT, json=BODY).status_code == 200
 
 
-def test_an_engine_that_cannot_stream_gives_its_answer_in_one_delta(serve):
+def test_engine_without_streaming_yields_its_answer_in_one_delta(serve):
     class Whole:
         def __init__(self, engine):
             self.get_model_response = engine.get_model_response

@@ -99,7 +99,7 @@ def goes_on(one: Trace, other: Trace) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_turns_behind_two_gateways_are_one_sequence(two: Two, stream: bool) -> None:
+def test_turns_through_two_gateways_are_one_sequence(two: Two, stream: bool) -> None:
     messages: list[Any] = [USER]
     num_thought = 0
     for turn in range(4):
@@ -121,7 +121,7 @@ def test_turns_behind_two_gateways_are_one_sequence(two: Two, stream: bool) -> N
     assert all(trace.error is None for trace in behind)
 
 
-def test_a_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngine) -> None:
+def test_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngine) -> None:
     free = two.complete(prompt=[9, 10, 11], max_tokens=24).json()["choices"][0]["text"]
     stop = free[6:8]
     for stream in (False, True):
@@ -135,7 +135,7 @@ def test_a_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngi
         assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", stop)
 
 
-def test_a_text_of_ids_is_all_that_was_sampled(two: Two, engine: LocalEngine) -> None:
+def test_text_of_ids_contains_all_sampled_tokens(two: Two, engine: LocalEngine) -> None:
     """Thoughts and calls included: who sends ids reads the answer by itself."""
     thinking = engine.tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)
     for at in (two.behind.url, two.front.url):
@@ -151,7 +151,7 @@ def test_a_text_of_ids_is_all_that_was_sampled(two: Two, engine: LocalEngine) ->
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_streamed_answer_says_what_a_whole_one_does(two: Two, n: int) -> None:
+def test_streamed_answer_equals_the_whole_answer(two: Two, n: int) -> None:
     asked: dict[str, Any] = {"prompt": [9, 10, 11], "n": n, "logprobs": 0, "return_token_ids": True}
     for at in (two.behind.url, two.front.url):
         whole = two.complete(at=at, **asked).json()
@@ -180,7 +180,7 @@ def test_a_streamed_answer_says_what_a_whole_one_does(two: Two, n: int) -> None:
         ({"prompt": [5] * 600}, "the prompt has 600 tokens, and model.max_length=512"),
     ],
 )
-def test_a_wrong_prompt_is_refused_and_nobody_else_suffers(two: Two, asked: Any, named: str) -> None:
+def test_invalid_prompt_is_rejected_without_affecting_other_calls(two: Two, asked: Any, named: str) -> None:
     for at in (two.behind.url, two.front.url):
         for stream in (False, True):
             refused = two.complete(at=at, stream=stream, **asked)
@@ -191,7 +191,7 @@ def test_a_wrong_prompt_is_refused_and_nobody_else_suffers(two: Two, asked: Any,
     assert two.complete(prompt=[5]).status_code == 200
 
 
-def test_the_trace_of_a_call_that_failed_has_its_prompt(two: Two) -> None:
+def test_trace_of_a_failed_call_has_its_prompt(two: Two) -> None:
     url = two.behind.session_url("failed")
     for stream in (False, True):
         body = {"model": "m", "prompt": [5, 287], "stream": stream}
@@ -207,12 +207,12 @@ def test_the_trace_of_a_call_that_failed_has_its_prompt(two: Two) -> None:
     assert too_long.response_ids == []
 
 
-def test_a_prompt_of_ids_may_fill_the_context(two: Two) -> None:
+def test_prompt_of_ids_may_fill_the_context(two: Two) -> None:
     choice = two.complete(prompt=[5] * 510, max_tokens=100, return_token_ids=True).json()["choices"][0]
     assert len(choice["token_ids"]) == 2 or choice["finish_reason"] == "stop"
 
 
-def test_ids_of_a_session_go_on_from_its_calls_and_no_conversation_goes_on_from_them(two: Two) -> None:
+def test_ids_of_a_session_continue_its_calls_but_not_a_conversation(two: Two) -> None:
     url = f"{two.behind.url}/sessions/s"
     first = two.complete(at=url, prompt=[9, 10, 11], return_token_ids=True).json()["choices"][0]
     two.complete(at=url, prompt=[9, 10, 11, *first["token_ids"], 12])
@@ -222,7 +222,7 @@ def test_ids_of_a_session_go_on_from_its_calls_and_no_conversation_goes_on_from_
     assert (three.parent_id, DRIFT_KEY in three.metadata) == (None, False)
 
 
-def test_a_session_with_a_seed_draws_alike_for_equal_ids_whatever_came_before(two: Two) -> None:
+def test_session_seed_depends_only_on_the_ids_of_a_call(two: Two) -> None:
     def draw(session_id: str, *prompts: list[int]) -> list[list[int]]:
         url = two.behind.open_session(session_id, sampling={"seed": 7})
         for prompt in prompts:
@@ -239,7 +239,7 @@ def test_a_session_with_a_seed_draws_alike_for_equal_ids_whatever_came_before(tw
     assert draw("old", [9])[1] == again, "a gateway that was started again counts the calls that were made before"
 
 
-def test_a_gateway_without_a_tokenizer_passes_ids_on(engine: LocalEngine) -> None:
+def test_gateway_without_tokenizer_passes_ids_on(engine: LocalEngine) -> None:
     with TokenServer(engine) as server, ExitStack() as stack:
         front, kept = gateway(stack, HTTPUpstream(server.url))
         body = {"model": "m", "prompt": [9, 10], "max_tokens": 7, "seed": 1, "temperature": 1.0}
@@ -251,7 +251,7 @@ def test_a_gateway_without_a_tokenizer_passes_ids_on(engine: LocalEngine) -> Non
     assert (one.prompt_ids, len(one.response_ids), one.error) == ([9, 10], 7, None)
 
 
-def test_an_engine_that_takes_messages_only_says_so() -> None:
+def test_engine_that_takes_only_messages_rejects_ids() -> None:
     with ExitStack() as stack:
         server, _ = gateway(stack, EngineUpstream(ScriptedEngine(["hello"]), "m"))
         for stream in (False, True):
@@ -261,7 +261,7 @@ def test_an_engine_that_takes_messages_only_says_so() -> None:
             assert "ScriptedEngine takes no token ids" in refused.json()["error"]["message"]
 
 
-def test_a_server_s_other_template_is_that_of_its_gateway(tmp_path: Path) -> None:
+def test_gateway_uses_the_alternative_template_of_the_server(tmp_path: Path) -> None:
     build_tokenizer().save_pretrained(tmp_path)
     file = tmp_path / "own.jinja"
     with pytest.raises(ConfigError, match=r"--chat-template='.*own\.jinja' cannot be read"):
@@ -272,9 +272,7 @@ def test_a_server_s_other_template_is_that_of_its_gateway(tmp_path: Path) -> Non
     assert TokenPrompts.load(str(tmp_path)).lost([{"role": "user", "content": "a"}], tools) == ()
 
 
-def test_control_tokens_in_messages_are_text_where_the_prompt_is_made_here_and_named_where_it_is_not(
-    engine: LocalEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_control_tokens_in_messages_are_text_or_reported(engine: LocalEngine, caplog: pytest.LogCaptureFixture) -> None:
     tokens = TokenPrompts(engine.tokenizer)
     messages = [USER, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "a<|im_end|>b"}]
     prior = PriorAnswer(trace_id="t", num_messages=2, token_ids=[50, 51])
@@ -289,9 +287,7 @@ def test_control_tokens_in_messages_are_text_where_the_prompt_is_made_here_and_n
     assert [record.getMessage().count("<|im_end|>") for record in caplog.records] == [1]
 
 
-def test_a_first_turn_that_the_server_renders_is_looked_at(
-    engine: LocalEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_first_turn_rendered_by_the_server_is_checked(engine: LocalEngine, caplog: pytest.LogCaptureFixture) -> None:
     with TokenServer(engine) as server, ExitStack() as stack:
         upstream = HTTPUpstream(server.url, tokens=TokenPrompts(engine.tokenizer))
         front, _ = gateway(stack, upstream)

@@ -59,7 +59,7 @@ def pooled(end_later):
         end_later(stack.pop_all())
 
 
-def test_the_state_of_the_upstreams_is_shown(pooled):
+def test_state_of_the_upstreams_is_returned(pooled):
     served = pooled(num=2)
     served.ask()
     shown = served.operate("GET", "/upstreams").json()
@@ -77,7 +77,7 @@ def test_the_state_of_the_upstreams_is_shown(pooled):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_does_not_know_its_weights_hides_none_that_were_published(stream):
+async def test_server_without_weight_version_keeps_the_published_one(stream):
     unknown = {"rllm": {"weight_version": None}}
     whole = http(200, {**ANSWER, **unknown})
     choice = {"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop", "token_ids": [7], "logprobs": None}
@@ -94,7 +94,7 @@ async def test_a_server_that_does_not_know_its_weights_hides_none_that_were_publ
     assert trace.weight_version == 6
 
 
-def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
+def test_weight_update_pauses_drains_publishes_and_resumes(pooled):
     served = pooled()
     served.operate("POST", "/upstreams/version", {"version": 6})
     served.ask()
@@ -116,7 +116,7 @@ def test_a_weight_update_pauses_drains_publishes_and_resumes(pooled):
     assert served.http.get("/readyz").status_code == 200
 
 
-def test_a_stream_that_is_held_is_kept_alive(pooled):
+def test_held_stream_is_kept_alive(pooled):
     served = pooled(config=GatewayConfig(api_key="key", keep_alive_s=0.05, shutdown_timeout_s=1))
     served.operate("POST", "/upstreams/pause")
     with served.http.stream("POST", CHAT, json={**BODY, "stream": True}, headers=OPERATOR) as answer:
@@ -140,7 +140,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [("GET", "/upstreams", None), *CHANGES])
-def test_only_the_gateways_key_opens_them(guarded, method, path, body):
+def test_admin_routes_require_the_gateway_key(guarded, method, path, body):
     own = session_key("key", "s", 1)
     guarded.operate("POST", "/sessions", {"id": "s"})
     for presented, status in (("", 401), ("Bearer top", 401), ("Basic key", 401), (f"Bearer {own}", 403)):
@@ -150,7 +150,7 @@ def test_only_the_gateways_key_opens_them(guarded, method, path, body):
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CHANGES)
-def test_without_any_key_they_can_be_read_and_not_changed(pooled, method, path, body):
+def test_admin_routes_are_read_only_without_any_key(pooled, method, path, body):
     served = pooled(config=GatewayConfig(shutdown_timeout_s=1))
     refused = served.operate(method, path, body, {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "key_required")
@@ -169,7 +169,7 @@ def test_without_any_key_they_can_be_read_and_not_changed(pooled, method, path, 
         ("POST", "/upstreams/version", {"version": "7"}, 400, "version='7'"),
     ],
 )
-def test_wrong_requests_are_told_what_is_wrong(guarded, method, path, body, status, told):
+def test_invalid_requests_report_the_error(guarded, method, path, body, status, told):
     refused = guarded.operate(method, path, body)
     assert refused.status_code == status
     assert told in refused.json()["error"]["message"]

@@ -48,13 +48,13 @@ def served():
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_whoever_calls_this_machine_by_a_name_of_its_own_is_answered(served, host):
+def test_requests_to_names_of_this_machine_are_answered(served, host):
     assert served.post(headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", STRANGERS)
 @pytest.mark.parametrize(("method", "path"), [("POST", CALL), ("GET", "/sessions/s/traces"), ("GET", "/sessions")])
-def test_a_name_that_somebody_owns_is_refused(served, host, method, path):
+def test_request_to_a_registered_domain_name_is_rejected(served, host, method, path):
     refused = served.http.request(method, path, headers={"host": host}, json={} if method == "POST" else None)
     assert refused.status_code == 403
     assert refused.json()["error"]["code"] == "web_page"
@@ -63,7 +63,7 @@ def test_a_name_that_somebody_owns_is_refused(served, host, method, path):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_the_page_of_another_site_sends_is_refused(served, page):
+def test_request_from_a_page_of_another_site_is_rejected(served, page):
     num_calls = served.engine.num_calls
     for browser in ({"sec-fetch-site": "cross-site"}, {}) if page else ({"sec-fetch-site": "cross-site"},):
         refused = served.post(headers={**page, **browser, "content-type": "text/plain"})
@@ -82,24 +82,24 @@ def test_what_the_page_of_another_site_sends_is_refused(served, page):
         {"origin": "http://[::1]:3000", "sec-fetch-site": "cross-site"},
     ],
 )
-def test_pages_and_programs_of_this_machine_are_answered(served, headers):
+def test_requests_from_local_pages_and_programs_are_answered(served, headers):
     assert served.post(headers=headers).status_code == 200
 
 
-def test_upstreams_are_not_listed_to_a_page(serve):
+def test_upstreams_are_not_listed_to_pages(serve):
     served = serve(upstream="pool")
     assert served.http.get("/upstreams").status_code == 200
     assert served.http.get("/upstreams", headers={"host": "evil.example"}).status_code == 403
 
 
-def test_with_a_key_the_key_is_what_counts(serve):
+def test_gateway_with_a_key_checks_only_the_key(serve):
     served = serve(lambda messages: "hello", config=GatewayConfig(api_key="secret", shutdown_timeout_s=1.0))
     headers = {"host": "gateway.example.com", "sec-fetch-site": "cross-site", "origin": "https://app.example"}
     assert served.post(headers={**headers, "authorization": "Bearer secret"}).status_code == 200
     assert served.post(headers=headers).status_code == 401
 
 
-def test_a_session_that_has_begun_lets_no_page_in(serve):
+def test_existing_session_does_not_admit_pages(serve):
     served = serve(lambda messages: "hello", config=GatewayConfig(session_ids_admit=True, shutdown_timeout_s=1.0))
     assert served.post().status_code == 200
     assert served.post(headers={"host": "evil.example"}).status_code == 403

@@ -29,7 +29,7 @@ def test_full_attention_is_decoded_in_slots(new_model: Any, family: str, options
 
 
 @torch.no_grad()
-def test_it_stays_exact_beyond_its_first_columns(new_model: Any) -> None:
+def test_decoding_stays_exact_beyond_the_first_columns(new_model: Any) -> None:
     model = new_model("Qwen3")
     decoder = choose_decoder(model, **LIMITS)
     ids = [5 + i % 200 for i in range(250)]

@@ -17,7 +17,7 @@ def cache_of(max_tokens: int = 100_000) -> SlotCache:
 
 
 @pytest.mark.parametrize("max_tokens", [100_000, 3_000])
-def test_what_is_held_stays_while_slots_and_columns_change(max_tokens: int) -> None:
+def test_cached_states_are_kept_while_slots_and_columns_change(max_tokens: int) -> None:
     rng, cache = random.Random(0), cache_of(max_tokens)
     held: list[torch.Tensor] = []  # by slot
     num_columns = set()
@@ -49,14 +49,14 @@ def test_columns_shrink_after_long_sequences() -> None:
     assert cache.num_columns == 32
 
 
-def test_columns_that_are_added_one_by_one_move_the_cache_seldom() -> None:
+def test_single_added_columns_rarely_move_the_cache() -> None:
     cache = cache_of()
     cache.reserve(4, 1, 0)
     assert sum(cache.reserve(4, columns, 4) for columns in range(1, 1_001)) < 25
     assert cache.num_columns < 1_100
 
 
-def test_a_cache_grows_without_a_second_copy() -> None:
+def test_cache_grows_without_a_second_copy() -> None:
     cache = cache_of()
     cache.reserve(4, 1, 0)
     place = cache.states.data_ptr()

@@ -18,7 +18,7 @@ from rllm.inference.local import LocalEngine, load_model
 from rllm.inference.local.loading import check_source, load_outline, load_tokenizer, save_model
 
 
-def test_neither_loading_nor_saving_draws_progress_bars(
+def test_loading_and_saving_show_no_progress_bars(
     tmp_path: Path, new_model: Any, tokenizer: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     enable_progress_bar()  # a command that ran in this process has switched them off
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, new_model: Any, tokenizer: Any) -> Path:
     return tmp_path
 
 
-def test_a_folder_loads_ready_to_use(folder: Path, new_model: Any) -> None:
+def test_folder_is_loaded_ready_to_use(folder: Path, new_model: Any) -> None:
     loaded = load_model(folder, device="cpu")
     assert loaded.device.type == "cpu"
     assert not loaded.model.training
@@ -47,7 +47,7 @@ def test_a_folder_loads_ready_to_use(folder: Path, new_model: Any) -> None:
     assert loaded.tokenizer.get_chat_template()
 
 
-def test_a_generation_config_is_saved_as_it_was(folder: Path, tmp_path: Path) -> None:
+def test_generation_config_is_saved_unchanged(folder: Path, tmp_path: Path) -> None:
     settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "pad_token_id": -1}  # nothing says do_sample
     (folder / "generation_config.json").write_text(json.dumps(settings))
     model = load_model(folder, device="cpu").model
@@ -96,7 +96,7 @@ SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "initializ
     ],
     ids=["attention that is bounded", "attention to a few", "attention of its own"],
 )
-def test_a_model_computes_all_of_its_attention(tmp_path: Path, tokenizer: Any, config: Any) -> None:
+def test_model_computes_all_of_its_attention(tmp_path: Path, tokenizer: Any, config: Any) -> None:
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     plain.save_pretrained(tmp_path)
@@ -108,18 +108,18 @@ def test_a_model_computes_all_of_its_attention(tmp_path: Path, tokenizer: Any, c
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./nothing", "~/nothing", "a/b/c", Path("nothing"), "nothing"])
-def test_a_missing_folder_is_not_looked_up_on_the_hub(source: str | Path) -> None:
+def test_missing_folder_is_not_looked_up_on_the_hub(source: str | Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         load_model(source)
 
 
-def test_a_missing_folder_in_an_existing_one_is_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_subfolder_is_treated_as_a_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     with pytest.raises(ConfigError, match="there is no such folder"):
         load_model(f"{folder.name}/nothing")
 
 
-def test_a_folder_without_a_model_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+def test_folder_without_a_model_is_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load_model(tmp_path / "empty")
@@ -130,13 +130,13 @@ def test_a_folder_without_a_model_says_what_it_lacks(folder: Path, tmp_path: Pat
         load_model(folder)
 
 
-def test_a_folder_without_weights_says_so(folder: Path) -> None:
+def test_folder_without_weights_is_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="cannot load its weights"):
         load_model(folder)
 
 
-def test_weights_are_not_made_up(folder: Path) -> None:
+def test_missing_weights_are_not_initialised(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
@@ -147,7 +147,7 @@ def test_weights_are_not_made_up(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(folder: Path, bad: float) -> None:
+def test_non_finite_weights_are_rejected(folder: Path, bad: float) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = bad
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -156,13 +156,13 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, bad: float) -> No
 
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizer, load_outline, check_source])
-def test_a_hub_id_that_cannot_be_had_says_so(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_hub_id_is_reported(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"nobody/nothing.*HF_HUB_OFFLINE"):
         load("nobody/nothing")
 
 
-def test_a_model_that_the_hub_s_cache_has_in_part_is_refused_before_it_is_loaded(
+def test_partially_cached_hub_model_is_rejected_before_loading(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path_factory.mktemp("hub")
@@ -178,28 +178,28 @@ def test_a_model_that_the_hub_s_cache_has_in_part_is_refused_before_it_is_loaded
         check_source("owner/name")
 
 
-def test_bad_settings_name_their_values(folder: Path) -> None:
+def test_invalid_settings_error_has_their_values(folder: Path) -> None:
     with pytest.raises(ConfigError, match="dtype='int4'"):
         load_model(folder, dtype="int4")
     with pytest.raises(ConfigError, match="device='toaster'"):
         load_model(folder, device="toaster")
 
 
-def test_a_tokenizer_without_chat_template_is_refused(folder: Path) -> None:
+def test_tokenizer_without_chat_template_is_rejected(folder: Path) -> None:
     loaded = load_model(folder)
     loaded.tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="has no chat template"):
         LocalEngine(loaded.model, loaded.tokenizer)
 
 
-def test_a_tokenizer_loads_without_its_model(folder: Path) -> None:
+def test_tokenizer_is_loaded_without_its_model(folder: Path) -> None:
     alone, loaded = load_tokenizer(folder), load_model(folder, device="cpu")
     config = loaded.model.config
     assert (alone.num_ids, alone.context_length) == (config.vocab_size, config.max_position_embeddings)
     assert alone.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
 
 
-def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp_path: Path, new_model: Any) -> None:
+def test_lora_adapter_is_merged_into_its_base_model(folder: Path, tmp_path: Path, new_model: Any) -> None:
     adapted = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2, target_modules="all-linear")
     )
@@ -223,7 +223,7 @@ def test_a_lora_adapter_is_merged_into_the_model_that_it_names(folder: Path, tmp
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_an_adapter_on_a_tied_end_leaves_the_other_unchanged(
+def test_adapter_on_tied_weights_leaves_the_other_end_unchanged(
     folder: Path, tmp_path: Path, new_model: Any, target: str
 ) -> None:
     new_model(tie_word_embeddings=True).save_pretrained(folder)
@@ -244,7 +244,7 @@ def test_an_adapter_on_a_tied_end_leaves_the_other_unchanged(
     torch.testing.assert_close(saved(ids).logits, expected, atol=1e-4, rtol=0)
 
 
-def test_an_adapter_is_spoken_to_with_the_tokenizer_beside_it(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+def test_adapter_folder_tokenizer_is_used(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
     target = tmp_path / "adapter"
     adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2))
     adapted.save_pretrained(target)
@@ -256,7 +256,7 @@ def test_an_adapter_is_spoken_to_with_the_tokenizer_beside_it(folder: Path, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
-def test_an_adapter_of_a_model_with_more_tokens_is_refused(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+def test_adapter_of_a_model_with_more_tokens_is_rejected(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
     base = AutoModelForCausalLM.from_pretrained(folder)
     base.resize_token_embeddings(len(tokenizer) + 2, mean_resizing=False)
     whole = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
@@ -265,7 +265,7 @@ def test_an_adapter_of_a_model_with_more_tokens_is_refused(folder: Path, tmp_pat
         load_model(tmp_path / "adapter", device="cpu")
 
 
-def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_adapter_of_another_model_is_rejected(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "adapter"
     peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(folder), peft.LoraConfig(r=2, target_modules=["q_proj"])

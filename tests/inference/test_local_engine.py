@@ -71,7 +71,7 @@ async def test_autocast_samples_nearly_the_same_distribution(make_engine: Any) -
     assert (gaps.abs().max() > 1e-5) == multiplies_bfloat16(), "it samples in float32 elsewhere"
 
 
-async def test_samples_of_one_prompt_compute_it_once(make_engine: Any) -> None:
+async def test_samples_of_one_prompt_share_its_computation(make_engine: Any) -> None:
     engine = make_engine()
     prompt = prompt_of(50)
     outputs = await asyncio.gather(*(engine.complete(prompt, max_tokens=6) for _ in range(8)))
@@ -83,7 +83,7 @@ async def test_samples_of_one_prompt_compute_it_once(make_engine: Any) -> None:
         assert_exact(engine.model, output)
 
 
-async def test_a_later_turn_reuses_the_earlier_ones(make_engine: Any) -> None:
+async def test_later_turn_reuses_earlier_ones(make_engine: Any) -> None:
     engine = make_engine(max_concurrent=2)
     prompt = prompt_of(30)
     for _ in range(4):
@@ -96,7 +96,7 @@ async def test_a_later_turn_reuses_the_earlier_ones(make_engine: Any) -> None:
         assert_exact(engine.model, follower)
 
 
-async def test_a_small_prefix_cache_forgets_and_stays_exact(make_engine: Any) -> None:
+async def test_small_prefix_cache_evicts_and_stays_exact(make_engine: Any) -> None:
     tokens = 96  # a quarter of them for prefixes
     engine = make_engine(cache_bytes=tokens * 2 * 2 * 2 * 8 * 4, max_concurrent=3)
     prompts = [prompt_of(40, start=start) for start in (5, 5, 60, 60, 5, 61)]
@@ -105,7 +105,7 @@ async def test_a_small_prefix_cache_forgets_and_stays_exact(make_engine: Any) ->
         assert_exact(engine.model, output)
 
 
-async def test_little_memory_means_fewer_at_once_and_the_same_answers(make_engine: Any) -> None:
+async def test_little_memory_reduces_concurrency_and_keeps_the_answers(make_engine: Any) -> None:
     roomy, tight = make_engine(), make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
     prompts = [prompt_of(length) for length in (300, 20, 30, 90, 400, 90, 20, 300)]
     requests = [{"prompt_ids": prompt, "max_tokens": 20, "seed": i} for i, prompt in enumerate(prompts)]
@@ -117,7 +117,7 @@ async def test_little_memory_means_fewer_at_once_and_the_same_answers(make_engin
             assert_exact(tight.model, output)
 
 
-async def test_a_short_prompt_joins_a_long_sequence_in_little_memory(make_engine: Any) -> None:
+async def test_short_prompt_joins_a_long_sequence_in_little_memory(make_engine: Any) -> None:
     engine = make_engine(cache_bytes=800 * 2 * 2 * 2 * 8 * 4)
     stream = engine.stream_model_response((), prompt_token_ids=prompt_of(100), max_tokens=100, ignore_eos=True)
     await anext(stream)
@@ -128,7 +128,7 @@ async def test_a_short_prompt_joins_a_long_sequence_in_little_memory(make_engine
 @pytest.mark.parametrize(
     "params", [{"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.6}, {"temperature": 1.3, "top_k": 20, "top_p": 0.8}]
 )
-async def test_logprobs_are_those_of_the_distribution_sampled_from(make_engine: Any, params: dict[str, Any]) -> None:
+async def test_logprobs_are_those_of_the_sampled_distribution(make_engine: Any, params: dict[str, Any]) -> None:
     engine = make_engine()
     plain = engine.complete(prompt_of(7), max_tokens=5, ignore_eos=True)
     outputs = await asyncio.gather(
@@ -158,7 +158,7 @@ def hand_renormalised(
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
-async def test_greedy_equals_transformers_generate(make_engine: Any, family: str) -> None:
+async def test_greedy_decoding_equals_transformers_generate(make_engine: Any, family: str) -> None:
     engine = make_engine(family)
     prompts = [prompt_of(12), prompt_of(33, start=40)]
     outputs = await asyncio.gather(*(engine.complete(prompt, max_tokens=24, temperature=0) for prompt in prompts))
@@ -172,7 +172,7 @@ async def test_greedy_equals_transformers_generate(make_engine: Any, family: str
         assert_exact(engine.model, output)
 
 
-async def test_a_seed_gives_the_same_answer_whatever_else_is_decoded(make_engine: Any) -> None:
+async def test_seeded_answer_does_not_depend_on_the_batch(make_engine: Any) -> None:
     engine = make_engine()
     prompt = prompt_of(20)
     alone = await engine.complete(prompt, max_tokens=30, seed=7)
@@ -186,7 +186,7 @@ async def test_a_seed_gives_the_same_answer_whatever_else_is_decoded(make_engine
 
 
 @pytest.mark.parametrize(("autocast", "head_dim"), [(False, 8), (True, 8), (False, 128)])
-async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(
+async def test_cpu_answers_are_bitwise_independent_of_the_batch(
     make_engine: Any, autocast: bool, head_dim: int
 ) -> None:
     async def talk(engine: Any, number: int, length: int) -> list[tuple[list[int], list[float]]]:
@@ -208,7 +208,7 @@ async def test_on_the_cpu_not_a_bit_depends_on_what_else_is_decoded(
     assert among == alone
 
 
-async def test_an_unseeded_request_can_be_repeated(make_engine: Any) -> None:
+async def test_unseeded_request_can_be_repeated(make_engine: Any) -> None:
     engine = make_engine()
     first = await engine.complete(prompt_of(9), max_tokens=25)
     again = await engine.complete(prompt_of(9), **first.sampling)
@@ -243,7 +243,7 @@ async def test_stop_token_ids_end_an_answer(make_engine: Any) -> None:
     assert output.finish_reason == "stop"
 
 
-async def test_a_short_request_joins_a_long_one_and_leaves_first(make_engine: Any) -> None:
+async def test_short_request_joins_a_long_one_and_finishes_first(make_engine: Any) -> None:
     engine = make_engine(max_concurrent=2)
     finished: list[str] = []
 
@@ -278,7 +278,7 @@ async def test_many_requests_with_different_settings_share_few_slots(make_engine
         ("Bert", {"is_decoder": True}, SlotDecoder),
     ],
 )
-async def test_other_architectures_are_exact_too(
+async def test_other_architectures_are_exact(
     make_engine: Any, family: str, options: dict[str, Any], decoder: type, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "rllm"):
@@ -311,12 +311,12 @@ async def test_other_architectures_are_exact_too(
         ),
     ],
 )
-def test_a_model_whose_tokens_see_later_ones_is_refused(make_engine: Any, family: str, options: dict[str, Any]) -> None:
+def test_model_with_bidirectional_attention_is_rejected(make_engine: Any, family: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="use a causal model"):
         make_engine(family, model_options=options)
 
 
-def test_a_model_that_hashes_at_random_is_refused(make_engine: Any, tokenizer: Any) -> None:
+def test_model_with_random_hashing_is_rejected(make_engine: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     config = ReformerConfig(
         vocab_size=len(tokenizer),
@@ -335,13 +335,13 @@ def test_a_model_that_hashes_at_random_is_refused(make_engine: Any, tokenizer: A
         make_engine(model=ReformerModelWithLMHead(config).eval())
 
 
-def test_a_model_that_wants_more_than_tokens_is_refused(make_engine: Any) -> None:
+def test_model_that_needs_more_than_tokens_is_rejected(make_engine: Any) -> None:
     options = {"default_language": None, "languages": ["en", "de"], "is_decoder": True}
     with pytest.raises(ConfigError, match=r"XmodForCausalLM .*Input language unknown"):
         make_engine("Xmod", model_options=options)
 
 
-async def test_publish_forgets_prefixes_and_counts_up(make_engine: Any) -> None:
+async def test_publish_clears_prefixes_and_increments_the_version(make_engine: Any) -> None:
     engine = make_engine()
     before = await engine.complete(prompt_of(40), max_tokens=10, ignore_eos=True)
     with engine.paused():
@@ -356,7 +356,7 @@ async def test_publish_forgets_prefixes_and_counts_up(make_engine: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
-async def test_an_answer_goes_on_under_new_weights_and_says_where(make_engine: Any, family: str) -> None:
+async def test_answer_continues_under_new_weights_and_records_where(make_engine: Any, family: str) -> None:
     engine = make_engine(family, max_concurrent=1)
     stream = engine.stream_model_response(USER, max_tokens=100, ignore_eos=True, stop=["a string that never comes"])
     waiting = asyncio.create_task(engine.complete(prompt_of(5), max_tokens=3, ignore_eos=True))
@@ -400,7 +400,7 @@ async def test_nothing_is_decoded_while_paused(make_engine: Any) -> None:
     await stream.aclose()
 
 
-async def test_streaming_equals_not_streaming(make_engine: Any) -> None:
+async def test_streamed_and_unstreamed_answers_are_equal(make_engine: Any) -> None:
     engine = make_engine()
     assert offers(engine, "stream_model_response")
     whole = await engine.get_model_response(USER, max_tokens=60, seed=5, ignore_eos=True)
@@ -414,7 +414,7 @@ async def test_streaming_equals_not_streaming(make_engine: Any) -> None:
     assert last.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
 
 
-async def test_tool_calls_are_read_in_the_templates_format(taught: Any) -> None:
+async def test_tool_calls_are_parsed_in_the_format_of_the_template(taught: Any) -> None:
     call = "<tool_call>\n<function=search>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>"
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "search", "parameters": schema}}]
@@ -445,7 +445,7 @@ def greedy_stream(engine: Any, **params: Any) -> Any:
     return engine.stream_model_response(USER, temperature=0, max_tokens=90, **params)
 
 
-async def test_a_stop_string_ends_the_text_and_its_ids_stay(taught: Any, tokenizer: Any) -> None:
+async def test_stop_string_ends_the_text_and_its_ids_are_kept(taught: Any, tokenizer: Any) -> None:
     engine = taught(USER, "one two three four")
     output = await engine.get_model_response(USER, temperature=0, max_tokens=40, stop=["zzz", "o th"])
     assert (output.text, output.finish_reason) == ("one tw", "stop")
@@ -482,7 +482,7 @@ async def test_cancelled_requests_free_their_slots(make_engine: Any) -> None:
     assert engine.stats()["live"] == engine.stats()["waiting"] == 0
 
 
-async def test_a_prompt_that_fills_the_context_is_refused_with_numbers(make_engine: Any) -> None:
+async def test_prompt_that_fills_the_context_is_rejected_with_numbers(make_engine: Any) -> None:
     engine = make_engine(max_length=32)
     with pytest.raises(PromptTooLongError, match=r"32 tokens, and model\.max_length=32"):
         await engine.complete(prompt_of(32))
@@ -502,7 +502,7 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_numbers(make_engi
         (["a"], "use a list of integers"),
     ],
 )
-async def test_a_prompt_that_is_no_tokens_is_refused_and_harms_nobody(make_engine: Any, ids: Any, said: str) -> None:
+async def test_invalid_prompt_is_rejected_without_affecting_other_calls(make_engine: Any, ids: Any, said: str) -> None:
     engine = make_engine()
     with pytest.raises(InferenceError, match=said) as refused:
         await engine.complete(ids)
@@ -510,7 +510,7 @@ async def test_a_prompt_that_is_no_tokens_is_refused_and_harms_nobody(make_engin
     assert (await engine.complete(np.array([5, 286]), max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]
 
 
-async def test_a_token_that_the_model_lacks_is_refused(new_model: Any, tokenizer: Any) -> None:
+async def test_unknown_token_id_is_rejected(new_model: Any, tokenizer: Any) -> None:
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens(["<image>"])
     engine = LocalEngine(new_model(), larger)
@@ -522,7 +522,7 @@ async def test_a_token_that_the_model_lacks_is_refused(new_model: Any, tokenizer
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_long_prompt_is_rendered_while_others_are_answered(
+async def test_long_prompt_is_rendered_while_others_are_answered(
     make_engine: Any, monkeypatch: Any, is_streamed: bool
 ) -> None:
     engine = make_engine()
@@ -545,7 +545,7 @@ async def test_a_long_prompt_is_rendered_while_others_are_answered(
         await refused
 
 
-async def test_without_messages_the_answer_is_its_text(make_engine: Any, tokenizer: Any) -> None:
+async def test_answer_to_a_prompt_of_ids_is_plain_text(make_engine: Any, tokenizer: Any) -> None:
     engine = make_engine()
     thinking = tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)
     output = await engine.complete(thinking, max_tokens=20, ignore_eos=True, seed=1)
@@ -555,7 +555,7 @@ async def test_without_messages_the_answer_is_its_text(make_engine: Any, tokeniz
     assert "".join(piece.text for piece in pieces[:-1]) == pieces[-1].text
 
 
-async def test_a_crash_fails_those_who_wait_and_those_who_come(make_engine: Any) -> None:
+async def test_crash_fails_waiting_and_later_requests(make_engine: Any) -> None:
     engine = make_engine(max_concurrent=1)
     engine.model.get_input_embeddings().weight.data = torch.zeros(1, 1)
     waiting = [engine.complete(prompt_of(5)), engine.complete(prompt_of(6))]
@@ -569,7 +569,9 @@ async def test_a_crash_fails_those_who_wait_and_those_who_come(make_engine: Any)
 
 @pytest.mark.parametrize("vocabulary", [300, 320])
 @pytest.mark.parametrize("temperature", [0, 1])
-async def test_nan_weights_are_named_and_not_sampled_from(make_engine: Any, vocabulary: int, temperature: int) -> None:
+async def test_nan_weights_are_reported_and_not_sampled_from(
+    make_engine: Any, vocabulary: int, temperature: int
+) -> None:
     engine = make_engine(model=build_model("Qwen3", vocabulary))
     with engine.paused(), torch.no_grad():
         engine.model.model.norm.weight.fill_(torch.nan)
@@ -578,7 +580,7 @@ async def test_nan_weights_are_named_and_not_sampled_from(make_engine: Any, voca
         await engine.complete(prompt_of(4), temperature=temperature)
 
 
-async def test_a_closed_engine_says_so(make_engine: Any) -> None:
+async def test_closed_engine_raises_an_error(make_engine: Any) -> None:
     engine = make_engine()
     stream = engine.stream_model_response(USER, max_tokens=400, ignore_eos=True)
     await anext(stream)
@@ -592,7 +594,7 @@ async def test_a_closed_engine_says_so(make_engine: Any) -> None:
         pass
 
 
-async def test_bad_requests_are_refused_with_the_reason(make_engine: Any) -> None:
+async def test_invalid_requests_are_rejected_with_the_reason(make_engine: Any) -> None:
     engine = make_engine()
     with pytest.raises(InferenceError, match="role") as caught:
         await engine.get_model_response([{"content": "hi"}])
@@ -621,7 +623,7 @@ async def test_longrope_limits_the_context(make_engine: Any, caplog: pytest.LogC
         make_engine("Phi3", model_options=options, max_length=33)
 
 
-async def test_unsupported_fields_are_logged_once_or_refused(
+async def test_unsupported_fields_are_logged_once_or_rejected(
     make_engine: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parameters, "_logged", set())
@@ -654,7 +656,7 @@ async def test_unsupported_fields_are_logged_once_or_refused(
         assert refused.value.param.startswith(name)
 
 
-def test_bad_settings_are_refused_at_once(make_engine: Any) -> None:
+def test_invalid_settings_are_rejected_at_once(make_engine: Any) -> None:
     with pytest.raises(ConfigError, match="max_concurrent=0"):
         make_engine(max_concurrent=0)
     with pytest.raises(ConfigError, match=r"model\.max_length=513: .* context of 512 tokens; use 2 to 512"):

@@ -22,7 +22,7 @@ def folder(tmp_path: Path, new_model: Any, tokenizer: Any) -> Path:
     return tmp_path / "model"
 
 
-def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+def test_gguf_is_rejected_with_the_way_to_convert_it(tmp_path: Path) -> None:
     file = tmp_path / "small.Q4_K_M.gguf"
     file.write_bytes(b"GGUF")
     for source in (file, tmp_path):
@@ -33,20 +33,20 @@ def test_gguf_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left_out", "lacks"), [("model.safetensors", "weights"), ("tokenizer.json", "a tokenizer")])
-def test_a_folder_that_lacks_a_part_is_refused(folder: Path, left_out: str, lacks: str) -> None:
+def test_incomplete_folder_is_rejected(folder: Path, left_out: str, lacks: str) -> None:
     (folder / left_out).unlink()
     with pytest.raises(ConfigError, match=f"lacks {lacks}"):
         check_source(folder)
 
 
-def test_weights_that_were_cut_off_are_refused(folder: Path) -> None:
+def test_truncated_weights_are_rejected(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(ConfigError, match=r"cut off: model\.safetensors"):
         check_source(folder)
 
 
-def test_a_base_model_needs_a_chat_template(folder: Path, tokenizer: Any) -> None:
+def test_base_model_needs_a_chat_template(folder: Path, tokenizer: Any) -> None:
     plain = deepcopy(tokenizer)
     plain.chat_template = None
     (folder / "chat_template.jinja").unlink()
@@ -55,7 +55,7 @@ def test_a_base_model_needs_a_chat_template(folder: Path, tokenizer: Any) -> Non
         check_source(folder)
 
 
-def test_a_tokenizer_of_another_model_is_refused(folder: Path, tokenizer: Any) -> None:
+def test_tokenizer_of_another_model_is_rejected(folder: Path, tokenizer: Any) -> None:
     """One whose further tokens are in no prompt is not: Gemma 3 1B has a token for images."""
     larger = deepcopy(tokenizer)
     larger.add_tokens(["<|unused|>"])
@@ -71,7 +71,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tokenizer: Any) -
         LocalEngine(loaded.model, loaded.tokenizer)
 
 
-def test_quantised_weights_take_an_adapter_only(folder: Path) -> None:
+def test_quantised_weights_require_an_adapter(folder: Path) -> None:
     about = json.loads((folder / "config.json").read_text())
     about["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(about))
@@ -79,7 +79,7 @@ def test_quantised_weights_take_an_adapter_only(folder: Path) -> None:
         check_source(folder, trains_all=True)
 
 
-def test_code_of_a_model_is_not_run(folder: Path) -> None:
+def test_remote_code_of_a_model_is_not_run(folder: Path) -> None:
     about = json.loads((folder / "config.json").read_text())
     about |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnModel"}}
     (folder / "config.json").write_text(json.dumps(about))
@@ -88,7 +88,7 @@ def test_code_of_a_model_is_not_run(folder: Path) -> None:
         check_source(folder)
 
 
-async def test_the_token_that_the_template_ends_answers_with_ends_them(
+async def test_end_token_of_the_template_ends_answers(
     folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in models converted from GGUF, whose tokenizer names the beginning of a turn as eos, and no pad token."""
@@ -107,9 +107,7 @@ async def test_the_token_that_the_template_ends_answers_with_ends_them(
     engine.close()
 
 
-def test_an_end_that_the_files_list_is_not_remarked_on(
-    folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_listed_end_token_is_not_logged(folder: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     loaded = load_model(folder, device="cpu")
     with caplog.at_level(logging.WARNING):
         LocalEngine(loaded.model, loaded.tokenizer).close()

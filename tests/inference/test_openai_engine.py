@@ -46,7 +46,7 @@ async def answer(server: ScriptedServer, *, settings: Any = None, **params: Any)
         return await engine.get_model_response(ASK, **params)
 
 
-async def test_an_answer_has_the_tokens_that_were_sampled(server: ScriptedServer) -> None:
+async def test_answer_has_the_sampled_tokens(server: ScriptedServer) -> None:
     output = await answer(server)
     (sampled,) = server.engine.outputs
     assert (output.text, output.finish_reason) == ("four", "stop")
@@ -92,7 +92,7 @@ async def test_every_sampling_parameter_is_sent(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("default", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("asked", ["max_tokens", "max_completion_tokens"])
-async def test_a_calls_limit_replaces_the_default_under_either_name(
+async def test_limit_of_a_call_replaces_the_default_under_either_name(
     server: ScriptedServer, default: str, asked: str
 ) -> None:
     output = await answer(server, settings={"sampling_params": {default: 4}}, **{asked: 2})
@@ -100,7 +100,7 @@ async def test_a_calls_limit_replaces_the_default_under_either_name(
     assert (await answer(server, settings={"sampling_params": {default: 4}})).sampling["max_tokens"] == 4
 
 
-async def test_openai_itself_is_sent_only_what_it_knows(server: ScriptedServer) -> None:
+async def test_openai_kind_sends_only_supported_fields(server: ScriptedServer) -> None:
     output = await answer(server, settings={"kind": "openai"}, seed=1)
     (sent,) = server.requests
     assert sent.keys() == {"model", "messages", "logprobs", "temperature", "top_p", "seed"}
@@ -108,7 +108,7 @@ async def test_openai_itself_is_sent_only_what_it_knows(server: ScriptedServer) 
     assert output.metrics["completion_tokens"] == 5.0
 
 
-async def test_at_openais_own_address_it_sends_only_what_openai_knows(
+async def test_openai_address_gets_only_supported_fields(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.base_url.removesuffix("/v1"))
@@ -121,7 +121,7 @@ async def test_at_openais_own_address_it_sends_only_what_openai_knows(
     assert more - known == {"return_token_ids", "top_k"}
 
 
-async def test_what_is_in_extra_body_is_sent(server: ScriptedServer) -> None:
+async def test_extra_body_is_sent(server: ScriptedServer) -> None:
     unthinking = {"chat_template_kwargs": {"enable_thinking": False}, "priority": 3, "top_k": 7}
     output = await answer(server, settings={"sampling_params": {"extra_body": unthinking, "temperature": 0.5}})
     await answer(server, extra_body={"min_p": 0.1}, top_k=5)
@@ -131,7 +131,7 @@ async def test_what_is_in_extra_body_is_sent(server: ScriptedServer) -> None:
     assert output.sampling["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-async def test_tools_and_reasoning_come_through() -> None:
+async def test_tools_and_reasoning_are_passed_through() -> None:
     said = {"content": "so", "reasoning": "hm", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
     with ScriptedServer(ScriptedEngine([said])) as server:
         output = await answer(server, settings={"tools": [ADD]})
@@ -156,9 +156,7 @@ async def test_tools_and_reasoning_come_through() -> None:
         ("malformed", 502, "JSON .*chatcmpl-1"),
     ],
 )
-async def test_a_server_that_is_ill_is_worth_another_try(
-    server: ScriptedServer, fault: Fault, status: int, said: str
-) -> None:
+async def test_server_errors_are_transient(server: ScriptedServer, fault: Fault, status: int, said: str) -> None:
     server.fault = fault
     with pytest.raises(InferenceError, match=said) as raised:
         await answer(server)
@@ -166,26 +164,26 @@ async def test_a_server_that_is_ill_is_worth_another_try(
     assert is_transient(raised.value)
 
 
-async def test_it_is_asked_again(server: ScriptedServer) -> None:
+async def test_failed_request_is_retried(server: ScriptedServer) -> None:
     server.fault = "error"
     with pytest.raises(InferenceError):
         await answer(server, settings={"api_retries": 1})
     assert len(server.requests) == 2
 
 
-async def test_tokens_that_contradict_each_other_stop_everything(server: ScriptedServer) -> None:
+async def test_contradicting_tokens_raise_an_error(server: ScriptedServer) -> None:
     server.fault = "mismatch"
     with pytest.raises(TokenMismatchError, match=r"5 ids .* has 4 entries"):
         await answer(server)
 
 
-async def test_a_server_without_ids_gives_an_untrainable_answer(server: ScriptedServer) -> None:
+async def test_answer_without_ids_is_untrainable(server: ScriptedServer) -> None:
     server.fault = "no_tokens"
     output = await answer(server)
     assert (output.text, output.prompt_ids, output.completion_ids, output.logprobs) == ("four", [], [], [])
 
 
-async def test_a_prompt_that_is_too_long_says_so() -> None:
+async def test_overlong_prompt_is_reported() -> None:
     with (
         ScriptedServer(ScriptedEngine(["x"], context_length=8)) as server,
         pytest.raises(PromptTooLongError, match=r"the server answered 400: .* context length is 8") as raised,
@@ -194,13 +192,13 @@ async def test_a_prompt_that_is_too_long_says_so() -> None:
     assert not is_transient(raised.value)
 
 
-async def test_a_server_that_is_gone_is_named(server: ScriptedServer) -> None:
+async def test_unreachable_server_is_reported(server: ScriptedServer) -> None:
     server.stop()
     with pytest.raises(InferenceError, match=r"http://127.0.0.1:\d+/v1/ cannot be reached"):
         await answer(server)
 
 
-async def test_a_server_that_takes_too_long_is_named() -> None:
+async def test_slow_server_is_reported() -> None:
     with (
         ScriptedServer(ScriptedEngine(["x"], latency_s=60)) as server,
         pytest.raises(InferenceError, match=r"timeout_s=0.05"),
@@ -209,7 +207,7 @@ async def test_a_server_that_takes_too_long_is_named() -> None:
 
 
 @pytest.mark.parametrize("body", ["[]", "null", '"x"', "{}", '{"choices": [null]}', '{"choices": [{"message": 3}]}'])
-async def test_an_answer_of_another_shape_is_shown(server: ScriptedServer, body: str) -> None:
+async def test_answer_in_another_format_is_quoted_in_the_error(server: ScriptedServer, body: str) -> None:
     async def odd(request: Any) -> Any:
         return Response(body, media_type="application/json")
 
@@ -220,7 +218,7 @@ async def test_an_answer_of_another_shape_is_shown(server: ScriptedServer, body:
         await engine.close()
 
 
-def test_one_engine_serves_one_event_loop_after_another(server: ScriptedServer) -> None:
+def test_engine_can_be_used_from_several_event_loops(server: ScriptedServer) -> None:
     engine = OpenAIEngine("scripted", base_url=server.base_url, api_retries=0)
 
     async def ask() -> str:
@@ -240,12 +238,12 @@ def test_one_engine_serves_one_event_loop_after_another(server: ScriptedServer) 
     first.close()
 
 
-def test_wrong_settings_are_named() -> None:
+def test_invalid_settings_are_reported() -> None:
     with pytest.raises(ConfigError, match="base_url='localhost:8000': use an address such as http://"):
         OpenAIEngine("m", base_url="localhost:8000")
 
 
-async def test_a_wrong_parameter_is_named(server: ScriptedServer) -> None:
+async def test_invalid_parameter_is_reported(server: ScriptedServer) -> None:
     with pytest.raises(ConfigError, match="temperature=-1"):
         await answer(server, temperature=-1.0)
     assert server.requests == []

@@ -22,7 +22,7 @@ SHAPES = [(256, 1024), (300, 32), (896, 896), (2, 7), (1, 64)]
 )
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_are_those_of_the_layer(
+def test_packed_products_equal_those_of_the_layer(
     dtype: torch.dtype, tolerance: float, outputs: int, inputs: int, bias: bool
 ) -> None:
     linear = nn.Linear(inputs, outputs, bias=bias)
@@ -36,7 +36,7 @@ def test_products_are_those_of_the_layer(
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=IN_BFLOAT16)])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES[:3])
-def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dtype, outputs: int, inputs: int) -> None:
+def test_result_of_a_row_does_not_depend_on_other_rows(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     torch.manual_seed(0)
     packed = PackedLinear(nn.Linear(inputs, outputs), dtype)
     rows = torch.randn(200, inputs)
@@ -48,7 +48,7 @@ def test_a_row_comes_out_the_same_whatever_other_rows_there_are(dtype: torch.dty
             assert torch.equal(packed(rows[-count:]), expected[-count:]), count
 
 
-def test_a_packed_model_shares_tensors_and_follows_updates(new_model: Any) -> None:
+def test_packed_model_shares_tensors_and_follows_updates(new_model: Any) -> None:
     model = new_model(tie_word_embeddings=False)
     assert can_pack(model)
     packed = PackedModel(model)
@@ -64,7 +64,7 @@ def test_a_packed_model_shares_tensors_and_follows_updates(new_model: Any) -> No
         torch.testing.assert_close(packed.module(ids).logits, 2 * before, atol=1e-4, rtol=0)
 
 
-def test_what_is_not_in_float32_on_a_cpu_is_left_alone(new_model: Any) -> None:
+def test_only_float32_models_on_a_cpu_are_packed(new_model: Any) -> None:
     assert not can_pack(new_model().to(torch.bfloat16))
     assert not can_pack(new_model().to("meta"))
 
@@ -82,12 +82,12 @@ with torch.no_grad():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU is such a one")
-def test_a_cpu_without_products_in_bfloat16_does_them_in_float32() -> None:
+def test_cpu_without_bfloat16_products_uses_float32() -> None:
     subprocess.run([sys.executable, "-c", OLD], env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True)
 
 
 @pytest.mark.parametrize("width", [91, 4864])
-def test_an_activation_does_not_depend_on_other_rows(width: int) -> None:
+def test_activation_does_not_depend_on_other_rows(width: int) -> None:
     activation = RowwiseActivation(nn.SiLU())
     rows = 3 * torch.randn(16, width, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
@@ -100,6 +100,6 @@ def test_an_activation_does_not_depend_on_other_rows(width: int) -> None:
     assert torch.equal(together, torch.stack(apart))
 
 
-def test_a_packed_model_wraps_its_activations(new_model: Any) -> None:
+def test_packed_model_wraps_its_activations(new_model: Any) -> None:
     mlp = PackedModel(new_model("Qwen3")).module.model.layers[0].mlp
     assert isinstance(mlp.act_fn, RowwiseActivation)

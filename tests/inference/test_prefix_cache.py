@@ -32,7 +32,7 @@ def cache_of(blocks: int) -> PrefixCache:
     return PrefixCache(SHAPE, max_bytes=blocks * BLOCK * SHAPE.bytes_per_token)
 
 
-def test_what_was_stored_comes_back_block_by_block() -> None:
+def test_stored_blocks_are_returned_one_by_one() -> None:
     cache = cache_of(100)
     ids = list(range(3 * BLOCK + 2))
     remember(cache, ids)
@@ -44,7 +44,7 @@ def test_what_was_stored_comes_back_block_by_block() -> None:
     assert recall(cache, ids).shape[4] == 0
 
 
-def test_the_least_recently_used_end_is_given_up_first() -> None:
+def test_least_recently_used_leaf_is_evicted_first() -> None:
     cache = cache_of(4)
     first, second = [1] * 2 * BLOCK, [2] * 2 * BLOCK
     remember(cache, first)
@@ -54,7 +54,7 @@ def test_the_least_recently_used_end_is_given_up_first() -> None:
     assert [recall(cache, ids).shape[4] for ids in (first, second)] == [2 * BLOCK, BLOCK]
 
 
-def test_a_block_that_is_still_being_computed_is_not_ready() -> None:
+def test_block_that_is_being_computed_is_not_ready() -> None:
     cache = cache_of(10)
     ids = [5] * 2 * BLOCK
     made = cache.extend(ids, [])
@@ -64,7 +64,7 @@ def test_a_block_that_is_still_being_computed_is_not_ready() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=30), st.integers(0, 8))
-def test_whatever_is_found_is_right(block_lists: list[list[int]], blocks: int) -> None:
+def test_found_prefixes_are_correct(block_lists: list[list[int]], blocks: int) -> None:
     cache = cache_of(blocks)
     for kinds in block_lists:
         ids = [kind + 1 for kind in kinds for _ in range(BLOCK)]

@@ -24,7 +24,7 @@ def decoder_of(model: Any) -> SlotDecoder:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["Qwen3", "Llama", "GPT2"])
-def test_logits_are_those_of_the_model(new_model: Any, family: str) -> None:
+def test_logits_equal_those_of_the_model(new_model: Any, family: str) -> None:
     model = new_model(family)
     decoder = decoder_of(model)
     prompts = [LONG, SHORT, LONG, LONGER, LONG]
@@ -40,7 +40,7 @@ def test_logits_are_those_of_the_model(new_model: Any, family: str) -> None:
 
 
 @torch.no_grad()
-def test_not_a_bit_depends_on_who_shares_the_prompt(new_model: Any) -> None:
+def test_results_are_bitwise_independent_of_shared_prompts(new_model: Any) -> None:
     model = new_model("Llama")
 
     def logits(prompts: list[list[int]]) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_not_a_bit_depends_on_who_shares_the_prompt(new_model: Any) -> None:
 
 
 @torch.no_grad()
-def test_the_states_of_a_prompt_are_kept_once(new_model: Any) -> None:
+def test_states_of_a_prompt_are_stored_once(new_model: Any) -> None:
     decoder = decoder_of(new_model("Qwen3"))
     num_bytes = []
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_the_states_of_a_prompt_are_kept_once(new_model: Any) -> None:
 
 
 @torch.no_grad()
-def test_a_later_turn_starts_from_an_answer_whose_prompt_was_shared(new_model: Any) -> None:
+def test_later_turn_starts_from_an_answer_with_a_shared_prompt(new_model: Any) -> None:
     model = new_model("Qwen3")
     decoder = decoder_of(model)
     answer = [30 + i for i in range(20)]

@@ -33,9 +33,7 @@ def draw(
         (SamplingParams(top_p=0.85), torch.tensor([2.0, 1.0, 0.5, -torch.inf, -torch.inf]).softmax(-1)),
     ],
 )
-def test_tokens_follow_the_distribution_and_logprobs_are_its_own(
-    params: SamplingParams, expected: torch.Tensor
-) -> None:
+def test_tokens_follow_the_distribution_of_their_logprobs(params: SamplingParams, expected: torch.Tensor) -> None:
     tokens, logprobs = draw(params)
     counts = torch.bincount(tokens, minlength=len(LOGITS)).double()
     possible = expected > 0
@@ -45,7 +43,7 @@ def test_tokens_follow_the_distribution_and_logprobs_are_its_own(
     torch.testing.assert_close(logprobs.float(), expected.log()[tokens], atol=1e-5, rtol=0)
 
 
-def test_greedy_rows_report_the_models_own_logprob() -> None:
+def test_greedy_rows_report_the_logprob_of_the_model() -> None:
     rows = [SamplingParams(temperature=0, top_k=1), SamplingParams(temperature=2.0)]
     settings = RowSettings.of(rows, [1, 2], len(LOGITS), LOGITS.device)
     tokens, logprobs, _ = sample(LOGITS.expand(2, -1), settings, np.zeros(2, dtype=np.uint64))
@@ -56,7 +54,7 @@ def test_greedy_rows_report_the_models_own_logprob() -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"top_p": 0.5}, {"top_k": 2}, {"top_k": 2, "top_p": 1e-300}])
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 1e-8])
-def test_the_coldest_rows_take_the_most_probable_token(temperature: float, limits: dict[str, Any]) -> None:
+def test_lowest_temperatures_take_the_most_probable_token(temperature: float, limits: dict[str, Any]) -> None:
     rows = [SamplingParams(temperature=temperature, **limits), SamplingParams()]
     settings = RowSettings.of(rows, [1, 2], 4, torch.device("cpu"))
     logits = torch.tensor([[-2e4, 0.0, 1e4, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
@@ -65,7 +63,7 @@ def test_the_coldest_rows_take_the_most_probable_token(temperature: float, limit
     assert logprobs[1].exp() == pytest.approx(0.25)
 
 
-def test_likeliest_tokens_come_from_the_sampled_distribution() -> None:
+def test_top_logprobs_come_from_the_sampled_distribution() -> None:
     rows = [SamplingParams(temperature=2.0), SamplingParams(top_k=2), SamplingParams(temperature=0)]
     settings = RowSettings.of(rows, [1, 2, 3], len(LOGITS), LOGITS.device)
     tokens, logprobs, probabilities = sample(LOGITS.expand(3, -1), settings, np.zeros(3, dtype=np.uint64))
@@ -78,21 +76,21 @@ def test_likeliest_tokens_come_from_the_sampled_distribution() -> None:
         assert dict(top)[token] == logprob
 
 
-def test_impossible_tokens_are_never_drawn() -> None:
+def test_impossible_tokens_are_never_sampled() -> None:
     logits = torch.full((300,), -torch.inf)
     logits[[7, 200]] = 0.0
     tokens, _ = draw(SamplingParams(), logits, draws=2_000)
     assert set(tokens.tolist()) == {7, 200}
 
 
-def test_tokens_are_drawn_by_inversion() -> None:
+def test_tokens_are_sampled_by_inversion() -> None:
     uniform = np.array([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53])
     probabilities = torch.tensor([0.25, 0.0, 0.5, 0.25]).expand(len(uniform), -1)
     assert sampling.draw(probabilities, uniform).tolist() == [0, 0, 2, 2, 3, 3]
 
 
 @given(st.integers(1, 300), st.integers(0, 9))
-def test_drawing_by_blocks_is_drawing_from_all(vocabulary: int, seed: int) -> None:
+def test_blockwise_sampling_equals_sampling_from_all(vocabulary: int, seed: int) -> None:
     probabilities = (4 * torch.randn(50, vocabulary, generator=torch.Generator().manual_seed(seed))).softmax(-1)
     uniform = np.random.default_rng(seed).random(50)
     ends = probabilities.double().cumsum(-1)
@@ -100,7 +98,7 @@ def test_drawing_by_blocks_is_drawing_from_all(vocabulary: int, seed: int) -> No
     assert (sampling.draw(probabilities, uniform) == expected).float().mean() >= 0.98  # but for the last bits
 
 
-def test_top_k_leaves_unrestricted_rows_alone() -> None:
+def test_top_k_does_not_affect_unrestricted_rows() -> None:
     kept = keep_top_k(LOGITS.expand(2, -1), torch.tensor([1, 5]))
     assert kept.isfinite().sum(-1).tolist() == [1, 5]
 
@@ -126,7 +124,7 @@ def test_top_p_keeps_the_smallest_sufficient_set(values: list[float], top_p: flo
         assert probabilities[kept].min() >= probabilities[~kept].max()
 
 
-def test_uniforms_depend_on_seed_and_counter_only() -> None:
+def test_uniforms_depend_only_on_seed_and_counter() -> None:
     seeds = streams(np.array([1, 2, 1], dtype=np.uint64))
     first = uniforms(seeds, np.array([0, 0, 1], dtype=np.uint64))
     assert len(set(first.tolist())) == 3
@@ -136,7 +134,7 @@ def test_uniforms_depend_on_seed_and_counter_only() -> None:
     assert many.mean() == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_greedy_rows_logprob_does_not_depend_on_other_rows() -> None:
+def test_logprob_of_a_greedy_row_does_not_depend_on_other_rows() -> None:
     logits = 3 * torch.randn(40, 1000, generator=torch.Generator().manual_seed(0))
 
     def logprobs(other: SamplingParams) -> torch.Tensor:

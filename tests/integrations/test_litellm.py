@@ -40,11 +40,11 @@ def proxied(headers=(), **call):
         (proxied({"authorization": "Bearer rllm-a"}, litellm_session_id="my session"), "a"),
     ],
 )
-def test_a_session_is_named_by_header_metadata_or_key(call, session_id):
+def test_session_is_named_by_header_metadata_or_key(call, session_id):
     assert bridge.session_of(call, bridge.headers_of(call)) == session_id
 
 
-async def test_a_call_is_led_through_a_gateway_that_keeps_the_key_of_the_upstream():
+async def test_call_is_redirected_through_a_gateway_with_the_upstream_key():
     store = MemoryTraceStore()
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         detours = bridge.Detours(store)
@@ -71,7 +71,7 @@ async def test_a_call_is_led_through_a_gateway_that_keeps_the_key_of_the_upstrea
     assert [len(trace.response_ids), trace.error] == [6, None]
 
 
-async def test_what_is_no_vllm_passes_by_and_is_named_once(caplog):
+async def test_non_vllm_models_are_skipped_and_logged_once(caplog):
     detours = bridge.Detours(MemoryTraceStore())
     call = proxied(model="openai/gpt", api_base="http://127.0.0.1:1/v1")
     with caplog.at_level(logging.WARNING):
@@ -82,13 +82,13 @@ async def test_what_is_no_vllm_passes_by_and_is_named_once(caplog):
     ]
 
 
-async def test_an_address_that_is_none_is_an_error():
+async def test_invalid_address_is_an_error():
     detours = bridge.Detours(MemoryTraceStore())
     with pytest.raises(ConfigError, match="'nowhere'"):
         await detours.redirect(proxied(model="openai/m", api_base="nowhere", model_info={"rllm": True}))
 
 
-async def test_a_name_that_is_none_of_a_session_is_an_error():
+async def test_invalid_session_id_is_an_error():
     detours = bridge.Detours(MemoryTraceStore())
     call = proxied({"x-rllm-session": "a/b"}, model="hosted_vllm/m", api_base="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="session id 'a/b'"):
@@ -96,7 +96,7 @@ async def test_a_name_that_is_none_of_a_session_is_an_error():
     detours.close()
 
 
-def test_without_litellm_its_extra_is_named(monkeypatch):
+def test_missing_litellm_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "litellm.integrations.custom_logger", None)
     monkeypatch.setitem(sys.modules, "litellm", None)
     with pytest.raises(MissingDependencyError, match=r"rllm\[litellm\]"):

@@ -121,7 +121,7 @@ def tokens_of(traces):
 @pytest.mark.parametrize("model", ["captured", "marked"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 2])
-def test_traces_hold_the_very_tokens_that_the_engine_sampled(proxy, upstream, model, stream, n):
+def test_traces_hold_the_exact_sampled_tokens(proxy, upstream, model, stream, n):
     content = f"say-{model}-{stream}-{n}"
     answer = ask(proxy, content, content, model=model, stream=stream, n=n, temperature=0.5)
     answer_id = events_of(answer)[0]["id"] if stream else answer.json()["id"]
@@ -133,7 +133,7 @@ def test_traces_hold_the_very_tokens_that_the_engine_sampled(proxy, upstream, mo
     assert [trace.messages for trace in traces] == [[{"role": "user", "content": content}]] * n
 
 
-def test_a_streamed_call_gives_the_trace_of_one_that_is_not(proxy):
+def test_streamed_and_unstreamed_calls_give_equal_traces(proxy):
     for asked in ("tool", "think"):
         for stream in (False, True):
             assert ask(proxy, f"{asked}-{stream}", asked, stream=stream).status_code == 200
@@ -145,7 +145,7 @@ def test_a_streamed_call_gives_the_trace_of_one_that_is_not(proxy):
         assert (whole.response.get("tool_calls") or None) == streamed.response.get("tool_calls")
 
 
-def test_later_turns_follow_earlier_ones(proxy):
+def test_later_turns_continue_earlier_ones(proxy):
     first = ask(proxy, "turns", "one").json()
     said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "You said: one."}]
     second = ask(proxy, "turns", "one", messages=[*said, {"role": "user", "content": "two"}]).json()
@@ -153,7 +153,7 @@ def test_later_turns_follow_earlier_ones(proxy):
     assert [(trace.id, trace.parent_id) for trace in traces] == [(first["id"], None), (second["id"], first["id"])]
 
 
-def test_a_stream_that_its_client_leaves_keeps_what_was_sampled(proxy, upstream):
+def test_stream_abandoned_by_its_client_keeps_sampled_tokens(proxy, upstream):
     body = {"model": "captured", "messages": [{"role": "user", "content": "never ends"}], "stream": True}
     upstream.fault = "stall"
     try:
@@ -170,7 +170,7 @@ def test_a_stream_that_its_client_leaves_keeps_what_was_sampled(proxy, upstream)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fault", "reason"), [("error", "the engine core has died"), ("mismatch", "log-probabilit")])
-def test_a_call_that_fails_is_recorded_with_its_reason(proxy, upstream, fault, reason, stream):
+def test_failed_call_is_recorded_with_its_reason(proxy, upstream, fault, reason, stream):
     upstream.fault = fault
     try:
         answer = ask(proxy, f"{fault}-{stream}", "hi", stream=stream)
@@ -183,7 +183,7 @@ def test_a_call_that_fails_is_recorded_with_its_reason(proxy, upstream, fault, r
     assert all(reason in trace.error for trace in traces)
 
 
-def test_a_session_is_named_as_the_gateway_reads_it(proxy):
+def test_session_is_named_like_in_the_gateway(proxy):
     ask(proxy, "", "key", headers={"authorization": "Bearer rllm-by-key"})
     ask(proxy, "", "metadata", metadata={"rllm_session": "by-metadata"})
     ask(proxy, "by-header", "header", headers={"x-rllm-metadata": '{"agent": "solver"}'})
@@ -201,7 +201,7 @@ def test_a_session_is_named_as_the_gateway_reads_it(proxy):
         ("/v1/responses", {"input": "hi"}),
     ],
 )
-def test_what_litellm_translates_is_captured_once(proxy, path, body, stream):
+def test_calls_translated_by_litellm_are_captured_once(proxy, path, body, stream):
     name = f"{path.rpartition('/')[2]}-{stream}"
     headers = {"x-rllm-session": name, "anthropic-version": "2023-06-01"}
     answer = proxy[0].post(path, json={"model": "captured", "stream": stream, **body}, headers=headers)
@@ -211,7 +211,7 @@ def test_what_litellm_translates_is_captured_once(proxy, path, body, stream):
     assert len(trace.response_ids) == len("You said: hi.") + 1
 
 
-async def test_as_an_upstream_it_serves_evaluation_and_training_is_refused(proxy, upstream):
+async def test_litellm_upstream_serves_evaluation_and_rejects_training(proxy, upstream):
     """A provider behind LiteLLM gives no token ids; `upstream` is told to be one."""
     from openai import AsyncOpenAI
 

@@ -25,7 +25,7 @@ luck gets this far once in thirty thousand times."""
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_policy_improves(name: str, seed: int, beginner: Path, tmp_path: Path) -> None:
+def test_policy_improves(name: str, seed: int, beginner: Path, tmp_path: Path) -> None:
     curve = curve_of(train(name, seed, policy=beginner, run_dir=tmp_path))
     keep(name, seed, curve)
     first, *_, last = curve.values()
@@ -44,7 +44,7 @@ class Coin(Algorithm):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
-def test_without_rewards_it_does_not(seed: int, beginner: Path, tmp_path: Path) -> None:
+def test_policy_does_not_improve_without_rewards(seed: int, beginner: Path, tmp_path: Path) -> None:
     first, *_, last = curve_of(train(f"{__name__}:Coin", seed, policy=beginner, run_dir=tmp_path)).values()
     assert last < first + MARGIN
 
@@ -61,7 +61,7 @@ PATIENT = [
 
 
 @pytest.mark.learning
-def test_a_critic_learns_to_tell_right_from_wrong_beginnings(beginner: Path, tmp_path: Path) -> None:
+def test_critic_distinguishes_right_from_wrong_beginnings(beginner: Path, tmp_path: Path) -> None:
     lines = train("ppo", 0, policy=beginner, run_dir=tmp_path, settings=PATIENT)
     assert len(set(curve_of(lines).values())) == 1, "the policy waits"
     explained = [line["critic/explained_variance"] for line in lines if "critic/explained_variance" in line]
@@ -69,7 +69,7 @@ def test_a_critic_learns_to_tell_right_from_wrong_beginnings(beginner: Path, tmp
     assert fmean(explained[-4:]) > 0.25, "knowing the mean reward alone explains nothing"
 
 
-def test_the_teacher_is_right_as_often_as_it_says() -> None:
+def test_teacher_has_the_stated_accuracy() -> None:
     rows = {task["question"]: task for split in tasks(seed=0) for task in split}
     said = islice(conversations(0, starts_rightly=STARTS_RIGHTLY), 4000)
     right = fmean(reward(rows[question["content"]], answer["content"]) for question, answer in said)

@@ -10,6 +10,6 @@ from .named import TRAININGS
 
 
 @pytest.mark.learning
-def test_a_policy_learns_to_cross_the_lake(tmp_path: Path) -> None:
+def test_policy_learns_to_cross_the_lake(tmp_path: Path) -> None:
     first, *_, last = TRAININGS["gymnasium"].run(tmp_path / "run")
     assert first < 0.4 < 0.7 < last

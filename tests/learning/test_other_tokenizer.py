@@ -28,7 +28,7 @@ def _joined(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
 
 
 @pytest.mark.learning
-def test_it_learns_from_pieces_of_text(tmp_path: Path) -> None:
+def test_distillation_across_tokenizers_improves_the_policy(tmp_path: Path) -> None:
     skill = partial(_joined, starts_rightly=1.0)
     policy = tiny_policy(skill, partial(_joined, starts_rightly=STARTS_RIGHTLY), recipe=replace(RECIPE, vocab_size=264))
     teacher = tiny_policy(skill, skill, recipe=RECIPE)

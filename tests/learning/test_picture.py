@@ -21,7 +21,7 @@ def curves() -> Curves:
     return numbers
 
 
-def test_it_has_every_registered_algorithm_with_all_its_seeds(curves: Curves) -> None:
+def test_picture_has_every_registered_algorithm_with_all_seeds(curves: Curves) -> None:
     seeds = {str(seed) for seed in SEEDS}
     assert {name: set(drawn) for name, drawn in curves.items()} == dict.fromkeys(NAMES, seeds)
 
@@ -31,6 +31,6 @@ def test_all_curves_are_measured_after_the_same_steps(curves: Curves) -> None:
     assert measured == {tuple(str(step) for step in range(0, NUM_STEPS + 1, EVAL_EVERY))}
 
 
-def test_it_is_drawn_from_the_numbers(curves: Curves) -> None:
+def test_picture_is_drawn_from_the_numbers(curves: Curves) -> None:
     draw = run_path(str(ROOT / "benchmarks" / "learning.py"))["draw"]
     assert (ROOT / "docs" / "learning.svg").read_text() == draw(curves)

@@ -33,7 +33,7 @@ def _both(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
 
 
 @pytest.mark.learning
-def test_it_learns_what_the_examples_show_without_any_reward(tmp_path: Path) -> None:
+def test_policy_learns_from_examples_without_rewards(tmp_path: Path) -> None:
     beginner = tiny_policy(
         partial(_both, starts_rightly=1.0),
         partial(_both, starts_rightly=STARTS_RIGHTLY),

@@ -41,7 +41,7 @@ def content_of(name: str, answer: Any) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_random_calls_are_read_as_they_were_made(name: str) -> None:
+def test_random_calls_are_parsed_as_written(name: str) -> None:
     template_with_calls(name)
     for printed in printed_calls(name, 12):
         answer = read(name, printed.ids, printed.prompt_ids)
@@ -50,7 +50,7 @@ def test_random_calls_are_read_as_they_were_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_reasoning_before_a_call_is_read_as_such(name: str) -> None:
+def test_reasoning_before_a_call_is_parsed(name: str) -> None:
     template = template_with_calls(name)
     call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": '{"text": "figs"}'}}
     message = {"role": "assistant", "content": "", "reasoning_content": "I count them.", "tool_calls": [call]}

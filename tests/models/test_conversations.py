@@ -131,7 +131,7 @@ def drawn(template: ChatTemplate, number: int) -> Iterator[tuple[set[str], list[
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_begin_with_the_turns_before_them(name: str) -> None:
+def test_prompts_begin_with_earlier_turns(name: str) -> None:
     if template_folder() is None:
         pytest.skip("run `make test-models`")
     tokenizer = tokenizer_for(name)

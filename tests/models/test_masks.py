@@ -188,7 +188,7 @@ def written_after(request: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_learned_spans_are_those_of_the_reference(template: str, conversation: str) -> None:
+def test_trained_spans_equal_the_reference(template: str, conversation: str) -> None:
     if words := REFUSED.get((template, conversation)):
         with pytest.raises(ConfigError, match=words):
             learned(template, conversation)
@@ -206,7 +206,7 @@ def test_learned_spans_are_those_of_the_reference(template: str, conversation: s
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_a_single_answer_is_learned_like_the_last_one(template: str, conversation: str) -> None:
+def test_single_answer_is_trained_like_the_last_one(template: str, conversation: str) -> None:
     if REFUSED.get((template, conversation)):
         return
     messages = CONVERSATIONS[conversation]

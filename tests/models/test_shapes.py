@@ -58,7 +58,7 @@ def in_order(text: str, *marks: str) -> bool:
     return -1 not in places and places == sorted(places)
 
 
-def test_a_plain_conversation_is_printed_in_order(template: str, tokenizer: Any) -> None:
+def test_plain_conversation_is_rendered_in_order(template: str, tokenizer: Any) -> None:
     chat = ChatTemplate(tokenizer)
     assert chat.lost([QUESTION, ANSWER, LATER]) == ()
     assert in_order(chat.render_text([QUESTION, ANSWER, LATER]), "qs-question", "qs-answer", "qs-later")
@@ -69,7 +69,7 @@ def test_a_plain_conversation_is_printed_in_order(template: str, tokenizer: Any)
         assert in_order(chat.render_text([SYSTEM, QUESTION, ANSWER, LATER]), "qs-system", "qs-question", "qs-answer")
 
 
-def test_tools_are_printed_or_named(template: str, tokenizer: Any) -> None:
+def test_tools_are_rendered_or_reported(template: str, tokenizer: Any) -> None:
     chat = ChatTemplate(tokenizer)
     text = chat.render_text([QUESTION], TOOLS)
     printed = [mark in text for mark in ("qs_name", "qs-description", "qs_argument")]
@@ -77,7 +77,7 @@ def test_tools_are_printed_or_named(template: str, tokenizer: Any) -> None:
     assert chat.lost([QUESTION], TOOLS) == (("tools",) if template in NO_TOOLS else ())
 
 
-def test_calls_and_results_are_printed_or_named(template: str, tokenizer: Any) -> None:
+def test_calls_and_results_are_rendered_or_reported(template: str, tokenizer: Any) -> None:
     chat = ChatTemplate(tokenizer)
     messages = [QUESTION, CALL, RESULT]
     lost = set(chat.lost(messages))
@@ -94,7 +94,7 @@ def test_calls_and_results_are_printed_or_named(template: str, tokenizer: Any) -
     assert "qs-result" not in text or template not in NO_RESULTS
 
 
-def test_text_beside_calls_is_printed_or_named(template: str, tokenizer: Any) -> None:
+def test_text_next_to_calls_is_rendered_or_reported(template: str, tokenizer: Any) -> None:
     if template in NO_CALLS:
         return
     chat = ChatTemplate(tokenizer)
@@ -105,7 +105,7 @@ def test_text_beside_calls_is_printed_or_named(template: str, tokenizer: Any) ->
     assert chat.lost(messages) == (("text beside tool calls",) if template in NO_TEXT_BESIDE_CALLS else ())
 
 
-def test_all_calls_of_an_answer_are_printed_or_named(template: str, tokenizer: Any) -> None:
+def test_all_calls_of_an_answer_are_rendered_or_reported(template: str, tokenizer: Any) -> None:
     if template in NO_CALLS:
         return
     chat = ChatTemplate(tokenizer)
@@ -124,18 +124,18 @@ def test_all_calls_of_an_answer_are_printed_or_named(template: str, tokenizer: A
         assert in_order(chat.render_text(messages), "qs-value", "qs-more", "qs-result", "qs-other")
 
 
-def test_a_call_without_arguments_is_printed(template: str, tokenizer: Any) -> None:
+def test_call_without_arguments_is_rendered(template: str, tokenizer: Any) -> None:
     if template not in NO_CALLS:
         call = {"id": "abcdefghi", "type": "function", "function": {"name": "qs_name", "arguments": ""}}
         assert "qs_name" in ChatTemplate(tokenizer).render_text([QUESTION, {**CALL, "tool_calls": [call]}, RESULT])
 
 
-def test_reasoning_is_printed_once_at_most(template: str, tokenizer: Any) -> None:
+def test_reasoning_is_rendered_at_most_once(template: str, tokenizer: Any) -> None:
     thought = {**ANSWER, "reasoning": "qs-thought"}
     assert ChatTemplate(tokenizer).render_text([QUESTION, thought], add_generation_prompt=False).count("qs-thought") < 2
 
 
-def test_with_the_tool_prompt_every_model_is_a_tool_user(template: str, tokenizer: Any) -> None:
+def test_tool_prompt_lets_every_model_use_tools(template: str, tokenizer: Any) -> None:
     tokenizer = deepcopy(tokenizer)
     plain = ChatTemplate(tokenizer).render_text([QUESTION, ANSWER, LATER])
     TemplateChoice(tool_prompt="hermes").apply(tokenizer)
@@ -148,7 +148,7 @@ def test_with_the_tool_prompt_every_model_is_a_tool_user(template: str, tokenize
     assert in_order(text, "qs-system", "qs-description", "qs-question", written, "qs-result", "qs-answer", "qs-later")
 
 
-def test_with_the_tool_prompt_turns_go_on_from_sampled_tokens(template: str, tokenizer: Any) -> None:
+def test_turns_with_the_tool_prompt_continue_sampled_tokens(template: str, tokenizer: Any) -> None:
     tokenizer = deepcopy(tokenizer)
     TemplateChoice(tool_prompt="hermes").apply(tokenizer)
     chat = ChatTemplate(tokenizer)

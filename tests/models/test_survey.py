@@ -11,7 +11,7 @@ pytestmark = pytest.mark.models
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_not_exact_has_a_reason(family: str) -> None:
+def test_inexact_templates_have_a_reason(family: str) -> None:
     if template_folder() is None:
         pytest.skip("run `make test-models`")
     for name in FAMILIES[family]:

@@ -13,10 +13,10 @@ from .conftest import template_names
 pytestmark = pytest.mark.models
 
 
-def test_the_wheel_has_its_templates() -> None:
+def test_wheel_contains_its_templates() -> None:
     assert len(template_names()) >= 41
 
 
-def test_renders_a_question(template: str, tokenizer: Any) -> None:
+def test_template_renders_a_question(template: str, tokenizer: Any) -> None:
     text = ChatTemplate(tokenizer).render_text([{"role": "user", "content": "What is 2 + 2?"}])
     assert text

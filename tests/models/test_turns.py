@@ -70,7 +70,7 @@ def sampled(parser: ChatTemplateParser, messages: list[Message]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-def test_a_conversation_becomes_one_sequence(template: str, tokenizer: Any, kind: str) -> None:
+def test_conversation_becomes_one_sequence(template: str, tokenizer: Any, kind: str) -> None:
     messages, tools = CONVERSATIONS[kind], TOOLS if kind == "tool" else None
     parser = ChatTemplateParser(tokenizer)
     if words := REFUSED.get((template, kind)):
@@ -104,7 +104,7 @@ def format_of(template: str) -> str | None:
     return FORMATS[max(starts, key=len)] if starts else None
 
 
-def test_the_format_of_calls_is_found_or_none(template: str) -> None:
+def test_tool_call_format_is_detected_or_none(template: str) -> None:
     assert tool_format_of_template(template_text(template)) == format_of(template)
 
 
@@ -119,12 +119,12 @@ def read(template: str, messages: list[Message], tools: Any) -> Any:
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["bare", "tools"])
-def test_a_sampled_answer_is_read_as_its_content(template: str, tools: Any) -> None:
+def test_sampled_answer_is_parsed_as_its_content(template: str, tools: Any) -> None:
     answer = read(template, [QUESTION, ANSWER], tools)
     assert (answer.content.strip(), answer.reasoning, answer.tool_calls) == ("It is 4.", "", [])
 
 
-def test_a_sampled_call_is_read_as_such(template: str) -> None:
+def test_sampled_call_is_parsed(template: str) -> None:
     if format_of(template) is None or template == "lfm2":  # which prints tools, but no calls
         return
     answer = read(template, [QUESTION, CALL], TOOLS)

@@ -56,7 +56,7 @@ def json_url() -> Iterator[str]:
         yield url
 
 
-def test_a_policy_learns_letters(tmp_path: Path) -> None:
+def test_policy_learns_letters(tmp_path: Path) -> None:
     with server("spell", sessions=64) as (url, _):
         first, *_, last = openenv(url).run(tmp_path / "run")
     assert first < 0.4 < 0.6 < last
@@ -77,7 +77,7 @@ def first_env(named: NamedEnvironment):
     return named.env_class.from_dict({**named.tasks[0], **named.env_args})
 
 
-async def test_the_text_is_the_action_where_actions_have_one_field(text_url: str) -> None:
+async def test_single_field_actions_are_plain_text(text_url: str) -> None:
     named = open_env(f"openenv:{text_url}?size=2&seed=3&goal=12&max_steps=4")
     assert [(row["id"], row["seed"]) for row in named.tasks] == [(f"{text_url}/3", 3), (f"{text_url}/4", 4)]
     assert named.max_steps == 4
@@ -93,7 +93,7 @@ async def test_the_text_is_the_action_where_actions_have_one_field(text_url: str
     await env.close()
 
 
-async def test_other_actions_are_json_and_the_model_reads_their_schema(json_url: str) -> None:
+async def test_other_actions_are_json_with_a_schema_in_the_prompt(json_url: str) -> None:
     env = first_env(open_env(f"openenv:{json_url}?seed=1"))
     observation, _ = await env.reset()
     fields = json.loads(observation.partition("\n\n")[0])
@@ -110,7 +110,7 @@ async def test_other_actions_are_json_and_the_model_reads_their_schema(json_url:
     await env.close()
 
 
-async def test_the_servers_tools_are_called_by_a_tool_agent() -> None:
+async def test_tools_of_the_server_are_called_by_a_tool_agent() -> None:
     def model(messages):
         if messages[-1]["role"] != "tool":
             assert "open_safe" in messages[0]["content"]
@@ -131,7 +131,7 @@ async def test_the_servers_tools_are_called_by_a_tool_agent() -> None:
     assert [(path.reward, len(path.steps)) for path in gave_up] == [(0.0, 1), (0.0, 1)]
 
 
-async def test_rollouts_wait_for_a_place_on_the_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rollouts_wait_for_a_slot_on_the_server(caplog: pytest.LogCaptureFixture) -> None:
     with server("text", sessions=1) as (url, _):
         named = open_env(f"openenv:{url}?size=3")
         paths = await engine_of(named, lambda _: "10").execute_tasks(list(named.tasks))
@@ -139,7 +139,7 @@ async def test_rollouts_wait_for_a_place_on_the_server(caplog: pytest.LogCapture
     assert caplog.text.count("all sessions are in use") == 1
 
 
-async def test_a_server_that_is_gone_fails_its_own_rollouts_only(text_url: str) -> None:
+async def test_unreachable_server_fails_only_its_own_rollouts(text_url: str) -> None:
     with server("text") as (url, process):
         lost = open_env(f"openenv:{url}?size=1")
         well = open_env(f"openenv:{text_url}?size=1")
@@ -158,7 +158,7 @@ async def test_a_server_that_is_gone_fails_its_own_rollouts_only(text_url: str) 
         assert url in dead.info["error"]["message"]
 
 
-async def test_a_restarted_server_does_not_continue_a_rollout() -> None:
+async def test_restarted_server_does_not_continue_a_rollout() -> None:
     port = free_port()
     with server("text", port=port) as (url, _):
         env = first_env(open_env(f"openenv:{url}"))
@@ -170,7 +170,7 @@ async def test_a_restarted_server_does_not_continue_a_rollout() -> None:
     await env.close()
 
 
-async def test_an_error_of_the_environment_is_named(text_url: str) -> None:
+async def test_error_of_the_environment_is_attributed_to_it(text_url: str) -> None:
     env = first_env(open_env(f"openenv:{text_url}"))
     await env.reset()
     with pytest.raises(EnvError, match=f"{text_url} answers step with an error: fell off"):
@@ -178,7 +178,7 @@ async def test_an_error_of_the_environment_is_named(text_url: str) -> None:
     await env.close()
 
 
-def test_bad_input_is_refused_in_a_sentence(text_url: str) -> None:
+def test_invalid_input_is_rejected_with_a_message(text_url: str) -> None:
     for spec, message in {
         "openenv:localhost:8000": "is not the URL of a server: use openenv:http://HOST:PORT",
         f"openenv:http://127.0.0.1:{free_port()}": "no OpenEnv server answers at http://127.0.0.1",

@@ -23,7 +23,7 @@ def read(tokenizer: Any, format_name: str, text: str) -> tuple[Answer, list[Show
     return answer, [*streamed, reader.rest(Shown(answer.reasoning, answer.content))]
 
 
-def test_harmony_s_channels_become_reasoning_and_content(tokenizer: Any) -> None:
+def test_harmony_channels_become_reasoning_and_content(tokenizer: Any) -> None:
     answer, streamed = read(
         tokenizer,
         "harmony",
@@ -52,7 +52,7 @@ def test_reasoning_is_streamed_before_the_content(tokenizer: Any) -> None:
         ("mistral", '[TOOL_CALLS]f[ARGS]{"x":  1}'),
     ],
 )
-def test_calls_are_found_though_their_tokens_are_special(tokenizer: Any, name: str, text: str) -> None:
+def test_calls_written_with_special_tokens_are_found(tokenizer: Any, name: str, text: str) -> None:
     answer, streamed = read(tokenizer, name, text)
     assert answer.tool_calls[0]["function"] == {"name": "f", "arguments": '{"x":  1}'}
     assert answer.content == ""

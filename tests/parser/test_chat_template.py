@@ -45,7 +45,7 @@ def test_messages_become_ids() -> None:
     assert ids == [1, 2, 1, 3]
 
 
-def test_a_remembered_prompt_may_be_changed_by_its_owner() -> None:
+def test_cached_prompt_may_be_modified_by_its_owner() -> None:
     chat = template("{{ messages[0].content }}")
     messages = [{"role": "user", "content": "a b"}]
     chat.render(messages).append(99)
@@ -54,7 +54,7 @@ def test_a_remembered_prompt_may_be_changed_by_its_owner() -> None:
     assert chat.render(messages, tools=[{"x": {1, 2}}]) == [1, 2]  # not JSON: simply not remembered
 
 
-def test_what_real_clients_send_is_understood() -> None:
+def test_messages_of_real_clients_are_accepted() -> None:
     rendered = text_of(
         PLAIN,
         {"role": "developer", "content": "be brief"},
@@ -93,7 +93,7 @@ def test_arguments_are_parsed_if_the_template_quotes_strings(arguments: Any, pri
         '<tool_call>\n{"name": "g", "arguments": {"x": "\\u00e9"}}\n</tool_call>',
     ],
 )
-def test_a_parsed_answer_renders_to_the_text_it_was_parsed_from(answer: str) -> None:
+def test_parsed_answer_renders_to_its_original_text(answer: str) -> None:
     parsed = tool_parser("hermes").parse(answer)
     message = {"role": "assistant", "content": parsed.content or None, "tool_calls": parsed.tool_calls}
     assert text_of(VERBATIM, message, add_generation_prompt=False) == answer
@@ -104,13 +104,13 @@ def test_template_kwargs_reach_the_template() -> None:
     assert text_of(source, {"role": "user", "content": ""}, template_kwargs={"enable_thinking": True}) == "thinking"
 
 
-def test_reasoning_goes_by_any_of_its_names() -> None:
+def test_reasoning_is_accepted_under_any_of_its_names() -> None:
     source = "{{ messages[0].content }}{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
     assert text_of(source, {"role": "assistant", "reasoning": "hm"}) == "hm hm"
     assert text_of(source, {"role": "assistant", "reasoning_content": "hm"}) == "hm hm"
 
 
-def test_the_hash_is_that_of_the_template_text() -> None:
+def test_hash_is_that_of_the_template_text() -> None:
     assert template(PLAIN).hash == hashlib.sha256(PLAIN.encode()).hexdigest()
 
 
@@ -126,7 +126,7 @@ def test_the_hash_is_that_of_the_template_text() -> None:
         ([{"role": "user", "content": [{"type": "image_url", "text": "a cat"}]}], "part of type 'image_url'"),
     ],
 )
-def test_malformed_messages_are_named(messages: list[Any], complaint: str) -> None:
+def test_malformed_messages_are_reported(messages: list[Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         template(PLAIN).render(messages)
 
@@ -151,7 +151,7 @@ STRICT = (
         ([USER, call_with("{}"), {"role": "tool", "content": "3"}], r"\[2\] \(role 'tool'\).*model\.tool_prompt"),
     ],
 )
-def test_a_refusal_names_message_role_and_rule(messages: list[Any], named: str) -> None:
+def test_template_error_names_message_role_and_rule(messages: list[Any], named: str) -> None:
     strict = template(STRICT)
     strict.tokenizer.name_or_path = "owner/strict"
     with pytest.raises(ConfigError, match=named) as refused:
@@ -173,7 +173,7 @@ def printing(turn: str, arguments: str = JSON, *, tools: str = "{{ tools }}", la
     return tools + "{% for m in messages %}" + turn + calls.replace("ARGUMENTS", arguments) + last + "{% endfor %}"
 
 
-def test_a_number_in_a_call_may_be_of_any_size() -> None:
+def test_numbers_in_calls_may_have_any_size() -> None:
     values = "{{ c.function.arguments.n | tojson }} {{ c.function.arguments.n | round | int }}"
     call = {
         "role": "assistant",
@@ -223,7 +223,7 @@ CHAT = [
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_form_of_template_prints_all_content(name: str) -> None:
+def test_all_shapes_of_templates_render_all_content(name: str) -> None:
     chat = template(SHAPES[name])
     assert set(chat.shape.lost) <= {"text beside tool calls"}
     text = chat.render_text(CHAT, TOOLS)
@@ -238,18 +238,18 @@ def test_every_form_of_template_prints_all_content(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "printed"), [("strings", '{"b":  7}'), ("raw", '{"b":  7}'), ("tags", "<b>7"), ("mapping", "<b>7")]
 )
-def test_arguments_stay_strings_if_printed_verbatim(name: str, printed: str) -> None:
+def test_arguments_stay_strings_if_rendered_verbatim(name: str, printed: str) -> None:
     assert f"<f:{printed}>" in text_of(SHAPES[name], *CHAT)
     assert f"<f:{printed.replace('  ', ' ')}>" in text_of(SHAPES[name], USER, call_with({"b": 7}))
 
 
 @pytest.mark.parametrize("name", ["mapping", "tags"])
-def test_no_arguments_are_an_empty_object(name: str) -> None:
+def test_missing_arguments_are_an_empty_object(name: str) -> None:
     assert "<f:>" in text_of(SHAPES[name], USER, call_with(""))
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', None])
-def test_refused_arguments_that_are_no_object_are_named(arguments: Any) -> None:
+def test_rejected_non_object_arguments_are_reported(arguments: Any) -> None:
     with pytest.raises(ConfigError, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments=.*JSON object"):
         text_of(printing(TURN, PAIRS), USER, call_with(arguments))
 
@@ -261,7 +261,7 @@ def test_refused_arguments_that_are_no_object_are_named(arguments: Any) -> None:
         "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}{{ m.tool_calls }}",
     ],
 )
-def test_further_calls_of_an_answer_are_named_or_refused(calls: str) -> None:
+def test_further_calls_of_an_answer_are_reported_or_rejected(calls: str) -> None:
     chat = template("{% for m in messages %}{{ m.content }}{% if m.tool_calls %}" + calls + "{% endif %}{% endfor %}")
     one, two = (dict(call_with('{"b": 7}')) for _ in range(2))
     two["tool_calls"] = [*two["tool_calls"], {"id": "2", "function": {"name": "g", "arguments": "{}"}}]
@@ -271,12 +271,12 @@ def test_further_calls_of_an_answer_are_named_or_refused(calls: str) -> None:
         assert chat.lost([USER, two]) == ("further tool calls of an answer",)
 
 
-def test_a_call_is_worth_more_than_the_text_beside_it() -> None:
+def test_call_takes_precedence_over_the_text_next_to_it() -> None:
     beside = {**call_with('{"b": 7}'), "content": "wait"}
     assert '<f:{"b": 7}>' in text_of(SHAPES["null"], USER, beside)
 
 
-def test_what_a_template_leaves_out_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_content_omitted_by_a_template_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     chat = template("{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}")
     assert chat.lost([USER]) == ()
     assert chat.lost(CHAT, TOOLS) == chat.lost([{**SYSTEM, "role": "developer"}, *CHAT[1:]], TOOLS)
@@ -287,13 +287,13 @@ def test_what_a_template_leaves_out_is_named_once(caplog: pytest.LogCaptureFixtu
     assert all("model.chat_template=PATH" in text for text in warnings)
 
 
-def test_a_later_system_message_may_be_lost_alone() -> None:
+def test_only_a_later_system_message_may_be_lost() -> None:
     chat = template(printing("{% if loop.first or m.role != 'system' %}" + TURN + "{% endif %}"))
     assert chat.lost([SYSTEM, USER]) == ()
     assert chat.lost([SYSTEM, USER, SYSTEM]) == ("system messages after the first turn",)
 
 
-def test_a_template_that_prints_no_user_s_text_is_refused() -> None:
+def test_template_that_omits_user_text_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"prints no text of user messages.*model\.chat_template"):
         text_of("{% for m in messages %}[{{ m.role }}]{% endfor %}", USER)
 
@@ -323,23 +323,23 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in ran
         (5, "use an object"),
     ],
 )
-def test_a_request_switches_a_template_and_brings_none(kwargs: Any, complaint: str) -> None:
+def test_request_may_set_template_options_but_not_the_template(kwargs: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         template(PLAIN).render([{"role": "user", "content": "hi"}], template_kwargs=kwargs)
 
 
-def test_a_tokenizer_without_template_names_the_remedy() -> None:
+def test_tokenizer_without_template_error_names_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"has no chat template: .*chat_template\.jinja"):
         template(None)
 
 
 @pytest.mark.parametrize("tools", ["[]", [3], ["f"]])
-def test_malformed_tools_are_named(tools: Any) -> None:
+def test_malformed_tools_are_reported(tools: Any) -> None:
     with pytest.raises(ConfigError, match="tools="):
         template(PLAIN).render([USER], tools)
 
 
-def test_refused_tools_are_named() -> None:
+def test_rejected_tools_are_reported() -> None:
     source = "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}" + PLAIN
     with pytest.raises(ConfigError, match=r"^tools=\[\{'name': 'f'"):
         text_of(source, USER, tools=[{"name": "f", "input_schema": {}}])
@@ -347,12 +347,12 @@ def test_refused_tools_are_named() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"type": "function"}])
 @pytest.mark.parametrize("name", ["parts", "bare tools"])
-def test_a_function_alone_is_a_tool(name: str, more: dict[str, str]) -> None:
+def test_bare_function_is_a_tool(name: str, more: dict[str, str]) -> None:
     alone = {**more, **TOOLS[0]["function"]}
     assert text_of(SHAPES[name], USER, tools=[alone]) == text_of(SHAPES[name], USER, tools=TOOLS)
 
 
-def test_a_template_that_takes_short_ids_of_calls_only_gets_them() -> None:
+def test_template_that_requires_short_call_ids_gets_them() -> None:
     strict = (
         "{%- for m in messages -%}[{{ m.role }}]{{ m.content }}{%- for c in m.tool_calls or [] -%}"
         "{%- if c.id | length != 9 -%}{{ raise_exception('Tool call IDs should have length 9!') }}{%- endif -%}"
@@ -379,9 +379,7 @@ def test_a_template_that_takes_short_ids_of_calls_only_gets_them() -> None:
         ("", "", None),
     ],
 )
-def test_the_token_that_ends_an_answer_is_the_last_before_other_text(
-    end: str, request_: str, token: str | None
-) -> None:
+def test_end_token_of_an_answer_is_the_last_before_other_text(end: str, request_: str, token: str | None) -> None:
     tokenizer: Any = template("").tokenizer
     tokenizer.add_tokens(["<|eot|>", "<|eom|>", "<|user|>"], special_tokens=True)
     tokenizer.chat_template = (

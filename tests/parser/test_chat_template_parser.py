@@ -77,19 +77,19 @@ THOUGHTFUL = [user("2+2?"), answer("4", "two, two"), user("Sure?"), answer("Yes"
         ),
     ],
 )
-def test_every_answer_stays_as_the_model_wrote_it(parser_of: ParserOf, family: str, text: str) -> None:
+def test_every_answer_is_rendered_as_the_model_wrote_it(parser_of: ParserOf, family: str, text: str) -> None:
     assert parser_of(family).parse(THOUGHTFUL, is_first_msg=True, accumulate_reasoning=True) == text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_without_reasoning_the_past_is_what_the_template_prints(parser_of: ParserOf, family: str) -> None:
+def test_history_without_reasoning_is_rendered_by_the_template(parser_of: ParserOf, family: str) -> None:
     parser = parser_of(family)
     text = parser.parse(THOUGHTFUL[:3], add_generation_prompt=True, is_first_msg=True)
     assert text == parser.template.render_text(THOUGHTFUL[:3])
     assert "two, two" not in text
 
 
-def test_a_system_prompt_waits_for_the_user_it_is_printed_with(parser_of: ParserOf) -> None:
+def test_system_prompt_is_rendered_with_the_first_user_message(parser_of: ParserOf) -> None:
     chat = [SYSTEM, user("Hi"), answer("Hello"), user("Bye")]
     parser = parser_of("mistral")
     assert [parser.parse(chat[:end]) for end in (1, 2, 3)] == [
@@ -102,7 +102,7 @@ def test_a_system_prompt_waits_for_the_user_it_is_printed_with(parser_of: Parser
     assert not parser.verify_equivalence(chat)  # the template has moved the system prompt by then
 
 
-def test_a_turn_of_several_results_is_closed_by_the_next(parser_of: ParserOf) -> None:
+def test_turn_of_several_results_is_closed_by_the_next(parser_of: ParserOf) -> None:
     parser, chat = parser_of("qwen"), [user("Go"), calls("{}", "{}"), tool("one"), tool("two", 1)]
     first = "<|im_start|>user\n<tool_response>\none\n</tool_response>"
     both = first + "\n<tool_response>\ntwo\n</tool_response>"
@@ -125,7 +125,7 @@ def test_messages_may_be_rendered_one_by_one(parser_of: ParserOf) -> None:
     assert parser_of("llama3").parse([tool("1")]) == "<|start_header_id|>ipython<|end_header_id|>\n\n1<|eot_id|>"
 
 
-def test_thinking_can_be_switched_off(parser_of: ParserOf) -> None:
+def test_thinking_can_be_disabled(parser_of: ParserOf) -> None:
     parser = parser_of("qwen", disable_thinking=True)
     request = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert parser.parse([user("Hi")], add_generation_prompt=True, is_first_msg=True) == request
@@ -137,7 +137,7 @@ def test_thinking_can_be_switched_off(parser_of: ParserOf) -> None:
 
 @pytest.mark.parametrize("family", ["qwen", "llama3", "deepseek"])
 @pytest.mark.parametrize("accumulate", [True, False])
-def test_tags_in_the_content_are_reasoning_too(parser_of: ParserOf, family: str, accumulate: bool) -> None:
+def test_tags_in_the_content_are_parsed_as_reasoning(parser_of: ParserOf, family: str, accumulate: bool) -> None:
     tagged = [
         *(user("2+2?"), answer("<think>\ntwo, two\n</think>\n\n4")),
         *(user("Sure?"), answer("<think>\ncheck\n</think>\n\nYes")),
@@ -149,7 +149,7 @@ def test_tags_in_the_content_are_reasoning_too(parser_of: ParserOf, family: str,
     assert texts[0] == texts[1]
 
 
-def test_equivalence_says_where_the_template_rewrites_the_past(parser_of: ParserOf) -> None:
+def test_equivalence_check_reports_rewritten_history(parser_of: ParserOf) -> None:
     qwen, harmony = parser_of("qwen"), parser_of("harmony")
     assert [qwen.verify_equivalence(THOUGHTFUL[:end]) for end in (1, 2, 3, 4)] == [True, True, False, False]
     assert qwen.verify_equivalence(THOUGHTFUL[:3], accumulate_reasoning=False)
@@ -192,12 +192,12 @@ GEMMA = """\
 """In the manner of Gemma 4: reasoning has markup of its own, and is printed with calls only."""
 
 
-def test_empty_tags_close_what_the_prompt_opened(parser_of: ParserOf) -> None:
+def test_empty_tags_close_the_reasoning_opened_by_the_prompt(parser_of: ParserOf) -> None:
     parts = parts_of(parser_of(NEMOTRON), [user("2+2?"), answer("4"), user("Sure?"), answer("Yes", "check")])
     assert [text for learned, text in parts if learned] == ["</think>4<|im_end|>", "check\n</think>Yes<|im_end|>"]
 
 
-def test_an_answer_without_end_is_learned_with_the_next_token(parser_of: ParserOf) -> None:
+def test_answer_without_end_token_is_trained_with_the_next_token(parser_of: ParserOf) -> None:
     parser = parser_of(GLM)
     chat = [user("2+2?"), {**calls("{}"), "content": "So"}, tool("4"), answer("4"), user("Sure?"), answer("Yes")]
     parts = parts_of(parser, chat)
@@ -217,7 +217,9 @@ def test_an_answer_without_end_is_learned_with_the_next_token(parser_of: ParserO
         assert mask[-1] == 1
 
 
-def test_a_template_that_ends_no_answer_is_named_once(parser_of: ParserOf, caplog: pytest.LogCaptureFixture) -> None:
+def test_template_without_end_of_answers_is_reported_once(
+    parser_of: ParserOf, caplog: pytest.LogCaptureFixture
+) -> None:
     parser = parser_of(
         "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}{{ 'assistant: ' if add_generation_prompt }}"
     )
@@ -226,12 +228,12 @@ def test_a_template_that_ends_no_answer_is_named_once(parser_of: ParserOf, caplo
     assert [record.getMessage().count("'4'") for record in caplog.records] == [1]
 
 
-def test_omitted_reasoning_has_the_templates_markup(parser_of: ParserOf) -> None:
+def test_omitted_reasoning_has_the_markup_of_the_template(parser_of: ParserOf) -> None:
     parts = parts_of(parser_of(GEMMA), [user("2+2?"), answer("4", "two, two")])
     assert [text for learned, text in parts if learned] == ["<|channel|>thought\ntwo, two<|message|>4<|end|>"]
 
 
-def test_masks_mark_what_the_model_writes(parser_of: ParserOf) -> None:
+def test_masks_mark_tokens_written_by_the_model(parser_of: ParserOf) -> None:
     assert parts_of(parser_of("qwen"), THOUGHTFUL) == [
         (1, "<think>\ntwo, two\n</think>\n\n4<|im_end|>"),
         (0, "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"),
@@ -249,7 +251,7 @@ def test_masks_mark_what_the_model_writes(parser_of: ParserOf) -> None:
     ]
 
 
-def test_a_single_answers_prompt_equals_the_engines(parser_of: ParserOf) -> None:
+def test_prompt_of_a_single_answer_equals_that_of_the_engine(parser_of: ParserOf) -> None:
     for family in FAMILIES:
         parser = parser_of(family)
         prompt, response, mask = parser.tokenize_and_mask(THOUGHTFUL)
@@ -286,7 +288,7 @@ QUICK = settings(
 @pytest.mark.parametrize("family", FAMILIES)
 @QUICK
 @given(messages=conversations(), accumulate=st.booleans(), with_tools=st.booleans())
-def test_text_only_grows(
+def test_rendered_text_is_append_only(
     parser_of: ParserOf, family: str, messages: list[Message], accumulate: bool, with_tools: bool
 ) -> None:
     options: dict[str, Any] = {
@@ -302,9 +304,7 @@ def test_text_only_grows(
 @pytest.mark.parametrize("family", FAMILIES)
 @QUICK
 @given(messages=conversations())
-def test_what_the_mask_keeps_reads_back_as_the_answers(
-    parser_of: ParserOf, family: str, messages: list[Message]
-) -> None:
+def test_masked_in_tokens_decode_to_the_answers(parser_of: ParserOf, family: str, messages: list[Message]) -> None:
     parser = parser_of(family)
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
@@ -325,7 +325,7 @@ def test_what_the_mask_keeps_reads_back_as_the_answers(
         ]
 
 
-def test_without_the_prompt_an_answer_is_read_as_a_first_one(parser_of: ParserOf) -> None:
+def test_answer_without_prompt_is_parsed_as_a_first_one(parser_of: ParserOf) -> None:
     parser = parser_of("deepseek")
     ids = parser.tokenizer.encode("hm\n</think>\n\nyes<eos>")
     assert parser.parse_completion(ids) == {"content": "yes", "reasoning": "hm", "tool_calls": []}
@@ -338,12 +338,12 @@ def test_without_the_prompt_an_answer_is_read_as_a_first_one(parser_of: ParserOf
         "{% for m in messages | reverse %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}",
     ],
 )
-def test_a_template_that_cannot_only_grow_is_named(parser_of: ParserOf, template: str) -> None:
+def test_template_that_is_not_append_only_is_reported(parser_of: ParserOf, template: str) -> None:
     with pytest.raises(ConfigError, match="cannot be rendered append-only: train on the traces"):
         parser_of(template).parse([user("a"), answer("b"), user("c")], is_first_msg=True)
 
 
-def test_an_answer_unlike_the_one_that_was_asked_for_is_named(parser_of: ParserOf) -> None:
+def test_answer_that_does_not_match_the_generation_prompt_is_reported(parser_of: ParserOf) -> None:
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     with pytest.raises(ConfigError, match=r"prompt is '>', but it prints an answer as '\[b\]'"):
         parser_of(template).tokenize_and_mask([user("a"), answer("b")])
@@ -358,18 +358,18 @@ def test_an_answer_unlike_the_one_that_was_asked_for_is_named(parser_of: ParserO
         ([answer("a")], r"messages\[0\]\.role='assistant'"),
     ],
 )
-def test_conversations_without_anything_to_learn_are_refused(
+def test_conversations_without_trainable_tokens_are_rejected(
     parser_of: ParserOf, messages: list[Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         parser_of("qwen").tokenize_and_mask_cumulative(messages)
 
 
-def test_a_single_answer_comes_last(parser_of: ParserOf) -> None:
+def test_single_answer_must_be_last(parser_of: ParserOf) -> None:
     with pytest.raises(ConfigError, match=r"messages\[-1\] has role 'user'"):
         parser_of("qwen").tokenize_and_mask([user("a"), answer("b"), user("c")])
 
 
-def test_images_are_refused(parser_of: ParserOf) -> None:
+def test_images_are_rejected(parser_of: ParserOf) -> None:
     with pytest.raises(ConfigError, match="only text is read"):
         ChatTemplateParser.get_parser(parser_of("qwen").tokenizer, processor=object())

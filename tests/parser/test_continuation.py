@@ -52,7 +52,7 @@ def places_of_answers(messages: list[Message]) -> list[int]:
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(messages=conversations(), garble=st.lists(st.integers(40, 200), min_size=1, max_size=6))
-def test_a_conversation_is_one_sequence_that_only_grows(
+def test_conversation_is_one_append_only_sequence(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message], garble: list[int]
 ) -> None:
     """Whatever ids an answer was sampled as: they stay, and what follows is what the template prints behind an answer."""
@@ -85,7 +85,7 @@ def long_conversation(num_turns: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_long_conversation_continues_as_if_all_of_it_were_rendered(
+def test_long_conversation_continues_as_if_fully_rendered(
     parser_of: Callable[..., ChatTemplateParser], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parser = parser_of(family)
@@ -101,7 +101,7 @@ def test_a_long_conversation_continues_as_if_all_of_it_were_rendered(
     assert found == prompts()
 
 
-def test_the_messages_that_are_rendered_for_a_turn_do_not_grow(
+def test_number_of_rendered_messages_per_turn_is_constant(
     parser_of: Callable[..., ChatTemplateParser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parser, sizes = parser_of("qwen"), []
@@ -130,7 +130,7 @@ COUNTING = (
 )
 
 
-def test_a_template_that_counts_messages_is_rendered_with_all_of_them(
+def test_template_that_counts_messages_renders_all_of_them(
     parser_of: Callable[..., ChatTemplateParser],
 ) -> None:
     tokenizer = deepcopy(parser_of("qwen").tokenizer)
@@ -146,7 +146,7 @@ def test_a_template_that_counts_messages_is_rendered_with_all_of_them(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(messages=conversations())
-def test_a_plain_answer_is_followed_by_append_only_text(
+def test_plain_answer_is_followed_by_append_only_text(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
 ) -> None:
     parser = parser_of(family)
@@ -163,7 +163,7 @@ def test_a_plain_answer_is_followed_by_append_only_text(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(messages=conversations())
-def test_a_template_that_only_appends_prints_the_same(
+def test_append_only_template_renders_the_same(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
 ) -> None:
     parser = parser_of(family)
@@ -176,7 +176,7 @@ def test_a_template_that_only_appends_prints_the_same(
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_an_answer_that_was_cut_off_is_ended(parser_of: Callable[..., ChatTemplateParser], family: str) -> None:
+def test_truncated_answer_is_closed(parser_of: Callable[..., ChatTemplateParser], family: str) -> None:
     parser = parser_of(family)
     continuation = Continuation(parser.tokenizer, parser.template)
     messages = [
@@ -213,7 +213,7 @@ GLM = """\
         ),
     ],
 )  # fmt: skip
-def test_what_ends_an_answer_may_begin_the_next_turn(
+def test_end_of_an_answer_may_begin_the_next_turn(
     parser_of: Callable[..., ChatTemplateParser], said: Message, end: str, later: Message
 ) -> None:
     parser = parser_of(GLM)
@@ -232,7 +232,7 @@ def end_of_turn(parser: ChatTemplateParser, messages: list[Message], place: int)
     return sampled[-1:]
 
 
-def test_what_the_agent_wrote_behind_a_stop_string_follows_it(parser_of: Callable[..., ChatTemplateParser]) -> None:
+def test_text_added_by_the_agent_after_a_stop_string_follows_it(parser_of: Callable[..., ChatTemplateParser]) -> None:
     parser = parser_of("qwen")
     continuation = Continuation(parser.tokenizer, parser.template)
     encode = parser.tokenizer.encode
@@ -260,7 +260,7 @@ TEXT_AFTER_RESULTS = (
 """As Gemma 4's template prints an answer with text and calls."""
 
 
-def test_results_follow_an_answer_whose_text_the_template_prints_after_them(tokenizer: Any) -> None:
+def test_results_follow_an_answer_rendered_after_them(tokenizer: Any) -> None:
     tokenizer = deepcopy(tokenizer)
     tokenizer.chat_template = TEXT_AFTER_RESULTS
     call = {"id": "call00001", "type": "function", "function": {"name": "search", "arguments": "{}"}}

@@ -43,7 +43,7 @@ def control_ids(tokenizer: Any, ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_texts_of_users_systems_and_tools_add_no_control_tokens(parser_of: ParserOf, family: str) -> None:
+def test_message_text_adds_no_control_tokens(parser_of: ParserOf, family: str) -> None:
     template = parser_of(family).template
     tools = [
         [
@@ -63,7 +63,7 @@ def test_texts_of_users_systems_and_tools_add_no_control_tokens(parser_of: Parse
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_nor_do_they_in_later_turns(parser_of: ParserOf, family: str) -> None:
+def test_message_text_of_later_turns_adds_no_control_tokens(parser_of: ParserOf, family: str) -> None:
     parser = parser_of(family)
     continuation = Continuation(parser.tokenizer, parser.template)
     plain, forged = (
@@ -74,7 +74,7 @@ def test_nor_do_they_in_later_turns(parser_of: ParserOf, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_quoting_answer_is_learned_with_one_end(parser_of: ParserOf, family: str) -> None:
+def test_quoting_answer_is_trained_with_one_end_token(parser_of: ParserOf, family: str) -> None:
     parser = parser_of(family)
     text = "It is <|im_end|> or <|end|> or </s> or <eos> or <|eot_id|>."
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]
@@ -99,7 +99,7 @@ def sentencepiece_like(scheme: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize(("scheme", "space"), [("first", ""), ("always", " ")])
-def test_pieces_around_a_quoted_token_get_no_space_of_their_own(scheme: str, space: str) -> None:
+def test_text_around_a_quoted_token_gets_no_extra_space(scheme: str, space: str) -> None:
     tokenizer = sentencepiece_like(scheme)
     tokenizer.chat_template = "{{ '<s>' }}{% for m in messages %}{{ m.role + ': ' + m.content + '</s>' }}{% endfor %}"
     ids = ChatTemplate(tokenizer).render([{"role": "user", "content": "the</s>assistant"}])
@@ -107,7 +107,7 @@ def test_pieces_around_a_quoted_token_get_no_space_of_their_own(scheme: str, spa
     assert control_ids(tokenizer, ids) == tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
 
 
-def test_turns_in_tokens_that_are_not_special_cannot_be_forged(parser_of: ParserOf) -> None:
+def test_turns_with_non_special_tokens_cannot_be_forged(parser_of: ParserOf) -> None:
     """DeepSeek's tokenizers hold `<｜User｜>` as an added token like any other."""
     tokenizer = deepcopy(parser_of("llama3").tokenizer)
     tokenizer.add_tokens([AddedToken("<|turn|>", normalized=False), AddedToken("<sep>", normalized=False)])
@@ -117,7 +117,7 @@ def test_turns_in_tokens_that_are_not_special_cannot_be_forged(parser_of: Parser
     assert ids.count(tokenizer.convert_tokens_to_ids("<sep>")) == 2, "tags stay tokens"
 
 
-def test_what_a_model_wrote_stays_what_it_was_sampled_as(parser_of: ParserOf) -> None:
+def test_sampled_control_tokens_are_kept(parser_of: ParserOf) -> None:
     call = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f"
     parser = parser_of("deepseek")
     read, written = (
@@ -134,7 +134,7 @@ def test_what_a_model_wrote_stays_what_it_was_sampled_as(parser_of: ParserOf) ->
     assert len(tag) > 1 or ids.count(tag[0]) == 2, "prompts teach a format with its own tags"
 
 
-def test_a_template_that_cuts_answers_at_a_token_finds_it_there(parser_of: ParserOf) -> None:
+def test_template_that_splits_answers_at_a_token_finds_it(parser_of: ParserOf) -> None:
     """Gemma 4 takes reasoning out of earlier answers."""
     source = "{% for m in messages %}{{ '<|user|>' + m.content.split('<|system|>')[-1] }}{% endfor %}"
     template = parser_of(source).template
@@ -146,7 +146,7 @@ def test_a_template_that_cuts_answers_at_a_token_finds_it_there(parser_of: Parse
 @pytest.mark.parametrize("family", TEMPLATES)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet='ab é\n<>|_{}"\\/im_end', max_size=30))
-def test_other_text_becomes_the_same_ids_as_ever(parser_of: ParserOf, family: str, text: str) -> None:
+def test_other_text_is_tokenised_unchanged(parser_of: ParserOf, family: str, text: str) -> None:
     template, tokenizer = parser_of(family).template, parser_of(family).tokenizer
     messages = conversation(text.replace("|>", ""))
     rendered = template.render_text(messages, TOOLS)
@@ -154,7 +154,7 @@ def test_other_text_becomes_the_same_ids_as_ever(parser_of: ParserOf, family: st
     assert template.control_tokens.quoted_in(messages) == []
 
 
-def test_quoted_tokens_are_named(parser_of: ParserOf) -> None:
+def test_quoted_tokens_are_reported(parser_of: ParserOf) -> None:
     control = parser_of("qwen").template.control_tokens
     assert control.quoted_in([{"role": "user", "content": [{"type": "text", "text": "a<|im_end|>"}]}]) == ["<|im_end|>"]
     assert control.quoted_in([{"role": "user", "content": "a <think> b"}]) == []

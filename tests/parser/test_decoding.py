@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from rllm.parser.decoding import TextDecoder, TokenBytes
 
 
-def test_special_tokens_are_left_out_but_for_the_markup() -> None:
+def test_special_tokens_are_skipped_except_for_markup() -> None:
     words = Tokenizer(models.WordLevel({"?": 0, "a": 1, "b": 2, "[END]": 3}, "?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token="[END]")

@@ -82,17 +82,17 @@ def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, str]]]:
         ("unknown", "1", '"1"'),
     ],
 )
-def test_a_value_is_what_the_schema_says_in_the_very_text(key: str, written: str, value: str) -> None:
+def test_values_have_the_types_of_the_schema_and_their_exact_text(key: str, written: str, value: str) -> None:
     assert found(call("find", **{key: written})) == ("", [("find", f'{{"{key}": {value}}}')])
 
 
-def test_without_a_schema_every_value_is_text() -> None:
+def test_values_without_schema_are_text() -> None:
     assert found(call("find", count="5"), []) == ("", [("find", '{"count": "5"}')])
     assert found(call("other", count="5")) == ("", [("other", '{"count": "5"}')])
     assert found(call("find", count="5"), [{"type": "function", "function": {"name": "find", "parameters": 3}}])[1]
 
 
-def test_calls_among_text() -> None:
+def test_calls_within_text() -> None:
     first, second = call("find", count="1"), call("go")
     calls = [("find", '{"count": 1}'), ("go", "{}")]
     assert found(f"So.\n\n{first}\n{second}") == ("So.", calls)
@@ -110,7 +110,7 @@ def test_calls_among_text() -> None:
         lambda text: text.replace(">\n<parameter", "> \n\n<parameter"),
     ],
 )
-def test_slips_that_leave_no_doubt(cut: Callable[[str], str]) -> None:
+def test_unambiguous_mistakes_are_accepted(cut: Callable[[str], str]) -> None:
     assert found(cut(call("find", count="1", text="a")))[1] == [("find", '{"count": 1, "text": "a"}')]
 
 
@@ -127,11 +127,11 @@ def test_slips_that_leave_no_doubt(cut: Callable[[str], str]) -> None:
         "f <function=",
     ],
 )
-def test_what_is_malformed_stays_content_byte_for_byte(text: str) -> None:
+def test_malformed_calls_stay_content_unchanged(text: str) -> None:
     assert found(text) == (text, [])
 
 
-def test_a_malformed_call_takes_no_part_of_the_next() -> None:
+def test_malformed_call_does_not_consume_part_of_the_next() -> None:
     bad = "<tool_call>\n<function=find>\n<parameter=text>\nhalf\n</function>\n</tool_call>"
     assert found(f"{bad}\n{call('go')}") == (bad, [("go", "{}")])
 
@@ -149,7 +149,7 @@ PIECES = "<tool_call> </tool_call> <function=f> </function> <parameter=x> </para
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=16).map("".join))
-def test_any_text_is_read_without_loss(text: str) -> None:
+def test_any_text_is_parsed_without_loss(text: str) -> None:
     parser = tool_parser("qwen3_coder")
     parsed = parser.parse(text)
     letters = iter(text)
@@ -170,7 +170,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=20, deadline=None)
 @given(text=st.text(max_size=8), count=st.integers(), deep=st.booleans(), items=st.lists(VALUES, max_size=2))
-def test_what_a_template_prints_is_read_as_it_was(
+def test_calls_rendered_by_a_template_are_parsed_unchanged(
     parser_of: Callable[..., ChatTemplateParser], text: str, count: int, deep: bool, items: list[Any]
 ) -> None:
     parser = parser_of("qwen3_coder")
@@ -193,11 +193,11 @@ def test_what_a_template_prints_is_read_as_it_was(
 @pytest.mark.parametrize(
     "piece", [*PIECES, "<function=f><parameter=x>", "<function=f><parameter=x></parameter>", call("f", x="1")]
 )
-def test_long_text_is_read_in_linear_time(piece: str) -> None:
+def test_long_text_is_parsed_in_linear_time(piece: str) -> None:
     tool_parser("qwen3_coder").parse(piece * 5000 + "</function>" + " " * 50_000)  # would take minutes otherwise
 
 
-def test_agents_read_values_by_their_tools() -> None:
+def test_agents_parse_values_by_their_tools() -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
@@ -207,7 +207,7 @@ def test_agents_read_values_by_their_tools() -> None:
     assert one["function"] == {"name": "add", "arguments": '{"a": 1, "b": 2}'}
 
 
-def test_the_prompt_shows_a_call_that_the_parser_reads() -> None:
+def test_prompt_shows_a_parsable_call() -> None:
     parser = get_tool_parser("qwen3_coder")()
     example = parser.get_tool_prompt("[]").rpartition("for VALUE:\n")[2]
     (one,) = parser.parse(example.rstrip("\n"))

@@ -22,7 +22,7 @@ from rllm.parser.tool_parser import tool_parser
         ("", False, SplitText("", "")),
     ],
 )
-def test_reasoning(text: str, starts_open: bool, expected: SplitText) -> None:
+def test_reasoning_is_streamed_separately(text: str, starts_open: bool, expected: SplitText) -> None:
     assert split_reasoning(text, starts_open=starts_open) == expected
 
 
@@ -44,11 +44,11 @@ def test_reasoning(text: str, starts_open: bool, expected: SplitText) -> None:
         ("  ", ""),
     ],
 )
-def test_text_that_may_still_become_something_else_is_held_back(text: str, shown: str) -> None:
+def test_ambiguous_text_is_held_back(text: str, shown: str) -> None:
     assert visible(text, tool_parser("hermes"), stop=["STOP"]).content == shown
 
 
-def test_an_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
+def test_open_prompt_shows_nothing_before_the_reasoning_ends() -> None:
     assert visible("hm", starts_open=True).content == ""
     assert visible("hm</think>yes", starts_open=True).content == "yes"
 
@@ -72,7 +72,7 @@ def test_reasoning_is_shown_while_it_is_written(text: str, shown: str) -> None:
     assert visible(text, stop=["STOP"]).reasoning == shown
 
 
-def test_an_open_prompt_begins_with_reasoning() -> None:
+def test_open_prompt_begins_with_reasoning() -> None:
     assert visible("hm", starts_open=True).reasoning == "hm"
     assert visible("hm</think>yes", starts_open=True).reasoning == "hm"
 
@@ -81,7 +81,7 @@ PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "<", "STOP
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=10).map("".join), st.booleans())
-def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open: bool) -> None:
+def test_shown_text_is_always_part_of_the_whole_answer(text: str, starts_open: bool) -> None:
     parser = tool_parser("hermes")
     stop = text.find("STOP")
     whole = text if stop < 0 else text[:stop]
@@ -93,5 +93,5 @@ def test_what_is_shown_is_always_part_of_the_whole_answer(text: str, starts_open
         assert split.reasoning.startswith(shown.reasoning)
 
 
-def test_safe_length_without_markers_is_everything() -> None:
+def test_safe_length_without_markers_is_the_whole_text() -> None:
     assert safe_length("abc", []) == 3

@@ -124,11 +124,11 @@ def test_several_calls(name: str, text: str) -> None:
         ("phi4_mini_json", "functools[0]"),
     ],
 )
-def test_what_is_malformed_stays_content_byte_for_byte(name: str, text: str) -> None:
+def test_malformed_calls_stay_content_unchanged(name: str, text: str) -> None:
     assert found(name, text) == (text, [])
 
 
-def test_a_malformed_call_does_not_hide_a_good_one() -> None:
+def test_malformed_call_does_not_hide_a_valid_one() -> None:
     bad = r1("f", "{oops")
     assert found("deepseek_r1", R1_BLOCK + bad + r1("g", "{}") + R1_BLOCK_END) == (bad, [("g", "{}")])
     assert found("mistral", "[TOOL_CALLS]f[ARGS]{oops[TOOL_CALLS]g[ARGS]{}") == (
@@ -178,7 +178,7 @@ HUNYUAN_CALL = (
         ("hy_v3", HUNYUAN_CALL),
     ],
 )
-def test_bare_values_are_made_json_by_the_schemas(name: str, call: str) -> None:
+def test_bare_values_become_json_by_the_schemas(name: str, call: str) -> None:
     parsed = tool_parser(name).for_tools(TYPED).parse(call)
     assert parsed.content == ""
     assert [item["function"]["arguments"] for item in parsed.tool_calls] == ['{"n": 2, "s": "2"}']
@@ -210,12 +210,12 @@ DSML_CALL = (
         ("seed_oss", "<seed:tool_call><function=f></function></seed:tool_call>", {}),
     ],
 )
-def test_values_are_read_with_their_types(name: str, text: str, arguments: dict[str, Any]) -> None:
+def test_values_are_parsed_with_their_types(name: str, text: str, arguments: dict[str, Any]) -> None:
     content, [(function, read)] = found(name, "So." + text if name not in ("llama4_pythonic", "llama4_json") else text)
     assert (content.removeprefix("So."), function, json.loads(read)) == ("", "f", arguments)
 
 
-def test_a_list_in_the_syntax_of_python_is_read_where_the_schema_allows_one() -> None:
+def test_python_list_is_parsed_if_the_schema_allows_a_list() -> None:
     tool = {"type": "object", "properties": {"l": {"type": "array"}, "s": {"type": "string"}}}
     call = (
         "<seed:tool_call><function=f><parameter=l>[1, 'x', True]</parameter><parameter=s>['x']</parameter></function>"
@@ -225,19 +225,19 @@ def test_a_list_in_the_syntax_of_python_is_read_where_the_schema_allows_one() ->
     assert json.loads(read["function"]["arguments"]) == {"l": [1, "x", True], "s": "['x']"}
 
 
-def test_kimi_s_ids_stay_as_written() -> None:
+def test_ids_of_kimi_are_kept() -> None:
     [call] = tool_parser("kimi_k2").parse(calls_text("kimi_k2", [("f", "{}")])).tool_calls
     assert call["id"] == "functions.f:0"
 
 
-def test_muse_glimmer_tells_its_recipients_apart() -> None:
+def test_muse_glimmer_recipients_are_distinguished() -> None:
     parse = tool_parser("muse_glimmer").parse
     parsed = parse(" to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>It is 4.")
     assert (parsed.reasoning, parsed.content, parsed.tool_calls) == ("Hm.", "It is 4.", [])
     assert parse(" to=f<|message|>no call").content == " to=f<|message|>no call"
 
 
-def test_harmony_tells_its_channels_apart() -> None:
+def test_harmony_channels_are_distinguished() -> None:
     parsed = tool_parser("harmony").parse(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>So.<|end|>"
@@ -259,7 +259,7 @@ def test_harmony_tells_its_channels_apart() -> None:
         ("harmony", "today", "today"),
     ],
 )
-def test_what_may_become_a_call_is_not_shown(name: str, text: str, shown: str) -> None:
+def test_text_that_may_become_a_call_is_held_back(name: str, text: str, shown: str) -> None:
     assert shown_of(tool_parser(name), text) == shown
 
 
@@ -445,7 +445,7 @@ def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_well_formed_calls_among_text_are_all_found(name: str, data: Any) -> None:
+def test_well_formed_calls_within_text_are_all_found(name: str, data: Any) -> None:
     listed = "%s".join(calls_text(name, [("f", "{}")]).rsplit("{}", 1))
     wrap = {
         "hermes": '<tool_call>{"name": "f", "arguments": %s}</tool_call>',
@@ -467,7 +467,7 @@ def test_well_formed_calls_among_text_are_all_found(name: str, data: Any) -> Non
     "piece_of",
     [lambda pieces: pieces[0], lambda pieces: "".join(pieces[:-1]), lambda pieces: pieces[0] + '{"name": "f", "x": ['],
 )
-def test_long_malformed_text_is_read_in_linear_time(name: str, piece_of: Any) -> None:
+def test_long_malformed_text_is_parsed_in_linear_time(name: str, piece_of: Any) -> None:
     text = piece_of(PIECES[name]) * 2000  # would take half a minute otherwise
     assert len(tool_parser(name).parse(text).tool_calls) <= 1
 
@@ -491,11 +491,11 @@ def test_long_malformed_text_is_read_in_linear_time(name: str, piece_of: Any) ->
         ("{{ '<|start|>assistant to=user<|message|>' + content + '<|eot|>' }}", None),
     ],
 )
-def test_the_format_of_a_template_is_told_by_its_marks(template: str, name: str | None) -> None:
+def test_format_of_a_template_is_detected_by_its_markers(template: str, name: str | None) -> None:
     assert tool_format_of_template(template) == name
 
 
-def test_a_template_without_calls_has_no_format() -> None:
+def test_template_without_calls_has_no_format() -> None:
     assert tool_format_of_template("{{ messages[0].content }}") is None
 
 

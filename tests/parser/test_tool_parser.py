@@ -42,7 +42,7 @@ def test_several_calls_with_text_around_them() -> None:
     assert len({item["id"] for item in parsed.tool_calls}) == 2
 
 
-def test_arguments_that_the_model_quoted_are_unquoted_once() -> None:
+def test_arguments_quoted_by_the_model_are_unquoted_once() -> None:
     assert functions(call(r'{"name": "a", "arguments": "{\"x\": 1}"}')) == [("a", '{"x": 1}')]
 
 
@@ -52,12 +52,12 @@ def test_key_order_and_extra_keys_do_not_matter() -> None:
     ]
 
 
-def test_arguments_may_be_called_parameters_or_be_absent() -> None:
+def test_arguments_may_be_named_parameters_or_missing() -> None:
     assert functions(call('{"name": "a", "parameters": {"x": 1}}')) == [("a", '{"x": 1}')]
     assert functions(call('{"id": "c1", "type": "function", "name": "a"}')) == [("a", "{}")]
 
 
-def test_a_closing_tag_may_be_missing_at_the_very_end() -> None:
+def test_closing_tag_may_be_missing_at_the_very_end() -> None:
     assert functions('<tool_call>\n{"name": "a", "arguments": {}}') == [("a", "{}")]
 
 
@@ -84,12 +84,12 @@ def test_a_closing_tag_may_be_missing_at_the_very_end() -> None:
     ],
 )
 @pytest.mark.usefixtures("no_collection")
-def test_what_is_malformed_stays_content_byte_for_byte(text: str) -> None:
+def test_malformed_calls_stay_content_unchanged(text: str) -> None:
     parsed = PARSER.parse(f"before {text}")
     assert (parsed.content, parsed.tool_calls) == (f"before {text}", [])
 
 
-def test_a_malformed_call_does_not_hide_a_good_one() -> None:
+def test_malformed_call_does_not_hide_a_valid_one() -> None:
     bad, good = call('{"name": '), call('{"name": "a"}')
     assert PARSER.parse(f"{bad}\n{good}").content == bad
     assert functions(f"{bad}\n{good}") == [("a", "{}")]
@@ -114,7 +114,7 @@ def test_any_text_is_parsed_without_error_or_loss(parts: list[str]) -> None:
         assert arguments in text or arguments == "{}" or '"' in arguments
 
 
-def test_parsers_resolve_by_name() -> None:
+def test_parsers_are_found_by_name() -> None:
     assert tool_parser("rllm.parser.tool_formats:_HERMES") is PARSER
     with pytest.raises(ConfigError, match="tool_parser='json:dumps'"):
         tool_parser("json:dumps")
@@ -122,7 +122,7 @@ def test_parsers_resolve_by_name() -> None:
         tool_parser("herms")
 
 
-def test_calls_that_cannot_be_read_are_named_once_a_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+def test_unparsable_calls_are_reported_once_a_model_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = (
         "{{- tools -}}{%- for m in messages -%}[{{ m.role }}]{{ m.content }}{%- for c in m.tool_calls or [] -%}"
@@ -135,7 +135,7 @@ def test_calls_that_cannot_be_read_are_named_once_a_model_is_loaded(caplog: pyte
     assert "without tools" in record.getMessage()
 
 
-def test_calls_that_are_read_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_parsable_calls_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATES["qwen3_coder"]
     log_unread_calls(ChatTemplate(tokenizer), tool_parser("qwen3_coder"))

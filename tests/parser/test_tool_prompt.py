@@ -61,7 +61,7 @@ def conversation() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_tool_prompt_prints_calls_as_the_model_writes_them(name: str) -> None:
+def test_tool_prompt_renders_calls_as_the_model_writes_them(name: str) -> None:
     template = chosen(OTHERS[name], tool_prompt="hermes")
     assert template.shape.lost.keys() <= {"system messages after the first turn"}
     assert tool_format_of_template(template.text) == "hermes"
@@ -74,7 +74,7 @@ def test_a_tool_prompt_prints_calls_as_the_model_writes_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_without_tools_nothing_is_changed(name: str) -> None:
+def test_prompt_without_tools_is_unchanged(name: str) -> None:
     plain = [
         {"role": "user", "content": "how many"},
         {"role": "assistant", "content": "a"},
@@ -83,13 +83,13 @@ def test_without_tools_nothing_is_changed(name: str) -> None:
     assert chosen(OTHERS[name], tool_prompt="hermes").render_text(plain) == chosen(OTHERS[name]).render_text(plain)
 
 
-def test_it_is_put_in_front_once() -> None:
+def test_tool_prompt_is_added_once() -> None:
     once = chosen(CHATML, tool_prompt="hermes").text
     assert once.endswith(CHATML)
     assert chosen(once, tool_prompt="hermes").text == once
 
 
-def test_what_is_learned_with_it_is_what_the_model_writes() -> None:
+def test_trained_text_with_the_tool_prompt_is_what_the_model_writes() -> None:
     tokenizer = deepcopy(_trained())
     tokenizer.chat_template = CHATML
     TemplateChoice(tool_prompt="hermes").apply(tokenizer)
@@ -99,7 +99,7 @@ def test_what_is_learned_with_it_is_what_the_model_writes() -> None:
     assert learned == f"{ANSWER}<|im_end|>fifteen<|im_end|>"
 
 
-def test_a_file_replaces_the_model_s_own_template(tmp_path: Path) -> None:
+def test_file_replaces_the_template_of_the_model(tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text(CHATML)
     assert chosen(None, chat_template=file).text == CHATML
@@ -116,7 +116,7 @@ def test_a_file_replaces_the_model_s_own_template(tmp_path: Path) -> None:
         (b"{% for m in messages %}{{ m.role }}{% endfor %}", "no text of user messages"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, written: bytes | None, named: str) -> None:
+def test_unusable_file_is_rejected_by_name(tmp_path: Path, written: bytes | None, named: str) -> None:
     file = tmp_path / "own.jinja"
     if written is not None:
         file.write_bytes(written)
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, written: 
 
 
 @pytest.mark.parametrize(("parser", "fits"), [("hermes", True), ("mistral", False)])
-def test_calls_are_read_in_the_format_that_is_taught(parser: str, fits: bool) -> None:
+def test_calls_are_parsed_in_the_format_of_the_prompt(parser: str, fits: bool) -> None:
     model = load_config(["model.tool_prompt=hermes", f"model.tool_parser={parser}"]).model
     if fits:
         assert TemplateChoice.of(model)
@@ -135,7 +135,7 @@ def test_calls_are_read_in_the_format_that_is_taught(parser: str, fits: bool) ->
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_every_family_s_answers_can_be_learned_with_it(
+def test_answers_of_every_family_can_be_trained_with_the_tool_prompt(
     family: str, parser_of: Callable[..., ChatTemplateParser]
 ) -> None:
     tokenizer = deepcopy(parser_of(family).tokenizer)

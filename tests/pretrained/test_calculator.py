@@ -50,7 +50,7 @@ def conversation(problem: str) -> list[Any]:
     return [*messages, {"role": "user", "content": f"What is {problem}?"}]
 
 
-def test_it_learns_to_calculate_and_its_turns_are_exact(smollm: Path, tmp_path: Path) -> None:
+def test_model_learns_to_calculate_and_its_turns_are_exact(smollm: Path, tmp_path: Path) -> None:
     lines = train(smollm, tmp_path / "run", "num_steps=4", agent_run_func=calculate)
     steps = [line for line in lines if "policy/loss" in line]
     rewards = [line["rollout/reward"] for line in steps]

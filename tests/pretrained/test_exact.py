@@ -64,7 +64,7 @@ def chosen(logprobs: Tensor, answer: Sequence[int]) -> Tensor:
     return logprobs.gather(1, torch.tensor(answer)[:, None])[:, 0]
 
 
-def test_a_turn_ends_where_the_template_ends_it(backend: LocalBackend) -> None:
+def test_turn_ends_at_the_end_token_of_the_template(backend: LocalBackend) -> None:
     """The folder's tokenizer has no pad token, and names the beginning of a turn as the end of a text."""
     assert (backend.tokenizer.pad_token, backend.tokenizer.eos_token) == (None, "<|im_start|>")
     [answer] = answers(backend, [asked(QUESTIONS[0])], temperature=0, max_tokens=32)
@@ -72,7 +72,7 @@ def test_a_turn_ends_where_the_template_ends_it(backend: LocalBackend) -> None:
     assert (answer.finish_reason, answer.completion_ids[-1]) == ("stop", backend.tokenizer.encode("<|im_end|>")[0])
 
 
-def test_greedy_answers_are_those_of_generate(backend: LocalBackend, reference: Any) -> None:
+def test_greedy_answers_equal_those_of_generate(backend: LocalBackend, reference: Any) -> None:
     found = answers(backend, list(map(asked, QUESTIONS)), temperature=0, max_tokens=24)
     for answer in found:
         with torch.no_grad():
@@ -86,7 +86,7 @@ def test_greedy_answers_are_those_of_generate(backend: LocalBackend, reference: 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampled_log_probabilities_are_those_of_a_forward_pass(
+def test_sampled_log_probabilities_equal_a_forward_pass(
     backend: LocalBackend, reference: Any, temperature: float
 ) -> None:
     found = answers(
@@ -105,9 +105,7 @@ def test_sampled_log_probabilities_are_those_of_a_forward_pass(
         torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=ROUNDING, rtol=0)
 
 
-def test_the_trainer_has_the_log_probabilities_and_the_gradient_of_a_forward_pass(
-    backend: LocalBackend, reference: Any
-) -> None:
+def test_trainer_log_probabilities_and_gradient_equal_a_forward_pass(backend: LocalBackend, reference: Any) -> None:
     """Of groups that share their prompts, in several micro-batches, against one sequence after the other."""
     found = answers(backend, [asked(question) for question in QUESTIONS[:2] for _ in range(3)], max_tokens=16)
     batch = Batch.of([sequence_of(answer) for answer in found]).with_weights("seq-mean-token-mean")

@@ -26,7 +26,7 @@ TASKS = sum_tasks(4, seed=0)
     [[], ["model.lora_rank=16"], ["model.lora_rank=16", "model.quantize=nf4"]],
     ids=["all weights", "LoRA", "nf4"],
 )
-def test_the_peak_is_within_a_fifth_of_what_is_predicted(smollm: Path, tmp_path: Path, settings: list[str]) -> None:
+def test_peak_memory_is_within_a_fifth_of_the_prediction(smollm: Path, tmp_path: Path, settings: list[str]) -> None:
     asked = [f"model.path={smollm}", f"run_dir={tmp_path / 'run'}", *SETTINGS, *settings]
     program, found = Path(__file__).with_name("peak_of_training.py"), tmp_path / "peak"
     subprocess.run([sys.executable, str(program), str(found), *asked], check=True, timeout=900)

@@ -30,7 +30,7 @@ def linear(dtype: torch.dtype = torch.float32, width: int = 96) -> torch.nn.Line
 
 @pytest.mark.parametrize("width", [96, 63])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nf4_is_that_of_the_paper(dtype: torch.dtype, width: int) -> None:
+def test_nf4_levels_equal_those_of_the_paper(dtype: torch.dtype, width: int) -> None:
     """Each block of 64 numbers is scaled to its largest, and then rounded to the nearest of sixteen."""
     from bitsandbytes.functional import get_4bit_type
 
@@ -47,7 +47,7 @@ def test_nf4_is_that_of_the_paper(dtype: torch.dtype, width: int) -> None:
     assert sum(part.nbytes for part in (quantized.codes, quantized.scales)) == -(-len(flat) // 2) + 4 * len(scales)
 
 
-def test_int8_is_that_of_bitsandbytes() -> None:
+def test_int8_equals_that_of_bitsandbytes() -> None:
     from bitsandbytes.functional import int8_vectorwise_quant
 
     codes, scales, _ = int8_vectorwise_quant(linear().weight)
@@ -57,7 +57,7 @@ def test_int8_is_that_of_bitsandbytes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_the_gradient_is_that_of_the_dequantised_layer(kind: Any) -> None:
+def test_gradient_equals_that_of_the_dequantised_layer(kind: Any) -> None:
     quantized, plain = QuantizedLinear(linear(), kind), linear()
     plain.weight = torch.nn.Parameter(quantized.weight)
     states = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
@@ -98,7 +98,7 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize("options", [{}, {"offload": True}, {"weight_decay": 0.1, "beta1": 0.5}], ids=str)
-def test_8_bit_adamw_takes_nearly_the_steps_of_adamw(options: dict[str, Any]) -> None:
+def test_8_bit_adamw_steps_are_close_to_those_of_adamw(options: dict[str, Any]) -> None:
     """Of embeddings, whose averages keep 32 bits, only the gradients differ."""
     start, (ours, _), (plain, _) = (
         Tiny(),
@@ -110,7 +110,7 @@ def test_8_bit_adamw_takes_nearly_the_steps_of_adamw(options: dict[str, Any]) ->
         assert difference(other, before) > 0.01
 
 
-def test_8_bit_averages_of_all_but_embeddings() -> None:
+def test_8_bit_averages_are_used_except_for_embeddings() -> None:
     (_, ours), (_, plain) = (trained(optimizer_of(name), 1) for name in ("adamw8bit", "adamw"))
     saved = plain.memory()["optimizer"] - ours.memory()["optimizer"]
     assert 2 * 6400 * 3 - 2048 - 8 * 6400 / 256 - 64 <= saved <= 2 * 6400 * 3  # but for tables, and scales of 256 each
@@ -132,7 +132,7 @@ def test_8_bit_adamw_resumes_bit_for_bit(offload: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_a_pretrained_model_is_sampled_in_batches_with_the_trainers_numbers(
+def test_quantised_model_is_sampled_in_batches_with_the_trainer_numbers(
     kind: str, smollm: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["model.device=cpu", "model.lora_rank=16", f"model.quantize={kind}"]

@@ -20,7 +20,7 @@ from rllm.types import DRIFT_KEY
 pytestmark = pytest.mark.pretrained
 
 
-def test_a_conversation_is_one_sequence_of_exact_tokens(smollm: Path, reference: Any, tmp_path: Path) -> None:
+def test_conversation_is_one_sequence_of_exact_tokens(smollm: Path, reference: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rllm", "serve", str(smollm), "--port", "0", "--store", "said.db"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -58,7 +58,7 @@ def test_vllm_samples_with_the_weights_of_each_update(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_verl_trains_it_for_two_steps(smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verl_trains_the_model_for_two_steps(smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_spec("verl"), "verl is not there: run `make test-pretrained`"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a key into the home of whoever runs the tests
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pretrained
 
 
 @pytest.mark.slow
-def test_the_demo_raises_the_share_of_right_answers(trained: DemoRun) -> None:
+def test_demo_improves_the_accuracy(trained: DemoRun) -> None:
     assert trained.before < 0.2
     assert trained.after >= trained.before + GAIN
     steps = [line for line in lines_of(trained.folder) if "policy/loss" in line]
@@ -30,7 +30,7 @@ def test_the_demo_raises_the_share_of_right_answers(trained: DemoRun) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_so_it_does_with_other_seeds(smollm: Path, tmp_path: Path, seed: int) -> None:
+def test_demo_improves_the_accuracy_with_other_seeds(smollm: Path, tmp_path: Path, seed: int) -> None:
     run = run_demo(tmp_path, "--model", str(smollm), "--seed", str(seed))
     assert run.after >= run.before + GAIN
 
@@ -41,14 +41,14 @@ def test_so_it_does_with_other_seeds(smollm: Path, tmp_path: Path, seed: int) ->
     [["model.lora_rank=16", "optim.lr=1e-3"], ["rollout.max_staleness=1", "optim.lr=3e-5"]],
     ids=["LoRA", "asynchronous"],
 )
-def test_other_ways_to_train_teach_as_much(smollm: Path, tmp_path: Path, settings: list[str]) -> None:
+def test_other_training_methods_improve_as_much(smollm: Path, tmp_path: Path, settings: list[str]) -> None:
     lines = train(smollm, tmp_path / "run", "rollout.resample_rounds=3", "eval.every=15", *settings, evaluate=True)
     before, after = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
     assert after >= before + GAIN
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_the_uninterrupted_one(trained: DemoRun, tmp_path: Path) -> None:
+def test_resumed_run_after_kill_equals_the_uninterrupted_one(trained: DemoRun, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     shutil.copytree(trained.folder, killed)
     shutil.rmtree(killed / "checkpoints" / trained.checkpoint.name)
@@ -61,7 +61,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(trained: DemoRun, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_trained_model_learns_from_demonstrations(trained: DemoRun, tmp_path: Path) -> None:
+def test_trained_model_learns_from_demonstrations(trained: DemoRun, tmp_path: Path) -> None:
     def shown(seed: int, count: int) -> list[dict[str, object]]:
         return [
             {
@@ -86,7 +86,7 @@ def test_the_trained_model_learns_from_demonstrations(trained: DemoRun, tmp_path
 
 
 @pytest.mark.slow
-def test_the_model_learns_from_the_trained_one_as_teacher(smollm: Path, trained: DemoRun, tmp_path: Path) -> None:
+def test_model_learns_from_the_trained_one_as_teacher(smollm: Path, trained: DemoRun, tmp_path: Path) -> None:
     settings = ["algorithm.name=distill", f"teacher.path={trained.checkpoint}", "num_steps=6", "rollout.group_size=4"]
     lines = train(smollm, tmp_path / "run", *settings)
     distances = [line["policy/teacher_kl"] for line in lines if "policy/teacher_kl" in line]

@@ -109,7 +109,7 @@ def read(name: str, printed: PrintedCalls) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-def test_calls_are_read_alike(name: str) -> None:
+def test_calls_are_parsed_alike(name: str) -> None:
     template_with_calls(name)
     answers = list(printed_calls(name, 8))
     assert [read(name, printed) for printed in answers] == [printed.calls for printed in answers]

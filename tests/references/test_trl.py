@@ -145,7 +145,7 @@ def test_divergence_in_the_loss(rows: Rows) -> None:
 
 
 @SEEDS
-def test_pieces_of_two_tokenisations(rows: Rows) -> None:
+def test_pieces_of_two_tokenizations(rows: Rows) -> None:
     """Theirs are lists of tokens for each piece, of offsets in bytes; ours are the piece of each token."""
     align = importlib.import_module("trl.experimental.gold.gold_trainer").ULDLoss._align_by_byte_offsets
     chance, text = random.Random(rows.seed), b"abcdefghijklmnopqrst"
@@ -156,7 +156,7 @@ def test_pieces_of_two_tokenisations(rows: Rows) -> None:
         assert found == [piece for piece, group in enumerate(groups) for _ in group]
 
 
-def test_the_penalty_of_overlong_answers() -> None:
+def test_overlong_penalty() -> None:
     punish = importlib.import_module("trl.rewards").get_soft_overlong_punishment(20, 5)
     ours, lengths = DAPO(overlong_length=20, overlong_buffer=5), range(1, 30)
     theirs = punish(completion_ids=[[0] * length for length in lengths])

@@ -197,7 +197,7 @@ def test_policy_losses(verl: ModuleType, rows: Rows, name: str, algorithm: Algor
 
 
 @SEEDS
-def test_the_critics_loss(verl: ModuleType, rows: Rows) -> None:
+def test_critic_loss(verl: ModuleType, rows: Rows) -> None:
     batch = rows.batch()
     values = (batch.values + rows.random("values moved")).requires_grad_()
     theirs, clipped = verl.compute_value_loss(

@@ -31,40 +31,40 @@ def wheel_of(folder: Path, *names: str) -> Path:
     return wheel
 
 
-def test_a_wheel_of_every_file_is_right(source: Path, tmp_path: Path) -> None:
+def test_complete_wheel_passes(source: Path, tmp_path: Path) -> None:
     check_wheel(wheel_of(tmp_path, *NEEDED), source)
 
 
-def test_a_file_that_is_missing_is_named(source: Path, tmp_path: Path) -> None:
+def test_missing_file_is_reported(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"not in the wheel: \{'rllm/py.typed'\}"):
         check_wheel(wheel_of(tmp_path, *NEEDED[1:]), source)
 
 
-def test_a_file_that_is_not_committed_is_named(source: Path, tmp_path: Path) -> None:
+def test_uncommitted_file_is_reported(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"only there: \{'rllm/notes.txt'\}"):
         check_wheel(wheel_of(tmp_path, *NEEDED, "rllm/notes.txt"), source)
 
 
-def test_tests_do_not_travel(source: Path, tmp_path: Path) -> None:
+def test_tests_are_not_packaged(source: Path, tmp_path: Path) -> None:
     (source / "src" / "rllm" / "tests").mkdir()
     (source / "src" / "rllm" / "tests" / "test_it.py").write_text("")
     with pytest.raises(SystemExit, match="tests are in the wheel"):
         check_wheel(wheel_of(tmp_path, *NEEDED, "rllm/tests/test_it.py"), source)
 
 
-def test_what_the_check_needs_is_there() -> None:
+def test_files_needed_by_the_check_exist() -> None:
     assert all((ROOT / "src" / name).is_file() for name in NEEDED)
     assert f'__version__ = "{version_of(ROOT)}"' in (ROOT / "src" / "rllm" / "__init__.py").read_text()
 
 
-def test_the_pythons_that_are_named_are_those_that_the_workflows_run() -> None:
+def test_declared_pythons_are_those_of_the_workflows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {match[1] for name in project["classifiers"] if (match := re.fullmatch(r".* :: Python :: (3\.\d+)", name))}
     workflows = [file.read_text() for file in (ROOT / ".github/workflows").iterdir()]
     assert named == {version for text in workflows for version in re.findall(r'"(3\.\d+)"', text)}
 
 
-def test_a_python_that_is_not_there_or_too_old_is_told(tmp_path: Path) -> None:
+def test_missing_or_outdated_python_is_reported(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 2.7.18 >&2\nexit 1\n')  # as Python 2 tells it
     old.chmod(0o755)

@@ -71,11 +71,11 @@ CHOICES = ["London", "Paris", "Rome", "Bonn"]
         ("A: no. B: no. C: yes.", None),
     ],
 )
-def test_the_letter_that_a_text_settles_on(text: str, letter: str | None) -> None:
+def test_final_letter_of_an_answer_is_extracted(text: str, letter: str | None) -> None:
     assert chosen_letter(text) == letter
 
 
-def test_the_text_of_a_choice_is_its_letter() -> None:
+def test_text_of_a_choice_counts_as_its_letter() -> None:
     assert chosen_letter(r"\boxed{Paris}", CHOICES) == "B"
     assert chosen_letter("paris.", CHOICES) == "B"
     assert chosen_letter(r"\boxed{2}", ["1", "2", "3"]) == "B"
@@ -87,13 +87,13 @@ def test_the_text_of_a_choice_is_its_letter() -> None:
     assert chosen_letter("Answer: A", ["B", "A"]) == "A"
 
 
-def test_a_letter_beside_the_text_of_another_is_no_choice() -> None:
+def test_letter_next_to_the_text_of_another_choice_is_no_answer() -> None:
     assert chosen_letter("A. Paris", CHOICES) is None
     assert chosen_letter(r"\boxed{A. Paris}", CHOICES) is None
     assert chosen_letter("The answer is **A. Paris**", CHOICES) is None
 
 
-def test_a_list_of_all_choices_is_none() -> None:
+def test_list_of_all_choices_is_no_answer() -> None:
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", CHOICES, strict=True))
     assert chosen_letter(listed, CHOICES) is None
     assert chosen_letter(f"{listed}\n\nI think:\nB. Paris", CHOICES) == "B"
@@ -110,19 +110,19 @@ def test_a_list_of_all_choices_is_none() -> None:
         r"\boxed{A x" + "\n" * 20_000 + "y}",
     ],
 )
-def test_long_texts_are_read_in_linear_time(text: str) -> None:
+def test_long_texts_are_parsed_in_linear_time(text: str) -> None:
     assert chosen_letter(text, CHOICES) is None
 
 
 @pytest.mark.parametrize("gold", ["B", "b", "(B)", "B. Paris", 1, np.int64(1), "Paris", "paris"])
-def test_a_ground_truth_is_a_letter_an_index_or_a_text(gold: Any) -> None:
+def test_ground_truth_is_a_letter_an_index_or_a_text(gold: Any) -> None:
     task = {"ground_truth": gold, "choices": CHOICES}
     assert multiple_choice_reward_fn(task, Action("Answer: B")).reward == 1.0
     assert multiple_choice_reward_fn(task, "Answer: C").reward == 0.0
     assert multiple_choice_reward_fn({**task, "choices": np.array(CHOICES)}, "Answer: B").is_correct is True
 
 
-def test_no_choice_earns_0_and_says_so() -> None:
+def test_answer_without_choice_earns_0_with_the_reason() -> None:
     assert multiple_choice_reward_fn({"ground_truth": "B"}, "Hm.").metadata == {"reason": "no choice was found"}
 
 
@@ -133,6 +133,6 @@ def test_no_choice_earns_0_and_says_so() -> None:
         {"ground_truth": "27", "choices": list(range(30))},  # there is no letter for it
     ],
 )
-def test_a_task_without_a_ground_truth_is_an_error(task: dict[str, Any]) -> None:
+def test_task_without_ground_truth_is_an_error(task: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="the multiple-choice reward needs"):
         multiple_choice_reward_fn(task, "Answer: B")

@@ -27,12 +27,12 @@ def judged(tests: Any, code: str, **limits: Any) -> RewardOutput:
     return RewardCodeFn(**limits)(task, f"Here it is:\n```python\n{code}\n```\nDone.")
 
 
-def test_a_program_is_judged_by_its_output() -> None:
+def test_program_is_scored_by_its_output() -> None:
     verdict = judged(DOUBLE, "print(2 * int(input()))")
     assert verdict == RewardOutput(1.0, {"passed": 2, "total": 2}, is_correct=True)
 
 
-def test_the_first_failure_is_told() -> None:
+def test_first_failure_is_reported() -> None:
     verdict = judged(DOUBLE, "print(2)")
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
     failure = {"test": 1, "input": "21\n", "expected": "42\n", "got": "2\n"}
@@ -56,7 +56,7 @@ def test_outputs_are_compared_word_for_word(expected: str, printed: str, reward:
     assert judged({"inputs": [""], "outputs": [expected]}, f"print({printed!r})").reward == reward
 
 
-def test_a_long_output_is_read_to_its_end_in_any_script() -> None:
+def test_long_output_is_read_to_its_end_in_any_script() -> None:
     length = 70_000
     assert judged({"inputs": [""], "outputs": ["𝄞" * length]}, f"print('𝄞' * {length})").reward == 1.0
 
@@ -77,17 +77,17 @@ def test_a_long_output_is_read_to_its_end_in_any_script() -> None:
         "for n in range(3):\n    assert add(n, n) == 2 * n",
     ],
 )
-def test_every_published_form_of_tests_for_a_function(tests: Any) -> None:
+def test_all_published_formats_of_function_tests(tests: Any) -> None:
     assert judged(tests, "def add(a, b):\n    return a + b").reward == 1.0
     assert judged(tests, "def add(a, b):\n    return a - b").reward == 0.0
 
 
-def test_pairs_without_a_function_are_for_a_program() -> None:
+def test_pairs_without_a_function_test_a_program() -> None:
     tests = [{"input": "1\n2", "output": "3", "testtype": "stdin"}]
     assert judged(tests, "print(int(input()) + int(input()))").reward == 1.0
 
 
-def test_a_method_of_solution_has_the_usual_imports() -> None:
+def test_solution_method_has_the_usual_imports() -> None:
     code = "class Solution:\n    def add(self, numbers: List[int]) -> int:\n        return Counter(numbers).total()"
     assert judged({"fn_name": "add", "inputs": [[[1, 1]]], "outputs": [2]}, code).reward == 1.0
     task = {"test": "def check(candidate):\n    assert candidate(numbers=[1]) == 1\n", "entry_point": "Solution().add"}
@@ -95,16 +95,16 @@ def test_a_method_of_solution_has_the_usual_imports() -> None:
 
 
 @pytest.mark.parametrize("tests", [{**ADD, "fn_name": "gcd"}, {**CHECK, "entry_point": "gcd"}])
-def test_an_imported_function_is_not_a_solution(tests: Any) -> None:
+def test_imported_function_is_not_a_solution(tests: Any) -> None:
     assert judged(tests, "").reward == 0.0
 
 
-def test_a_method_may_have_the_name_of_an_imported_function() -> None:
+def test_method_may_be_named_like_an_imported_function() -> None:
     code = "class Solution:\n    def gcd(self, a, b):\n        return a + b"
     assert judged({**ADD, "fn_name": "gcd"}, code).reward == 1.0
 
 
-def test_tuples_count_as_lists_and_floats_as_near() -> None:
+def test_tuples_equal_lists_and_floats_are_compared_approximately() -> None:
     tests = {"fn_name": "f", "inputs": [[]], "outputs": [[1, 0.3, {"1": "x"}]]}
     assert judged(tests, "def f():\n    print('noise')\n    return 1, 0.1 + 0.2, {1: 'x'}").reward == 1.0
     assert judged(tests, "def f():\n    return 1, 0.1 + 0.2, {1: 'y'}").reward == 0.0
@@ -115,7 +115,7 @@ def test_tuples_count_as_lists_and_floats_as_near() -> None:
 @pytest.mark.parametrize(
     ("given", "expected", "reward"), [([12], "12", 1.0), ('"12"', '"12"', 1.0), ([12], 12, 0.0), ("12", "12", 0.0)]
 )
-def test_a_result_that_is_a_text_is_read_as_the_arguments_are(given: Any, expected: Any, reward: float) -> None:
+def test_text_result_is_parsed_like_the_arguments(given: Any, expected: Any, reward: float) -> None:
     tests = {"fn_name": "f", "inputs": [given], "outputs": [expected]}
     assert judged(tests, "def f(n):\n    return str(n)").reward == reward
 
@@ -134,7 +134,7 @@ def test_only_a_newline_ends_a_line(character: str, ascii_only: bool) -> None:
         assert judged(printed, "print(len(input()), input())").reward == 1.0
 
 
-def test_arrays_are_read_at_every_depth() -> None:
+def test_arrays_are_compared_at_every_depth() -> None:
     arguments = np.empty(2, dtype=object)
     arguments[:] = [np.array([1, 2]), np.array([20, 22])]
     tests = {"fn_name": "add", "inputs": arguments, "outputs": np.array([3, 42])}
@@ -153,7 +153,7 @@ def test_arrays_are_read_at_every_depth() -> None:
         ("object()", [], 0.0),
     ],
 )
-def test_a_result_of_numpy_counts_as_one_of_python(returned: str, expected: Any, reward: float) -> None:
+def test_numpy_result_equals_a_python_one(returned: str, expected: Any, reward: float) -> None:
     tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
     assert judged(tests, f"import numpy as np\n\ndef f():\n    return {returned}").reward == reward
 
@@ -165,7 +165,7 @@ def test_passed_calls_are_counted_beyond_the_first_failure() -> None:
     assert metadata == {"passed": 2, "total": 3, "first_failure": failure}
 
 
-def test_a_failed_test_function_is_named() -> None:
+def test_failed_test_function_is_named() -> None:
     metadata = judged(TEST_FUNCTIONS, "def add(a, b):\n    return 3").metadata
     assert metadata == {"passed": 1, "total": 2, "first_failure": {"test": "test_zero", "error": "AssertionError: "}}
 
@@ -197,13 +197,13 @@ AGAINST_CALLS = ["exits at once", "exits when called", "prints what a harness mi
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_cheats_pass_no_assertion(name: str) -> None:
+def test_cheats_do_not_pass_assertions(name: str) -> None:
     verdict = judged(CHECK, CHEATS[name])
     assert (verdict.reward, verdict.metadata["passed"]) == (0.0, 0)
 
 
 @pytest.mark.parametrize("name", [*AGAINST_CALLS, "writes no text"])
-def test_cheats_pass_no_call(name: str) -> None:
+def test_cheats_do_not_pass_calls(name: str) -> None:
     verdict = judged(ADD, CHEATS[name])
     assert (verdict.reward, verdict.metadata["passed"]) == (0.0, 0)
     assert verdict.metadata["first_failure"].keys() & {"error", "got"}
@@ -328,42 +328,42 @@ CLASSES_OF_TESTS = {
 
 
 @pytest.mark.parametrize("form", CLASSES_OF_TESTS)
-def test_classes_of_tests_are_tests(form: str) -> None:
+def test_test_classes_are_run(form: str) -> None:
     right, wrong = (judged(CLASSES_OF_TESTS[form], f"def add(a, b):\n    return {result}") for result in ("a + b", "0"))
     assert (right.reward, wrong.reward) == (1.0, 0.0), right.metadata
     assert right.metadata["total"] == CLASSES_OF_TESTS[form].count("def test_")
 
 
-def test_a_program_may_open_its_input_by_name() -> None:
+def test_program_may_open_its_input_by_name() -> None:
     assert judged(DOUBLE, "print(2 * int(open('/dev/stdin').read()), file=open('/dev/stdout', 'a'))").reward == 1.0
 
 
-def test_tests_may_be_in_a_try() -> None:
+def test_tests_may_be_inside_a_try_statement() -> None:
     tests = "try:\n    add('x', 2)\n    assert False\nexcept TypeError:\n    pass"
     assert judged([tests], "def add(a, b):\n    return a + b").reward == 1.0
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_solution_whose_values_cross_to_the_tests(form: str) -> None:
+def test_values_of_the_solution_are_passed_to_the_tests(form: str) -> None:
     solution, tests = FORMS[form]
     verdict = judged([tests], solution)
     assert verdict.reward == 1.0, verdict.metadata
 
 
-def test_an_object_that_meets_a_plain_value_is_named() -> None:
+def test_object_compared_with_a_plain_value_is_reported() -> None:
     error = judged(CHECK, "class Three:\n    pass\ndef add(a, b):\n    return Three()").metadata["first_failure"][
         "error"
     ]
     assert error.startswith("TypeError: an object of the solution")
 
 
-def test_a_class_that_the_tests_know_may_define_equality() -> None:
+def test_class_known_to_the_tests_may_define_equality() -> None:
     code = "class Vector:\n    def __init__(self, x):\n        self.x = x\n    def __eq__(self, other):\n        return self.x == other.x\ndef make(x):\n    return Vector(x)"
     tests = "from solution import Vector, make\n\ndef test_make():\n    assert make(1) == Vector(1)\n    assert make(1) != Vector(2)"
     assert judged(tests, code).reward == 1.0
 
 
-def test_what_a_method_returns_is_compared_honestly_too() -> None:
+def test_return_value_of_a_method_cannot_fake_equality() -> None:
     code = "class Same:\n    __eq__ = lambda self, other: True\nclass Solution:\n    def add(self, a, b):\n        return {}"
     tests = ["assert Solution().add(1, 2) == 3", "assert Solution().add(1, 2) in (3, 4)"]
     assert judged(tests, code.format("a + b")).reward == 1.0
@@ -371,7 +371,7 @@ def test_what_a_method_returns_is_compared_honestly_too() -> None:
     assert judged(tests[1:], code.format("Same()")).reward == 0.0
 
 
-def test_items_of_a_list_are_compared_honestly() -> None:
+def test_items_of_a_list_cannot_fake_equality() -> None:
     code = "class Same:\n    __eq__ = lambda self, other: True\ndef both(a, b):\n    return {}"
     tests = ["assert list(both(1, 2)) == [1, 2]", "assert isinstance(both(1, 2), list) and 2 in both(1, 2)"]
     assert judged(tests, code.format("[a, b]")).reward == 1.0
@@ -379,7 +379,7 @@ def test_items_of_a_list_are_compared_honestly() -> None:
         assert judged([test], code.format("[Same(), Same()]")).reward == 0.0
 
 
-def test_tests_may_ask_a_large_set_for_each_of_its_items() -> None:
+def test_tests_may_look_up_every_item_of_a_large_set() -> None:
     counting = (
         "seen, least = {}, {}\nfor number in range(30_000):\n    if number not in seen and number not in least:\n"
     )
@@ -388,7 +388,7 @@ def test_tests_may_ask_a_large_set_for_each_of_its_items() -> None:
 
 
 @pytest.mark.parametrize("tests", [ADD, CHECK])
-def test_no_verdict_waits_for_a_thread_that_goes_on(tests: Any, tmp_path: Path) -> None:
+def test_verdict_does_not_wait_for_a_running_thread(tests: Any, tmp_path: Path) -> None:
     code = (
         "import threading\ndef work():\n    threading.main_thread().join()\n"
         f"    open({str(tmp_path / 'waited')!r}, 'w')\nthreading.Thread(target=work).start()\ndef add(a, b):\n    return a + b"
@@ -398,12 +398,12 @@ def test_no_verdict_waits_for_a_thread_that_goes_on(tests: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tests", [DOUBLE, ADD, CHECK], ids=["program", "calls", "assertions"])
-def test_an_endless_loop_is_cut(tests: Any) -> None:
+def test_endless_loop_is_stopped(tests: Any) -> None:
     failure = judged(tests, "while True:\n    pass", timeout_s=0.3).metadata["first_failure"]
     assert "timed out after 0.3 s" in failure["error"]
 
 
-def test_what_came_before_a_sudden_end_counts() -> None:
+def test_results_before_a_crash_count() -> None:
     code = "import os\ndef add(a, b):\n    return a + b if a == 1 else os._exit(3)"
     failure = {
         "test": 1,
@@ -414,7 +414,7 @@ def test_what_came_before_a_sudden_end_counts() -> None:
     assert judged(ADD, code).metadata == {"passed": 1, "total": 2, "first_failure": failure}
 
 
-def test_all_runs_together_have_a_deadline() -> None:
+def test_total_time_of_all_runs_is_limited() -> None:
     tests = {"inputs": [""] * 50, "outputs": ["x"] * 50}
     failure = judged(tests, "import time\ntime.sleep(0.3)\nprint('x')", deadline_s=0.5).metadata["first_failure"]
     assert "timed out" in failure["error"] or "not finished in 0.5 s" in failure["error"]
@@ -426,7 +426,7 @@ def test_memory_and_output_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("task", [{"ground_truth": ADD}, CHECK])
-def test_the_last_block_that_defines_the_function_counts(task: dict[str, Any]) -> None:
+def test_last_block_that_defines_the_function_is_used(task: dict[str, Any]) -> None:
     def reward_of(*blocks: str) -> float | None:
         return code_reward_fn(task, "\n".join(f"```python\n{block}\n```" for block in blocks)).reward
 
@@ -441,7 +441,7 @@ def test_the_last_block_that_defines_the_function_counts(task: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("text", ["", "def add(a, b): ...", "```cpp\nint x;\n```", "```python\nnot closed"])
-def test_without_a_block_of_python_the_answer_is_wrong(text: str) -> None:
+def test_answer_without_a_python_block_is_wrong(text: str) -> None:
     verdict = code_reward_fn({"ground_truth": ADD}, Action(text))
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
     assert "block of Python" in verdict.metadata["reason"]
@@ -463,6 +463,6 @@ def test_without_a_block_of_python_the_answer_is_wrong(text: str) -> None:
         ({"tests": "def test_it(tmp_path): ..."}, "test_it, which takes arguments"),
     ],
 )
-def test_a_task_without_usable_tests_is_an_error_and_not_0(task: dict[str, Any], message: str) -> None:
+def test_task_without_usable_tests_is_an_error_instead_of_0(task: dict[str, Any], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         code_reward_fn(task, "```python\nx = 1\n```")

@@ -33,7 +33,7 @@ def reward_of(answer: str, task: dict[str, Any] = TASK) -> float | None:
         ([np.int64(2), 5.0], "7", "2 + 5"),
     ],
 )
-def test_every_number_once_and_the_target_earns_1(nums: Any, target: Any, answer: str) -> None:
+def test_using_every_number_once_for_the_target_earns_1(nums: Any, target: Any, answer: str) -> None:
     assert reward_of(answer, {"target": target, "nums": nums}) == 1.0
 
 
@@ -59,26 +59,26 @@ def test_every_number_once_and_the_target_earns_1(nums: Any, target: Any, answer
         ("", "not an expression"),
     ],
 )
-def test_a_wrong_answer_earns_0_and_says_why(answer: str, reason: str) -> None:
+def test_wrong_answer_earns_0_with_the_reason(answer: str, reason: str) -> None:
     verdict = countdown_reward_fn(TASK, f"<answer>{answer}</answer>")
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
     assert reason in verdict.metadata["reason"]
 
 
-def test_the_last_answer_counts() -> None:
+def test_last_answer_counts() -> None:
     assert countdown_reward_fn(TASK, "<answer>3+50</answer> no: <answer>3*50</answer>").reward == 1.0
     assert countdown_reward_fn(TASK, Action("<answer>3*50</answer>")).is_correct is True
 
 
 @pytest.mark.parametrize("text", ["", "3 * 50", "<answer>3 * 50", "<think><answer>3 * 50</answer></think>"])
-def test_no_answer_earns_0(text: str) -> None:
+def test_missing_answer_earns_0(text: str) -> None:
     assert countdown_reward_fn(TASK, text).metadata["reason"] == "there is no <answer>...</answer>"
 
 
 @pytest.mark.parametrize(
     "answer", ["9**9**9**9", "(" * 5_000 + "9", "9*" * 5_000 + "9", "-" * 100_000 + "9", "9" * 100_000]
 )
-def test_no_answer_hangs(answer: str) -> None:
+def test_pathological_answers_do_not_hang(answer: str) -> None:
     assert reward_of(answer, {"target": 9, "nums": [9, 9, 9, 9]}) == 0.0
 
 
@@ -89,14 +89,14 @@ def test_quotients_are_exact() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 99), min_size=2, max_size=5), st.data())
-def test_any_expression_of_the_numbers_earns_1_for_its_own_value(nums: list[int], data: st.DataObject) -> None:
+def test_any_expression_earns_1_for_its_own_value(nums: list[int], data: st.DataObject) -> None:
     expression = str(nums[0])
     for number in nums[1:]:
         expression = f"({expression} {data.draw(st.sampled_from('+-*'))} {number})"
     assert reward_of(expression, {"target": eval(expression), "nums": nums[::-1]}) == 1.0
 
 
-def test_a_wrong_answer_in_its_tags_can_earn_something() -> None:
+def test_wrong_answer_in_its_tags_can_earn_a_format_reward() -> None:
     truth = {"target": 150, "numbers": [3, 50]}
     texts = ["<answer>3 * 50</answer>", "<answer>3 + 50</answer>", "3 * 50"]
     assert [compute_score(text, truth, format_score=0.1, score=2.0) for text in texts] == [2.0, 0.1, 0.0]
@@ -112,6 +112,6 @@ def test_a_wrong_answer_in_its_tags_can_earn_something() -> None:
         ({"target": 1, "nums": ["1/0"]}, "nums"),
     ],
 )
-def test_a_task_that_lacks_something_is_an_error_and_not_0(task: dict[str, Any], field: str) -> None:
+def test_incomplete_task_is_an_error_instead_of_0(task: dict[str, Any], field: str) -> None:
     with pytest.raises(RewardError, match=f"the countdown reward needs .*'{field}'"):
         countdown_reward_fn(task, "<answer>1</answer>")

@@ -67,7 +67,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "follows", "does_not"), CASES)
-def test_an_instruction(name: str, arguments: dict[str, Any], follows: str, does_not: str) -> None:
+def test_instructions_are_checked(name: str, arguments: dict[str, Any], follows: str, does_not: str) -> None:
     if name in LANGUAGE:
         pytest.importorskip("langdetect")
     instruction = {"id": name, **arguments}
@@ -81,7 +81,7 @@ def test_all_25_kinds_are_tested() -> None:
     assert len(INSTRUCTIONS) == 25
 
 
-def test_loose_verdicts_look_past_an_introduction_and_emphasis() -> None:
+def test_loose_verdicts_ignore_an_introduction_and_emphasis() -> None:
     task = {"instructions": [{"id": "startend:quotation"}, {"id": "punctuation:no_comma"}]}
     verdict = ifeval_reward_fn(task, 'Sure, here it is:\n**"One and two"**')
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
@@ -118,19 +118,19 @@ def test_sentences_are_counted(text: str, count: int) -> None:
         ),
     ],
 )
-def test_an_instruction_that_cannot_be_checked_is_named(instructions: list[dict[str, Any]], message: str) -> None:
+def test_instruction_that_cannot_be_checked_is_reported(instructions: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         ifeval_reward_fn({"instructions": instructions}, "Text.")
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ifeval_reward, "find_spec", lambda name: None)
     ifeval_reward.check_installed.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"rllm\[ifeval\]"):
         is_followed({"id": "language:response_language", "language": "en"}, "Text.")
 
 
-def test_a_long_text_of_marks_takes_no_time() -> None:
+def test_long_text_of_punctuation_is_checked_quickly() -> None:
     for text in ("[" * 50_000, "<<" * 50_000, "*a\n" * 20_000, "." * 50_000, "\n" * 50_000 + "x"):
         for name, arguments, _, _ in CASES:
             if name not in LANGUAGE:

@@ -25,7 +25,7 @@ def reward_of(gold: Any, answer: str) -> float | None:
     return math_reward_fn({"ground_truth": gold}, rf"So it is \boxed{{{answer}}}.").reward
 
 
-def test_the_examples_of_the_tutorial() -> None:
+def test_examples_of_the_tutorial() -> None:
     task = {"ground_truth": "4"}
     assert math_reward_fn(task, "The answer is \\boxed{4}").reward == 1.0
     assert math_reward_fn(task, "After calculation, I get 4").reward == 0.0
@@ -68,7 +68,7 @@ def test_the_examples_of_the_tutorial() -> None:
         (np.array(["3", "4"]), "4"),
     ],
 )
-def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer: str) -> None:
+def test_equal_texts_and_numbers_need_no_computer_algebra(gold: Any, answer: str) -> None:
     assert reward_of(gold, answer) == 1.0
 
 
@@ -130,7 +130,7 @@ def test_what_is_equal_as_text_or_number_needs_no_mathematics(gold: Any, answer:
         (r"6 \text{ PM}", r"6 \text{ p.m.}"),
     ],
 )
-def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
+def test_mathematically_equal_answers(gold: Any, answer: str) -> None:
     assert reward_of(gold, answer) == 1.0
 
 
@@ -189,7 +189,7 @@ def test_what_is_equal_as_mathematics(gold: Any, answer: str) -> None:
         ("0.0000001", r"\frac{1}{5000000}"),
     ],
 )
-def test_what_is_different(gold: Any, answer: str) -> None:
+def test_different_answers(gold: Any, answer: str) -> None:
     assert reward_of(gold, answer) == 0.0
 
 
@@ -222,7 +222,7 @@ def test_what_is_different(gold: Any, answer: str) -> None:
         (r"120^\circ,240^\circ", "120240", 0.0),
     ],
 )
-def test_a_comma_is_inside_a_number_or_between_two(gold: str, answer: str, reward: float) -> None:
+def test_comma_is_part_of_a_number_or_a_separator(gold: str, answer: str, reward: float) -> None:
     assert reward_of(gold, answer) == reward
 
 
@@ -236,7 +236,7 @@ def test_a_comma_is_inside_a_number_or_between_two(gold: str, answer: str, rewar
         (r"<think>\boxed{4}</think> I do not know", "missing"),
     ],
 )
-def test_without_a_box_the_answer_is_wrong_and_says_why(text: str, reason: str) -> None:
+def test_answer_without_a_box_is_wrong_with_the_reason(text: str, reason: str) -> None:
     verdict = math_reward_fn({"ground_truth": "4"}, text)
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
     assert reason in verdict.metadata["reason"]
@@ -255,39 +255,39 @@ def test_without_a_box_the_answer_is_wrong_and_says_why(text: str, reason: str) 
         "x" + " " * 50_000 + "y",
     ],
 )
-def test_long_answers_are_read_in_linear_time(answer: str) -> None:
+def test_long_answers_are_parsed_in_linear_time(answer: str) -> None:
     assert reward_of("12", answer) == 0.0
 
 
-def test_the_metadata_has_both_sides() -> None:
+def test_metadata_has_both_sides() -> None:
     assert math_reward_fn({"ground_truth": 4}, r"\boxed{5}").metadata == {"extracted": "5", "ground_truth": ["4"]}
 
 
 @pytest.mark.parametrize(
     "task", [{}, {"ground_truth": None}, {"ground_truth": []}, {"ground_truth": ""}, {"answer": "4"}]
 )
-def test_a_task_without_a_ground_truth_is_an_error_and_not_0(task: dict[str, Any]) -> None:
+def test_task_without_ground_truth_is_an_error_instead_of_0(task: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match=r"ground.truth"):
         math_reward_fn(task, r"\boxed{4}")
 
 
-def test_what_only_looks_like_a_number_is_a_ground_truth_as_text() -> None:
+def test_malformed_number_is_a_text_ground_truth() -> None:
     assert math_reward_fn({"ground_truth": "1..2e5"}, r"\boxed{1..2e5}").reward == 1.0
 
 
-def test_a_missing_dependency_is_named_at_the_first_answer() -> None:
+def test_missing_dependency_is_reported_at_the_first_answer() -> None:
     hidden = "import sys; sys.modules['math_verify'] = None\n"
     program = r"from rllm.rewards.reward_fn import math_reward_fn; math_reward_fn({'ground_truth': '4'}, r'\boxed{4}')"
     done = subprocess.run([sys.executable, "-c", hidden + program], capture_output=True, text=True, check=False)
     assert "needs the package 'math-verify', which is not installed: pip install 'rllm[math]'" in done.stderr
 
 
-def test_a_ground_truth_that_no_answer_could_equal_is_an_error() -> None:
+def test_unmatchable_ground_truth_is_an_error() -> None:
     with pytest.raises(RewardError, match="'nan'"):
         math_reward_fn({"ground_truth": float("nan")}, r"\boxed{4}")
 
 
-def test_the_configuration_says_what_each_answer_earns() -> None:
+def test_config_sets_the_reward_of_each_outcome() -> None:
     judge = RewardMathFn(RewardConfig(correct_reward=2.0, incorrect_reward=-1.0, format_error_reward=-2.0))
     tasks = [RewardInput(task_info={"ground_truth": "4"}, action=text) for text in (r"\boxed{4}", r"\boxed{5}", "4")]
     assert [judge(task).reward for task in tasks] == [2.0, -1.0, -2.0]
@@ -295,32 +295,32 @@ def test_the_configuration_says_what_each_answer_earns() -> None:
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9^9}}", pytest.param("(99999)!!!", marks=pytest.mark.slow)])
-def test_an_answer_that_takes_forever_is_given_up(answer: str) -> None:
+def test_answer_that_takes_too_long_is_cancelled(answer: str) -> None:
     judge = RewardMathFn(RewardConfig(unk_error_reward=-0.5), deadline_s=0.2)
     verdict = judge({"ground_truth": "4"}, rf"\boxed{{{answer}}}")
     assert (verdict.reward, verdict.is_correct) == (-0.5, False)
     assert "not decided within 0.2 s" in verdict.metadata["reason"]
 
 
-def test_a_long_answer_is_not_even_tried() -> None:
+def test_overlong_answer_is_not_parsed() -> None:
     assert are_equivalent("4", "(" * MAX_CHARS + "4", deadline_s=60.0) is None
 
 
-def test_many_threads_compare_at_once() -> None:
+def test_many_threads_compare_concurrently() -> None:
     pairs = [("x+1", "1+x"), ("x+1", "x+2")] * 4
     with ThreadPoolExecutor(2) as threads:
         verdicts = list(threads.map(lambda pair: reward_of(*pair), pairs))
     assert verdicts == [1.0, 0.0] * 4
 
 
-def test_a_comparison_leaves_the_alarm_of_this_process_alone() -> None:
+def test_comparison_does_not_change_the_alarm_of_this_process() -> None:
     before = signal.getsignal(signal.SIGALRM)
     assert are_equivalent("x+1", "1+x") is True
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_forked_process_has_workers_of_its_own() -> None:
+def test_forked_process_has_its_own_workers() -> None:
     assert are_equivalent("x+1", "1+x") is True
     child = multiprocessing.get_context("fork").Process(target=_exit_with_verdict)
     child.start()
@@ -333,7 +333,7 @@ def _exit_with_verdict() -> None:
     os._exit(7 if are_equivalent("x+1", "1+x") else 8)
 
 
-def test_a_killed_worker_is_replaced() -> None:
+def test_killed_worker_is_replaced() -> None:
     from rllm.rewards.math_reward import NUM_WORKERS, _workers
 
     assert are_equivalent("x+1", "1+x") is True
@@ -347,7 +347,7 @@ def test_a_killed_worker_is_replaced() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_parent_process_does_not_end_its_workers() -> None:
+def test_workers_survive_in_a_large_parent_process() -> None:
     large = b"x" * (LARGE_BYTES + 1)
     worker = _Worker()
     del large
@@ -358,7 +358,7 @@ def test_a_large_parent_process_does_not_end_its_workers() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(alphabet=r"\{}0123456789./,-+%$^ frac", max_size=40))
-def test_whatever_is_written_equals_itself(answer: str) -> None:
+def test_every_expression_equals_itself(answer: str) -> None:
     assert _quickly_equal(answer, answer) is True
     assert _quickly_equal("4", answer) in (True, False, None)
 
@@ -388,7 +388,7 @@ def test_whatever_is_written_equals_itself(answer: str) -> None:
         ("0.25", "¼", True),
     ],
 )
-def test_answers_in_the_notation_of_textbooks(gold: str, answer: str, equal: bool) -> None:
+def test_textbook_notation_is_accepted(gold: str, answer: str, equal: bool) -> None:
     assert reward_of(gold, answer) == float(equal)
     assert reward_of(answer, gold) == float(equal)
 
@@ -452,12 +452,12 @@ def test_values_are_compared_exactly(gold: str, answer: str, equal: bool) -> Non
     assert equal or reward_of(answer, gold) == 0.0
 
 
-def test_a_formula_is_equal_to_itself_written_otherwise() -> None:
+def test_formula_equals_its_reformulation() -> None:
     for gold, answer in (("n!", "n(n-1)!"), (r"\frac{x^2-1}{x-1}", "x+1"), (r"\int_0^1 x dx", "1/2"), ("0.5x", "x/2")):
         assert reward_of(gold, answer) == 1.0
 
 
-def test_what_cannot_be_proven_equal_is_not_taken_for_equal() -> None:
+def test_unproven_equality_is_not_equality() -> None:
     judge = RewardMathFn(RewardConfig(unk_error_reward=-0.5), deadline_s=0.3)
     verdict = judge({"ground_truth": r"\sin(1)^2+\cos(1)^2+10^{-2000}"}, r"\boxed{1}")
     assert (verdict.reward, verdict.is_correct) == (-0.5, False)
@@ -479,7 +479,7 @@ def test_random_rationals_are_compared_as_fractions(
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(-(10**12), 10**12), st.integers(0, 12))
-def test_a_terminating_decimal_equals_its_fraction(digits: int, places: int) -> None:
+def test_terminating_decimal_equals_its_fraction(digits: int, places: int) -> None:
     exact = Fraction(digits, 10**places)
     decimal = format(Decimal(digits).scaleb(-places), "f")
     assert reward_of(rf"\frac{{{exact.numerator}}}{{{exact.denominator}}}", decimal) == 1.0

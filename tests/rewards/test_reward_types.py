@@ -36,13 +36,13 @@ from rllm.types import Action
         ("", None),
     ],
 )
-def test_the_last_box_whose_braces_balance(text: str, content: str | None) -> None:
+def test_last_box_with_balanced_braces_is_extracted(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(alphabet=r"\{}boxed 4", max_size=60), st.sampled_from(["4", r"\frac{1}{2}", r"\}x"]))
-def test_a_box_at_the_end_is_found_whatever_comes_before(noise: str, answer: str) -> None:
+def test_box_at_the_end_is_found_after_any_text(noise: str, answer: str) -> None:
     if not noise.endswith("\\"):
         assert last_boxed(rf"{noise}\boxed{{{answer}}}") == answer
 
@@ -50,18 +50,18 @@ def test_a_box_at_the_end_is_found_whatever_comes_before(noise: str, answer: str
 @pytest.mark.parametrize(
     "text", [r"\boxed{" * 100_000, "{" * 200_000, "**" * 100_000, "<answer>" * 100_000, "```\n" * 50_000]
 )
-def test_a_flood_is_read_in_linear_time(text: str) -> None:
+def test_long_output_is_parsed_in_linear_time(text: str) -> None:
     assert last_boxed(text) is None
     assert last_tagged(text, "answer") is None
     assert not any(python_blocks(text))
 
 
-def test_only_what_follows_the_thought_counts() -> None:
+def test_only_text_after_the_reasoning_counts() -> None:
     assert after_thinking(r"<think>\boxed{3}</think>\boxed{4}") == r"\boxed{4}"
     assert after_thinking("no thought") == "no thought"
 
 
-def test_the_last_complete_tag() -> None:
+def test_last_complete_tag_is_extracted() -> None:
     assert last_tagged("<answer>1</answer> or <answer> 2 </answer> or <answer>3", "answer") == "2"
     assert last_tagged("</answer><answer>", "answer") is None
 
@@ -83,11 +83,11 @@ def test_the_last_complete_tag() -> None:
         ("x = 1", None),
     ],
 )
-def test_the_last_closed_block_of_python(text: str, code: str | None) -> None:
+def test_last_closed_python_block_is_extracted(text: str, code: str | None) -> None:
     assert python_blocks(text)[-1:] == ([] if code is None else [code])
 
 
-def test_a_missing_field_is_named_beside_the_existing_ones() -> None:
+def test_missing_field_error_lists_the_existing_ones() -> None:
     with pytest.raises(
         RewardError, match=r"the math reward needs the task's field 'ground_truth'.*\['answer', 'question'\]"
     ):
@@ -96,7 +96,7 @@ def test_a_missing_field_is_named_beside_the_existing_ones() -> None:
         field_of("task", "ground_truth", reward="the math reward")
 
 
-def test_ground_truths_are_texts_numbers_or_lists_of_them() -> None:
+def test_ground_truths_are_texts_numbers_or_lists() -> None:
     np = pytest.importorskip("numpy")
     assert texts_of("4", "r") == ["4"]
     assert texts_of(4, "r") == ["4"]
@@ -107,7 +107,7 @@ def test_ground_truths_are_texts_numbers_or_lists_of_them() -> None:
             texts_of(unusable, "r")
 
 
-def test_an_action_is_text_wrapped_or_not() -> None:
+def test_action_is_text_with_or_without_a_wrapper() -> None:
     assert text_of_action("x", "r") == text_of_action(Action("x"), "r") == "x"
     assert text_of_action(None, "r") == text_of_action(Action(None), "r") == ""
     with pytest.raises(RewardError, match="r judges text, and the action is of type dict"):

@@ -259,7 +259,7 @@ ELSEWHERE = {
     # what it takes more to see: a test that does
     "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
     "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
-    "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_takes_nearly_the_steps_of_adamw",
+    "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_steps_are_close_to_those_of_adamw",
     "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
     **{
         f"sandbox.{name}": "../tasks/test_rollouts.py::test_settings_are_limits_of_sandboxes_unless_the_name_has_its_own"

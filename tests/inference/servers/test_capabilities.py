@@ -22,7 +22,7 @@ def of(capabilities: Checks, name: str) -> Finding:
     return finding
 
 
-def test_a_server_that_can_do_everything() -> None:
+def test_server_with_all_capabilities() -> None:
     capabilities = found()
     assert capabilities.ok
     assert {finding.name: finding.detail for finding in capabilities.findings} == {
@@ -47,7 +47,7 @@ def test_a_server_that_can_do_everything() -> None:
         ({"models": []}, "models", "none", "--model NAME"),
     ],
 )
-def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
+def test_capabilities_required_for_training(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
     capabilities = found(**abilities)
     assert not capabilities.ok
     assert [finding.name for finding in capabilities.problems] == [name]
@@ -71,7 +71,7 @@ def test_what_training_cannot_do_without(abilities: dict[str, Any], name: str, s
         ),
     ],
 )
-def test_what_training_only_misses(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
+def test_capabilities_recommended_for_training(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
     capabilities = found(**abilities)
     assert capabilities.ok
     finding = of(capabilities, name)
@@ -80,13 +80,13 @@ def test_what_training_only_misses(abilities: dict[str, Any], name: str, said: s
     assert fix in finding.fix
 
 
-def test_a_server_of_sglang() -> None:
+def test_sglang_server_capabilities() -> None:
     capabilities = found(routes=["/update_weights_from_disk"], ids_field="response_token_ids", streams=False)
     assert [finding.name for finding in capabilities.findings if not finding.ok] == ["streamed ids"]
     assert of(capabilities, "new weights").detail == "by disk, while it runs"
 
 
-def test_raw_log_probabilities_do_at_temperature_one_only() -> None:
+def test_raw_log_probabilities_suffice_only_at_temperature_one() -> None:
     with endpoint(kind="raw") as url:
         check_trainable(url, temperature=1.0)
         with pytest.raises(
@@ -95,20 +95,20 @@ def test_raw_log_probabilities_do_at_temperature_one_only() -> None:
             check_trainable(url, temperature=0.7)
 
 
-def test_a_server_that_needs_a_key() -> None:
+def test_server_that_requires_a_key() -> None:
     with endpoint(key="secret") as url:
         assert "no key" in of(probe(url), "models").detail
         assert probe(url, api_key="secret").ok
 
 
-def test_a_model_that_is_not_served() -> None:
+def test_model_that_is_not_served() -> None:
     with endpoint() as url:
         capabilities = probe(url, model="other")
     assert of(capabilities, "models").fix == "ask for one that it serves: --model policy"
     assert not capabilities.ok
 
 
-def test_nobody_at_the_address() -> None:
+def test_unreachable_server_is_reported() -> None:
     capabilities = probe("http://127.0.0.1:1/v1")
     assert [finding.name for finding in capabilities.problems] == ["models"]
     assert "cannot be reached" in capabilities.findings[0].detail

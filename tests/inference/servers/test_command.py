@@ -20,7 +20,7 @@ def value_of(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_a_server_reports_processed_logprobs_without_defaults() -> None:
+def test_server_command_requests_processed_logprobs_without_defaults() -> None:
     arguments = serve_arguments(options(dtype="float32", tool_parser="hermes"))
     assert arguments[:2] == ["serve", "Qwen/Qwen3-0.6B"]
     assert value_of(arguments, "--logprobs-mode") == "processed_logprobs"
@@ -34,7 +34,7 @@ def test_a_server_reports_processed_logprobs_without_defaults() -> None:
     assert not {"--max-model-len", "--reasoning-parser", "--enable-lora", "--enable-sleep-mode"} & set(arguments)
 
 
-def test_what_is_asked_for_beyond_that() -> None:
+def test_options_become_server_arguments() -> None:
     arguments = serve_arguments(
         options(max_length=4096, reasoning_parser="qwen3", gpu_memory=0.4, sleeps=True, extra_args=("--seed=3",))
     )
@@ -47,13 +47,13 @@ def test_what_is_asked_for_beyond_that() -> None:
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, "1"), (4, "8"), (16, "16"), (100, "128")])
-def test_an_adapter_has_the_policys_name(rank: int, room: str) -> None:
+def test_adapter_is_served_under_the_policy_name(rank: int, room: str) -> None:
     arguments = serve_arguments(options(lora_rank=rank))
     assert value_of(arguments, "--served-model-name") == "policy-base"
     assert value_of(arguments, "--max-lora-rank") == room
 
 
-def test_an_adapter_that_no_server_takes() -> None:
+def test_unsupported_adapter_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"model\.lora_rank=513.*512"):
         serve_arguments(options(lora_rank=513))
 
@@ -67,7 +67,7 @@ def test_an_adapter_that_no_server_takes() -> None:
         ("--api-key", "VLLM_API_KEY"),
     ],
 )
-def test_arguments_that_settings_decide_are_refused(argument: str, told: str) -> None:
+def test_arguments_controlled_by_settings_are_rejected(argument: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         options(extra_args=(argument,))
 
@@ -83,17 +83,17 @@ def test_arguments_that_settings_decide_are_refused(argument: str, told: str) ->
         ("--device-memory-utilization=0.9", "--device-memory-utilization"),
     ],
 )
-def test_and_so_they_are_however_vllm_lets_them_be_written(argument: str, flag: str) -> None:
+def test_alternative_spellings_of_controlled_arguments_are_rejected(argument: str, flag: str) -> None:
     with pytest.raises(ConfigError, match=rf"vllm\.args=.*{flag}"):
         options(extra_args=(argument,))
 
 
-def test_what_only_resembles_them_is_handed_on() -> None:
+def test_similar_arguments_are_passed_on() -> None:
     free = ("--enforce-eager", "--model-impl=auto", "--max-loras=2", "-tp", "2", "--no-enable-prefix-caching", "--")
     assert serve_arguments(options(extra_args=free))[-len(free) :] == list(free)
 
 
-def test_the_environment_has_our_plugin_and_the_users_values() -> None:
+def test_environment_has_our_plugin_and_the_values_of_the_user() -> None:
     environment = serve_environment(options(on_cpu=True), {"PYTHONPATH": "/ours", "VLLM_CPU_KVCACHE_SPACE": "1"})
     assert environment["PYTHONPATH"] == str(PLUGIN)
     assert [path.name for path in PLUGIN.glob("*.py")] == ["rllm_vllm.py"]
@@ -105,15 +105,13 @@ def test_the_environment_has_our_plugin_and_the_users_values() -> None:
     assert serve_environment(options(devices="1,2"), {})["CUDA_VISIBLE_DEVICES"] == "1,2"
 
 
-def test_the_program_is_the_one_that_is_named() -> None:
+def test_configured_command_is_used() -> None:
     assert vllm_command(f"{sys.executable} -m vllm") == [sys.executable, "-m", "vllm"]
     with pytest.raises(ConfigError, match=r"vllm\.command='/no/such/vllm'"):
         vllm_command("/no/such/vllm")
 
 
-def test_or_one_on_the_path_and_else_it_is_said_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_command_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match=r"pip install vllm.*vllm\.command=.*vllm\.url="):
         vllm_command(None)

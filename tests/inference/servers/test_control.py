@@ -43,13 +43,13 @@ def serve() -> Iterator[Serve]:
         (b"HTTP/1.1 500 No\r\ncontent-length: 99\r\n\r\nwhy", "was answered with 500"),
     ],
 )
-def test_an_answer_that_breaks_off_is_an_error_of_the_server(serve: Serve, said: bytes, told: str) -> None:
+def test_interrupted_answer_is_a_server_error(serve: Serve, said: bytes, told: str) -> None:
     with pytest.raises(InferenceError, match=told) as failed:
         VLLMControl(serve(said)).weight_version()
     assert failed.value.status_code in (500, 503)
 
 
-def test_no_proxy_stands_between_us_and_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_settings_are_ignored_for_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     url = serve(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     for name in ("no_proxy", "NO_PROXY"):

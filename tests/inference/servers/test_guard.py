@@ -16,7 +16,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_signal_does_not_stop_the_shutdown(tmp_path: Path) -> None:
+def test_second_signal_does_not_interrupt_the_shutdown(tmp_path: Path) -> None:
     written = tmp_path / "pid"
     command = [sys.executable, "-c", GUARD, sys.executable, "-c", STUBBORN, str(written)]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

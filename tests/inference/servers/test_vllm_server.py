@@ -71,7 +71,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
+def test_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
     server = start(says=["loading the model"])
     [pid] = starts(tmp_path)
     assert server.is_ready
@@ -86,7 +86,7 @@ def test_a_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
     assert not server.is_ready
 
 
-def test_the_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     server = start()
     assert server.control.models() == ["policy"]
@@ -113,13 +113,13 @@ def test_the_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.Mo
         ("something new", "ended with exit code 3"),
     ],
 )
-def test_a_failed_start_is_reported_with_log_and_remedy(start: Start, said: str, told: str) -> None:
+def test_failed_start_error_has_log_and_remedy(start: Start, said: str, told: str) -> None:
     with pytest.raises(InferenceError, match=told) as caught:
         start(says=["first", said], exits=3)
     assert said in str(caught.value)
 
 
-def test_a_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None:
+def test_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None:
     began = time.monotonic()
     start()
     seconds = max(4, round(5 * (time.monotonic() - began)))  # enough to say something, on a busy machine too
@@ -130,7 +130,7 @@ def test_a_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> No
     assert not any(map(is_running, starts(tmp_path)[1:]))
 
 
-def test_a_port_that_is_taken(start: Start, tmp_path: Path) -> None:
+def test_occupied_port_is_reported(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"vllm\.port={port}"):
@@ -142,12 +142,12 @@ def test_a_port_that_is_taken(start: Start, tmp_path: Path) -> None:
     ("url", "told"),
     [("127.0.0.1:8000", r"vllm\.url"), ("http://127.0.0.1:1/v1", r"vllm\.url=.*/v1")],
 )
-def test_an_address_where_there_is_no_server(url: str, told: str) -> None:
+def test_address_without_a_server_is_reported(url: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         VLLMServer.join(url)
 
 
-def test_a_server_that_dies_is_brought_back_with_its_weights(start: Start, tmp_path: Path) -> None:
+def test_crashed_server_is_restarted_with_its_weights(start: Start, tmp_path: Path) -> None:
     server = start()
     recovered = threading.Event()
 
@@ -167,7 +167,7 @@ def test_a_server_that_dies_is_brought_back_with_its_weights(start: Start, tmp_p
     assert server.control.weight_version() == "run:7"
 
 
-def test_a_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
+def test_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
     ours = start()
     joined = VLLMServer.join(ours.url, watch_interval_s=0.05)
     recovered = threading.Event()
@@ -187,7 +187,7 @@ def test_a_server_that_lost_its_weights_receives_them_again(start: Start) -> Non
 
 
 @pytest.mark.parametrize("takes_s_to_end", [0.0, 0.5])
-def test_where_none_is_left_of_its_starts_its_own_end_is_told(start: Start, takes_s_to_end: float) -> None:
+def test_crash_without_remaining_restarts_is_reported(start: Start, takes_s_to_end: float) -> None:
     server = start(max_restarts=0, says=["all was well"], takes_s_to_end=takes_s_to_end)
     server.watch(lambda: None)
     with pytest.raises(OSError, match=r"closed|reset|disconnected"):
@@ -199,7 +199,7 @@ def test_where_none_is_left_of_its_starts_its_own_end_is_told(start: Start, take
         server.await_ready()
 
 
-def test_a_server_that_dies_again_and_again_is_given_up(start: Start, tmp_path: Path) -> None:
+def test_server_that_crashes_repeatedly_is_not_restarted(start: Start, tmp_path: Path) -> None:
     server = start(max_restarts=1)
 
     def recover() -> None:
@@ -234,7 +234,7 @@ def test_waiting_for_a_dead_server_raises_with_its_log(start: Start, tmp_path: P
     waiting.close()
 
 
-def test_a_server_that_nobody_brings_back_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+def test_dead_server_without_supervision_is_not_waited_for(start: Start, tmp_path: Path) -> None:
     server = start(says=["all is well"])
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
     wait_for(server.is_gone)
@@ -242,7 +242,7 @@ def test_a_server_that_nobody_brings_back_is_not_waited_for(start: Start, tmp_pa
         server.await_ready()
 
 
-def test_what_nobody_expected_is_told_to_those_who_wait(start: Start, tmp_path: Path) -> None:
+def test_unexpected_restart_error_is_raised_to_waiting_callers(start: Start, tmp_path: Path) -> None:
     server = start()
 
     def recover() -> None:
@@ -255,7 +255,7 @@ def test_what_nobody_expected_is_told_to_those_who_wait(start: Start, tmp_path: 
         server.await_ready()
 
 
-def test_a_server_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
+def test_server_stops_when_its_owner_is_killed(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     port = free_port()
@@ -278,13 +278,13 @@ def test_a_server_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not scratch.exists())
 
 
-def test_the_fastest_handover_that_the_server_offers(start: Start) -> None:
+def test_fastest_weight_transfer_offered_by_the_server_is_used(start: Start) -> None:
     server = start()
     assert isinstance(choose_handover(server.control, lora=False), FileTransfer)
     assert isinstance(choose_handover(server.control, lora=True), LoraLoad)
 
 
-def test_without_our_extension_weights_are_loaded_from_disk(start: Start) -> None:
+def test_weights_are_loaded_from_disk_without_our_extension(start: Start) -> None:
     assert isinstance(choose_handover(start(backend=None).control, lora=False), Reload)
 
 
@@ -295,6 +295,6 @@ def test_without_our_extension_weights_are_loaded_from_disk(start: Start) -> Non
         (["/v1/load_lora_adapter"], True, "takes no adapters while it runs"),
     ],
 )
-def test_a_server_that_takes_no_weights_is_refused(start: Start, lacks: list[str], lora: bool, told: str) -> None:
+def test_server_without_weight_updates_is_rejected(start: Start, lacks: list[str], lora: bool, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         choose_handover(start(lacks=lacks).control, lora=lora)
