@@ -36,7 +36,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_every_error_survives_the_way_to_another_process(kind: type[RLLMError]) -> None:
+def test_every_error_can_be_pickled(kind: type[RLLMError]) -> None:
     error = kind("what was wrong")
     error.add_note("and where")
     again = pickle.loads(pickle.dumps(error))
@@ -45,12 +45,12 @@ def test_every_error_survives_the_way_to_another_process(kind: type[RLLMError]) 
     assert again.__notes__ == ["and where"]
 
 
-def test_fields_survive_too() -> None:
+def test_fields_of_errors_are_pickled() -> None:
     again = pickle.loads(pickle.dumps(InferenceError("busy", status_code=503)))
     assert (str(again), again.status_code) == ("busy", 503)
 
 
-def test_they_are_what_other_code_expects() -> None:
+def test_errors_are_subclasses_of_builtin_exceptions() -> None:
     assert issubclass(ConfigError, ValueError)
     assert issubclass(TokenMismatchError, ValueError)
     assert issubclass(MissingDependencyError, ImportError)
@@ -60,12 +60,12 @@ def test_they_are_what_other_code_expects() -> None:
     assert (InferenceError("x").status_code, PromptTooLongError("x").status_code) == (502, 400)
 
 
-def test_a_missing_dependency_names_the_extra() -> None:
+def test_missing_dependency_error_names_the_extra() -> None:
     text = str(MissingDependencyError.of("verl", "verl", "backend=verl"))
     assert text == "backend=verl needs the package 'verl', which is not installed: pip install 'rllm[verl]'"
 
 
-def test_a_boundary_names_what_users_raise() -> None:
+def test_boundary_names_the_exception_of_the_user() -> None:
     with (
         pytest.raises(EnvError, match=r"env\.step raised ValueError: bad move") as caught,
         boundary(EnvError, "env.step"),
@@ -94,7 +94,7 @@ def _with_two_lines() -> None:
         (_with_two_lines, r"ValueError: bad move \(at .*test_errors.py:{line}\)\nsecond line$"),
     ],
 )
-def test_a_boundary_names_the_line_of_the_users_code(raises: Callable[[], None], message: str) -> None:
+def test_boundary_names_the_line_of_user_code(raises: Callable[[], None], message: str) -> None:
     line = raises.__code__.co_firstlineno + 1
     with pytest.raises(AgentError, match=message.format(line=line)), boundary(AgentError, "agent"):
         raises()
@@ -104,7 +104,7 @@ def test_a_boundary_names_the_line_of_the_users_code(raises: Callable[[], None],
     ("file", "place"),
     [("/opt/site-packages/their_agent.py", " (at /opt/site-packages/their_agent.py:2)"), ("<string>", "")],
 )
-def test_a_boundary_names_installed_agents(file: str, place: str) -> None:
+def test_boundary_names_installed_agents(file: str, place: str) -> None:
     names: dict[str, Any] = {"boundary": boundary, "AgentError": AgentError}
     exec(compile("def agent():\n    raise KeyError('city')\n", file, "exec"), names)
     with pytest.raises(AgentError) as caught:
@@ -113,7 +113,7 @@ def test_a_boundary_names_installed_agents(file: str, place: str) -> None:
 
 
 @pytest.mark.parametrize("error", [TokenMismatchError("x"), InferenceError("x"), KeyboardInterrupt(), SystemExit(1)])
-def test_a_boundary_lets_our_errors_and_the_way_out_pass(error: BaseException) -> None:
+def test_boundary_does_not_wrap_our_errors_and_exits(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, boundary(AgentError, "agent"):
         raise error
     assert caught.value is error
@@ -127,14 +127,14 @@ def test_a_boundary_lets_our_errors_and_the_way_out_pass(error: BaseException) -
         ([InferenceError("busy"), TokenMismatchError("ids differ")], "ids differ"),
     ],
 )
-def test_of_a_group_one_error_counts(errors: list[Exception], said: str) -> None:
+def test_boundary_raises_one_error_of_a_group(errors: list[Exception], said: str) -> None:
     with pytest.raises(RLLMError) as caught, boundary(AgentError, "agent"):
         raise ExceptionGroup("unhandled errors in a TaskGroup", errors)
     assert str(caught.value) == said
     assert "TaskGroup" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_caused_an_error_of_a_group_is_kept() -> None:
+def test_cause_of_an_error_in_a_group_is_kept() -> None:
     cause, error = OSError("unplugged"), InferenceError("busy")
     error.__cause__ = cause
     with pytest.raises(InferenceError) as caught, ungrouped():
@@ -142,13 +142,13 @@ def test_what_caused_an_error_of_a_group_is_kept() -> None:
     assert caught.value.__cause__ is cause
 
 
-def test_a_boundary_is_silent_otherwise() -> None:
+def test_boundary_does_nothing_without_an_error() -> None:
     with boundary(AgentError, "agent"):
         value = 1
     assert value == 1
 
 
-def test_an_error_that_cannot_be_told_is_told_by_its_arguments() -> None:
+def test_error_that_cannot_be_formatted_shows_its_arguments() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise ValueError("nothing to say")
@@ -158,18 +158,18 @@ def test_an_error_that_cannot_be_told_is_told_by_its_arguments() -> None:
     assert first_line(Mute("a")) == "('a',)"
 
 
-def test_the_first_line_of_an_error() -> None:
+def test_first_line_of_an_error() -> None:
     assert first_line(ValueError("\n no such file\nTraceback ...")) == "no such file"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
-def test_what_is_counted_agrees_with_its_number() -> None:
+def test_counted_nouns_agree_with_their_number() -> None:
     assert [counted(number, "task") for number in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
     assert [counted(number, "trajectory", "trajectories") for number in (1, 2)] == ["1 trajectory", "2 trajectories"]
     assert [all_of(number, "rollout") for number in (1, 2)] == ["the only rollout", "all 2 rollouts"]
 
 
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
+def test_docstring_shows_the_class_hierarchy() -> None:
     assert errors.__doc__ is not None
     for kind in ALL:
         assert kind.__name__ in errors.__doc__

@@ -33,7 +33,7 @@ BENCHMARKS = sorted(Path(__file__).parents[1].glob("benchmarks/**/*.py"))
 
 
 @pytest.mark.parametrize("program", BENCHMARKS, ids=lambda program: program.stem)
-def test_every_name_that_a_benchmark_imports_exists(program: Path) -> None:
+def test_every_name_imported_by_a_benchmark_exists(program: Path) -> None:
     for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").partition(".")[0] == "rllm":
             module = importlib.import_module(str(node.module))
@@ -54,20 +54,20 @@ HEAVY = {"torch", "transformers", "numpy", "openai", "starlette", "uvicorn", "py
     "statement",
     ["import rllm", "from rllm import Step, Trajectory, Episode, Action", "import rllm.errors, rllm.registry"],
 )
-def test_the_core_costs_next_to_nothing(statement: str) -> None:
+def test_core_import_is_cheap(statement: str) -> None:
     assert not loaded_by(statement) & HEAVY
 
 
 @pytest.mark.parametrize("statement", ["import rllm.store", "import rllm.gateway.server", "import rllm.engine.runner"])
-def test_capturing_and_rolling_out_need_no_torch(statement: str) -> None:
+def test_capture_and_rollouts_do_not_import_torch(statement: str) -> None:
     assert not loaded_by(statement) & {"torch", "transformers", "ray"}
 
 
-def test_serving_needs_no_client_of_a_server() -> None:
+def test_serving_does_not_import_openai() -> None:
     assert "openai" not in loaded_by("import rllm.gateway.upstream.policy_server, rllm.engine.capture")
 
 
-def test_the_facade_gives_what_it_lists() -> None:
+def test_facade_exports_the_names_that_it_lists() -> None:
     for name in rllm.__all__:
         assert getattr(rllm, name) is not None
     assert set(rllm.__all__) <= set(dir(rllm))
@@ -88,7 +88,7 @@ BY_NAME = {
 sees. The harness imports what a test names, in a sandbox."""
 
 
-def test_no_import_is_hidden_from_the_layers_check() -> None:
+def test_imports_by_name_are_known_to_the_layers_check() -> None:
     root = Path(rllm.__path__[0])
     found = {path for path in root.rglob("*.py") for name in _called(path) if name in ("import_module", "__import__")}
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for path in found}

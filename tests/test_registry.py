@@ -37,17 +37,17 @@ def test_short_names_and_paths() -> None:
         ("collections:Ordered", "thing='collections:Ordered': module 'collections' has no 'Ordered'"),
     ],
 )
-def test_a_name_that_cannot_be_resolved(name: str, told: str) -> None:
+def test_unresolvable_name_is_an_error(name: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(name, KNOWN, kind="thing")
     assert told in str(caught.value)
 
 
-def test_two_letters_that_were_swapped_are_swapped_back() -> None:
+def test_transposed_letters_are_corrected() -> None:
     assert did_you_mean("gpro", ["grpo", "gspo"], "algorithm") == "did you mean 'algorithm.grpo'?"  # gspo is as close
 
 
-def test_of_names_with_the_same_letters_the_nearest_is_meant() -> None:
+def test_nearest_name_with_the_same_letters_is_suggested() -> None:
     assert closest("20260113", ["20261310", "20260131", "20260114"], cutoff=0.8) == "20260131"
     assert closest("abcd", ["dcba"], cutoff=0.8) == "dcba"
     assert closest("abcd", ["abxy"], cutoff=0.8) is None
@@ -61,7 +61,7 @@ def test_of_names_with_the_same_letters_the_nearest_is_meant() -> None:
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_module_that_raises_is_named_with_its_own_lines(
+def test_error_in_a_module_shows_only_its_own_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, raised: str
 ) -> None:
     (tmp_path / "users_module.py").write_text(f"x = 1\n{line}\n")
@@ -74,7 +74,7 @@ def test_a_module_that_raises_is_named_with_its_own_lines(
     )
 
 
-def test_a_module_that_is_no_python_is_named_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_syntax_error_in_a_module_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_draft.py").write_text("x = 1\nclass Thing(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     told = rf"thing='users_draft:Thing': {tmp_path}/users_draft\.py, line 2: SyntaxError: invalid syntax"
@@ -83,6 +83,6 @@ def test_a_module_that_is_no_python_is_named_with_the_line(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("table", [ALGORITHMS, BACKENDS, TRACKERS])
-def test_every_short_name_leads_somewhere(table: dict[str, str]) -> None:
+def test_every_short_name_can_be_imported(table: dict[str, str]) -> None:
     for name in table:
         assert callable(resolve(name, table))

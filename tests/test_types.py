@@ -85,20 +85,20 @@ def scored(episode: Episode) -> list[bool]:
 
 
 @given(EPISODES)
-def test_an_episode_loses_nothing_as_a_dict(episode: Episode) -> None:
+def test_episode_round_trip_as_a_dict_is_lossless(episode: Episode) -> None:
     again = Episode.from_dict(episode.to_dict())
     assert again == episode
     assert scored(again) == scored(episode)
 
 
 @given(EPISODES)
-def test_an_episode_loses_nothing_as_json_or_pickle(episode: Episode) -> None:
+def test_episode_round_trip_as_json_or_pickle_is_lossless(episode: Episode) -> None:
     for again in (Episode.from_dict(json.loads(json.dumps(episode.to_dict()))), pickle.loads(pickle.dumps(episode))):
         assert again == episode
         assert scored(again) == scored(episode)
 
 
-def test_a_trace_loses_nothing_as_a_dict() -> None:
+def test_trace_round_trip_as_a_dict_is_lossless() -> None:
     trace = Trace(
         id="a", call_id="c", session_id="s", model="m", messages=[{"role": "user", "content": "hi"}],
         response={"role": "assistant", "content": "ho"}, prompt_ids=[1], response_ids=[2], logprobs=[-0.5],
@@ -108,7 +108,7 @@ def test_a_trace_loses_nothing_as_a_dict() -> None:
     assert Trace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
-def test_what_the_rllm_framework_has_written_can_be_read() -> None:
+def test_data_written_by_the_rllm_framework_can_be_read() -> None:
     output = {"text": "4", "content": "4", "prompt_ids": [], "completion_ids": [], "prompt_length": 3, "tool_calls": []}
     step = {"prompt_ids": [], "response_ids": [], "model_response": "4", "model_output": output, "reward": 1.0}
     path = {"uid": "u", "name": "solver", "task": None, "steps": [step], "reward": 1.0, "info": {}}
@@ -117,11 +117,11 @@ def test_what_the_rllm_framework_has_written_can_be_read() -> None:
     assert (again.model_response, again.reward, again.model_output) == ("4", 1.0, None)
 
 
-def test_an_action_is_unwrapped() -> None:
+def test_action_is_unwrapped() -> None:
     assert Step(action=Action(action="left")).to_dict()["action"] == "left"
 
 
-def test_unscored_is_zero_in_arithmetic_and_is_still_told_apart() -> None:
+def test_unscored_is_zero_in_arithmetic_and_distinguishable() -> None:
     assert UNSCORED == 0.0
     assert UNSCORED + 1.5 == 1.5
     assert sum([UNSCORED, 2.0]) == 2.0
@@ -135,7 +135,7 @@ def test_unscored_is_zero_in_arithmetic_and_is_still_told_apart() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
-def test_a_copy_of_unscored_is_unscored(copied: Any) -> None:
+def test_copy_of_unscored_is_unscored(copied: Any) -> None:
     assert isinstance(copied(UNSCORED), Unscored)
     assert not is_scored(copied(Step()).reward)
     assert not is_scored(copied(Trajectory(steps=[Step()])).steps[0].reward)
@@ -152,11 +152,11 @@ def test_a_copy_of_unscored_is_unscored(copied: Any) -> None:
         (2.0, [], 2.0),
     ],
 )
-def test_the_reward_of_a_trajectory(reward: float | None, steps: list[float | None], expected: float | None) -> None:
+def test_reward_of_a_trajectory(reward: float | None, steps: list[float | None], expected: float | None) -> None:
     assert Trajectory(reward=reward, steps=[Step(reward=item) for item in steps]).final_reward() == expected
 
 
-def test_the_rewards_of_a_group_are_those_that_were_set() -> None:
+def test_group_keeps_the_rewards_that_were_set() -> None:
     group = TrajectoryGroup(trajectories=[Trajectory(reward=0.0), Trajectory(), Trajectory(reward=1.0)])
     assert group.rewards == [0.0, 1.0]
 
@@ -173,24 +173,24 @@ def test_the_rewards_of_a_group_are_those_that_were_set() -> None:
         ("a:", "a:", 0),
     ],
 )
-def test_an_id_is_taken_apart_at_its_last_colon(id: str, task_id: str, index: int) -> None:
+def test_id_is_split_at_its_last_colon(id: str, task_id: str, index: int) -> None:
     episode = Episode(id=id)
     assert (episode.task_id, episode.index) == (task_id, index)
 
 
-def test_fields_win_over_what_an_id_seems_to_say() -> None:
+def test_fields_take_precedence_over_the_id() -> None:
     episode = Episode(id="a:7", task_id="a:7", index=2)
     assert (episode.id, episode.task_id, episode.index) == ("a:7", "a:7", 2)
     assert Episode(task_id="a:7", index=2).id == "a:7:2"
 
 
 @given(TEXT.filter(bool), st.integers(0, 10**6))
-def test_task_and_index_come_back_from_the_id(task_id: str, index: int) -> None:
+def test_task_and_index_are_restored_from_the_id(task_id: str, index: int) -> None:
     again = Episode(id=Episode(task_id=task_id, index=index).id)
     assert (again.task_id, again.index) == (task_id, index)
 
 
-def test_an_episode_with_an_error_has_failed() -> None:
+def test_episode_with_an_error_has_failed() -> None:
     assert Episode(info={"error": {}}).failed
     assert not Episode(info={"note": 1}).failed
 
@@ -205,7 +205,7 @@ def test_is_cumulative() -> None:
     assert Trajectory().is_cumulative()
 
 
-def test_a_step_shows_prompt_and_answer() -> None:
+def test_repr_of_a_step_shows_prompt_and_answer() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     step = Step(chat_completions=messages, prompt_ids=[1], response_ids=[2], logprobs=[-1.0], finish_reason="stop")
     assert step.input == {"messages": messages[:1], "prompt_token_ids": [1]}
@@ -219,7 +219,7 @@ def test_a_step_shows_prompt_and_answer() -> None:
     assert Step().output["message"] is None
 
 
-def test_steps_have_ids_of_their_own() -> None:
+def test_steps_have_unique_ids() -> None:
     assert Step().id != Step().id
     assert Trajectory().uid != Trajectory().uid
 
@@ -234,12 +234,12 @@ def test_steps_have_ids_of_their_own() -> None:
         ([], ""),
     ],
 )
-def test_the_text_of_a_message(content: Any, text: str) -> None:
+def test_text_of_a_message(content: Any, text: str) -> None:
     assert text_of({"role": "user", "content": content}) == text
     assert text_of({"role": "user"}) == ""
 
 
-def test_the_parts_of_messages_that_are_no_text() -> None:
+def test_non_text_parts_of_messages() -> None:
     parts = [{"type": kind, "text": "?"} for kind in ("text", "input_audio", "image_url", "refusal")]
     messages = [{"role": "user", "content": "?"}, {"role": "tool", "content": None}, {"role": "user", "content": parts}]
     assert parts_beside_text(messages) == ["image_url", "input_audio"]

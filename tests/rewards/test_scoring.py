@@ -38,17 +38,17 @@ def judged(returned: Any) -> RewardOutput:
         (torch.tensor(True), 1.0),
     ],
 )
-def test_a_number_of_any_kind_becomes_a_float(returned: Any, reward: float) -> None:
+def test_any_number_becomes_a_float(returned: Any, reward: float) -> None:
     assert judged(returned) == RewardOutput(reward)
     assert type(judged(returned).reward) is float
 
 
 @pytest.mark.parametrize("returned", [None, UNSCORED, RewardOutput(None), (None, {})])
-def test_a_reward_that_was_not_given_is_unscored_and_not_0(returned: Any) -> None:
+def test_missing_reward_is_unscored_instead_of_0(returned: Any) -> None:
     assert judged(returned).reward is None
 
 
-def test_the_published_names_may_stand_in_any_order() -> None:
+def test_parameters_with_published_names_may_be_in_any_order() -> None:
     def swapped(action: str, task_info: dict[str, str]) -> float:
         return float(action == task_info["ground_truth"])
 
@@ -59,11 +59,11 @@ def test_the_published_names_may_stand_in_any_order() -> None:
         assert as_reward_output(judge, {"ground_truth": "4"}, "4").reward == 1.0
 
 
-def test_metrics_travel_as_metadata() -> None:
+def test_metrics_are_returned_as_metadata() -> None:
     assert judged((np.float64(0.5), {"turns": 3})) == RewardOutput(0.5, {"turns": 3})
 
 
-def test_a_reward_output_is_kept_with_a_plain_float() -> None:
+def test_reward_output_is_kept_with_a_plain_float() -> None:
     verdict = judged(RewardOutput(np.float32(1), {"why": "exact"}, is_correct=True))
     assert verdict == RewardOutput(1.0, {"why": "exact"}, is_correct=True)
     assert type(verdict.reward) is float
@@ -83,7 +83,7 @@ def test_a_reward_output_is_kept_with_a_plain_float() -> None:
         {"right": 1.0, "short": math.nan},
     ],
 )
-def test_a_reward_that_is_not_finite_is_an_error_of_the_function(returned: Any) -> None:
+def test_non_finite_reward_is_an_error_of_the_function(returned: Any) -> None:
     with pytest.raises(RewardError, match=r"reward function .*exact.* returned the reward .*finite number, or None"):
         judged(returned)
 
@@ -91,12 +91,12 @@ def test_a_reward_that_is_not_finite_is_an_error_of_the_function(returned: Any) 
 @pytest.mark.parametrize(
     "returned", ["1.0", [1.0], {}, {"a": [1.0]}, (1.0, 2.0), torch.ones(1), np.array([1.0]), 1 + 0j, object()]
 )
-def test_anything_else_is_named_with_what_may_be_returned(returned: Any) -> None:
+def test_other_return_values_are_rejected_with_the_accepted_ones(returned: Any) -> None:
     with pytest.raises(RewardError, match=r"exact.* returned .* of type \w+: return a number"):
         judged(returned)
 
 
-def test_what_the_function_raises_is_named_after_it() -> None:
+def test_exception_of_the_function_names_it() -> None:
     class Judge:
         def __call__(self, task: Any, action: Any) -> float:
             return float(task["gold"] == action)
@@ -105,7 +105,7 @@ def test_what_the_function_raises_is_named_after_it() -> None:
         as_reward_output(Judge(), {}, "4")
 
 
-def test_the_task_is_named_if_it_has_an_id() -> None:
+def test_error_names_the_task_if_it_has_an_id() -> None:
     with pytest.raises(RewardError, match=r"nothing for task 'figs:7' returned the reward nan"):
         as_reward_output(nothing, {"id": "figs:7"}, "4")
 
@@ -114,7 +114,7 @@ def nothing(task: Any, action: Any) -> float:
     return math.nan
 
 
-def test_named_parts_are_added_up_by_the_functions_own_weights() -> None:
+def test_named_parts_are_summed_by_the_weights_of_the_function() -> None:
     def both(task: Any, action: Any) -> dict[str, float]:
         return {"right": True, "short": np.float32(0.5)}
 
@@ -124,17 +124,17 @@ def test_named_parts_are_added_up_by_the_functions_own_weights() -> None:
     assert as_reward_output(both, {}, "4").reward == 2.25
 
 
-def test_the_first_part_decides_whether_the_answer_is_right() -> None:
+def test_first_part_decides_correctness() -> None:
     assert judged({"right": 0.0, "polite": 3.0}).is_correct is False
 
 
-def test_a_part_of_none_leaves_the_whole_unscored() -> None:
+def test_missing_part_leaves_the_whole_unscored() -> None:
     assert judged({"right": 1.0, "style": None}) == RewardOutput(
         None, {"error": "its part 'style' is None"}, parts={"right": 1.0}
     )
 
 
-async def test_an_async_function_is_awaited_with_or_without_an_event_loop() -> None:
+async def test_async_function_is_awaited_with_or_without_an_event_loop() -> None:
     async def later(task: Any, action: Any) -> float:
         await asyncio.sleep(0)
         loops.append(asyncio.get_running_loop())
@@ -147,7 +147,7 @@ async def test_an_async_function_is_awaited_with_or_without_an_event_loop() -> N
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_a_function_that_hangs_is_named_with_its_deadline(is_async: bool) -> None:
+async def test_timeout_error_names_the_function_and_its_deadline(is_async: bool) -> None:
     end = threading.Event()
 
     async def hangs_async(task: Any, action: Any) -> None:
@@ -161,7 +161,7 @@ async def test_a_function_that_hangs_is_named_with_its_deadline(is_async: bool) 
     end.set()
 
 
-async def test_a_timeout_of_the_function_itself_is_its_own_error() -> None:
+async def test_timeout_raised_by_the_function_is_its_own_error() -> None:
     def slow(task: Any, action: Any) -> float:
         raise TimeoutError("the database")
 
@@ -173,7 +173,7 @@ ANSWERS = [Trajectory(output="fig"), Trajectory(output="lime"), Trajectory(steps
 
 
 @pytest.mark.parametrize("as_array", [list, np.array, torch.tensor])
-async def test_a_function_of_groups_gets_all_answers_and_returns_a_list(as_array: Any) -> None:
+async def test_group_function_gets_all_answers_and_returns_a_list(as_array: Any) -> None:
     @group_reward
     def lengths(task: Any, answers: list[str], trajectories: list[Trajectory]) -> Any:
         assert [path.output for path in trajectories] == ["fig", "lime", None]
@@ -183,7 +183,7 @@ async def test_a_function_of_groups_gets_all_answers_and_returns_a_list(as_array
 
 
 @pytest.mark.parametrize("returned", [[1.0, 0.0], 1.0, None, {"fig": 1.0}, np.ones((3, 1)), ["1", "2", "3"]])
-async def test_what_is_not_one_reward_for_each_answer_is_refused(returned: Any) -> None:
+async def test_group_function_must_return_one_reward_per_answer(returned: Any) -> None:
     @group_reward
     async def ranks(task: Any, answers: list[str]) -> Any:
         return returned

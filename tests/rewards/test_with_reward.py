@@ -25,7 +25,7 @@ def is_fig(task: dict[str, str], answer: str) -> float:
     return float(answer == "FIG")
 
 
-def test_the_agents_answer_is_judged_with_its_task() -> None:
+def test_answer_of_the_agent_is_scored_with_its_task() -> None:
     right = with_reward(shout, is_fig)(word="fig", base_url="http://here")
     assert (right.trajectories[0].reward, right.trajectories[0].output, right.is_correct) == (1.0, "FIG", True)
     wrong = asyncio.run(with_reward(shout_later, is_fig)(word="kiwi"))
@@ -34,13 +34,13 @@ def test_the_agents_answer_is_judged_with_its_task() -> None:
     assert wrapped.trajectories[0].output == "FIG", "also where only what it returns tells that it is async"
 
 
-def test_it_has_the_agents_name_and_parameters() -> None:
+def test_wrapper_has_the_name_and_parameters_of_the_agent() -> None:
     function = with_reward(shout, is_fig)
     assert function.__name__ == "shout"
     assert list(inspect.signature(function).parameters) == ["word", "base_url"]
 
 
-def test_a_verdict_may_say_more() -> None:
+def test_reward_output_sets_correctness_and_metrics() -> None:
     def strict(task: object, answer: str) -> RewardOutput:
         return RewardOutput(0.5, {"length": len(answer), "why": "short"}, is_correct=True)
 
@@ -49,14 +49,14 @@ def test_a_verdict_may_say_more() -> None:
     assert not is_scored(with_reward(shout, lambda task, answer: None)(word="fig").trajectories[0].reward)
 
 
-def test_numbers_that_are_no_metrics_are_left_out() -> None:
+def test_non_finite_metrics_are_dropped() -> None:
     def odd(task: object, answer: str) -> RewardOutput:
         return RewardOutput(1.0, {"f1": math.nan, "count": 10**400, "share": np.float32(0.5)})
 
     assert with_reward(shout, odd)(word="fig").metrics == {"share": 0.5}
 
 
-async def test_the_reward_does_not_see_what_the_agent_does_to_its_task() -> None:
+async def test_reward_gets_the_task_unchanged_by_the_agent() -> None:
     def use_up(nums: list[int]) -> int:
         return nums.pop() + nums.pop()
 
@@ -70,7 +70,7 @@ async def test_the_reward_does_not_see_what_the_agent_does_to_its_task() -> None
     assert (await with_reward(use_up_later, is_sum)(nums=[1, 2])).is_correct
 
 
-def test_a_reward_that_raises_is_named() -> None:
+def test_error_in_reward_function_is_named() -> None:
     def broken(task: object, answer: str) -> float:
         raise KeyError("gold")
 
@@ -78,7 +78,7 @@ def test_a_reward_that_raises_is_named() -> None:
         with_reward(shout, broken)(word="fig")
 
 
-def test_what_has_no_reward_says_whose_it_is() -> None:
+def test_unscored_episode_names_its_reward_function() -> None:
     assert with_reward(shout, lambda task, answer: 1.0)(word="fig").info == {}
     unscored = with_reward(shout, silent)(word="fig")
     assert unscored.trajectories[0].reward is None
@@ -90,7 +90,7 @@ def silent(task: dict[str, str], answer: str) -> None:
 
 
 @pytest.mark.parametrize("agent", [shout, shout_later])
-async def test_an_async_reward_or_one_with_a_deadline_is_awaited(agent: Any) -> None:
+async def test_async_reward_or_one_with_a_deadline_is_awaited(agent: Any) -> None:
     async def later(task: dict[str, str], answer: str) -> float:
         return is_fig(task, answer)
 
@@ -104,7 +104,7 @@ async def never(task: dict[str, str], answer: str) -> None:
     await asyncio.Event().wait()
 
 
-def test_what_a_reward_says_beside_the_number_is_kept() -> None:
+def test_reward_metadata_is_kept() -> None:
     def strict(task: object, answer: str) -> RewardOutput:
         return RewardOutput(0.5, {"why": "short"}, parts={"length": 0.5})
 
@@ -112,7 +112,7 @@ def test_what_a_reward_says_beside_the_number_is_kept() -> None:
     assert (path.info, path.reward_parts) == ({"verdict": {"why": "short"}}, {"length": 0.5})
 
 
-async def test_a_reward_of_groups_is_left_to_the_runner() -> None:
+async def test_group_reward_is_left_to_the_runner() -> None:
     @group_reward
     def first(task: object, answers: list[str]) -> list[float]:
         return [float(answer == answers[0]) for answer in answers]
@@ -125,7 +125,7 @@ async def test_a_reward_of_groups_is_left_to_the_runner() -> None:
     assert own.name == "solver", "what an agent says of itself stays"
 
 
-def test_a_reward_of_other_parameters() -> None:
+def test_reward_with_other_parameters_is_rejected() -> None:
     with pytest.raises(ConfigError, match="must take a task and an answer"):
         with_reward(shout, lambda answer: 1.0)
     with pytest.raises(ConfigError, match="must take a task and the answers of a group"):

@@ -9,7 +9,7 @@ import pytest
 from rllm._runtime.files import cache_folder, replace_text, sync
 
 
-def test_on_macos_a_file_reaches_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macos_uses_full_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
@@ -18,7 +18,7 @@ def test_on_macos_a_file_reaches_the_disk_itself(tmp_path: Path, monkeypatch: py
     assert asked == [51, 51], "the file, and the folder that it was moved in"
 
 
-def test_a_file_system_without_it_is_asked_for_the_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_full_fsync_uses_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", -1, raising=False)  # nothing that Linux has
@@ -36,7 +36,7 @@ def test_only_a_newline_ends_a_line() -> None:
     assert {name for name, text in files.items() if re.search(r"\.splitlines\(|iter_lines\(", text)} == of_bytes
 
 
-def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     monkeypatch.delenv("RLLM_CACHE", raising=False)
     assert cache_folder() == Path("/cache/rllm")

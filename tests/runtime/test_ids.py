@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rllm._runtime.ids import new_id
 
 
-def test_ids_are_unique_in_threads_and_whatever_the_programs_own_seed() -> None:
+def test_ids_are_unique_across_threads_and_seeds() -> None:
     random.seed(0)
     with ThreadPoolExecutor(4) as threads:
         ids = list(threads.map(lambda _: new_id(), range(4_000)))
@@ -17,7 +17,7 @@ def test_ids_are_unique_in_threads_and_whatever_the_programs_own_seed() -> None:
     assert all(len(item) == 32 for item in ids)
 
 
-def test_a_forked_child_makes_ids_of_its_own() -> None:
+def test_forked_child_makes_its_own_ids() -> None:
     code = """
 import os
 from rllm._runtime.ids import new_id

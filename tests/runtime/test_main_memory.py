@@ -34,19 +34,19 @@ def test_this_machine_has_memory() -> None:
     assert 0 < (free_memory() or 1) <= total_memory()
 
 
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+def test_container_has_the_remainder_of_its_limit(tmp_path: Path) -> None:
     root = system(tmp_path, "0::/\n", {".": second(f"{512 * MIB}\n", 200 * MIB, cached=50 * MIB)})
     assert total_memory(root) == 512 * MIB
     assert free_memory(root) == 362 * MIB  # 512 - (200 - 50): cached files make room
 
 
-def test_the_narrowest_of_nested_groups_counts(tmp_path: Path) -> None:
+def test_tightest_limit_of_nested_groups_counts(tmp_path: Path) -> None:
     groups = {"jobs": second(f"{300 * MIB}", 100 * MIB), "jobs/mine": second("max\n", 0)}
     root = system(tmp_path, "0::/jobs/mine\n", groups)
     assert (total_memory(root), free_memory(root)) == (300 * MIB, 200 * MIB)
 
 
-def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None:
+def test_cgroup_v1_is_supported(tmp_path: Path) -> None:
     limits = {"memory.limit_in_bytes": f"{256 * MIB}", "memory.usage_in_bytes": f"{300 * MIB}"}
     root = system(tmp_path, "4:cpu,memory:/job\n1:cpuset:/\n0::/\n", {"memory/job": limits})
     assert total_memory(root) == 256 * MIB
@@ -54,13 +54,13 @@ def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("cgroup", ["", "0::/\n", "0::/gone\n"])
-def test_without_a_limit_all_of_the_machine_counts(cgroup: str, tmp_path: Path) -> None:
+def test_memory_of_the_machine_counts_without_a_limit(cgroup: str, tmp_path: Path) -> None:
     root = system(tmp_path, cgroup, {".": second("max\n", 0)})
     assert free_memory(root) == 4096 * MIB
     assert total_memory(root) == total_memory(tmp_path / "no system")
 
 
-def test_a_system_that_does_not_say_is_not_guessed_at(tmp_path: Path) -> None:
+def test_unknown_memory_is_none(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
 
 
@@ -77,6 +77,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's setting")
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     done = subprocess.run([sys.executable, "-c", USES_TWICE], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) < 2**26 // resource.getpagesize() // 10  # without the setting, a fault for each page

@@ -64,7 +64,7 @@ print("started")
         "serve()",
     ],
 )
-def test_a_program_is_started_while_other_threads_fork(start: str) -> None:
+def test_program_is_started_while_other_threads_fork(start: str) -> None:
     silent = (
         "ignore::DeprecationWarning"  # of Python 3.12 and newer, which tell whoever forks beside threads of the dangers
     )

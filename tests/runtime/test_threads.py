@@ -14,14 +14,14 @@ from rllm._runtime.threads import SerialExecutor, SoftLimiter, UnboundedExecutor
 color: ContextVar[str] = ContextVar("color")
 
 
-async def test_the_function_sees_the_callers_context_in_a_thread_of_its_own() -> None:
+async def test_function_runs_in_its_own_thread_with_the_context_of_the_caller() -> None:
     color.set("red")
     name, seen = await in_thread(lambda: (threading.current_thread().name, color.get()), name="worker")
     assert (name, seen) == ("worker", "red")
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyError("y")])
-async def test_what_it_raises_is_raised(error: BaseException) -> None:
+async def test_exception_is_raised_to_the_caller(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -30,7 +30,7 @@ async def test_what_it_raises_is_raised(error: BaseException) -> None:
     assert raised.value is error
 
 
-async def test_more_stuck_functions_than_any_pool_has_threads() -> None:
+async def test_stuck_functions_may_outnumber_any_thread_pool() -> None:
     release = threading.Event()
     stuck = [asyncio.create_task(in_thread(release.wait, name=f"stuck {number}")) for number in range(100)]
     assert await in_thread(lambda: "free", name="worker") == "free"
@@ -38,7 +38,7 @@ async def test_more_stuck_functions_than_any_pool_has_threads() -> None:
     assert all(await asyncio.gather(*stuck))
 
 
-def test_what_hangs_in_an_event_loops_own_threads_keeps_neither_calls_nor_the_end_waiting() -> None:
+def test_stuck_executor_threads_delay_neither_calls_nor_shutdown() -> None:
     release = threading.Event()
 
     async def main() -> tuple[int, str]:
@@ -59,7 +59,7 @@ def test_what_hangs_in_an_event_loops_own_threads_keeps_neither_calls_nor_the_en
     release.set()
 
 
-async def test_cancelling_says_where_the_thread_is() -> None:
+async def test_cancellation_logs_the_stack_of_the_thread() -> None:
     release, started = threading.Event(), threading.Event()
 
     def wait_for_ever() -> None:
@@ -76,21 +76,21 @@ async def test_cancelling_says_where_the_thread_is() -> None:
     assert "'stuck one'" in raised.value.__notes__[0]
 
 
-async def test_threads_are_used_again() -> None:
+async def test_threads_are_reused() -> None:
     before = {thread.ident for thread in threading.enumerate()}  # one that hung in another test may come back meanwhile
     used = {await in_thread(threading.get_ident, name=f"job {number}") for number in range(20)}
     assert len(used - before) <= 1
     assert len(used) < 20
 
 
-async def test_a_thread_that_is_used_again_keeps_nothing_of_the_job_before() -> None:
+async def test_reused_thread_keeps_nothing_of_the_previous_job() -> None:
     color.set("red")
     await in_thread(lambda: None, name="one")
     color.set("blue")
     assert await in_thread(lambda: color.get("none"), name="two") == "blue"
 
 
-async def test_one_thread_runs_everything_in_turn_and_outlives_what_hangs() -> None:
+async def test_single_thread_runs_jobs_in_order_and_survives_stuck_ones() -> None:
     thread, release, started = SerialExecutor(), threading.Event(), threading.Event()
     used = await asyncio.gather(*(thread.run(threading.get_ident, name=f"job {number}") for number in range(20)))
     assert len(set(used)) == 1
@@ -107,7 +107,7 @@ async def test_one_thread_runs_everything_in_turn_and_outlives_what_hangs() -> N
     thread.close()
 
 
-async def test_a_place_is_free_again_after_a_while_or_as_soon_as_its_call_ends() -> None:
+async def test_slot_is_freed_after_a_while_or_when_its_call_ends() -> None:
     places, release = SoftLimiter(2, soft_timeout_s=0.05), asyncio.Event()
 
     async def take(name: str, until: asyncio.Event | None = None) -> None:
@@ -130,7 +130,7 @@ async def test_a_place_is_free_again_after_a_while_or_as_soon_as_its_call_ends()
     await waiting
 
 
-async def test_one_thread_that_hangs_keeps_nobody_waiting_for_ever() -> None:
+async def test_stuck_job_does_not_block_the_single_thread_forever() -> None:
     thread, release = SerialExecutor(soft_timeout_s=0.05), threading.Event()
     stuck = asyncio.create_task(thread.run(release.wait, name="stuck"))
     await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def test_one_thread_that_hangs_keeps_nobody_waiting_for_ever() -> None:
 
 
 @pytest.mark.parametrize("ends", ["closed", "closed while it runs", "forgotten"])
-async def test_one_thread_leaves_no_thread_behind(ends: str) -> None:
+async def test_single_thread_ends_after_use(ends: str) -> None:
     thread: SerialExecutor | None = SerialExecutor()
     assert thread is not None
     used = await thread.run(threading.current_thread, name="job")
@@ -160,7 +160,7 @@ async def test_one_thread_leaves_no_thread_behind(ends: str) -> None:
     assert not used.is_alive()
 
 
-async def test_an_abandoned_thread_ends_when_its_function_returns() -> None:
+async def test_abandoned_thread_ends_when_its_function_returns() -> None:
     thread, began, release, seen = SerialExecutor(), threading.Event(), threading.Event(), []
 
     def hang() -> None:
@@ -178,7 +178,7 @@ async def test_an_abandoned_thread_ends_when_its_function_returns() -> None:
     thread.close()
 
 
-def test_a_forked_child_starts_threads_of_its_own() -> None:
+def test_forked_child_starts_its_own_threads() -> None:
     code = """
 import asyncio, os
 from rllm._runtime.threads import in_thread
@@ -192,7 +192,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stdout == "7\n"
 
 
-async def test_an_event_loop_starts_no_threads_but_the_one_that_starts_the_others() -> None:
+async def test_event_loop_starts_no_threads_except_the_starter() -> None:
     release, started = threading.Event(), []
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -236,6 +236,6 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
-def test_a_thread_for_which_there_is_no_room_is_an_error_of_its_call() -> None:
+def test_failure_to_start_a_thread_is_an_error_of_its_call() -> None:
     told = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=True).stdout
     assert told.splitlines() == ["begun", "can't start new thread", "can't start new thread", "begun"]

@@ -14,7 +14,7 @@ from .conftest import SMALL
 pytestmark = pytest.mark.sandbox
 
 
-async def test_it_sees_neither_this_machines_files_nor_its_environment(sandbox, tmp_path, monkeypatch):
+async def test_sandbox_cannot_read_files_or_environment_of_this_machine(sandbox, tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("a-secret-of-the-host")
     monkeypatch.setenv("RLLM_TEST_SECRET", "a-secret-of-the-host")
     assert not (await sandbox.exec(["cat", str(tmp_path / "secret")])).ok
@@ -25,7 +25,7 @@ async def test_it_sees_neither_this_machines_files_nor_its_environment(sandbox, 
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)"
 
 
-async def test_it_reaches_neither_this_machines_ports_nor_the_network(sandbox):
+async def test_sandbox_cannot_reach_ports_of_this_machine_or_the_network(sandbox):
     with socket.create_server(("0.0.0.0", 0)) as server:
         own = socket.gethostbyname(socket.gethostname())
         for host in ("127.0.0.1", own, "1.1.1.1"):
@@ -34,7 +34,7 @@ async def test_it_reaches_neither_this_machines_ports_nor_the_network(sandbox):
         assert (await sandbox.exec("cat /proc/net/dev | wc -l")).stdout == "3\n"  # two lines of titles, and lo
 
 
-async def test_it_sees_no_other_sandbox(backend, image):
+async def test_sandbox_cannot_see_other_sandboxes(backend, image):
     listen = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('\\0other'); s.listen(); time.sleep(1000)"
     async with await backend.start(image, limits=SMALL) as one, await backend.start(image, limits=SMALL) as other:
         await one.exec(f'echo secret > /tmp/file; (exec python3 -c "{listen}" >/dev/null 2>&1 &)')
@@ -59,7 +59,7 @@ while True:
 """
 
 
-async def test_a_fork_bomb_ends_at_the_deadline(backend, image):
+async def test_fork_bomb_ends_at_the_deadline(backend, image):
     async with await backend.start(image, limits=SMALL) as sandbox:
         assert (await sandbox.exec(["python3", "-c", BOMB], timeout_s=2)).timed_out
         # It is killed or, where no more process starts that would, ends with the sandbox.
@@ -68,7 +68,7 @@ async def test_a_fork_bomb_ends_at_the_deadline(backend, image):
     assert not [line for line in processes() if "os.fork()" in line]
 
 
-async def test_a_flood_of_output_is_kept_within_the_limit(sandbox):
+async def test_output_flood_is_limited(sandbox):
     pieces = []
     result = await sandbox.exec(
         "yes & yes >&2", timeout_s=2, max_output_bytes=1000, on_output=lambda _, piece: pieces.append(len(piece))
@@ -80,19 +80,19 @@ async def test_a_flood_of_output_is_kept_within_the_limit(sandbox):
     assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
 
-async def test_a_memory_bomb_is_killed(sandbox):
+async def test_memory_bomb_is_killed(sandbox):
     result = await sandbox.exec(["python3", "-c", "held = bytearray(2 << 30); print('held')"])
     assert not result.ok
     assert result.stdout == ""
     assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
 
-async def test_one_file_does_not_fill_the_disk(sandbox):
+async def test_one_file_cannot_fill_the_disk(sandbox):
     await sandbox.exec("head -c 300000000 /dev/zero > /tmp/large")
     assert int((await sandbox.exec("stat -c %s /tmp/large")).stdout or 0) <= SMALL.disk_mb << 20
 
 
-async def test_links_do_not_lead_out_of_a_download(sandbox, tmp_path):
+async def test_links_cannot_escape_a_download(sandbox, tmp_path):
     (tmp_path / "host").write_text("of the host")
     await sandbox.exec(
         "mkdir d; ln -s . d/here; ln -s here/../../host d/through; ln -s ../host d/up; ln -s /etc d/root;"
@@ -105,7 +105,7 @@ async def test_links_do_not_lead_out_of_a_download(sandbox, tmp_path):
     assert found["good"].read_text() == "mine\n"
 
 
-async def test_links_in_the_sandbox_lead_an_upload_nowhere_but_inside(sandbox, tmp_path):
+async def test_links_in_the_sandbox_cannot_redirect_an_upload(sandbox, tmp_path):
     (tmp_path / "file").write_text("uploaded")
     await sandbox.exec(f"mkdir -p {tmp_path.parent}; ln -s {tmp_path} /tmp/link; ln -s {tmp_path}/target d")
     with contextlib.suppress(SandboxError):
@@ -113,7 +113,7 @@ async def test_links_in_the_sandbox_lead_an_upload_nowhere_but_inside(sandbox, t
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-async def test_nothing_survives_the_sandbox(backend, image, tmp_path):
+async def test_processes_do_not_survive_the_sandbox(backend, image, tmp_path):
     async with await backend.start(image, limits=SMALL) as sandbox:
         await sandbox.exec("(setsid sh -c 'trap \"\" TERM INT HUP; while :; do sleep 1115; done' >/dev/null 2>&1 &)")
         assert "sleep\x001115" in (await sandbox.exec("sleep 0.2; cat /proc/[0-9]*/cmdline")).stdout

@@ -32,7 +32,7 @@ def local(tmp_path_factory, monkeypatch):
     return backend_or_skip("local")
 
 
-async def test_a_sandbox_has_no_rights_and_no_way_to_some(local):
+async def test_sandbox_has_no_privileges_and_cannot_gain_any(local):
     async with await local.start("host", limits=SMALL) as sandbox:
         status = (await sandbox.exec("cat /proc/self/status")).stdout
         for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
@@ -50,7 +50,7 @@ async def test_a_sandbox_has_no_rights_and_no_way_to_some(local):
             assert not (await sandbox.exec(command)).ok
 
 
-async def test_a_process_left_behind_holds_no_command_open(local):
+async def test_background_process_does_not_keep_a_command_open(local):
     async with await local.start("host", limits=SMALL) as sandbox:
         result = await sandbox.exec(
             "(sleep 0.2; yes) & sleep 1119 & head -c 200000 /dev/zero | tr '\\0' a; exit 3", timeout_s=60
@@ -59,7 +59,7 @@ async def test_a_process_left_behind_holds_no_command_open(local):
         assert "sleep\x001119" in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).stdout
 
 
-async def test_a_users_id_is_the_sandboxs_own(local):
+async def test_user_id_belongs_to_the_sandbox(local):
     if os.geteuid() != 0:
         pytest.skip("needs root")
     async with await local.start("host", limits=SMALL) as one, await local.start("host", limits=SMALL) as other:
@@ -69,7 +69,7 @@ async def test_a_users_id_is_the_sandboxs_own(local):
     assert min(ids) >= 0x60000000
 
 
-async def test_limits_hold_for_all_processes_together(local):
+async def test_limits_apply_to_all_processes_together(local):
     if len(parents()) < 3:
         pytest.skip("needs control groups")
     async with await local.start("host", limits=SMALL) as sandbox:
@@ -81,7 +81,7 @@ async def test_limits_hold_for_all_processes_together(local):
         assert not (await sandbox.exec("for i in 1 2 3; do head -c 30000000 /dev/zero > $i || exit; done")).ok
 
 
-async def test_empty_files_count_to_the_memory(local):
+async def test_empty_files_count_as_memory(local):
     if len(parents()) < 3:
         pytest.skip("needs control groups")
     names = "import os\nfor n in range(400_000): os.close(os.open(f'/tmp/{n:0200}', os.O_CREAT))"
@@ -90,7 +90,7 @@ async def test_empty_files_count_to_the_memory(local):
             assert not (await sandbox.exec(["python3", "-c", names], timeout_s=60)).ok
 
 
-async def test_a_folder_with_a_root_file_system_is_an_image(local, tmp_path):
+async def test_folder_with_a_root_file_system_is_an_image(local, tmp_path):
     for name in ("sh", "sleep", "cat"):
         copy_with_libraries(Path("/bin") / name, tmp_path)
     (tmp_path / "etc/work").mkdir(parents=True)
@@ -108,7 +108,7 @@ async def test_a_folder_with_a_root_file_system_is_an_image(local, tmp_path):
         await local.image(ImageSource(name=str(tmp_path / "opt")))
 
 
-async def test_a_snapshot_has_the_files_the_folder_and_the_variables(local, tmp_path):
+async def test_snapshot_has_files_folder_and_variables(local, tmp_path):
     folder = make_context(tmp_path)
     image = await local.image(ImageSource(folder=folder))
     async with await local.start(image, limits=SMALL) as sandbox:
@@ -154,7 +154,7 @@ CMD ["sh"]
     return folder
 
 
-async def test_a_dockerfile_is_followed_once_for_each_content(local, tmp_path):
+async def test_dockerfile_is_built_once_per_content(local, tmp_path):
     folder = make_context(tmp_path)
     first, again = await asyncio.gather(*(local.image(ImageSource(folder=folder)) for _ in range(2)))
     assert first == again
@@ -168,7 +168,7 @@ async def test_a_dockerfile_is_followed_once_for_each_content(local, tmp_path):
     assert await local.image(ImageSource(folder=folder)) != first
 
 
-async def test_a_dockerfile_that_cannot_be_followed_is_an_error(local, tmp_path):
+async def test_dockerfile_with_unsupported_steps_is_an_error(local, tmp_path):
     for line, reason in (("RUN echo the reason >&2; exit 7", "the reason"), ("RUN touch /usr/bin/new", "Read-only")):
         (tmp_path / "Dockerfile").write_text(f"FROM python:3.12\n{line}\n")
         with pytest.raises(SandboxError, match=reason):
@@ -198,7 +198,7 @@ asyncio.run(main())
 """
 
 
-async def test_nothing_is_left_after_kill_9(local):
+async def test_kill_9_leaves_nothing(local):
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", START, stdout=asyncio.subprocess.PIPE)
     assert process.stdout
     assert await process.stdout.readline() == b"begun\n"
@@ -214,7 +214,7 @@ async def test_nothing_is_left_after_kill_9(local):
     assert not left
 
 
-async def test_thirty_two_work_at_once(local):
+async def test_thirty_two_sandboxes_work_concurrently(local):
     async def work(number: int) -> str:
         async with await local.start("host", limits=SMALL) as sandbox:
             await sandbox.exec(f"echo {number} > file")
@@ -223,7 +223,7 @@ async def test_thirty_two_work_at_once(local):
     assert await asyncio.gather(*map(work, range(32))) == [f"{number}\n" for number in range(32)]
 
 
-async def test_a_sandbox_that_ends_in_mid_command_is_an_error(local):
+async def test_sandbox_that_dies_during_a_command_is_an_error(local):
     sandbox = await local.start("host", limits=SMALL)
     begun = asyncio.Event()
     running = asyncio.create_task(sandbox.exec("echo begun; sleep 1000", on_output=lambda *_: begun.set()))
@@ -234,7 +234,7 @@ async def test_a_sandbox_that_ends_in_mid_command_is_an_error(local):
     await sandbox.close()
 
 
-def test_a_machine_without_bubblewrap_is_reported(monkeypatch, tmp_path):
+def test_missing_bubblewrap_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     bubblewrap._check_machine.cache_clear()
     with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
@@ -242,7 +242,7 @@ def test_a_machine_without_bubblewrap_is_reported(monkeypatch, tmp_path):
     bubblewrap._check_machine.cache_clear()
 
 
-def test_the_program_of_the_documentation_runs(local, tmp_path):
+def test_program_of_the_documentation_runs(local, tmp_path):
     [program] = [fence for fence in fences(DOCS / "concepts/sandbox.md") if fence.title]
     (tmp_path / "program.py").write_text(program.text)
     ended = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True)

@@ -18,7 +18,7 @@ def test_output_keeps_both_ends_and_counts_the_rest():
     assert kept.text("stderr") == ""
 
 
-def test_a_program_ends_with_the_event_loop(caplog):
+def test_program_ends_with_the_event_loop(caplog):
     """The loop cancels all tasks at once, those that were to end programs too."""
     pids: list[int] = []
 
@@ -39,7 +39,7 @@ def test_a_program_ends_with_the_event_loop(caplog):
     assert not caplog.records
 
 
-async def test_a_program_that_ignores_its_end_is_killed():
+async def test_program_that_ignores_termination_is_killed():
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
     killed = []
 

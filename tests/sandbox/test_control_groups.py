@@ -22,7 +22,7 @@ def make_group(folder: Path, enabled: str = "") -> Path:
     return folder
 
 
-def test_the_second_version_has_all_controllers_in_the_nearest_group_that_enables_them(process: Path) -> None:
+def test_cgroup_v2_is_the_nearest_group_with_all_controllers(process: Path) -> None:
     top = make_group(process.parent / "groups", "cpu memory pids")
     slice_ = make_group(top / "user.slice", "cpu memory pids io")
     make_group(slice_ / "run.scope")
@@ -31,7 +31,7 @@ def test_the_second_version_has_all_controllers_in_the_nearest_group_that_enable
     assert parents(process) == dict.fromkeys(("cpu", "memory", "pids"), slice_)
 
 
-def test_the_first_version_has_a_group_of_each_controller(process: Path) -> None:
+def test_cgroup_v1_has_a_group_per_controller(process: Path) -> None:
     lines = ["40 31 0:37 / {} rw - cgroup cgroup rw,name=systemd"]
     for name in ("cpu,cpuacct", "memory", "pids"):
         make_group(process.parent / "groups" / name / "own")
@@ -46,7 +46,7 @@ def test_the_first_version_has_a_group_of_each_controller(process: Path) -> None
     }
 
 
-def test_there_are_none_in_a_container_whose_groups_are_read_only_or_of_others(process: Path) -> None:
+def test_container_with_read_only_or_foreign_groups_has_none(process: Path) -> None:
     (process / "mountinfo").write_text(f"30 23 0:26 /docker/1 {process.parent}/groups ro - cgroup2 cgroup2 ro\n")
     (process / "cgroup").write_text("0::/../2\n")
     assert parents(process) == {}

@@ -59,7 +59,7 @@ def docker(tmp_path, monkeypatch):
     return scripted
 
 
-async def test_a_container_is_started_used_and_removed(docker, tmp_path):
+async def test_container_is_started_used_and_removed(docker, tmp_path):
     (tmp_path / "tools").mkdir()
     sandbox = await open_backend("docker").start(
         "image:1",
@@ -99,7 +99,7 @@ async def test_a_container_is_started_used_and_removed(docker, tmp_path):
     assert remove[0] == ["rm", "--force", "--volumes", sandbox.id]
 
 
-async def test_a_container_that_has_ended_is_an_error(docker):
+async def test_exited_container_is_an_error(docker):
     sandbox = await open_backend("docker").start("image:1")
     docker.answer("exec", 1, stderr="Error response from daemon: container is not running\n")
     docker.answer("container inspect", 1, stderr="Error: No such container\n")
@@ -107,14 +107,14 @@ async def test_a_container_that_has_ended_is_an_error(docker):
         await sandbox.exec("true")
 
 
-async def test_a_container_that_does_not_start_is_removed(docker):
+async def test_container_that_does_not_start_is_removed(docker):
     docker.answer("run", 125, stderr="docker: no space left on device\n")
     with pytest.raises(SandboxError, match="no space left"):
         await open_backend("docker").start("image:1")
     assert docker.calls()[-1][0][:2] == ["rm", "--force"]
 
 
-async def test_podman_takes_runc_where_crun_refuses(docker):
+async def test_podman_falls_back_from_crun_to_runc(docker):
     docker.answer("run", 126, stderr="Error: crun: unknown cgroup mode: OCI runtime error\n")
     podman = open_backend("podman")
     await podman.start("image:1")
@@ -123,7 +123,7 @@ async def test_podman_takes_runc_where_crun_refuses(docker):
     assert starts == [["run", "--detach", "--rm"], ["--runtime", "runc", "run"], ["--runtime", "runc", "run"]]
 
 
-async def test_an_image_is_pulled_once_it_is_missing(docker):
+async def test_missing_image_is_pulled_once(docker):
     docker.answer("image inspect --", 1)
     docker.answer("pull", 1, stderr="manifest unknown\n")
     with pytest.raises(SandboxError, match="manifest unknown"):
@@ -131,7 +131,7 @@ async def test_an_image_is_pulled_once_it_is_missing(docker):
     assert docker.calls()[-1][0] == ["pull", "--", "debian:nonsense"]
 
 
-async def test_what_ended_processes_left_is_removed(docker):
+async def test_remains_of_ended_processes_are_removed(docker):
     machine, boot, namespace, pid, _ = this_process().split(":")
     docker.answer("ps", stdout="c1\nc2\n")
     docker.answer("container inspect", stdout=f"c1 {machine}:{boot}:{namespace}:{pid}:7\nc2 {this_process()}\n")
@@ -139,7 +139,7 @@ async def test_what_ended_processes_left_is_removed(docker):
     assert ["rm", "--force", "--volumes", "c1"] in [call for call, _ in docker.calls()]
 
 
-def test_a_missing_program_or_daemon_is_named(docker, monkeypatch):
+def test_missing_program_or_daemon_is_reported(docker, monkeypatch):
     docker.answer("info", 1, stderr="Cannot connect to the Docker daemon. Is it running?\n")
     with pytest.raises(ConfigError, match=r"sandbox=docker.*Cannot connect"):
         open_backend("docker")

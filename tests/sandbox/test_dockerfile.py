@@ -14,7 +14,7 @@ def read(folder, text, files=("a.txt", "src/b.txt")):
     return read_dockerfile(folder)
 
 
-def test_steps_have_the_folder_and_the_variables_of_their_place(tmp_path):
+def test_steps_use_the_folder_and_variables_at_their_position(tmp_path):
     recipe = read(
         tmp_path,
         "# syntax=docker/dockerfile:1\nFROM --platform=linux/amd64 debian:12 AS base\nENV A=1 B='2 3'\nWORKDIR /app\n"
@@ -37,7 +37,7 @@ def test_steps_have_the_folder_and_the_variables_of_their_place(tmp_path):
     )
 
 
-def test_a_file_is_copied_to_a_name_or_into_a_folder(tmp_path):
+def test_file_is_copied_to_a_name_or_into_a_folder(tmp_path):
     recipe = read(tmp_path, "FROM x\nCOPY a.txt /b.txt\nCOPY a.txt /etc/\nCOPY . /all\nADD *.txt /texts/\n")
     assert [(step.source.name, step.target) for step in recipe.steps] == [
         ("a.txt", "/b.txt"),
@@ -64,11 +64,11 @@ def test_a_file_is_copied_to_a_name_or_into_a_folder(tmp_path):
         ("WORKDIR", "without arguments"),
     ],
 )
-def test_what_needs_an_image_is_refused_by_line(tmp_path, line, named):
+def test_steps_that_need_an_image_are_rejected_with_their_line(tmp_path, line, named):
     with pytest.raises(SandboxError, match=rf"line 2.*{named}"):
         read(tmp_path, f"FROM x\n{line}\n")
 
 
-def test_a_dockerfile_has_a_base(tmp_path):
+def test_dockerfile_must_have_a_base(tmp_path):
     with pytest.raises(SandboxError, match="no FROM"):
         read(tmp_path, "RUN ls\n")

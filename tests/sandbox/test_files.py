@@ -26,7 +26,7 @@ def names(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_a_folder_comes_out_as_it_went_in(tmp_path):
+def test_folder_round_trip_is_lossless(tmp_path):
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/sub/run").write_text("run")
     (tmp_path / "in/sub/run").chmod(0o700)
@@ -40,7 +40,7 @@ def test_a_folder_comes_out_as_it_went_in(tmp_path):
     assert (tmp_path / "out/sub/run").stat().st_mode & 0o777 == 0o755
 
 
-def test_names_links_and_devices_that_lead_out_are_left_out(tmp_path):
+def test_escaping_names_links_and_devices_are_skipped(tmp_path):
     (tmp_path / "host").write_text("of the host")
     members = [
         member("../host", size=1),
@@ -63,7 +63,7 @@ def test_names_links_and_devices_that_lead_out_are_left_out(tmp_path):
     assert (tmp_path / "out/sub/up").read_text() == (tmp_path / "out/same").read_text() == "xx"
 
 
-def test_a_link_below_a_link_is_refused(tmp_path):
+def test_link_below_a_link_is_rejected(tmp_path):
     """Its target leads out of the folder from where it would be, though not from where its name says."""
     members = [
         member("b", tarfile.DIRTYPE),
@@ -75,13 +75,13 @@ def test_a_link_below_a_link_is_refused(tmp_path):
     assert names(tmp_path / "out/b") == []
 
 
-def test_a_header_is_not_read_into_memory_whatever_its_size(tmp_path):
+def test_header_of_any_size_is_not_read_into_memory(tmp_path):
     long = archive(member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=3 << 20), member("file"))
     with pytest.raises(SandboxError, match="too long"):
         unpack(long, tmp_path / "out", into_folder=True, max_bytes=1 << 30)
 
 
-def test_a_link_is_replaced_rather_than_written_through(tmp_path):
+def test_link_is_replaced_instead_of_followed(tmp_path):
     (tmp_path / "host").write_text("of the host")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/file").symlink_to("../host")
@@ -89,7 +89,7 @@ def test_a_link_is_replaced_rather_than_written_through(tmp_path):
     assert (tmp_path / "host").read_text() == "of the host"
 
 
-def test_the_limit_counts_all_files_and_their_holes(tmp_path):
+def test_limit_counts_all_files_and_their_holes(tmp_path):
     with pytest.raises(SandboxError, match="max_bytes"):
         unpack(archive(member("a", size=60), member("b", size=60)), tmp_path / "1", into_folder=True, max_bytes=100)
     sparse = member("hole", size=512)
@@ -108,6 +108,6 @@ def test_the_limit_counts_all_files_and_their_holes(tmp_path):
     [b"", b"no archive", archive(member("a", size=1), member("a/b", size=1)).read(), archive(member("n" * 300)).read()],
     ids=["empty", "text", "file as folder", "long name"],
 )
-def test_a_bad_archive_is_an_error(tmp_path, content):
+def test_invalid_archive_is_an_error(tmp_path, content):
     with pytest.raises(SandboxError):
         unpack(io.BytesIO(content), tmp_path / "out", into_folder=True, max_bytes=100)

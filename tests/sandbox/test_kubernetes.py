@@ -54,7 +54,7 @@ def calls(folder, verb):
     return [call for call in lines if call[0][0] == verb]
 
 
-async def test_a_pod_runs_commands_and_is_deleted(kubectl, tmp_path, monkeypatch):
+async def test_pod_runs_commands_and_is_deleted(kubectl, tmp_path, monkeypatch):
     monkeypatch.setenv("RLLM_PUBLIC_GATEWAY_URL", "http://192.0.2.7:8000")
     limits = SandboxLimits(cpus=0.5, memory_mb=100, disk_mb=200)
     work = tmp_path / "work"
@@ -85,7 +85,7 @@ async def test_a_pod_runs_commands_and_is_deleted(kubectl, tmp_path, monkeypatch
     assert f"rllm-sandbox={sandbox.id}" in calls(kubectl, "delete")[-1][0]
 
 
-async def test_without_a_public_gateway_nothing_is_allowed_and_a_route_is_refused(kubectl, tmp_path, monkeypatch):
+async def test_sandbox_without_public_gateway_has_no_network_and_routes_are_rejected(kubectl, tmp_path, monkeypatch):
     monkeypatch.delenv("RLLM_PUBLIC_GATEWAY_URL", raising=False)
     async with await open_backend("kubernetes").start("image:1", workdir=str(tmp_path)) as sandbox:
         with pytest.raises(ConfigError, match="RLLM_PUBLIC_GATEWAY_URL"):
@@ -93,7 +93,7 @@ async def test_without_a_public_gateway_nothing_is_allowed_and_a_route_is_refuse
     assert next(yaml.safe_load_all(calls(kubectl, "create")[0][1]))["spec"]["egress"] == []
 
 
-async def test_an_image_that_cannot_be_pulled_is_an_error_and_the_job_is_deleted(kubectl):
+async def test_image_that_cannot_be_pulled_is_an_error_and_the_job_is_deleted(kubectl):
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
     status = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]}
     (kubectl / "get-pods").write_text(json.dumps({"items": [{"metadata": {"name": "pod-1"}, "status": status}]}))
@@ -102,7 +102,7 @@ async def test_an_image_that_cannot_be_pulled_is_an_error_and_the_job_is_deleted
     assert len(calls(kubectl, "delete")) == 1
 
 
-async def test_a_pod_that_is_gone_is_an_error(kubectl, tmp_path):
+async def test_lost_pod_is_an_error(kubectl, tmp_path):
     sandbox = await open_backend("kubernetes").start("image:1", workdir=str(tmp_path))
     (kubectl / "get-pod").write_text("Failed")
     with pytest.raises(SandboxError, match="ended"):
@@ -121,7 +121,7 @@ async def test_jobs_of_ended_processes_are_deleted(kubectl):
     assert "rllm-sandbox in (a)" in calls(kubectl, "delete")[0][0]
 
 
-async def test_a_folder_is_refused_and_so_is_a_cluster_without_rights(kubectl, tmp_path):
+async def test_folder_and_cluster_without_permission_are_rejected(kubectl, tmp_path):
     with pytest.raises(SandboxError, match="docker_image"):
         await open_backend("kubernetes").image(ImageSource(folder=tmp_path))
     (kubectl / "auth-can-i").write_text("no")

@@ -28,7 +28,7 @@ def run_podman(*arguments: str) -> int:
     return subprocess.run(["podman", *arguments], capture_output=True).returncode
 
 
-async def test_an_image_is_built_once_for_each_content(podman, tmp_path):
+async def test_image_is_built_once_per_content(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nWORKDIR /srv/app\nCOPY . .\nRUN date +%N > built\n")
     (tmp_path / "file").write_text("one")
     source = ImageSource(folder=tmp_path)
@@ -45,7 +45,7 @@ async def test_an_image_is_built_once_for_each_content(podman, tmp_path):
             await podman.remove_image(image)
 
 
-def test_several_wait_for_an_image_in_one_event_loop_after_the_other(podman, tmp_path):
+def test_image_build_is_shared_across_event_loops(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN date +%N > built\n")
 
     async def images() -> set[str]:
@@ -56,7 +56,7 @@ def test_several_wait_for_an_image_in_one_event_loop_after_the_other(podman, tmp
     asyncio.run(podman.remove_image(first))
 
 
-async def test_the_volumes_of_an_image_are_no_way_around_the_limit(podman, tmp_path):
+async def test_volumes_of_an_image_count_towards_the_limit(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN mkdir /data\nVOLUME /data\n")
     image = await podman.image(ImageSource(folder=tmp_path))
     async with await podman.start(image, limits=SMALL) as sandbox:
@@ -64,7 +64,7 @@ async def test_the_volumes_of_an_image_are_no_way_around_the_limit(podman, tmp_p
     await podman.remove_image(image)
 
 
-async def test_a_build_that_fails_reports_the_end_of_its_output(podman, tmp_path):
+async def test_failed_build_reports_the_end_of_its_output(podman, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN echo the reason >&2; exit 7\n")
     with pytest.raises(SandboxError, match="the reason") as raised:
         await podman.image(ImageSource(folder=tmp_path))
@@ -74,7 +74,7 @@ async def test_a_build_that_fails_reports_the_end_of_its_output(podman, tmp_path
         await podman.image(ImageSource(folder=tmp_path))
 
 
-async def test_a_snapshot_has_the_files_and_the_folder(podman):
+async def test_snapshot_has_files_and_folder(podman):
     async with await podman.start(DEBIAN, limits=SMALL, workdir="/here") as sandbox:
         await sandbox.exec("echo saved > file")
         image = await sandbox.snapshot()
@@ -86,7 +86,7 @@ async def test_a_snapshot_has_the_files_and_the_folder(podman):
         await podman.start(image)
 
 
-async def test_many_files_end_the_sandbox(podman, monkeypatch):
+async def test_too_many_files_end_the_sandbox(podman, monkeypatch):
     monkeypatch.setattr(containers, "_DISK_CHECK_S", 0.1)
     sandbox = await podman.start(DEBIAN, limits=SMALL)
     with pytest.raises(SandboxError, match="disk_mb=64"):
@@ -95,7 +95,7 @@ async def test_many_files_end_the_sandbox(podman, monkeypatch):
         await sandbox.exec("true")
 
 
-async def test_a_container_that_is_removed_in_mid_command_is_an_error(podman):
+async def test_container_removed_during_a_command_is_an_error(podman):
     sandbox = await podman.start(DEBIAN, limits=SMALL)
     begun = asyncio.Event()
     running = asyncio.create_task(sandbox.exec("echo begun; sleep 1000", on_output=lambda *_: begun.set()))
@@ -120,7 +120,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("with_shell", [True, False])
-async def test_nothing_is_left_after_kill_9(podman, with_shell):
+async def test_kill_9_leaves_nothing(podman, with_shell):
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", START, stdout=asyncio.subprocess.PIPE)
     assert process.stdout
     container, image = (await process.stdout.readline()).decode().split()
@@ -143,7 +143,7 @@ def kill_shell(parent: int) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-async def test_sandboxes_of_a_living_process_are_no_orphans(podman):
+async def test_sandboxes_of_a_running_process_are_not_orphans(podman):
     async with await podman.start(DEBIAN, limits=SMALL) as sandbox:
         await containers.Podman().remove_orphans()
         assert (await sandbox.exec("echo alive")).stdout == "alive\n"

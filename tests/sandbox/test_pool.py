@@ -61,7 +61,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_no_more_than_the_concurrency_are_in_use():
+async def test_concurrency_limits_sandboxes_in_use():
     backend = Rooms()
     pool, most = SandboxPool(backend, concurrency=3, warm=0), 0
 
@@ -75,7 +75,7 @@ async def test_no_more_than_the_concurrency_are_in_use():
     assert (most, backend.num_started, backend.open) == (3, 10, [])
 
 
-async def test_a_start_that_fails_and_a_second_close_leave_the_bound_as_it_was():
+async def test_failed_start_and_second_close_keep_the_limit():
     pool = SandboxPool(Rooms(), concurrency=1, warm=1)
     for _ in range(2):
         with pytest.raises(SandboxError):
@@ -94,7 +94,7 @@ def unused(backend: Rooms, *used: Sandbox) -> list[str]:
     return sorted(room.image for room in backend.open if room not in used)
 
 
-async def test_sandboxes_of_the_last_two_kinds_are_started_ahead_and_each_is_used_once():
+async def test_sandboxes_of_the_last_two_kinds_are_prestarted_and_used_once():
     backend = Rooms()
     pool = SandboxPool(backend, concurrency=8, warm=2)
     used = [await pool.start("a")]

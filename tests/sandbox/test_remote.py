@@ -191,7 +191,7 @@ async def test_commands_and_files(server, modal, kind, tmp_path):
 
 
 @pytest.mark.parametrize("public", ["http://192.0.2.7:8000", None])
-async def test_the_network_is_the_public_gateway_or_none(server, modal, monkeypatch, public):
+async def test_network_allows_only_the_public_gateway(server, modal, monkeypatch, public):
     if not public:
         monkeypatch.delenv("RLLM_PUBLIC_GATEWAY_URL")
     for kind in (E2B, Daytona, Modal):
@@ -213,7 +213,7 @@ async def test_the_network_is_the_public_gateway_or_none(server, modal, monkeypa
     assert modal.created[0].get("block_network") is (None if public else True)
 
 
-async def test_a_sandbox_that_does_not_start_is_an_error_and_deleted(server, monkeypatch):
+async def test_sandbox_that_does_not_start_is_an_error_and_deleted(server, monkeypatch):
     server.state = "build_failed"
     with pytest.raises(SandboxError, match="no such image"):
         await Daytona().start("image")
@@ -223,13 +223,13 @@ async def test_a_sandbox_that_does_not_start_is_an_error_and_deleted(server, mon
         await E2B().start("image")
 
 
-async def test_a_sandbox_that_ended_by_itself_is_closed(server, monkeypatch, caplog):
+async def test_sandbox_that_ended_by_itself_is_closed(server, monkeypatch, caplog):
     async with await E2B().start("image"):
         monkeypatch.setattr(Service, "do_DELETE", lambda self: self.answer({}, 404))
     assert "may still exist" in caplog.text
 
 
-async def test_missing_keys_packages_and_images_are_named(server, monkeypatch, tmp_path):
+async def test_missing_keys_packages_and_images_are_reported(server, monkeypatch, tmp_path):
     with pytest.raises(SandboxError, match="docker_image"):
         await E2B().image(ImageSource(folder=tmp_path))
     monkeypatch.setitem(sys.modules, "modal", None)
@@ -243,7 +243,7 @@ async def test_missing_keys_packages_and_images_are_named(server, monkeypatch, t
         E2B().check()
 
 
-def test_the_package_declares_them():
+def test_package_declares_the_remote_backends():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"]["rllm.sandboxes"]
     loaded = {name: load_object(path, kind="sandbox") for name, path in declared.items()}

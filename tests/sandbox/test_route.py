@@ -39,7 +39,7 @@ async def raw(url: str, request: bytes) -> bytes:
     return answer
 
 
-async def test_a_request_reaches_the_server_under_the_same_path(server: str) -> None:
+async def test_request_reaches_the_server_under_the_same_path(server: str) -> None:
     route = await Route.open(os.getpid(), f"{server}/sessions/7")
     async with httpx.AsyncClient() as client:
         answers = [await client.post(f"{route.url}/v1/chat/completions?x=1", content=b"hello") for _ in range(2)]
@@ -62,7 +62,7 @@ async def test_a_request_reaches_the_server_under_the_same_path(server: str) -> 
         "//sessions/7",
     ],
 )
-async def test_other_paths_are_refused(server: str, path: str) -> None:
+async def test_other_paths_are_rejected(server: str, path: str) -> None:
     route = await Route.open(os.getpid(), f"{server}/sessions/7")
     answer = await raw(route.url, b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
     await route.close()
@@ -81,14 +81,14 @@ async def test_other_paths_are_refused(server: str, path: str) -> None:
         b"GET /sessions/7 HTTP/1.1\r\nA: " + b"x" * 70_000 + b"\r\n\r\n",
     ],
 )
-async def test_malformed_requests_are_refused(server: str, request_: bytes) -> None:
+async def test_malformed_requests_are_rejected(server: str, request_: bytes) -> None:
     route = await Route.open(os.getpid(), f"{server}/sessions/7")
     answer = await raw(route.url, request_)
     await route.close()
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
 
 
-async def test_the_server_is_asked_to_close_after_one_request(server: str) -> None:
+async def test_server_is_asked_to_close_after_one_request(server: str) -> None:
     route = await Route.open(os.getpid(), f"{server}/sessions/7")
     head = b"GET /sessions/7 HTTP/1.1\r\nConnection: keep-alive, upgrade\r\nUpgrade: h2c\r\nA: b\r\n\r\n"
     answer = await raw(route.url, head + b"GET /admin HTTP/1.1\r\n\r\n")
@@ -98,7 +98,7 @@ async def test_the_server_is_asked_to_close_after_one_request(server: str) -> No
     assert b"upgrade" not in answer.lower()
 
 
-async def test_bad_urls_and_processes_are_refused(server: str) -> None:
+async def test_invalid_urls_and_processes_are_rejected(server: str) -> None:
     for url in "https://127.0.0.1/", "127.0.0.1:80", "http:///x":
         with pytest.raises(ConfigError, match="route"):
             await Route.open(os.getpid(), url)
@@ -106,7 +106,7 @@ async def test_bad_urls_and_processes_are_refused(server: str) -> None:
         await Route.open(2**22 + 1, server)
 
 
-async def test_a_server_that_is_gone_is_reported(unused_tcp_port: int) -> None:
+async def test_unreachable_server_is_reported(unused_tcp_port: int) -> None:
     route = await Route.open(os.getpid(), f"http://127.0.0.1:{unused_tcp_port}/")
     answer = await raw(route.url, b"GET / HTTP/1.1\r\n\r\n")
     await route.close()

@@ -13,7 +13,7 @@ from .conftest import SMALL
 pytestmark = pytest.mark.sandbox
 
 
-async def test_a_command_has_its_variables_folder_input_and_exit_code(backend, image):
+async def test_command_has_its_variables_folder_input_and_exit_code(backend, image):
     async with await backend.start(image, limits=SMALL, workdir="/project", env={"A": "of the sandbox"}) as sandbox:
         await sandbox.exec("mkdir sub")
         result = await sandbox.exec(
@@ -26,14 +26,14 @@ async def test_a_command_has_its_variables_folder_input_and_exit_code(backend, i
     assert (result.stdout, result.stderr) == ("/project/sub\nof the sandbox, two\nlines\ntyped", "wrong\n")
 
 
-async def test_a_program_is_run_without_a_shell(sandbox):
+async def test_program_is_run_without_a_shell(sandbox):
     result = await sandbox.exec(["echo", "$HOME", "a b"])
     assert (result.stdout, result.ok) == ("$HOME a b\n", True)
     assert (await sandbox.exec(["no-such-program"])).exit_code == 127
     assert (await sandbox.exec("kill -SEGV $$")).exit_code == -11
 
 
-async def test_output_arrives_while_the_command_runs_and_its_middle_is_dropped(sandbox):
+async def test_output_is_streamed_and_its_middle_is_dropped(sandbox):
     pieces, begun = [], asyncio.Event()
 
     def collect(stream, piece):
@@ -55,13 +55,13 @@ async def test_output_arrives_while_the_command_runs_and_its_middle_is_dropped(s
     assert sum(len(piece) for _, piece in pieces) == 10_000
 
 
-async def test_a_command_is_killed_at_its_deadline_with_all_that_it_started(sandbox):
+async def test_command_and_its_processes_are_killed_at_the_deadline(sandbox):
     result = await sandbox.exec("sleep 1111 & setsid sleep 1112 & echo begun; sleep 1113", timeout_s=1)
     assert (result.timed_out, result.ok, result.stdout) == (True, False, "begun\n")
     assert "sleep\x00111" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).stdout
 
 
-async def test_a_cancelled_command_is_killed(sandbox):
+async def test_cancelled_command_is_killed(sandbox):
     begun = asyncio.Event()
     running = asyncio.create_task(sandbox.exec("echo begun; sleep 1114", on_output=lambda *_: begun.set()))
     await asyncio.wait_for(begun.wait(), 60)
@@ -71,7 +71,7 @@ async def test_a_cancelled_command_is_killed(sandbox):
     assert "sleep\x001114" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).stdout
 
 
-async def test_files_go_in_and_come_out(sandbox, tmp_path):
+async def test_files_are_uploaded_and_downloaded(sandbox, tmp_path):
     folder = tmp_path / "in"
     (folder / "sub").mkdir(parents=True)
     (folder / "sub/run.sh").write_text("echo ran")
@@ -88,7 +88,7 @@ async def test_files_go_in_and_come_out(sandbox, tmp_path):
     assert (tmp_path / "out/sub/run.sh").stat().st_mode & 0o777 == 0o755
 
 
-async def test_wrong_paths_and_large_files_are_errors(sandbox, tmp_path):
+async def test_invalid_paths_and_large_files_are_errors(sandbox, tmp_path):
     for source in ("/missing", "/dev/zero"):
         with pytest.raises(SandboxError):
             await sandbox.download(source, tmp_path / "out")
@@ -111,7 +111,7 @@ async def test_sandboxes_do_not_share_files_and_a_closed_one_raises(backend, ima
     assert (await sandbox.exec("cat /tmp/file")).stdout == "mine\n"
 
 
-async def test_a_folder_of_this_machine_is_read_only(backend, image, tmp_path):
+async def test_folder_of_this_machine_is_read_only(backend, image, tmp_path):
     (tmp_path / "program").write_text("echo of this machine")
     tmp_path.chmod(0o755)
     async with await backend.start(image, limits=SMALL, mounts={"/opt/tools": tmp_path}) as sandbox:
@@ -123,7 +123,7 @@ async def test_a_folder_of_this_machine_is_read_only(backend, image, tmp_path):
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
 
 
-async def test_a_route_opens_one_path_of_one_server(sandbox):
+async def test_route_opens_one_path_of_one_server(sandbox):
     async def answer(reader, writer):
         line = await reader.readline()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(line), line))
@@ -138,6 +138,6 @@ async def test_a_route_opens_one_path_of_one_server(sandbox):
         assert "403" in other.stderr
 
 
-async def test_an_unknown_image_is_an_error(backend):
+async def test_unknown_image_is_an_error(backend):
     with pytest.raises(SandboxError):
         await backend.start("localhost/no-such-image")

@@ -35,13 +35,13 @@ def test_clients_are_real_openai_clients(server: ModelServer) -> None:
     assert isinstance(get_chat_client_async(api_key="x"), openai.AsyncOpenAI)
 
 
-def test_outside_of_a_session_nothing_is_stamped(server: ModelServer) -> None:
+def test_calls_outside_of_sessions_are_not_stamped(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client:
         client.chat.completions.create(model="m", messages=user("hello"))
     assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
 
 
-def test_a_call_is_stamped_and_recorded(server: ModelServer) -> None:
+def test_call_is_stamped_and_recorded(server: ModelServer) -> None:
     client = get_chat_client(base_url=server.base_url, api_key="k")  # made outside, used inside
     with client, session(agent="solver") as outer, session(turn=1) as inner:
         client.chat.completions.create(model="m", messages=user("hello"))
@@ -60,14 +60,14 @@ def test_a_call_is_stamped_and_recorded(server: ModelServer) -> None:
     assert trace.error is None
 
 
-def test_without_proxy_a_call_is_recorded_and_not_stamped(server: ModelServer) -> None:
+def test_call_without_proxy_is_recorded_and_not_stamped(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url, use_proxy=False) as client, session() as sess:
         client.chat.completions.create(model="m", messages=user("hello"))
     assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
     assert [step.id for step in sess.steps] == ["chatcmpl-hello"]
 
 
-def test_a_session_with_a_base_url_draws_the_calls_there(server: ModelServer) -> None:
+def test_session_base_url_redirects_calls(server: ModelServer) -> None:
     nowhere = "http://127.0.0.1:9/some/prefix/v1"
     with get_chat_client(base_url=nowhere) as client, Session(name="a:b", base_url=f"{server.url}/sessions/a:b/v1"):
         client.chat.completions.create(model="m", messages=user("hello"), extra_query={"q": "1"})
@@ -79,7 +79,7 @@ def test_a_session_with_a_base_url_draws_the_calls_there(server: ModelServer) ->
 
 
 @pytest.mark.parametrize("nests", [False, True])
-def test_a_thread_that_outlives_its_rollout_calls_nobody(server: ModelServer, nests: bool) -> None:
+def test_thread_that_outlives_its_rollout_cannot_make_calls(server: ModelServer, nests: bool) -> None:
     """Least of all the server that the client would ask by itself, with a key that costs money."""
     ended = threading.Event()
     raised: list[BaseException] = []
@@ -102,7 +102,7 @@ def test_a_thread_that_outlives_its_rollout_calls_nobody(server: ModelServer, ne
     assert len(server.received) == 1
 
 
-def test_a_thread_that_outlives_its_rollout_may_begin_another(server: ModelServer) -> None:
+def test_thread_that_outlives_its_rollout_may_start_another(server: ModelServer) -> None:
     ended = threading.Event()
 
     def agent() -> None:
@@ -137,7 +137,7 @@ def test_streams_pass_unchanged_and_are_recorded(server: ModelServer, compress: 
         assert sess.llm_calls[0].finish_reason == "stop"
 
 
-def test_a_stream_left_early_is_recorded_up_to_there(server: ModelServer) -> None:
+def test_abandoned_stream_is_recorded_up_to_that_point(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client, session() as sess:
         with client.chat.completions.create(model="m", messages=user("hello"), stream=True) as stream:
             next(iter(stream))
@@ -152,7 +152,7 @@ async def test_async_streams_are_recorded(server: ModelServer) -> None:
         assert [trace.response["content"] for trace in sess.llm_calls] == ["hello"]
 
 
-def test_every_way_of_calling_is_recorded(server: ModelServer) -> None:
+def test_all_call_styles_are_recorded(server: ModelServer) -> None:
     class Answer(BaseModel):
         x: int
 
@@ -168,7 +168,7 @@ def test_every_way_of_calling_is_recorded(server: ModelServer) -> None:
     assert [trace.response["content"] for trace in sess.llm_calls] == ["raw", "streaming", '{"x": 1}', "copy", "helper"]
 
 
-def test_a_client_replaces_chat_completions_for_langchain(server: ModelServer) -> None:
+def test_client_replaces_chat_completions_for_langchain(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client, session() as sess:
         assert client.create(model="m", messages=user("plain")).choices[0].message.content == "plain"
         raw = client.with_raw_response.create(model="m", messages=user("raw"))
@@ -177,7 +177,7 @@ def test_a_client_replaces_chat_completions_for_langchain(server: ModelServer) -
     assert len(sess) == 2
 
 
-async def test_an_async_client_stands_in_for_chat_completions(server: ModelServer) -> None:
+async def test_async_client_replaces_chat_completions(server: ModelServer) -> None:
     async with get_chat_client_async(base_url=server.base_url) as client:
         with session() as sess:
             await client.create(model="m", messages=user("plain"))
@@ -186,7 +186,7 @@ async def test_an_async_client_stands_in_for_chat_completions(server: ModelServe
     assert len(sess) == 2
 
 
-def test_errors_are_no_calls_and_a_retry_is_one(server: ModelServer) -> None:
+def test_failed_call_is_not_recorded_and_its_retry_is(server: ModelServer) -> None:
     server.errors = [500]
     with get_chat_client(base_url=server.base_url, max_retries=1) as client, session() as sess:
         client.chat.completions.create(model="m", messages=user("again"))
@@ -196,7 +196,7 @@ def test_errors_are_no_calls_and_a_retry_is_one(server: ModelServer) -> None:
     assert [trace.response["content"] for trace in sess.llm_calls] == ["again"]
 
 
-def test_a_redirected_call_is_one_call(server: ModelServer) -> None:
+def test_redirected_call_is_one_call(server: ModelServer) -> None:
     server.redirect_to = "/there/chat/completions"
     with get_chat_client(base_url=server.base_url) as client, session() as sess:
         client.chat.completions.create(model="m", messages=user("hello"))
@@ -240,7 +240,7 @@ def test_calls_from_threads_belong_to_the_session(server: ModelServer) -> None:
     assert sorted(trace.response["content"] for trace in sess.llm_calls) == ["0", "1", "2"]
 
 
-def test_metadata_that_is_no_json_is_told_as_text(server: ModelServer) -> None:
+def test_unserialisable_metadata_is_sent_as_text(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client:
         for value in ({1, 2}, {("a",): 1}, float("nan"), "naïve 日本 % 😀", "a\udcff 😀"):
             with session(x=value):
@@ -250,7 +250,7 @@ def test_metadata_that_is_no_json_is_told_as_text(server: ModelServer) -> None:
     assert all(isinstance(stamp["session_uids"], list) for stamp in stamps), "by which calls are found again"
 
 
-def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_metadata_is_not_sent(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
     recording._warn_of_long_metadata.cache_clear()
     with (
         caplog.at_level(logging.WARNING),
@@ -264,7 +264,7 @@ def test_long_metadata_stays_on_this_side(server: ModelServer, caplog: pytest.Lo
     assert sess.llm_calls[0].metadata["big"] == "x" * 50_000
 
 
-def test_an_http_client_of_ones_own_is_tracked_once(server: ModelServer) -> None:
+def test_custom_http_client_is_tracked_once(server: ModelServer) -> None:
     with (
         openai.DefaultHttpxClient() as http,
         get_chat_client(base_url=server.base_url, http_client=http) as client,
@@ -278,7 +278,7 @@ def test_an_http_client_of_ones_own_is_tracked_once(server: ModelServer) -> None
     assert [trace.response["content"] for trace in sess.llm_calls] == ["one", "two", "three"]
 
 
-def test_no_api_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert get_chat_client(base_url="http://127.0.0.1:9/v1").api_key == "EMPTY"
     for none in (None, ""):  # as of a variable that is not set
@@ -287,14 +287,14 @@ def test_no_api_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_chat_client(base_url="http://127.0.0.1:9/v1").api_key == "sk-mine"
 
 
-def test_other_providers_are_refused() -> None:
+def test_other_providers_are_rejected() -> None:
     with pytest.raises(ConfigError, match="anthropic"):
         get_chat_client("anthropic")
     with pytest.raises(ValueError, match="openai"):
         get_chat_client_async("x")
 
 
-def test_a_client_works_in_several_event_loops_in_turn(server: ModelServer) -> None:
+def test_client_works_in_consecutive_event_loops(server: ModelServer) -> None:
     client = get_chat_client_async(base_url=server.base_url)
     hasty = client.with_options(timeout=50.0)
 
@@ -310,7 +310,7 @@ def test_a_client_works_in_several_event_loops_in_turn(server: ModelServer) -> N
     gc.collect()  # A connection that was left open would warn here, and warnings are errors.
 
 
-def test_a_client_keeps_no_event_loop_that_has_ended(server: ModelServer) -> None:
+def test_client_does_not_keep_closed_event_loops(server: ModelServer) -> None:
     client = get_chat_client_async(base_url=server.base_url)
 
     async def ask() -> weakref.ref[asyncio.AbstractEventLoop]:
@@ -322,7 +322,7 @@ def test_a_client_keeps_no_event_loop_that_has_ended(server: ModelServer) -> Non
     assert [loop() for loop in loops] == [None] * 3
 
 
-def test_a_client_serves_several_event_loops_at_once(server: ModelServer) -> None:
+def test_client_serves_several_event_loops_concurrently(server: ModelServer) -> None:
     client = get_chat_client_async(base_url=server.base_url)
     together = threading.Barrier(3)
 
@@ -339,7 +339,7 @@ def test_a_client_serves_several_event_loops_at_once(server: ModelServer) -> Non
         assert list(threads.map(lambda text: asyncio.run(ask(text)), texts)) == [[text] * 3 for text in texts]
 
 
-def test_clients_can_be_sent_to_another_process(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_can_be_pickled(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-this-process")
     sent = [
         get_chat_client(base_url=server.base_url, max_retries=7),
@@ -358,7 +358,7 @@ def test_clients_can_be_sent_to_another_process(server: ModelServer, monkeypatch
     assert len(sess.llm_calls) == 1
 
 
-def test_a_client_with_its_own_connections_cannot_be_sent() -> None:
+def test_client_with_its_own_connections_cannot_be_pickled() -> None:
     http = openai.DefaultHttpxClient(verify=False)
     with get_chat_client(api_key="k", http_client=http) as client, pytest.raises(ConfigError, match="make the client"):
         pickle.dumps(client.with_options(timeout=5.0))

@@ -39,7 +39,7 @@ def trace(trace_id: str) -> Trace:
     )
 
 
-def test_nothing_is_current_outside_of_a_session() -> None:
+def test_current_session_is_none_outside_of_sessions() -> None:
     assert get_current_session() is None
     assert get_current_session_name() is None
     assert get_current_metadata() == {}
@@ -56,14 +56,14 @@ def test_nested_sessions_share_the_name_and_merge_metadata() -> None:
         assert get_current_metadata() == {"agent": "solver", "run": 1}
 
 
-def test_any_metadata_key_is_just_metadata() -> None:
+def test_any_key_is_allowed_in_metadata() -> None:
     with session(name="x", self="y", metadata=1, base_url="z", session=2) as sess:
         assert get_current_metadata() == {"name": "x", "self": "y", "metadata": 1, "base_url": "z", "session": 2}
         assert sess.name != "x"
         assert sess.base_url is None
 
 
-def test_the_outer_session_sees_the_inner_calls_in_call_order() -> None:
+def test_outer_session_contains_inner_calls_in_call_order() -> None:
     with session() as outer:
         call("a")
         with session() as inner:
@@ -74,7 +74,7 @@ def test_the_outer_session_sees_the_inner_calls_in_call_order() -> None:
     assert len(outer) == 3
 
 
-def test_call_order_is_the_order_of_requests_not_of_answers() -> None:
+def test_call_order_is_the_order_of_requests() -> None:
     with session() as sess:
         frame = current_frame()
         assert frame is not None
@@ -85,7 +85,7 @@ def test_call_order_is_the_order_of_requests_not_of_answers() -> None:
     assert [item.id for item in sess.llm_calls] == ["first", "second"]
 
 
-def test_rewards_set_on_steps_stay() -> None:
+def test_rewards_set_on_steps_are_kept() -> None:
     with session() as outer, session() as inner:
         call("a")
     inner.steps[0].reward = 1.0
@@ -94,12 +94,12 @@ def test_rewards_set_on_steps_stay() -> None:
     assert outer.steps[0].reward == 0.0  # each session scores for itself
 
 
-def test_a_session_without_calls_is_true() -> None:
+def test_session_without_calls_is_truthy() -> None:
     assert session()
     assert len(session()) == 0
 
 
-def test_a_session_can_be_entered_again_and_inside_itself() -> None:
+def test_session_can_be_reentered_and_nested() -> None:
     sess = session(a=1)
     own_name = sess.name
     with session() as outer, sess:
@@ -112,7 +112,7 @@ def test_a_session_can_be_entered_again_and_inside_itself() -> None:
     assert [item.id for item in sess.llm_calls] == ["a", "b"]
 
 
-async def test_tasks_do_not_see_each_other() -> None:
+async def test_tasks_have_separate_sessions() -> None:
     async def agent(name: str) -> list[str]:
         with session(agent=name) as sess:
             await asyncio.sleep(0)
@@ -126,7 +126,7 @@ async def test_tasks_do_not_see_each_other() -> None:
     assert current_frame() is None
 
 
-async def test_one_session_shared_by_several_tasks_collects_from_all() -> None:
+async def test_session_shared_by_tasks_collects_from_all() -> None:
     shared = session()
 
     async def agent(name: str) -> None:
@@ -171,7 +171,7 @@ async def test_run_in_executor_inherits_the_session() -> None:
     assert len(sess) == 1
 
 
-def test_a_thread_that_outlives_its_session_calls_for_nobody() -> None:
+def test_thread_that_outlives_its_session_has_no_session() -> None:
     closed = threading.Event()
     seen: list[object] = []
 
@@ -187,14 +187,14 @@ def test_a_thread_that_outlives_its_session_calls_for_nobody() -> None:
     assert seen == [None]
 
 
-def test_threads_are_left_alone_outside_of_sessions() -> None:
+def test_threads_outside_of_sessions_are_not_changed() -> None:
     before = threading.Thread.start
     with session():
         assert threading.Thread.start is not before
     assert threading.Thread.start is before
 
 
-def test_a_subclass_with_its_own_run_keeps_it() -> None:
+def test_subclass_with_its_own_run_keeps_it() -> None:
     class Worker(threading.Thread):
         def run(self) -> None:
             call(self.name)
@@ -206,7 +206,7 @@ def test_a_subclass_with_its_own_run_keeps_it() -> None:
     assert [item.id for item in sess.llm_calls] == ["own"]
 
 
-def test_a_thread_that_could_not_be_started_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_failed_to_start_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -222,7 +222,7 @@ def test_a_thread_that_could_not_be_started_may_be_started_again(monkeypatch: py
     assert [item.id for item in sess.llm_calls] == ["second try"]
 
 
-def test_leaving_in_another_context_than_entering_is_harmless() -> None:
+def test_exit_in_another_context_than_entry_is_harmless() -> None:
     def generator() -> Iterator[None]:
         with session():
             yield
@@ -235,7 +235,7 @@ def test_leaving_in_another_context_than_entering_is_harmless() -> None:
     assert current_frame() is None
 
 
-def test_leaving_a_session_of_another_context_keeps_ours() -> None:
+def test_exiting_a_session_of_another_context_keeps_the_current_one() -> None:
     elsewhere = session(of="a generator")
     copy_context().run(elsewhere.__enter__)
     with session() as ours:
@@ -243,7 +243,7 @@ def test_leaving_a_session_of_another_context_keeps_ours() -> None:
         assert get_current_session() is ours
 
 
-def test_sessions_may_be_left_in_any_order() -> None:
+def test_sessions_may_be_exited_in_any_order() -> None:
     first, second = session(which="first"), session(which="second")
     first.__enter__()
     second.__enter__()

@@ -15,7 +15,7 @@ from .conftest import ModelServer
 from .test_context import call
 
 
-def test_a_sync_function_returns_its_trajectory() -> None:
+def test_sync_function_returns_its_trajectory() -> None:
     @trajectory(name="my_agent", version=2)
     def agent(prompt: str, *, temperature: float = 0.7) -> str:
         call("a")
@@ -34,7 +34,7 @@ def test_a_sync_function_returns_its_trajectory() -> None:
     assert did.final_reward() == 1.0
 
 
-async def test_bare_and_async() -> None:
+async def test_bare_decorator_on_an_async_function() -> None:
     @trajectory
     async def agent() -> int:
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_bare_and_async() -> None:
     assert (did.name, did.result, len(did.steps)) == ("agent", 7, 1)
 
 
-async def test_a_function_that_returns_an_awaitable_counts_as_async() -> None:
+async def test_function_that_returns_an_awaitable_counts_as_async() -> None:
     async def work() -> int:
         await asyncio.sleep(0)
         call("b")
@@ -86,7 +86,7 @@ async def test_methods_run_concurrently_in_isolation(server: ModelServer) -> Non
         assert [step.model_response for step in did.steps] == [f"{number}/0", f"{number}/1"]
 
 
-def test_nested_trajectories_and_the_session_around_them() -> None:
+def test_nested_trajectories_and_the_enclosing_session() -> None:
     @trajectory(name="inner")
     def inner() -> None:
         assert get_current_metadata()["trajectory_name"] == "inner"
@@ -104,7 +104,7 @@ def test_nested_trajectories_and_the_session_around_them() -> None:
     assert [item.name for item in sess.trajectories] == ["outer", "inner"]
 
 
-def test_a_session_inside_itself_has_its_trajectories_once() -> None:
+def test_nested_session_has_its_trajectories_once() -> None:
     @trajectory
     def solve() -> str:
         return "4"
@@ -115,7 +115,7 @@ def test_a_session_inside_itself_has_its_trajectories_once() -> None:
     assert sess.trajectories == [solved]
 
 
-def test_an_exception_travels_and_takes_the_trajectory_along() -> None:
+def test_exception_is_raised_with_its_trajectory() -> None:
     @trajectory(name="fails")
     def fails() -> None:
         call("a")
@@ -136,7 +136,7 @@ def test_wrong_arguments_fail_as_without_the_decorator() -> None:
         agent()  # type: ignore[call-arg]
 
 
-def test_functions_that_yield_are_refused() -> None:
+def test_generator_functions_are_rejected() -> None:
     def stream() -> Any:
         yield 1
 

@@ -24,12 +24,12 @@ def test_importing_the_sdk_loads_nothing_heavy() -> None:
     assert not modules_after("import rllm.sdk") & (HEAVY | {"openai", "httpx", "httpx2", "pydantic"})
 
 
-def test_a_client_loads_openai_and_nothing_heavier() -> None:
+def test_client_loads_openai_and_nothing_heavier() -> None:
     program = "import openai, sys; known = set(sys.modules); import rllm.sdk; rllm.sdk.get_chat_client()"
     assert not modules_after(program, but="known") & HEAVY
 
 
-def test_no_module_has_the_name_of_an_exported_function() -> None:
+def test_modules_are_not_named_like_exported_functions() -> None:
     # Importing such a module would put it in the place of the function.
     assert rllm.sdk.session is rllm.sdk.context.session
     assert rllm.sdk.trajectory is rllm.sdk.context.trajectory
@@ -40,7 +40,7 @@ def test_every_exported_name_exists() -> None:
         assert getattr(rllm.sdk, name) is not None
 
 
-def test_names_that_users_know() -> None:
+def test_published_names_are_exported() -> None:
     assert rllm.sdk.TrajectoryView is rllm.sdk.protocol.TrajectoryView is Trajectory
     assert rllm.sdk.StepView is rllm.sdk.protocol.StepView is Step
     assert rllm.sdk.SessionContext is rllm.sdk.ContextVarSession is rllm.sdk.Session

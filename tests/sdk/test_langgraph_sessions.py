@@ -138,7 +138,7 @@ def graph_of(chat: ChatOpenAI, look_up: BaseTool | None = None) -> Any:
 # Every way to call the model
 
 
-def test_threads_that_share_a_fresh_client_all_find_create() -> None:
+def test_threads_sharing_a_new_client_all_find_create() -> None:
     with get_chat_client(base_url=PROXY) as client:
         bare = openai.OpenAI.with_raw_response.__get__(client)  # as another thread may have got to its parent's
         assert client.with_raw_response is bare
@@ -281,7 +281,7 @@ async def test_calls_of_nodes_and_tool_threads_keep_their_order(
         assert [step.finish_reason for step in path.steps] == ["tool_calls", "stop", "stop", "stop"]
 
 
-async def test_a_blocking_agent_may_run_the_graph(chat: ChatOpenAI, roll_out: RollOut) -> None:
+async def test_blocking_agent_may_run_the_graph(chat: ChatOpenAI, roll_out: RollOut) -> None:
     def agent(word: str) -> float:
         graph.invoke({"messages": [("user", f"look up {word}")]})
         return 1.0
@@ -299,7 +299,7 @@ class Words(TypedDict):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-async def test_a_fan_out_with_send_stays_in_its_rollout(chat: ChatOpenAI, roll_out: RollOut, blocking: bool) -> None:
+async def test_fan_out_with_send_stays_in_its_rollout(chat: ChatOpenAI, roll_out: RollOut, blocking: bool) -> None:
     def ask(state: dict[str, str]) -> dict[str, Any]:
         return {"answers": [chat.invoke(state["word"]).text]}
 
@@ -322,7 +322,7 @@ async def test_a_fan_out_with_send_stays_in_its_rollout(chat: ChatOpenAI, roll_o
         assert sorted(said(path_of(episode))) == [f"[w{episode.index} {n}]" for n in range(6)]
 
 
-async def test_one_graph_may_run_as_several_trajectories_at_once(chat: ChatOpenAI, roll_out: RollOut) -> None:
+async def test_graph_may_run_as_several_concurrent_trajectories(chat: ChatOpenAI, roll_out: RollOut) -> None:
     @trajectory(name="explorer")
     async def explore(word: str) -> None:
         await graph.ainvoke({"messages": [("user", f"look up {word}")]})
@@ -342,7 +342,7 @@ async def test_one_graph_may_run_as_several_trajectories_at_once(chat: ChatOpenA
             assert path.reward == float(letter == "b")
 
 
-async def test_a_session_in_a_tool_thread_reaches_the_gateway(chat: ChatOpenAI, roll_out: RollOut) -> None:
+async def test_session_in_a_tool_thread_reaches_the_gateway(chat: ChatOpenAI, roll_out: RollOut) -> None:
     @tool
     def look_up(word: str) -> str:
         """Look up a word."""
@@ -359,7 +359,7 @@ async def test_a_session_in_a_tool_thread_reaches_the_gateway(chat: ChatOpenAI, 
         assert [step.info.get("tool") for step in steps] == [None, "look_up", "look_up", None]
 
 
-async def test_a_chat_model_that_knows_nothing_of_us_is_captured_too(roll_out: RollOut) -> None:
+async def test_unmodified_chat_model_is_captured(roll_out: RollOut) -> None:
     async def agent(word: str) -> float:
         chat = ChatOpenAI(model="policy")  # it reads OPENAI_BASE_URL and OPENAI_API_KEY, which a rollout sets
         await asyncio.gather(chat.ainvoke(f"{word} task"), asyncio.to_thread(chat.invoke, f"{word} thread"))
@@ -369,7 +369,7 @@ async def test_a_chat_model_that_knows_nothing_of_us_is_captured_too(roll_out: R
         assert sorted(said(path_of(episode))) == [f"[w{episode.index} task]", f"[w{episode.index} thread]"]
 
 
-def test_outside_of_sessions_calls_go_where_the_client_points(server: ModelServer) -> None:
+def test_calls_outside_of_sessions_go_to_the_address_of_the_client(server: ModelServer) -> None:
     with get_chat_client(base_url=server.base_url) as client:
         assert ChatOpenAI(model="m", client=client, async_client=client).invoke("hello").text == "hello"
     assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]

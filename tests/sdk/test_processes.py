@@ -35,7 +35,7 @@ sys.path.pop(0)
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", sorted(multiprocessing.get_all_start_methods()))
-def test_a_job_belongs_to_the_session_it_was_submitted_in(server: ModelServer, method: Any) -> None:
+def test_job_belongs_to_the_session_of_its_submission(server: ModelServer, method: Any) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
 
         def ask(text: str) -> None:
@@ -90,7 +90,7 @@ QUICK = {
     "way",
     [pytest.param(way, marks=[] if way in QUICK else pytest.mark.slow) for way in process_calls.WAYS],
 )
-async def test_a_process_calls_in_the_rollout_that_started_it(gateway: ScriptedGateway, way: str) -> None:
+async def test_process_calls_in_the_rollout_that_started_it(gateway: ScriptedGateway, way: str) -> None:
     ask = process_calls.WAYS[way]
 
     def agent(text: str) -> float:
@@ -107,7 +107,7 @@ async def test_a_process_calls_in_the_rollout_that_started_it(gateway: ScriptedG
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["pool", pytest.param("executor", marks=pytest.mark.slow)])
-async def test_jobs_of_a_pool_that_is_older_than_the_rollouts(gateway: ScriptedGateway, kind: str) -> None:
+async def test_jobs_of_a_pool_created_before_the_rollouts(gateway: ScriptedGateway, kind: str) -> None:
     context = multiprocessing.get_context("forkserver")
     with context.Pool(2) if kind == "pool" else ProcessPoolExecutor(2, mp_context=context) as pool:
         if isinstance(pool, ProcessPoolExecutor):  # which starts its processes when it needs them
@@ -148,7 +148,7 @@ def workers() -> Iterator[Workers]:
     workers.process.join(60)
 
 
-async def test_calls_without_a_session_are_named_and_kept(
+async def test_calls_without_session_are_reported_and_kept(
     gateway: ScriptedGateway, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     def begin() -> float:
@@ -175,7 +175,7 @@ async def test_calls_without_a_session_are_named_and_kept(
     assert asked(episode) == ["found"]
 
 
-async def test_a_process_that_outlives_its_rollout_is_named(
+async def test_process_that_outlives_its_rollout_is_reported(
     gateway: ScriptedGateway, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     def agent(text: str) -> float:
@@ -203,7 +203,7 @@ async def test_calls_outside_of_rollouts_need_no_session(gateway: ScriptedGatewa
     assert after.headers["x-rllm-session"] == "unattributed"
 
 
-def test_what_can_be_bound() -> None:
+def test_functions_that_can_be_bound() -> None:
     assert bind(process_calls.ask) is process_calls.ask, "outside of a session"
     with pytest.raises(ConfigError, match="async"):
         bind(process_calls.ask_async)

@@ -64,17 +64,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_program_gives_what_it_printed_and_how_it_ended() -> None:
+def test_program_returns_its_output_and_exit_code() -> None:
     done = python("import sys; print('out'); print(sys.stdin.read(), file=sys.stderr); sys.exit(3)", stdin="in")
     assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "in\n")
     assert (done.timed_out, done.num_dropped_bytes, done.num_killed) == (False, 0, 0)
 
 
-def test_a_signal_that_ended_it_is_told() -> None:
+def test_signal_that_ended_a_program_is_reported() -> None:
     assert python("import os, signal; os.kill(os.getpid(), signal.SIGABRT)").exit_code == -signal.SIGABRT
 
 
-def test_more_files_may_be_open_than_select_takes() -> None:
+def test_more_files_may_be_open_than_select_supports() -> None:
     with ExitStack() as files:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(2048, before[1])), before[1]))
@@ -84,13 +84,13 @@ def test_more_files_may_be_open_than_select_takes() -> None:
         assert run("echo", "hi").stdout == "hi\n"
 
 
-def test_one_that_hangs_is_ended_at_its_time_limit() -> None:
+def test_hanging_program_is_stopped_at_its_time_limit() -> None:
     done = python("import time; time.sleep(600)", timeout_s=0.5)
     assert done.timed_out
     assert done.exit_code == -signal.SIGTERM
 
 
-def test_it_may_clean_up_when_it_is_to_end(tmp_path: Path) -> None:
+def test_program_may_clean_up_when_terminated(tmp_path: Path) -> None:
     code = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
@@ -103,7 +103,7 @@ time.sleep(600)
 
 
 @linux_only
-def test_detached_grandchildren_are_killed_when_it_ends(family: list[str], tmp_path: Path) -> None:
+def test_detached_grandchildren_are_killed_when_it_exits(family: list[str], tmp_path: Path) -> None:
     done = run(*family, "leave", grace_s=0.2)
     assert done.exit_code == 7
     assert done.num_killed == 2
@@ -112,7 +112,7 @@ def test_detached_grandchildren_are_killed_when_it_ends(family: list[str], tmp_p
 
 
 @linux_only
-def test_and_when_it_is_wanted_no_more(family: list[str], tmp_path: Path) -> None:
+def test_detached_grandchildren_are_killed_when_it_is_cancelled(family: list[str], tmp_path: Path) -> None:
     done = run(*family, grace_s=0.2, is_wanted=lambda: len(members(tmp_path)) < 3)
     assert done.exit_code == -signal.SIGKILL
     assert done.num_killed == 3
@@ -120,7 +120,7 @@ def test_and_when_it_is_wanted_no_more(family: list[str], tmp_path: Path) -> Non
 
 
 @linux_only
-def test_and_when_whoever_started_it_is_killed(family: list[str], tmp_path: Path) -> None:
+def test_detached_grandchildren_are_killed_when_its_parent_is_killed(family: list[str], tmp_path: Path) -> None:
     code = f"from rllm.sdk import run_program; run_program({family!r}, grace_s=0.2)"
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         wait_for(lambda: len(members(tmp_path)) == 3)
@@ -128,20 +128,20 @@ def test_and_when_whoever_started_it_is_killed(family: list[str], tmp_path: Path
     wait_for(lambda: not any(map(alive, members(tmp_path))))
 
 
-def test_a_flood_is_kept_within_its_limit() -> None:
+def test_output_flood_is_limited() -> None:
     done = python("print('a' * 3_000_000 + 'z')", max_output_bytes=100)
     assert done.stdout == "a" * 50 + "\n[... 2999902 bytes left out ...]\n" + "a" * 48 + "z\n"
     assert done.num_dropped_bytes == 2999902
 
 
-def test_its_output_is_heard_of_as_it_comes_within_the_limit() -> None:
+def test_output_is_passed_on_as_it_arrives_within_the_limit() -> None:
     heard: list[tuple[str, bytes]] = []
     done = python("print('abcdefgh', end='')", max_output_bytes=4, on_output=lambda *part: heard.append(part))
     text = b"".join(data for stream, data in heard if stream == "stdout").decode()
     assert text == done.stdout == "ab\n[... 4 bytes left out ...]\ngh"
 
 
-def test_it_runs_where_and_with_what_it_is_told(tmp_path: Path) -> None:
+def test_program_runs_in_the_given_folder_and_environment(tmp_path: Path) -> None:
     limits = Limits()
     look = "import os; print(os.getcwd(), os.environ['PWD'], os.environ['A'], 'HOME' in os.environ)"
     done = run_supervised([sys.executable, "-c", look], limits, env={"A": "1", "PWD": "/"}, cwd=tmp_path)
@@ -157,19 +157,19 @@ def test_it_runs_where_and_with_what_it_is_told(tmp_path: Path) -> None:
         ({"cwd": "/no/such"}, "/no/such"),
     ],
 )
-def test_wrong_limits_are_refused(options: dict[str, Any], named: str) -> None:
+def test_invalid_limits_are_rejected(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         run("true", **options)
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_missing_program_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"'no-such-program' cannot be started: .*on the PATH"):
         run("no-such-program")
     with pytest.raises(ConfigError, match="list of a program and its arguments"):
         run_supervised("ls -l", Limits(), env={})
 
 
-async def test_no_program_is_refused() -> None:
+async def test_empty_command_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"command=\[\]"):
         run_program([])
     with pytest.raises(ConfigError, match=r"command=\[\]"):
@@ -187,12 +187,12 @@ async def test_no_program_is_refused() -> None:
         (["echo", "a" * 2_000_000], {}, "'echo' cannot be started: .*stdin"),
     ],
 )
-def test_what_no_program_can_be_given_is_named(command: list[Any], env: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_and_variables_are_reported(command: list[Any], env: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run_supervised(command, Limits(), env=env)
 
 
-def test_one_that_says_much_as_it_is_interrupted_is_heard_out(tmp_path: Path) -> None:
+def test_output_after_an_interrupt_is_read_to_the_end(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, time
 def end(*_):
@@ -219,7 +219,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     "pieces", [[b"0123456789"], [b"012", b"34567", b"89"], [bytes([byte]) for byte in b"0123456789"]]
 )
-def test_half_is_kept_from_either_end(pieces: list[bytes]) -> None:
+def test_both_ends_of_the_output_are_kept(pieces: list[bytes]) -> None:
     kept = HeadAndTail(5)
     assert b"".join(kept.add(piece) for piece in pieces) == b"012"
     assert kept.num_dropped == 5
@@ -227,20 +227,20 @@ def test_half_is_kept_from_either_end(pieces: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 5])
-def test_what_fits_is_kept_as_it_is(size: int) -> None:
+def test_short_output_is_kept_unchanged(size: int) -> None:
     kept = HeadAndTail(5)
     kept.add(b"01234"[:size])
     assert kept.text() == "01234"[:size]
     assert kept.num_dropped == 0
 
 
-def test_a_limit_of_nothing_keeps_nothing() -> None:
+def test_zero_limit_keeps_nothing() -> None:
     kept = HeadAndTail(0)
     assert kept.add(b"abc") == b""
     assert kept.text() == "\n[... 3 bytes left out ...]\n"
 
 
-def test_a_character_that_is_cut_does_no_harm() -> None:
+def test_split_character_is_replaced() -> None:
     kept = HeadAndTail(2)
     kept.add("äö".encode())
     assert kept.text() == "\N{REPLACEMENT CHARACTER}\n[... 2 bytes left out ...]\n\N{REPLACEMENT CHARACTER}"

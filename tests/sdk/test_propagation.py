@@ -33,7 +33,7 @@ def ask(client: openai.OpenAI, text: str) -> None:
     client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
 
 
-def test_a_plain_client_is_stamped_and_recorded(server: ModelServer) -> None:
+def test_plain_client_is_stamped_and_recorded(server: ModelServer) -> None:
     with openai.OpenAI(base_url=server.base_url, api_key="k") as client, propagation.installed():
         ask(client, "outside")
         with Session(name="rollout", base_url=server.base_url) as sess:
@@ -44,7 +44,7 @@ def test_a_plain_client_is_stamped_and_recorded(server: ModelServer) -> None:
     assert [trace.response["content"] for trace in sess.llm_calls] == ["inside"]
 
 
-async def test_a_plain_async_client_is_recorded_streamed_too(server: ModelServer) -> None:
+async def test_plain_async_client_is_recorded_streamed_or_not(server: ModelServer) -> None:
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k") as client:
         with propagation.installed(), Session(base_url=server.base_url) as sess:
             messages: Any = BODY["messages"]
@@ -75,7 +75,7 @@ async def test_aiohttp_is_stamped(server: ModelServer) -> None:
     assert [item.headers.get("x-mine") for item in server.received] == ["1", "1", None]
 
 
-def test_other_servers_get_nothing_and_are_remembered(server: ModelServer) -> None:
+def test_other_servers_get_no_stamp_and_are_remembered(server: ModelServer) -> None:
     elsewhere = Session(base_url="http://127.0.0.1:9/v1")
     with openai.OpenAI(base_url=server.base_url, api_key="k") as client, propagation.installed(), elsewhere:
         ask(client, "hello")
@@ -84,14 +84,14 @@ def test_other_servers_get_nothing_and_are_remembered(server: ModelServer) -> No
     assert elsewhere.elsewhere == [f"{server.base_url}/chat/completions"]
 
 
-def test_the_names_of_loopback_are_one_server(server: ModelServer) -> None:
+def test_loopback_names_are_one_server(server: ModelServer) -> None:
     by_name = server.base_url.replace("127.0.0.1", "localhost")
     with propagation.installed(), httpx.Client(timeout=60) as client, Session(base_url=by_name) as sess:
         client.post(f"{server.base_url}/chat/completions", json=BODY)
     assert len(sess) == 1
 
 
-def test_a_tracked_client_is_not_recorded_twice(server: ModelServer) -> None:
+def test_tracked_client_is_not_recorded_twice(server: ModelServer) -> None:
     with propagation.installed(), Session(base_url=server.base_url) as sess:
         for use_proxy in (True, False):
             with get_chat_client(base_url=server.base_url, use_proxy=use_proxy) as client:
@@ -101,7 +101,7 @@ def test_a_tracked_client_is_not_recorded_twice(server: ModelServer) -> None:
     assert [stamp["session_uids"] for stamp in stamps] == [[sess._uid]] * 2
 
 
-def test_a_tracked_client_of_another_server_is_led_home(server: ModelServer) -> None:
+def test_tracked_client_of_another_server_is_redirected(server: ModelServer) -> None:
     client = get_chat_client(base_url="http://127.0.0.1:9/v1")
     with propagation.installed(), client, Session(base_url=server.base_url) as sess:
         ask(client, "hello")
@@ -109,7 +109,7 @@ def test_a_tracked_client_of_another_server_is_led_home(server: ModelServer) -> 
     assert sess.elsewhere == []
 
 
-def test_one_shared_client_in_many_threads_keeps_sessions_apart(server: ModelServer) -> None:
+def test_client_shared_by_many_threads_keeps_sessions_apart(server: ModelServer) -> None:
     def rollout(number: int) -> list[Any]:
         with Session(name=f"rollout-{number}", base_url=server.base_url) as sess:
             worker = threading.Thread(target=ask, args=(client, f"{number} in a thread"))
@@ -127,14 +127,14 @@ def test_one_shared_client_in_many_threads_keeps_sessions_apart(server: ModelSer
         assert item.headers["x-rllm-session"] == f"rollout-{number}"
 
 
-def test_patches_count_and_leave_no_trace() -> None:
+def test_patches_are_counted_and_removed() -> None:
     before = httpx.Client.send, httpx2.AsyncClient.send, aiohttp.ClientSession._request
     with propagation.installed(), propagation.installed():
         assert httpx.Client.send is not before[0]
     assert (httpx.Client.send, httpx2.AsyncClient.send, aiohttp.ClientSession._request) == before
 
 
-def test_a_later_patch_of_somebody_else_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_patch_by_other_code_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     before = httpx.Client.send
 
     def theirs(self: Any, request: Any, **options: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_later_patch_of_somebody_else_survives(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_the_environment_of_another_process(suffix: str) -> None:
+def test_environment_for_another_process(suffix: str) -> None:
     variables = environment("http://127.0.0.1:8000/sessions/a%3Ab" + suffix)
     assert variables["OPENAI_BASE_URL"] == variables["OPENAI_API_BASE"] == "http://127.0.0.1:8000/sessions/a%3Ab/v1"
     assert variables["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8000/sessions/a%3Ab"
@@ -167,30 +167,30 @@ def test_the_environment_of_another_process(suffix: str) -> None:
         ({"no_proxy": "*"}, "*"),
     ],
 )
-def test_hosts_that_needed_no_proxy_need_none_still(inherited: dict[str, str], named: str) -> None:
+def test_hosts_without_proxy_stay_without_proxy(inherited: dict[str, str], named: str) -> None:
     variables = gateway_variables("http://gw:1", inherited=inherited)
     assert (variables["NO_PROXY"], variables["no_proxy"]) == (named, named)
 
 
-def test_the_key_of_a_gateway_that_has_one() -> None:
+def test_gateway_key_is_in_the_environment() -> None:
     assert environment("http://gw:1", api_key="secret")["OPENAI_API_KEY"] == "secret"
     assert environment("http://gw:1/sessions/s", api_key="secret")["ANTHROPIC_API_KEY"] == "secret:rllm-s"
     assert environment("http://gw:1")["OPENAI_API_KEY"] == "rllm"
     assert environment("http://gw:1/behind", api_key="secret")["OPENAI_API_KEY"] == "secret"
 
 
-def test_a_session_not_in_ascii_is_named_by_the_url_alone() -> None:
+def test_non_ascii_session_is_named_only_by_the_url() -> None:
     variables = environment("http://gw:1/sessions/t%C3%A4sk", api_key="secret")
     assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == "secret"
     assert environment("http://gw:1/sessions/t%C3%A4sk")["OPENAI_API_KEY"] == "rllm"
 
 
-def test_a_key_that_is_good_for_one_session_is_passed_as_it_is() -> None:
+def test_session_key_is_passed_unchanged() -> None:
     bound = session_key("secret", "s", 1)
     assert environment("http://gw:1/sessions/s", api_key=bound)["OPENAI_API_KEY"] == bound
 
 
-def test_frameworks_are_quiet_unless_their_user_sets_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frameworks_are_quiet_unless_configured_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LITELLM_LOCAL_MODEL_COST_MAP", raising=False)
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
     variables = environment("http://gw:1")
@@ -198,14 +198,14 @@ def test_frameworks_are_quiet_unless_their_user_sets_otherwise(monkeypatch: pyte
     assert "OPENAI_AGENTS_DISABLE_TRACING" not in variables
 
 
-def test_a_token_of_the_user_does_not_go_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_token_is_not_sent_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_AUTH_TOKEN", raising=False)
     assert "ANTHROPIC_AUTH_TOKEN" not in environment("http://gw:1"), "clients that send two credentials are few enough"
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "mine")
     assert environment("http://gw:1/sessions/s")["ANTHROPIC_AUTH_TOKEN"] == "rllm-s"
 
 
-def test_the_environment_of_the_current_session() -> None:
+def test_environment_of_the_current_session() -> None:
     with Session(base_url="http://127.0.0.1:1/sessions/s/v1"), session():
         assert environment()["OPENAI_BASE_URL"] == "http://127.0.0.1:1/sessions/s/v1"
     with pytest.raises(ConfigError, match="pass the gateway's URL"):
@@ -214,7 +214,7 @@ def test_the_environment_of_the_current_session() -> None:
         environment("ftp://x")
 
 
-def test_the_environment_tells_where_in_the_session_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_records_its_position_in_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "x-team: red")
     with Session(base_url="http://127.0.0.1:1/sessions/s/v1") as outer, session(agent="solver") as inner:
         team, header = environment()["OPENAI_CUSTOM_HEADERS"].splitlines()
@@ -227,7 +227,7 @@ def test_the_environment_tells_where_in_the_session_it_was_made(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("stamp", ["", "%7B", "[1]", '{"session_uids":"x"}'])
-def test_inherited_metadata_that_is_not_ours_is_left_out(server: ModelServer, stamp: str) -> None:
+def test_foreign_inherited_metadata_is_ignored(server: ModelServer, stamp: str) -> None:
     headers = {"x-rllm-metadata": stamp}
     with get_chat_client(base_url=server.base_url, default_headers=headers) as client, session(turn=1) as sess:
         ask(client, "hello")
@@ -241,7 +241,7 @@ def context_of(transport: Any) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
-def test_clients_of_rollouts_share_one_context(library: Any) -> None:
+def test_clients_of_rollouts_share_one_tls_context(library: Any) -> None:
     with propagation.installed():
         transports = [library.HTTPTransport(), library.AsyncHTTPTransport(), library.Client()._transport]
         contexts = {context_of(transport) for transport in transports}
@@ -250,7 +250,7 @@ def test_clients_of_rollouts_share_one_context(library: Any) -> None:
     assert context_of(library.HTTPTransport()) not in {context_of(transport) for transport in transports}
 
 
-def test_clients_with_wishes_of_their_own_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_with_custom_tls_settings_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ssl.create_default_context()
     with propagation.installed():
         shared = context_of(httpx.HTTPTransport())
@@ -261,15 +261,15 @@ def test_clients_with_wishes_of_their_own_share_nothing(monkeypatch: pytest.Monk
         assert context_of(httpx.HTTPTransport()) is not shared
 
 
-def test_programs_are_known_by_the_name_of_their_file() -> None:
+def test_programs_are_identified_by_the_name_of_their_file() -> None:
     (hint,) = hints_for(modules=(), programs=["/usr/local/bin/codex", "python"])
     assert "CODEX_HOME" in hint
 
 
-def test_what_stands_on_others_is_named_before_them() -> None:
+def test_hint_names_the_top_framework_first() -> None:
     hints = hints_for(modules={"litellm": None, "crewai": None, "json": None})
     assert [hint.partition(" ")[0].rstrip(":") for hint in hints] == ["CrewAI", "LiteLLM"]
 
 
-def test_a_process_without_any_framework_gets_no_hint() -> None:
+def test_process_without_framework_gets_no_hint() -> None:
     assert hints_for(modules={"agents": None}) == [], "many a project calls its own package so"

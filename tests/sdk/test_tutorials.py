@@ -185,13 +185,13 @@ def said(trajectory: TrajectoryView) -> list[str]:
 # A.0: what all tutorials have in common
 
 
-def test_what_is_imported_from_several_places_is_one_thing() -> None:
+def test_reexported_names_are_the_same_object() -> None:
     assert rllm.data.DatasetRegistry is DatasetRegistry
     assert rllm.trainer.AgentTrainer is AgentTrainer
 
 
 @pytest.mark.parametrize("use_proxy", [True, False])
-def test_a_call_outside_of_sessions_goes_through_untouched(server: ModelServer, use_proxy: bool) -> None:
+def test_call_outside_of_sessions_is_unchanged(server: ModelServer, use_proxy: bool) -> None:
     with get_chat_client(base_url=server.base_url, api_key="EMPTY", use_proxy=use_proxy) as client:
         assert isinstance(client, openai.OpenAI)
         response = client.chat.completions.create(model="m", messages=user("hello"))
@@ -201,7 +201,7 @@ def test_a_call_outside_of_sessions_goes_through_untouched(server: ModelServer, 
     assert not [name for name in server.received[0].headers if name.startswith("x-rllm")]
 
 
-async def test_clients_find_the_session_that_they_are_called_in(roll_out: RollOut) -> None:
+async def test_clients_find_the_current_session(roll_out: RollOut) -> None:
     made_outside = get_chat_client_async(base_url=PROXY, api_key="EMPTY")
     on_self = Solver()
 
@@ -229,12 +229,12 @@ def test_generate_response_works_outside_of_sessions(server: ModelServer) -> Non
     ("response", "reward"),
     [(r"The answer is \boxed{4}", 1.0), ("After calculation, I get 4", 0.0), (r"\boxed{5}", 0.0)],
 )
-def test_the_maths_reward(response: str, reward: float) -> None:
+def test_maths_reward(response: str, reward: float) -> None:
     assert math_reward_fn({"ground_truth": "4"}, response).reward == reward
     assert math_reward_fn({"ground_truth": "4"}, Action(response)).reward == reward
 
 
-async def test_a_rollout_gets_its_row_and_returns_its_reward(roll_out: RollOut) -> None:
+async def test_rollout_gets_its_row_and_returns_its_reward(roll_out: RollOut) -> None:
     answers = iter([r"It is \boxed{4}.", r"It is \boxed{5}."])
     row = {"question": "What is 2 + 2?", "ground_truth": "4", "data_source": "math", "level": 1}
     right, wrong = sorted(
@@ -257,7 +257,7 @@ async def test_numbers_are_rewards(roll_out: RollOut, returned: float, is_correc
     assert episode.is_correct is is_correct
 
 
-def test_a_dataset_that_is_not_registered_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unregistered_dataset_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path))
     assert DatasetRegistry.load_dataset("hendrycks_math", "train") is None
     DatasetRegistry.register_dataset("hendrycks_math", [{"question": "?", "ground_truth": "4"}], "train")
@@ -269,7 +269,7 @@ def test_a_dataset_that_is_not_registered_is_none(tmp_path: Path, monkeypatch: p
 # A.2: the solver-judge tutorial
 
 
-def test_a_decorated_function_returns_its_trajectory(server: ModelServer) -> None:
+def test_decorated_function_returns_its_trajectory(server: ModelServer) -> None:
     @trajectory(name="my_agent")
     def agent(prompt: str) -> str:
         first = generate_response(prompt, server.base_url)
@@ -286,7 +286,7 @@ def test_a_decorated_function_returns_its_trajectory(server: ModelServer) -> Non
     assert (traj.steps[0].reward, traj.reward) == (0.5, 1.0)
 
 
-def test_without_proxy_steps_have_the_tokens_of_the_server(server: ModelServer) -> None:
+def test_steps_without_proxy_have_the_tokens_of_the_server(server: ModelServer) -> None:
     traj = trajectory(name="t")(generate_response)("hello", server.base_url, use_proxy=False)
     assert (traj.steps[0].prompt_ids, traj.steps[0].response_ids) == ([1, 2], [3])
 
@@ -318,7 +318,7 @@ async def test_concurrent_trajectories_are_isolated(server: ModelServer) -> None
         ("", 0.0),
     ],
 )
-def test_the_countdown_reward(answer: str, reward: float) -> None:
+def test_countdown_reward(answer: str, reward: float) -> None:
     assert countdown_reward_fn(COUNTDOWN, answer).reward == reward
 
 
@@ -378,7 +378,7 @@ with get_chat_client() as client, session(turn=1):
 @pytest.mark.parametrize(
     "program", [pytest.param(PLAIN, id="plain"), pytest.param(WITH_SDK, id="sdk", marks=pytest.mark.slow)]
 )
-async def test_a_child_process_joins_the_trajectory_that_started_it(roll_out: RollOut, program: str) -> None:
+async def test_child_process_joins_the_trajectory_that_started_it(roll_out: RollOut, program: str) -> None:
     @trajectory(name="delegate")
     async def delegate() -> None:
         variables = {**os.environ, **environment()}
@@ -400,6 +400,6 @@ async def test_a_child_process_joins_the_trajectory_that_started_it(roll_out: Ro
     ]
 
 
-def test_the_search_reward() -> None:
+def test_search_reward() -> None:
     reward = RewardSearchFn(RewardConfig())(RewardInput(task_info={"ground_truth": "Paris"}, action="Paris"))
     assert reward.reward == 1.0

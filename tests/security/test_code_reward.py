@@ -25,7 +25,7 @@ def judged(tests: Any, code: str, **limits: Any) -> RewardOutput:
     return RewardCodeFn(**limits)(task, f"```python\n{code}\n```")
 
 
-def test_the_right_solution_passes() -> None:
+def test_correct_solution_passes() -> None:
     assert judged(CHECK, "def add(a, b):\n    return a + b").reward == 1.0
 
 
@@ -63,7 +63,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_wrong_solution_passes_no_python_test_that(attack: str) -> None:
+def test_wrong_solution_does_not_pass_python_tests(attack: str) -> None:
     code = ATTACKS[attack]
     verdict = judged(
         CHECK, code if "add" in code.split("(")[0] or "def add" in code or "class add" in code else code + WRONG
@@ -115,13 +115,13 @@ def add(a, b):
         "import copy\nassert copy.deepcopy(add(1, 2)) == 3",
     ],
 )
-def test_an_object_that_agrees_to_everything_passes(test: str) -> None:
+def test_object_with_fake_equality_does_not_pass(test: str) -> None:
     verdict = judged([test], ANYTHING)
     assert (verdict.reward, verdict.metadata["passed"]) == (0.0, 0)
 
 
 @pytest.mark.parametrize("error", ["StopIteration", "GeneratorExit", "type('Own', (StopIteration,), {})"])
-def test_an_error_ends_no_iteration_that_the_tests_are_in(error: str) -> None:
+def test_exception_cannot_end_a_loop_of_the_tests(error: str) -> None:
     tests = ["assert all(map(lambda n: add(n, n) == 2 * n, [1, 2]))", "for _ in map(add, [1], [2]): assert False"]
     for test in tests:
         assert judged([test], f"error = {error}\ndef add(a, b):\n    raise error").reward == 0.0
@@ -135,7 +135,7 @@ def test_an_error_ends_no_iteration_that_the_tests_are_in(error: str) -> None:
         "import builtins\nbuiltins.all = builtins.len = builtins.sorted = lambda *a, **k: True",
     ],
 )
-def test_functions_that_the_tests_call_are_not_the_solutions(code: str) -> None:
+def test_solution_cannot_replace_functions_of_the_tests(code: str) -> None:
     tests = [
         "import math\nassert math.isclose(add(1, 2), 3)",
         "from math import isclose\nassert isclose(add(1, 2), 3)",
@@ -168,7 +168,7 @@ def ask(message):
         ("no such", []),
     ],
 )
-def test_a_function_of_the_tests_can_only_be_called(operation: str, arguments: list[Any]) -> None:
+def test_functions_of_the_tests_can_only_be_called(operation: str, arguments: list[Any]) -> None:
     test = "assert each(lambda n: n + 1) == 'refused'"
     code = f"""{WRITES_TO_THE_TESTS}
 def each(function):
@@ -195,7 +195,7 @@ def each(function):
         "[" * 100_000,
     ],
 )
-def test_a_forged_reply_is_no_answer(reply: str) -> None:
+def test_forged_reply_is_rejected(reply: str) -> None:
     code = f"{WRITES_TO_THE_TESTS}\ndef add(a, b):\n    ask({reply!r})\n    return 0"
     verdict = judged(CHECK, code)
     assert verdict.reward == 0.0
@@ -218,13 +218,13 @@ def test_a_forged_reply_is_no_answer(reply: str) -> None:
     ],
 )
 @pytest.mark.parametrize("expected", [10**400, 3, [[3]], {"a": 3}])
-def test_every_result_is_judged_and_none_is_left_unscored(result: str, expected: Any) -> None:
+def test_every_result_is_scored(result: str, expected: Any) -> None:
     tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
     verdict = judged(tests, f"def f():\n    return {result}", timeout_s=60 if "iter" not in result else 0.5)
     assert verdict.reward == (1.0 if result == "10 ** 400" and expected == 10**400 else 0.0)
 
 
-def test_tests_of_a_dataset_run_in_a_sandbox_too(tmp_path: Any) -> None:
+def test_tests_of_a_dataset_run_in_a_sandbox(tmp_path: Any) -> None:
     tests = [f"open({str(tmp_path / 'written')!r}, 'w').close()\nassert add(1, 2) == 3"]
     assert judged(tests, "def add(a, b):\n    return a + b").reward == 0.0
     assert not (tmp_path / "written").exists()
@@ -269,7 +269,7 @@ EXPECTING_3 = [
 
 @pytest.mark.parametrize("difference", ["0", "self", "Add()"])
 @pytest.mark.parametrize("made", ["Add(1, 2)", "Solution().add(1, 2)"])
-def test_an_object_of_a_named_class_equals_nothing_expected(made: str, difference: str) -> None:
+def test_object_of_a_named_class_equals_no_expected_value(made: str, difference: str) -> None:
     bodies = [textwrap.indent(test.format(*[made] * 3), "    ") for test in EXPECTING_3]
     tests = "".join(f"def test_{number}():\n{body}\n" for number, body in enumerate(bodies))
     verdict = judged(tests, AGREEING_CLASS.replace("{difference}", difference))
@@ -278,7 +278,7 @@ def test_an_object_of_a_named_class_equals_nothing_expected(made: str, differenc
 
 
 @pytest.mark.parametrize("method", ["equals", "issubset", "startswith", "isclose"])
-def test_a_result_is_not_asked_whether_it_is_what_is_expected(method: str) -> None:
+def test_methods_of_a_result_cannot_fake_equality(method: str) -> None:
     code = f"class Same:\n    {method} = lambda self, other: True\ndef add(a, b):\n    return Same()"
     for test in f"assert add(1, 2).{method}('3')", f"same = add(1, 2).{method}\nassert same([3])":
         assert judged([test], code).reward == 0.0
@@ -293,20 +293,20 @@ def test_a_result_is_not_asked_whether_it_is_what_is_expected(method: str) -> No
         "'''Tests of add.'''\nimport unittest\n{}",
     ],
 )
-def test_no_runner_of_tests_passes_with_none(tests: str) -> None:
+def test_empty_test_run_does_not_pass(tests: str) -> None:
     case = "class TestAdd(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(1, 2), 3)"
     assert judged(tests.format(case), "def add(a, b):\n    return a + b").reward == 1.0
     for wrong in WRONG, "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('not today')":
         assert judged(tests.format(case), wrong).reward == 0.0
 
 
-def test_a_documentation_string_is_no_test() -> None:
+def test_docstring_is_not_a_test() -> None:
     with pytest.raises(RewardError):
         judged("'''Tests of add.'''", WRONG)
 
 
 @pytest.mark.parametrize("before", ["import numpy as np\n", ""])
-def test_importing_everything_of_a_solution_replaces_no_module(before: str) -> None:
+def test_star_import_of_a_solution_replaces_no_module(before: str) -> None:
     test = f"{before}from solution import *\nassert np.allclose(add(1, 2), 3)"
     assert judged([test], "import numpy as np\ndef add(a, b):\n    return a + b").reward == 1.0
     for attack in "import numpy as np\nnp.allclose = lambda *a: True", "class np:\n    allclose = lambda *a: True":

@@ -48,14 +48,14 @@ def gateway() -> Iterator[httpx.Client]:
     "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/sessions"]
 )
 @pytest.mark.parametrize("before", [b'{"model":"m","messages":', b'{"metadata":{"a":'])
-def test_a_request_of_millions_of_lists_is_refused(gateway: httpx.Client, path: str, before: bytes) -> None:
+def test_request_of_millions_of_lists_is_rejected(gateway: httpx.Client, path: str, before: bytes) -> None:
     answer = gateway.post(path, content=before + MANY_LISTS + b"}")
     assert answer.status_code == 413
     assert "bytes of memory" in answer.text
     assert gateway.post("/v1/chat/completions", json=ASKED).status_code == 200
 
 
-def test_a_long_text_of_brackets_is_an_ordinary_request(gateway: httpx.Client) -> None:
+def test_long_text_of_brackets_is_an_ordinary_request(gateway: httpx.Client) -> None:
     long = {"model": "m", "messages": [{"role": "user", "content": '[],{},"\\' * 700_000}]}
     answer = gateway.post("/v1/chat/completions", json=long)
     assert answer.json()["error"]["code"] == "context_length_exceeded"  # of the scripted model
@@ -98,7 +98,7 @@ def test_large_bodies_wait_for_each_other(declared: bool) -> None:
     assert most_held <= 9 * LARGE
 
 
-def test_a_large_body_without_room_is_asked_to_come_back_and_small_ones_pass() -> None:
+def test_large_body_without_memory_gets_retry_after_and_small_ones_pass() -> None:
     limits = GatewayConfig(max_body_bytes=4 * LARGE, body_timeout_s=0.2)
 
     async def ask() -> GatewayError:
@@ -115,20 +115,20 @@ def test_a_large_body_without_room_is_asked_to_come_back_and_small_ones_pass() -
 
 
 @pytest.mark.parametrize("status", [200, 500])
-def test_an_answer_of_millions_of_lists_is_refused(status: int) -> None:
+def test_answer_of_millions_of_lists_is_rejected(status: int) -> None:
     body = b'{"error":' * (status != 200) + b'{"choices":[' + b"[]," * 5_000_000 + b"[]]}" + b"}" * (status != 200)
     call = UpstreamCall(id="c", request=ASKED)
     with pytest.raises(InferenceError, match="bytes of memory" if status == 200 else "status 500"):
         _read_answer(call, status, body, {})
 
 
-def test_an_answer_nested_without_end_is_named() -> None:
+def test_endlessly_nested_answer_is_rejected() -> None:
     body = b'{"id":"x","choices":[{"index":0,"message":{"content":' + b"[" * 90_000
     with pytest.raises(InferenceError, match="not JSON"):
         _read_answer(UpstreamCall(id="c", request=ASKED), 200, body, {})
 
 
-def test_an_event_without_end_takes_linear_time() -> None:
+def test_endless_event_takes_linear_time() -> None:
     decoder: SSEDecoder = SSEDecoder()
     started = time.thread_time()
     for piece in [b"data: ", *[b"x" * 1000] * 30_000]:
@@ -148,7 +148,7 @@ def test_arguments_in_tiny_pieces_take_linear_time() -> None:
     assert len(choice["message"]["tool_calls"][0]["function"]["arguments"]) == 2_000_000
 
 
-def test_an_answer_has_no_millions_of_choices_or_calls() -> None:
+def test_number_of_choices_and_calls_in_an_answer_is_limited() -> None:
     with pytest.raises(TokenMismatchError):
         ChatStream().feed({"choices": [{"index": index, "delta": {}} for index in range(2_000)]})
     calls = [{"index": index, "function": {"name": "f"}} for index in range(20_000)]
@@ -169,7 +169,7 @@ class _Bytes:
 
 @pytest.mark.parametrize("unit", [b"\x80", b"\xe2\x82", b"\xf0\x9f\x98", b"\xff", b"\xe2\x82\xac\x80\x80\xe2"])
 @pytest.mark.parametrize("end", [b"", b"\xe2\x82\xac", b"\xf0\x9f\x98\x80", b"ab"])
-def test_bytes_of_no_character_are_not_decoded_again_for_ever(unit: bytes, end: bytes) -> None:
+def test_undecodable_bytes_are_not_decoded_repeatedly(unit: bytes, end: bytes) -> None:
     decoder = _Bytes()
     text = IncrementalText(decoder)  # type: ignore[arg-type]
     ids = unit * (2_000 // len(unit)) + end
@@ -224,7 +224,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
     [(_Compressing, "content-encoding='gzip'"), (_Endless, "longer than")],
     indirect=["address"],
 )
-def test_an_endpoints_answer_is_not_unpacked_or_read_without_bound(
+def test_answer_of_an_endpoint_is_decompressed_and_read_within_limits(
     address: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm.inference.openai_engine._MAX_ANSWER_BYTES", 1_000_000)
@@ -241,7 +241,7 @@ def test_an_endpoints_answer_is_not_unpacked_or_read_without_bound(
 
 
 @pytest.mark.parametrize("address", [_Compressing], indirect=True)
-def test_an_mcp_server_that_compresses_its_answers_is_refused(address: str) -> None:
+def test_mcp_server_with_compressed_answers_is_rejected(address: str) -> None:
     async def connect() -> None:
         async with mcp_tools(f"{address}/mcp", start_timeout_s=60):
             pass

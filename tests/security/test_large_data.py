@@ -56,7 +56,7 @@ def trace(name: str, session: str) -> Trace:
     return Trace(id=name, call_id=name, session_id=session, model="m", messages=[], response={"role": "assistant"})
 
 
-def test_a_stream_is_unpacked_up_to_its_limit() -> None:
+def test_stream_is_decompressed_up_to_its_limit() -> None:
     with at_most(4), pytest.raises(TooLargeError):
         unpack_zlib(bomb(64), limit=MEGABYTE)
     with pytest.raises(ValueError, match="cut short"):
@@ -75,7 +75,7 @@ def test_a_stream_is_unpacked_up_to_its_limit() -> None:
         (b"[" + b"[]," * 500_000 + b"[]]", False),
     ],
 )
-def test_values_are_counted_and_texts_are_not(text: bytes, refused: bool) -> None:
+def test_values_count_towards_the_limit_and_text_does_not(text: bytes, refused: bool) -> None:
     if refused:
         with at_most(100), pytest.raises(TooLargeError):
             parse_json(text)
@@ -101,7 +101,7 @@ def test_values_are_counted_and_texts_are_not(text: bytes, refused: bool) -> Non
         ("document", b'\0{"messages":5}'),
     ],
 )
-def test_a_row_that_unpacks_to_more_than_fits_is_named(tmp_path: Path, column: str, blob: bytes) -> None:
+def test_row_that_decompresses_beyond_the_limit_is_reported(tmp_path: Path, column: str, blob: bytes) -> None:
     url = str(tmp_path / "traces.db")
     with open_store(url) as store:
         store.add([trace("harmless", "other")]).result(60)
@@ -114,7 +114,7 @@ def test_a_row_that_unpacks_to_more_than_fits_is_named(tmp_path: Path, column: s
         assert [trace.id for trace in store.by_session("other")] == ["harmless"]
 
 
-def test_rows_that_repeat_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_rows_count_towards_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.store.rows._MAX_SESSION_BYTES", 50_000_000)
     url = str(tmp_path / "traces.db")
     ids = codec.pack_ids(codec.ids_to_bytes([7] * 500_000))
@@ -145,14 +145,14 @@ def packed(data: bytes, kind: str = "i4") -> dict[str, str]:
         {"ids": packed(zlib.compress(b"1234"), "i8"), "num_tokens": 1},
     ],
 )
-def test_a_batch_that_unpacks_to_more_than_fits_is_named(tmp_path: Path, told: dict[str, Any]) -> None:
+def test_batch_that_decompresses_beyond_the_limit_is_reported(tmp_path: Path, told: dict[str, Any]) -> None:
     (tmp_path / "batches").mkdir()
     (tmp_path / "batches/step-000001.json").write_text(json.dumps({"step": 1, "sequences": [], "tokens": {}, **told}))
     with at_most(150), pytest.raises(StoreError, match=r"step-000001.json"):
         read_batch(tmp_path, 1)
 
 
-def test_references_of_a_schema_that_double_in_circles_end() -> None:
+def test_circular_schema_references_end() -> None:
     double = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"$ref": "#/$defs/a"}] * 9}
     schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {**double, "type": "integer"}, "b": double}}
     assert arguments_json({"x": "5"}, schema) == '{"x": 5}'
@@ -165,7 +165,7 @@ def test_references_of_a_schema_that_double_in_circles_end() -> None:
 @pytest.mark.parametrize(
     "argument", ["9" * 100_000, "[" * 100_000, '{"a":' * 100_000, "-" + "9" * 5_000, "1e999999999"]
 )
-def test_arguments_of_any_size_are_read(argument: str) -> None:
+def test_arguments_of_any_size_are_parsed(argument: str) -> None:
     text = f"<function=f>\n<parameter=x>\n{argument}\n</parameter>\n</function>"
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "number"}}}}}
     [call] = tool_parser("qwen3_coder").for_tools([tool]).parse(text).tool_calls
@@ -175,7 +175,7 @@ def test_arguments_of_any_size_are_read(argument: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_that_repeats_a_long_text_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_repeats_a_long_text_is_not_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -186,7 +186,7 @@ def test_a_table_that_repeats_a_long_text_is_not_unpacked(tmp_path: Path, monkey
         read_file(tmp_path / "tasks.parquet")
 
 
-def test_rows_of_nothing_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_columns_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

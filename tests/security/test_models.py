@@ -38,7 +38,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, load_model, TokenPrompts.load])
-def test_code_of_a_model_is_not_run_even_if_stdin_says_yes(
+def test_code_of_a_model_is_not_run_even_if_stdin_confirms(
     hostile: Path, load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
@@ -48,7 +48,7 @@ def test_code_of_a_model_is_not_run_even_if_stdin_says_yes(
     assert not (hostile.parent / "marker").exists()
 
 
-def test_a_configuration_that_is_looked_at_before_training_runs_no_code(
+def test_inspecting_a_model_configuration_runs_no_code(
     hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
@@ -57,7 +57,7 @@ def test_a_configuration_that_is_looked_at_before_training_runs_no_code(
     assert not (hostile.parent / "marker").exists()
 
 
-def test_every_loader_of_transformers_decides_about_code_of_models() -> None:
+def test_every_loader_of_transformers_sets_trust_remote_code() -> None:
     for path in Path(rllm.__file__).parent.rglob("*.py"):
         source = path.read_text()
         tree = ast.parse(source if ".from_pretrained" in source else "")
@@ -89,7 +89,7 @@ def test_code_runs_only_if_the_user_names_the_folder(hostile: Path, monkeypatch:
         {"megatron_config": {"a": 1}, "megatron_core": "planted"},
     ],
 )
-def test_an_adapter_names_no_code_and_no_pattern_without_end(
+def test_adapter_cannot_name_code_or_slow_patterns(
     policy_folder: Path, tmp_path: Path, planted: dict[str, object]
 ) -> None:
     pytest.importorskip("peft")
@@ -104,7 +104,7 @@ class _Planted:
         return os.system, ("touch marker",)
 
 
-def test_pickled_weights_run_nothing_and_are_named(
+def test_pickled_weights_are_rejected_without_running(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "pickled"
@@ -167,7 +167,7 @@ HOSTILE_TEMPLATES = {
 
 
 @pytest.mark.parametrize("attack", HOSTILE_TEMPLATES)
-def test_a_chat_template_ends_within_bounds(policy_folder: Path, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_template_is_limited(policy_folder: Path, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.parser.bounded_template.MAX_STEPS", 50_000)
     tokenizer = load_tokenizer(str(policy_folder)).tokenizer
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if messages|length > 8 %}" + (
@@ -183,7 +183,7 @@ def test_a_chat_template_ends_within_bounds(policy_folder: Path, attack: str, mo
         template.render_text([{"role": "user", "content": "hi"}] * 9)
 
 
-def test_a_chat_template_of_megabytes_is_not_compiled(policy_folder: Path) -> None:
+def test_chat_template_of_megabytes_is_not_compiled(policy_folder: Path) -> None:
     tokenizer = load_tokenizer(str(policy_folder)).tokenizer
     tokenizer.chat_template = "{{ a }}" * 100_000
     with pytest.raises(ConfigError, match="characters"):

@@ -227,7 +227,7 @@ def _slow_text(found: Found) -> str:
     return ""
 
 
-def test_no_pattern_is_set_back_by_a_hostile_text() -> None:
+def test_patterns_do_not_backtrack_on_hostile_text() -> None:
     found = list(_patterns())
     assert len(found) > 100
     slow = {item.place: (item.pattern.pattern, text) for item in found if (text := _slow_text(item))}
@@ -236,7 +236,7 @@ def test_no_pattern_is_set_back_by_a_hostile_text() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [r"\s*$", r"(a|a)*b", r"(?m)^\s*def", r"\d+,\d+x"])
-def test_the_search_finds_patterns_that_are_slow(pattern: str) -> None:
+def test_search_finds_slow_patterns(pattern: str) -> None:
     assert _slow_text(Found("here", re.compile(pattern), True))
 
 
@@ -252,7 +252,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_reads_answers_takes_linear_time(reader: str) -> None:
+def test_answers_are_parsed_in_linear_time(reader: str) -> None:
     markup = tool_parser(reader).markup if reader in TOOL_FORMATS else ("\\boxed{", "<answer>", "```\n", "A, B, ", "1 ")
     for unit in [*markup, *(mark + '{"' for mark in markup), *(mark + '{"a":' for mark in markup), '{"a":', " ", "["]:
         started = time.thread_time()

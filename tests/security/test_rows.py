@@ -42,15 +42,13 @@ def planted(tmp_path, monkeypatch):
         (GymnasiumEnv, {"env": "planted_by_row:CartPole-v1"}),
     ],
 )
-def test_a_row_that_names_code_is_refused_and_imports_nothing(
-    planted: str, env_class: Any, row: dict[str, Any]
-) -> None:
+def test_row_that_names_code_is_rejected_and_imports_nothing(planted: str, env_class: Any, row: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         env_class.from_dict({**TASK, **row})
     assert planted not in sys.modules
 
 
-def test_an_engine_imports_nothing_for_a_row(planted: str) -> None:
+def test_engine_imports_nothing_for_a_row(planted: str) -> None:
     engine = AgentExecutionEngine(
         agent_class=MathAgent, env_class=SingleTurnEnvironment, rollout_engine=ScriptedEngine(["4"])
     )
@@ -60,7 +58,7 @@ def test_an_engine_imports_nothing_for_a_row(planted: str) -> None:
     assert planted not in sys.modules
 
 
-def test_the_users_own_env_args_may_name_code(planted: str) -> None:
+def test_env_args_of_the_user_may_name_code(planted: str) -> None:
     env_args = {"reward_fn": f"{planted}:run", "tools": ["rllm.tools.calculator:Calculator", "python"]}
     engine = AgentExecutionEngine(
         agent_class=ToolAgent, env_class=ToolEnvironment, env_args=env_args, rollout_engine=ScriptedEngine(["4"])
@@ -86,20 +84,20 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("place", ["../private.jsonl", "{}/private.jsonl", "file://{}/private.jsonl", "{}/*.jsonl"])
-def test_a_description_of_a_dataset_names_no_other_file(dataset: Path, place: str) -> None:
+def test_description_of_a_dataset_cannot_name_another_file(dataset: Path, place: str) -> None:
     named = place.format(dataset.parent)
     (dataset / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {named}\n---\n")
     with pytest.raises(ConfigError, match=r"private\.jsonl.* is not part of it"):
         read_hub(str(dataset), split="train")
 
 
-def test_a_link_in_a_dataset_leads_to_no_other_file(dataset: Path) -> None:
+def test_link_in_a_dataset_cannot_lead_to_another_file(dataset: Path) -> None:
     (dataset / "train.jsonl").symlink_to(dataset.parent / "private.jsonl")
     with pytest.raises(ConfigError, match="is not part of it"):
         read_hub(str(dataset), split="train")
 
 
-def test_a_saved_dataset_names_no_other_file(dataset: Path) -> None:
+def test_saved_dataset_cannot_name_another_file(dataset: Path) -> None:
     import datasets
 
     for folder in (dataset, dataset.parent / "other"):
@@ -113,7 +111,7 @@ def test_a_saved_dataset_names_no_other_file(dataset: Path) -> None:
         read_hub(str(dataset), split=None)
 
 
-def test_a_dataset_of_the_hub_names_only_its_own_files() -> None:
+def test_hub_dataset_names_only_its_own_files() -> None:
     _check_files("owner/name", ["hf://datasets/owner/name@1f2e/train.parquet"])
     for file in ("/etc/passwd", "https://metadata.internal/", "hf://datasets/owner/private@1f2e/x.parquet"):
         with pytest.raises(ConfigError, match="is not part of it"):

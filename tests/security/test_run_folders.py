@@ -50,7 +50,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("store", OUTSIDE)
-def test_no_reader_opens_a_store_outside_the_folder(tmp_path: Path, opened: list[str], store: str) -> None:
+def test_readers_do_not_open_a_store_outside_of_the_folder(tmp_path: Path, opened: list[str], store: str) -> None:
     run = run_naming(tmp_path, store)
     (viewed,) = Runs([str(run)]).all()
     readers = [
@@ -66,7 +66,7 @@ def test_no_reader_opens_a_store_outside_the_folder(tmp_path: Path, opened: list
 
 
 @pytest.mark.parametrize("command", ["explain", "rescore", "export", "sft", "view"])
-def test_commands_refuse_such_a_folder(
+def test_commands_reject_such_a_folder(
     tmp_path: Path, opened: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     from rllm import cli
@@ -91,7 +91,7 @@ def test_commands_refuse_such_a_folder(
     "name",
     ["traces.db", "episodes.jsonl", "tasks.jsonl", "checkpoints/step-000001", "checkpoints/step-000002/tokenizer.json"],
 )
-def test_links_do_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_links_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text("seed: 1\n")
@@ -105,7 +105,7 @@ def test_links_do_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
         chosen_checkpoint(run, "latest")
 
 
-def test_an_export_copies_no_file_of_this_machine(tmp_path: Path) -> None:
+def test_export_copies_no_file_of_this_machine(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text('{"step": 1}')
@@ -117,7 +117,7 @@ def test_an_export_copies_no_file_of_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["traces.db", "episodes.jsonl", "batches/step-000001.json"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_named_pipe_does_not_block_readers(tmp_path: Path, name: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
@@ -126,7 +126,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
             read()
 
 
-def test_links_in_a_circle_are_named_or_harmless(tmp_path: Path) -> None:
+def test_circular_links_are_reported_or_harmless(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     (tmp_path / "checkpoints").symlink_to(tmp_path / "checkpoints")
     (tmp_path / "more").symlink_to(tmp_path)
@@ -134,7 +134,7 @@ def test_links_in_a_circle_are_named_or_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".lock", "episodes.jsonl", "report.json", "evaluation.json"])
-def test_an_evaluation_writes_to_no_link_out_of_its_folder(tmp_path: Path, name: str) -> None:
+def test_evaluation_does_not_write_through_links_out_of_its_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "evaluation"
     folder.mkdir()
     (tmp_path / "mine").write_text("mine")
@@ -155,7 +155,7 @@ def test_an_evaluation_writes_to_no_link_out_of_its_folder(tmp_path: Path, name:
         ("[]", "{}"),
     ],
 )
-def test_reports_of_another_form_are_named(tmp_path: Path, report: str, identity: str) -> None:
+def test_reports_in_another_format_are_rejected(tmp_path: Path, report: str, identity: str) -> None:
     (tmp_path / "report.json").write_text(report)
     (tmp_path / "evaluation.json").write_text(identity)
     with pytest.raises(ConfigError, match="--compare"):
@@ -163,7 +163,7 @@ def test_reports_of_another_form_are_named(tmp_path: Path, report: str, identity
 
 
 @pytest.mark.parametrize("sign", ["\x1b]0;owned\a", "\x1b[2J", "\x9b2J", "\u202e", "\u2066"])
-def test_errors_show_controls_and_do_not_obey_them(
+def test_control_characters_in_errors_are_escaped(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
     from rllm import cli
@@ -178,7 +178,7 @@ def test_errors_show_controls_and_do_not_obey_them(
     assert sign[0] not in printed
 
 
-def test_one_hostile_folder_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_hostile_folder_does_not_hide_others(tmp_path: Path) -> None:
     for name in ("good", "bad"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "metrics.jsonl").write_text('{"step": 0}\n')
@@ -186,7 +186,7 @@ def test_one_hostile_folder_does_not_hide_the_others(tmp_path: Path) -> None:
     assert [run.name for run in Runs([str(tmp_path / "runs")]).all()] == ["good"]
 
 
-def test_an_adapter_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+def test_adapter_cannot_name_a_folder_of_this_machine(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "trainer_state.json").write_text('{"step": 1}')
@@ -199,7 +199,7 @@ def test_an_adapter_names_no_folder_of_this_machine(tmp_path: Path) -> None:
                 chosen_checkpoint(tmp_path / "run", "latest")
 
 
-def test_a_run_of_others_is_not_resumed_and_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_another_user_is_not_resumed_and_names_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("algorithm: {name: 'evil:Algorithm'}\n")
@@ -224,7 +224,7 @@ def test_a_run_of_others_is_not_resumed_and_names_no_code(tmp_path: Path, monkey
     assert is_own(run)
 
 
-def test_the_key_is_kept_from_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_not_readable_by_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLLM_HOME", str(tmp_path / "home"))
     (tmp_path / "run").mkdir()
     seal(tmp_path / "run")
@@ -242,7 +242,7 @@ BOMB = "\n".join(
 
 
 @pytest.mark.parametrize("text", [BOMB, "a: &a [*a]", "a: &a {b: {c: *a}}", f"a: {'[' * 1500}{']' * 1500}"])
-def test_aliases_do_not_multiply(tmp_path: Path, text: str) -> None:
+def test_yaml_aliases_do_not_multiply(tmp_path: Path, text: str) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(text)
@@ -252,14 +252,14 @@ def test_aliases_do_not_multiply(tmp_path: Path, text: str) -> None:
     assert viewed.config == {}
 
 
-def test_a_settings_file_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+def test_oversized_settings_file_is_not_read_completely(tmp_path: Path) -> None:
     with (tmp_path / "config.yaml").open("wb") as file:
         file.truncate(10_000_000_000)
     with pytest.raises(ConfigError, match="more than 4,000,000 bytes"):
         load_config(tmp_path / "config.yaml")
 
 
-def test_lines_without_end_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_lines_are_not_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm._runtime.files.MAX_LINE_BYTES", 1_000_000)
     monkeypatch.setattr("rllm.viewer.charts.MAX_LINE_BYTES", 1_000_000)
     for name in ("tasks.jsonl", "episodes.jsonl", "metrics.jsonl"):
@@ -273,7 +273,7 @@ def test_lines_without_end_are_not_read_whole(tmp_path: Path, monkeypatch: pytes
     assert viewed.rows() == []
 
 
-def test_files_of_any_size_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_files_are_not_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "checkpoints" / "step-000001"
     checkpoint.mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
@@ -287,21 +287,21 @@ def test_files_of_any_size_are_not_read_whole(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("line", ['{"split": ["x"], "task_id": 1, "task": 2}', "5", "[]", "[" * 100_000, "{}"])
-def test_a_line_that_is_not_a_task_is_named(tmp_path: Path, line: str) -> None:
+def test_invalid_task_line_is_reported(tmp_path: Path, line: str) -> None:
     (tmp_path / "tasks.jsonl").write_text(f"{line}\n")
     with pytest.raises(StoreError, match=r"tasks\.jsonl, line 1 is not a task"):
         read_tasks(tmp_path)
 
 
 @pytest.mark.parametrize("report", [b'{"x":' + b"[" * 100_000, b'{"num_tasks": "\xff"}', b"5"])
-def test_a_report_of_another_form_hides_no_run(tmp_path: Path, report: bytes) -> None:
+def test_report_in_another_format_does_not_hide_the_run(tmp_path: Path, report: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     (tmp_path / "report.json").write_bytes(report)
     (viewed,) = Runs([str(tmp_path)]).all()
     assert viewed.evaluated is None
 
 
-def test_a_line_of_millions_of_lists_is_named(tmp_path: Path) -> None:
+def test_line_of_millions_of_lists_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_bytes(b'{"task":[' + b"[]," * 4_000_000 + b"1]}\n")
     with pytest.raises(StoreError, match=r"episodes\.jsonl, line 1 is not an episode"):
         list(EpisodeLog.read(tmp_path / "episodes.jsonl"))
@@ -316,9 +316,7 @@ def test_a_line_of_millions_of_lists_is_named(tmp_path: Path) -> None:
         "!!python/module:os ''",
     ],
 )
-def test_a_tag_in_the_settings_of_others_makes_no_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tagged: str
-) -> None:
+def test_yaml_tags_create_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tagged: str) -> None:
     monkeypatch.chdir(tmp_path)
     run = run_naming(tmp_path, tagged)
     with pytest.raises(ConfigError):

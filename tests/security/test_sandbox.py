@@ -58,7 +58,7 @@ def assert_all_refused(*calls: str) -> None:
 
 
 @needs_namespaces
-def test_all_capability_sets_are_empty_and_none_can_be_won() -> None:
+def test_all_capability_sets_are_empty_and_cannot_be_regained() -> None:
     status = run_python("print(open('/proc/self/status').read())").stdout
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert {
@@ -68,7 +68,7 @@ def test_all_capability_sets_are_empty_and_none_can_be_won() -> None:
 
 
 @needs_namespaces
-def test_nothing_can_be_mounted_or_unmounted() -> None:
+def test_mounting_and_unmounting_are_denied() -> None:
     assert_all_refused(
         "libc.umount2, b'/proc', 2",
         "libc.mount, b'tmpfs', b'/tmp', b'tmpfs', 0, None",
@@ -81,7 +81,7 @@ def test_nothing_can_be_mounted_or_unmounted() -> None:
 
 
 @needs_namespaces
-def test_no_further_namespace_can_be_made() -> None:
+def test_further_namespaces_are_denied() -> None:
     flags = {"user": 1 << 28, "mount": 0x20000, "pid": 1 << 29, "network": 1 << 30, "ipc": 1 << 27, "uts": 1 << 26}
     assert_all_refused(
         *(f"libc.unshare, {flag}" for flag in flags.values()),
@@ -92,7 +92,7 @@ def test_no_further_namespace_can_be_made() -> None:
 
 
 @needs_namespaces
-def test_no_setting_of_the_kernel_can_be_written() -> None:
+def test_kernel_settings_cannot_be_written() -> None:
     names = [
         "/proc/sys/kernel/core_pattern",
         "/proc/sys/kernel/pid_max",
@@ -108,7 +108,7 @@ def test_no_setting_of_the_kernel_can_be_written() -> None:
 
 
 @needs_namespaces
-def test_no_device_of_the_machine_is_there() -> None:
+def test_devices_of_the_machine_are_absent() -> None:
     assert sorted(run_python("import os; print(*os.listdir('/dev'))").stdout.split()) == sorted(
         ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
     )
@@ -118,7 +118,7 @@ def test_no_device_of_the_machine_is_there() -> None:
 
 
 @needs_namespaces
-def test_no_key_of_the_user_and_no_other_memory_can_be_read() -> None:
+def test_keyring_and_foreign_memory_cannot_be_read() -> None:
     assert_all_refused(
         f"libc.syscall, {number('keyctl')}, 0, -3, 0",
         f"libc.syscall, {number('add_key')}, b'user', b'name', b'secret', 6, -3",
@@ -136,7 +136,7 @@ def test_no_key_of_the_user_and_no_other_memory_can_be_read() -> None:
 
 
 @needs_namespaces
-def test_no_other_process_is_seen_and_no_descriptor_is_inherited() -> None:
+def test_other_processes_are_hidden_and_no_descriptor_is_inherited() -> None:
     code = "import os; print([n for n in os.listdir('/proc') if n.isdigit()], sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
     processes, descriptors = run_python(code).stdout.strip().split("] [")
     assert processes == "['1', '2'"
@@ -144,7 +144,7 @@ def test_no_other_process_is_seen_and_no_descriptor_is_inherited() -> None:
 
 
 @needs_namespaces
-def test_a_signal_to_its_group_reaches_only_itself() -> None:
+def test_signal_to_its_group_reaches_only_itself() -> None:
     result = run_python("import os, signal, time; os.kill(0, signal.SIGSTOP)", timeout_s=1)
     assert result.timed_out
     assert run_python("import os; os.kill(0, 15)").exit_code == -15
@@ -152,7 +152,7 @@ def test_a_signal_to_its_group_reaches_only_itself() -> None:
 
 
 @needs_namespaces
-def test_a_socket_in_the_file_system_is_out_of_reach() -> None:
+def test_socket_in_the_file_system_is_unreachable() -> None:
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/docker.sock")
         server.listen()
@@ -163,14 +163,14 @@ def test_a_socket_in_the_file_system_is_out_of_reach() -> None:
 
 
 @needs_namespaces
-def test_no_socket_reaches_a_virtual_machines_host_or_the_kernel() -> None:
+def test_sockets_to_the_hypervisor_and_kernel_are_denied() -> None:
     families = {"vsock": 40, "crypto": 38, "packet": 17, "bluetooth": 31, "tipc": 30, "xdp": 44, "can": 29}
     assert_all_refused(*(f"libc.socket, {family}, {kind}, 0" for family in families.values() for kind in (1, 2, 5)))
     assert run_python("import socket; socket.socket(); socket.socket(socket.AF_INET6); socket.if_nameindex()").ok
 
 
 @needs_namespaces
-def test_the_number_of_processes_is_bounded_for_root_too() -> None:
+def test_number_of_processes_is_limited_even_for_root() -> None:
     code = "import os, time\nfor n in range(5000):\n    if os.fork() == 0: time.sleep(600)\n"
     result = run_python(code, timeout_s=60)
     if os.getuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
@@ -179,7 +179,7 @@ def test_the_number_of_processes_is_bounded_for_root_too() -> None:
 
 
 @needs_namespaces
-def test_the_users_share_of_watches_is_left_to_others() -> None:
+def test_inotify_instances_are_limited() -> None:
     lines = attempt(*["libc.inotify_init"] * 10)
     assert [line.startswith("permitted") for line in lines] == [True] * 8 + [False] * 2
 
@@ -188,7 +188,7 @@ def test_the_users_share_of_watches_is_left_to_others() -> None:
 
 
 @needs_namespaces
-def test_only_its_folder_can_be_written(tmp_path: Path) -> None:
+def test_only_its_folder_is_writable(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("as it was")
     mine.chmod(0o666)
@@ -210,7 +210,7 @@ def test_only_its_folder_can_be_written(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_nothing_outside_waits_for_a_lock_or_lease_of_the_code(tmp_path: Path) -> None:
+def test_locks_and_leases_do_not_block_other_processes(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     code = f"""
 import fcntl, os, struct
@@ -246,7 +246,7 @@ LITTER = {
 
 
 @pytest.mark.parametrize("litter", LITTER)
-def test_what_is_left_in_the_folder_is_a_result_and_is_removed(
+def test_remains_in_the_folder_are_a_result_and_are_removed(
     litter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -263,7 +263,7 @@ def in_memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("litter", LITTER)
-def test_without_namespaces_it_is_removed_too(litter: str, in_memory: Path) -> None:
+def test_remains_are_removed_without_namespaces(litter: str, in_memory: Path) -> None:
     folder, outside = in_memory / "folder", in_memory / "outside"
     folder.mkdir()
     outside.write_text("mine")
@@ -275,13 +275,13 @@ def test_without_namespaces_it_is_removed_too(litter: str, in_memory: Path) -> N
 
 
 @needs_namespaces
-def test_the_folder_is_bounded_and_takes_no_disk() -> None:
+def test_folder_is_limited_and_uses_no_disk() -> None:
     code = "import os\nfor n in range(100):\n    with open(str(n), 'wb') as file: file.write(bytes(15 << 20))"
     assert "No space left" in run_python(code, timeout_s=60).stderr
     assert "No space left" in run_python(LITTER["many files"], timeout_s=60).stderr
 
 
-async def test_cleaning_up_does_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cleanup_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     removing, seen = sandbox._remove, []
     monkeypatch.setattr(sandbox, "_remove", lambda folder: (seen.append(_in_loop()), removing(folder)))
     await asyncio.gather(arun_python("open('x', 'w')"), arun_python("import time; time.sleep(60)", timeout_s=0.2))
@@ -305,7 +305,7 @@ def _in_loop() -> bool:
 
 
 @needs_namespaces
-def test_no_shared_memory_outlives_the_code(tmp_path: Path) -> None:
+def test_shared_memory_does_not_outlive_the_code(tmp_path: Path) -> None:
     calls = ["libc.shmget, 0, 400 << 20, 0o1666", "libc.msgget, 0, 0o1666", "libc.semget, 0, 1, 0o1666"]
     assert_all_refused(*calls, "libc.mq_open, b'/queue', os.O_CREAT | os.O_RDWR, 0o666, None")
     of_this_process = Path("/proc/self/ns/ipc").readlink()
@@ -316,7 +316,7 @@ def test_no_shared_memory_outlives_the_code(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_files_in_memory_are_bounded() -> None:
+def test_files_in_memory_are_limited() -> None:
     assert_all_refused("os.memfd_create, 'x'", f"libc.syscall, {number('memfd_secret')}, 0")
     code = "for n in range(9): open(f'/dev/shm/{n}', 'wb').write(bytes(8 << 20))"
     assert "No space left" in run_python(code, timeout_s=60).stderr
@@ -342,14 +342,14 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_every_ending_of_a_wrong_answer_is_scored_0(ending: str) -> None:
+def test_every_exit_of_a_wrong_answer_is_scored_0(ending: str) -> None:
     task = {"ground_truth": {"inputs": [""], "outputs": ["42"]}}
     verdict = RewardCodeFn(timeout_s=1, memory_mb=256)(task, f"```python\n{ENDINGS[ending]}\n```")
     assert (verdict.reward, verdict.is_correct) == (0.0, False)
     assert verdict.metadata["first_failure"].keys() & {"error", "got"}
 
 
-def test_a_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("raise OSError('no room for another process')")
     for name, value in {"_CHILD": str(broken), "tempfile.tempdir": str(tmp_path / "missing")}.items():
@@ -361,7 +361,9 @@ def test_a_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyP
                 RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
 
 
-def test_a_solutions_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sandbox_of_a_solution_that_cannot_be_set_up_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     child = tmp_path / "child.py"
     broken = "if b'solution' in os.pread(0, 20, 0):\n        raise OSError('no room')\n    missing: list[str] = []\n"
     child.write_text(Path(sandbox_child.__file__).read_text().replace("missing: list[str] = []\n", broken))
@@ -371,7 +373,7 @@ def test_a_solutions_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pyte
         RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
 
 
-def test_no_descriptor_of_this_process_is_left_open() -> None:
+def test_descriptors_of_this_process_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0  # noqa: PTH208
     for _ in range(3):
         run_python("raise SystemExit(1)")
@@ -380,7 +382,7 @@ def test_no_descriptor_of_this_process_is_left_open() -> None:
     assert after <= before
 
 
-def test_without_namespaces_the_result_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_result_without_namespaces_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     text = Path(sandbox_child.__file__).read_text()
     child.write_text(

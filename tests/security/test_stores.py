@@ -31,7 +31,7 @@ def pages_of(path: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_journal_that_names_another_file_deletes_nothing(tmp_path: Path, read_only: bool) -> None:
+def test_journal_that_names_another_file_deletes_nothing(tmp_path: Path, read_only: bool) -> None:
     path = made(tmp_path)
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = DELETE")
@@ -63,7 +63,7 @@ ENDLESS = "WITH RECURSIVE r(seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM r)"
         ["CREATE VIRTUAL TABLE found USING fts5(text)"],
     ],
 )
-def test_a_store_that_computes_is_refused(tmp_path: Path, statements: list[str], read_only: bool) -> None:
+def test_store_with_views_or_triggers_is_rejected(tmp_path: Path, statements: list[str], read_only: bool) -> None:
     path = made(tmp_path)
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         for statement in statements:
@@ -73,9 +73,7 @@ def test_a_store_that_computes_is_refused(tmp_path: Path, statements: list[str],
 
 
 @pytest.mark.parametrize("limit", ["_MAX_STEPS", "_MAX_READ_BYTES"])
-def test_pages_that_lead_to_the_same_page_again_and_again_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+def test_circular_page_links_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(f"rllm.store.sqlite.{limit}", 2_000_000)
     path = made(tmp_path, 300)
     size, count, root = pages_of(path)

@@ -36,7 +36,7 @@ class Forgets(DiskUpdate):
             super().send(control, folder, served_name)
 
 
-def test_what_it_can_do_is_found_out(sglang: SGLang) -> None:
+def test_capabilities_of_the_server_are_detected(sglang: SGLang) -> None:
     found = probe(sglang.url)
     assert found.ok
     assert [finding.name for finding in found.findings if not finding.ok] == ["streamed ids"]
@@ -45,7 +45,7 @@ def test_what_it_can_do_is_found_out(sglang: SGLang) -> None:
     assert said["new weights"] == "by disk, while it runs"
 
 
-async def test_its_tokens_are_those_of_a_forward_pass(sglang: SGLang) -> None:
+async def test_tokens_equal_those_of_a_forward_pass(sglang: SGLang) -> None:
     engine = OpenAIEngine("policy", base_url=sglang.url)
     messages = [{"role": "user", "content": "the user asks"}]
     output = await engine.get_model_response(messages, max_tokens=12, temperature=0.7)
@@ -60,7 +60,7 @@ async def test_its_tokens_are_those_of_a_forward_pass(sglang: SGLang) -> None:
     torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=ROUNDING, rtol=0)
 
 
-def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_path: Path) -> None:
+def test_weights_are_transferred_and_failed_transfers_are_detected(sglang: SGLang, tmp_path: Path) -> None:
     server = VLLMServer.join(sglang.url)
     model, handover = copy.deepcopy(sglang.model), Forgets()
     sampler = ServerSampler(
@@ -90,7 +90,7 @@ def test_weights_arrive_and_those_that_do_not_are_found_out(sglang: SGLang, tmp_
     sampler.close()
 
 
-def test_a_training_joins_it(sglang: SGLang, tmp_path: Path) -> None:
+def test_training_uses_the_running_server(sglang: SGLang, tmp_path: Path) -> None:
     """Two turns each, the second behind the tokens of the first."""
     from openai import OpenAI
 

@@ -38,7 +38,7 @@ def packed_ids(values: list[int]) -> bytes:
 
 
 @given(ids)
-def test_ids_come_back_exactly(values: list[int]):
+def test_ids_round_trip_exactly(values: list[int]):
     assert unpack_ids(packed_ids(values)) == values
 
 
@@ -49,31 +49,31 @@ def test_many_ids_are_compressed():
 
 
 @pytest.mark.parametrize("bad", [-1, 2**32, 1.5, "7", None])
-def test_ids_that_are_no_ids_are_refused(bad: Any):
+def test_invalid_ids_are_rejected(bad: Any):
     with pytest.raises(StoreError, match="4294967295"):
         ids_to_bytes([1, bad])
 
 
 @given(st.lists(st.floats()) | st.lists(st.floats(width=32)) | st.lists(st.floats(-2, 0, width=32), min_size=65))
 @settings(suppress_health_check=[HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.too_slow])
-def test_floats_come_back_bit_for_bit(values: list[float]):
+def test_floats_round_trip_bit_for_bit(values: list[float]):
     back = unpack_floats(pack_floats(floats_to_bytes(values)))
     assert struct.pack(f"{len(back)}d", *back) == struct.pack(f"{len(values)}d", *values)
 
 
 @pytest.mark.parametrize(("values", "width"), [([-0.5, 0.0], 4), ([-0.1, -0.5], 8), ([1e300], 8)])
-def test_floats_take_four_bytes_where_that_loses_nothing(values: list[float], width: int):
+def test_floats_use_four_bytes_if_that_is_lossless(values: list[float], width: int):
     assert len(pack_floats(floats_to_bytes(values))) == 1 + width * len(values)
 
 
 @given(json_values)
-def test_documents_come_back_exactly(value: Any):
+def test_documents_round_trip_exactly(value: Any):
     back = unpack_document(pack_document(value))
     assert back == value
     assert repr(back) == repr(value)
 
 
-def test_a_long_document_is_compressed_and_a_short_one_is_not():
+def test_long_document_is_compressed_and_a_short_one_is_not():
     assert len(pack_document("word " * 1000)) < 200
     assert pack_document("word") == b'\x00"word"'
 
@@ -109,11 +109,11 @@ class Hostile:
         ([float("nan"), float("-inf"), 2**70], [None, None, 2**70]),
     ],
 )
-def test_values_without_a_json_form_become_the_nearest_one(value: Any, kept: Any):
+def test_values_without_json_type_become_the_nearest_one(value: Any, kept: Any):
     assert unpack_document(pack_document({"v": value})) == {"v": kept}
 
 
-def test_circular_and_very_deep_values_end_somewhere():
+def test_circular_and_very_deep_values_are_truncated():
     circular: dict[str, Any] = {"n": 1}
     circular["self"] = circular
     assert unpack_document(pack_document(circular))["self"]["self"]["n"] == 1

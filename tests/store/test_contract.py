@@ -52,13 +52,13 @@ EMPTY = trace_of(prompt_ids=[], response_ids=[], logprobs=[], messages=[], respo
 
 
 @pytest.mark.parametrize("trace", [trace_of(), FULL, EMPTY, trace_of(session_id="a/b ü")])
-def test_a_trace_comes_back_as_it_went_in(store: TraceStore, trace: Trace):
+def test_trace_round_trip_is_lossless(store: TraceStore, trace: Trace):
     store.add([trace]).result()
     assert store.by_session(trace.session_id) == [trace]
 
 
 @pytest.mark.parametrize("odd", ["half \ud83e", "nul \0"])
-def test_what_has_odd_characters_in_its_name_is_found_by_it(store: TraceStore, odd: str):
+def test_names_with_invalid_characters_are_found(store: TraceStore, odd: str):
     """Which agents and servers choose: a database may hold an escape in their place."""
     store.open_session(odd, {"of": "me"})
     store.add([trace_of("before", odd, started_at=1.0)]).result()
@@ -75,7 +75,7 @@ def test_what_has_odd_characters_in_its_name_is_found_by_it(store: TraceStore, o
     assert store.delete(odd) == 2
 
 
-def test_the_last_call_of_a_session_is_the_one_that_began_last(store: TraceStore):
+def test_last_call_of_a_session_is_the_one_started_last(store: TraceStore):
     calls = [trace_of("a", started_at=7.0), trace_of("b", started_at=9.5), trace_of("c", started_at=8.0)]
     store.add([*calls, trace_of("a", "other", started_at=20.0)]).result()
     store.open_session("empty", {}).result()
@@ -83,7 +83,7 @@ def test_the_last_call_of_a_session_is_the_one_that_began_last(store: TraceStore
     assert [store.last_call_at(session_id) for session_id in asked] == [9.5, 20.0, None, None]
 
 
-def test_traces_come_back_in_call_order_over_several_adds(store: TraceStore):
+def test_traces_are_in_call_order_across_writes(store: TraceStore):
     names = ["m", "a", "z", "b", "y"]
     store.add([trace_of("m"), trace_of("a"), trace_of("other", "t")])
     store.add([trace_of("z")])
@@ -92,7 +92,7 @@ def test_traces_come_back_in_call_order_over_several_adds(store: TraceStore):
     assert [trace.id for trace in store.by_session("t")] == ["other"]
 
 
-def test_a_retried_id_is_replaced_in_place(store: TraceStore):
+def test_retried_id_is_replaced_in_place(store: TraceStore):
     store.add([trace_of("a"), trace_of("b"), trace_of("c")])
     store.add([trace_of("b", finish_reason="length", response_ids=[9, 9])]).result()
     stored = store.by_session("s")
@@ -117,7 +117,7 @@ def test_metadata_is_merged_over_several_openings(store: TraceStore):
     assert (info.id, info.num_traces, info.metadata) == ("s", 0, {"task": 1, "split": "val", "n": None})
 
 
-def test_a_session_created_by_traces_has_no_metadata(store: TraceStore):
+def test_session_created_by_traces_has_no_metadata(store: TraceStore):
     store.add([trace_of()]).result()
     [info] = store.sessions()
     assert (info.num_traces, info.metadata) == (1, {})
@@ -126,7 +126,7 @@ def test_a_session_created_by_traces_has_no_metadata(store: TraceStore):
     assert later == replace(info, metadata={"task": 1})
 
 
-def test_sessions_come_newest_first_in_pages(store: TraceStore):
+def test_sessions_are_listed_newest_first_in_pages(store: TraceStore):
     for name in ("one", "two", "three"):
         store.open_session(name, {}).result()
     store.add([trace_of("a", "one")]).result()
@@ -135,7 +135,7 @@ def test_sessions_come_newest_first_in_pages(store: TraceStore):
     assert store.sessions(offset=3) == []
 
 
-def test_sessions_beyond_another(store: TraceStore):
+def test_sessions_after_a_given_one(store: TraceStore):
     for name in "abc":
         store.open_session(name, {})
     store.open_session("d", {}).result()
@@ -144,7 +144,7 @@ def test_sessions_beyond_another(store: TraceStore):
     assert store.sessions(beyond=first) == []
 
 
-def test_an_unknown_session_is_empty_and_no_error(store: TraceStore):
+def test_unknown_session_is_empty_and_not_an_error(store: TraceStore):
     assert store.session("nope") is None
     assert store.by_session("nope") == []
     assert store.credits("nope") == []
@@ -160,7 +160,7 @@ def test_credits_are_in_call_order_and_the_latest_counts(store: TraceStore):
     assert store.credits("s") == [credit_of("b", 1), dropped, full, credit_of("unknown")]
 
 
-def test_a_step_has_a_credit_in_each_trajectory_that_shares_it(store: TraceStore):
+def test_step_has_a_credit_in_each_trajectory_that_shares_it(store: TraceStore):
     store.add([trace_of("a")]).result()
     critic = credit_of("a", trajectory_name="critic", trajectory_index=1)
     store.annotate([critic, credit_of("a", reward=0.5)]).result()
@@ -168,7 +168,7 @@ def test_a_step_has_a_credit_in_each_trajectory_that_shares_it(store: TraceStore
     assert store.credits("s") == [credit_of("a", reward=0.25), critic]
 
 
-def test_deleting_a_session_deletes_its_traces_and_credits_only(store: TraceStore):
+def test_deleting_a_session_deletes_only_its_traces_and_credits(store: TraceStore):
     store.add([trace_of("a"), trace_of("b"), trace_of("a", "t")])
     store.annotate([credit_of("a"), credit_of("a", session_id="t")])
     assert store.delete("s") == 2
@@ -177,14 +177,14 @@ def test_deleting_a_session_deletes_its_traces_and_credits_only(store: TraceStor
     assert (len(store.by_session("t")), len(store.credits("t"))) == (1, 1)
 
 
-def test_a_deleted_session_may_begin_again(store: TraceStore):
+def test_deleted_session_may_be_created_again(store: TraceStore):
     store.add([trace_of("a"), trace_of("b")])
     store.delete("s")
     store.add([trace_of("c")]).result()
     assert [trace.id for trace in store.by_session("s")] == ["c"]
 
 
-def test_nothing_is_added_to_a_deleted_session(store: TraceStore):
+def test_deleted_session_gets_no_more_traces(store: TraceStore):
     session = SessionRef()
     store.open_session("s", {}, session=session).result()
     store.add([trace_of("a")], session=session).result()
@@ -198,7 +198,7 @@ def test_nothing_is_added_to_a_deleted_session(store: TraceStore):
     assert [trace.id for trace in store.by_session("s")] == ["b"]
 
 
-def test_a_refused_write_creates_nothing_and_fails_alone(store: TraceStore):
+def test_rejected_write_creates_nothing_and_fails_alone(store: TraceStore):
     gone = SessionRef()
     store.add([trace_of("a")], session=gone).result()
     store.delete("s")
@@ -220,7 +220,7 @@ def test_credits_of_a_deleted_session_are_ignored(store: TraceStore):
     assert store.credits("t") == [credit_of("a", session_id="t")]
 
 
-def test_a_reference_learns_its_session_from_the_first_write(store: TraceStore):
+def test_reference_gets_its_session_from_the_first_write(store: TraceStore):
     first, found = SessionRef(), store.session("s")
     assert found is None
     store.add([trace_of("a")], session=first).result()
@@ -231,7 +231,7 @@ def test_a_reference_learns_its_session_from_the_first_write(store: TraceStore):
     assert len(store.by_session("s")) == 2
 
 
-def test_a_conversation_comes_back_as_it_went_in(store: TraceStore):
+def test_conversation_round_trip_is_lossless(store: TraceStore):
     turns = [turn_of(number) for number in range(12)]
     for turn in turns:
         store.add([turn]).result()
@@ -251,7 +251,7 @@ FORKS = {
 
 
 @pytest.mark.parametrize("changes", FORKS.values(), ids=FORKS)
-def test_a_turn_with_an_edited_history_is_read_unchanged(store: TraceStore, changes: Any):
+def test_turn_with_an_edited_history_is_read_unchanged(store: TraceStore, changes: Any):
     turns = [turn_of(0), turn_of(1), turn_of(2, **changes), turn_of(3)]
     for turn in turns:
         store.add([turn]).result()
@@ -268,7 +268,7 @@ def test_replacing_a_turn_leaves_its_continuations_unchanged(store: TraceStore):
     assert store.by_session("s")[4:] == [turn_of(4)]
 
 
-def test_a_conversation_goes_on_after_its_session_was_deleted(store: TraceStore):
+def test_conversation_continues_after_its_session_was_deleted(store: TraceStore):
     for number in range(2):
         store.add([turn_of(number)]).result()
     store.delete("s")
@@ -276,7 +276,7 @@ def test_a_conversation_goes_on_after_its_session_was_deleted(store: TraceStore)
     assert store.by_session("s") == [turn_of(2)]
 
 
-def test_one_trace_is_read_with_its_bases_only(store: TraceStore):
+def test_reading_one_trace_reads_only_its_bases(store: TraceStore):
     turns = [turn_of(k) for k in range(5)]
     for trace in (*turns, trace_of("alone", "t")):
         store.add([trace]).result()
@@ -288,7 +288,7 @@ def test_one_trace_is_read_with_its_bases_only(store: TraceStore):
     assert store.trace(session_id, "alone") is store.trace("nobody's", turns[0].id) is store.session_of("nope") is None
 
 
-def test_oldest_first_is_the_other_way_round(store: TraceStore):
+def test_sessions_are_listed_oldest_first(store: TraceStore):
     for name in ("one", "two", "three"):
         store.open_session(name, {}).result()
     assert [info.id for info in store.sessions(oldest_first=True, limit=2)] == ["one", "two"]
@@ -296,7 +296,7 @@ def test_oldest_first_is_the_other_way_round(store: TraceStore):
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])
-def test_sessions_that_are_deleted_while_all_are_read_hide_none(store: TraceStore, oldest_first: bool):
+def test_sessions_deleted_during_paging_hide_no_others(store: TraceStore, oldest_first: bool):
     for number in range(6):
         store.open_session(str(number), {}).result()
     pages = session_pages(store, oldest_first=oldest_first, page_size=2)
@@ -308,7 +308,7 @@ def test_sessions_that_are_deleted_while_all_are_read_hide_none(store: TraceStor
     assert len(found) == 6
 
 
-def test_a_session_that_is_copied_keeps_its_age(store: TraceStore):
+def test_copied_session_keeps_its_age(store: TraceStore):
     store.open_session("s", {"a": 1}, created_at=12.5).result()
     store.open_session("s", {"b": 2}, created_at=99.0).result()
     info = store.session("s")
@@ -316,7 +316,7 @@ def test_a_session_that_is_copied_keeps_its_age(store: TraceStore):
     assert (info.created_at, info.metadata) == (12.5, {"a": 1, "b": 2})
 
 
-def test_room_is_taken_by_traces_and_given_back(store: TraceStore):
+def test_size_grows_with_traces_and_shrinks_after_deletion(store: TraceStore):
     empty = store.num_bytes()
     ids = random.Random(0).choices(range(150_000), k=100_000)  # 17.2 bits of entropy each
     store.add([trace_of(prompt_ids=ids)]).result()
@@ -325,13 +325,13 @@ def test_room_is_taken_by_traces_and_given_back(store: TraceStore):
     assert store.num_bytes() - empty < 10_000
 
 
-def test_adding_nothing_is_allowed(store: TraceStore):
+def test_empty_write_is_allowed(store: TraceStore):
     store.add([]).result()
     store.annotate([]).result()
     assert store.sessions() == []
 
 
-async def test_a_cancelled_wait_for_a_write_loses_nothing(store: TraceStore):
+async def test_cancelled_wait_for_a_write_loses_nothing(store: TraceStore):
     await asyncio.wrap_future(store.add([trace_of("a")]))
     waiting = asyncio.wrap_future(store.add([trace_of("b")]))
     waiting.cancel()
@@ -339,7 +339,7 @@ async def test_a_cancelled_wait_for_a_write_loses_nothing(store: TraceStore):
     assert [trace.id for trace in store.by_session("s")] == ["a", "b", "c"]
 
 
-def test_many_threads_may_write_and_read_at_once(store: TraceStore):
+def test_many_threads_may_write_and_read_concurrently(store: TraceStore):
     def use(worker: int) -> list[str]:
         session_id = f"s{worker}"
         for k in range(20):
@@ -352,7 +352,7 @@ def test_many_threads_may_write_and_read_at_once(store: TraceStore):
     assert ids == [[f"{worker}-{k}" for k in range(20)] for worker in range(8)]
 
 
-def test_a_closed_store_says_so_and_may_be_closed_again(store: TraceStore):
+def test_closed_store_raises_and_may_be_closed_again(store: TraceStore):
     store.close()
     store.close()
     for use in (lambda: store.add([trace_of()]), lambda: store.by_session("s"), lambda: store.delete("s")):

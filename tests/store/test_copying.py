@@ -57,7 +57,7 @@ def test_everything_is_copied_and_a_second_copy_does_nothing(source: TraceStore,
     assert copy_store(source, target, progress.append) == CopyProgress(num_skipped=70)
 
 
-def test_a_copy_that_was_interrupted_goes_on(source: TraceStore, target: TraceStore):
+def test_interrupted_copy_continues(source: TraceStore, target: TraceStore):
     class Interrupted(Exception):
         pass
 
@@ -74,7 +74,7 @@ def test_a_copy_that_was_interrupted_goes_on(source: TraceStore, target: TraceSt
     assert sorted(map(repr, everything(target))) == sorted(map(repr, everything(source)))
 
 
-def test_a_text_that_not_every_database_can_hold_stops_no_copy(source: TraceStore, target: TraceStore):
+def test_text_unsupported_by_some_databases_does_not_stop_a_copy(source: TraceStore, target: TraceStore):
     """Such as the name of a model that an agent asks for."""
     source.add([trace_of("odd", "s5", model="m\0", error="no \0")])
     source.annotate(
@@ -95,7 +95,7 @@ def test_a_text_that_not_every_database_can_hold_stops_no_copy(source: TraceStor
     assert target.by_session("s5")[1].model in ("m\0", "m\\x00")
 
 
-def test_a_conversation_stays_small(source: TraceStore, tmp_path: Path):
+def test_copied_conversation_stays_small(source: TraceStore, tmp_path: Path):
     long = [turn_of(number, "long") for number in range(60)]
     for turn in long:
         source.add([turn]).result()
@@ -104,7 +104,7 @@ def test_a_conversation_stays_small(source: TraceStore, tmp_path: Path):
         assert target.num_bytes() < 1.3 * source.num_bytes()
 
 
-def test_numbers_that_are_none_stop_no_copy(source: TraceStore, target: TraceStore):
+def test_non_finite_numbers_do_not_stop_a_copy(source: TraceStore, target: TraceStore):
     """As a policy that has diverged gives them."""
     source.add([trace_of("odd", "s5", logprobs=[math.nan, -math.inf])])
     credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": math.nan, "trainer_logprobs": [math.nan, -1.0]}
@@ -115,7 +115,7 @@ def test_numbers_that_are_none_stop_no_copy(source: TraceStore, target: TraceSto
 
 
 @pytest.mark.parametrize("metadata", [{}, {"task": 5}])
-def test_other_traces_under_the_same_name_are_noticed_and_stay(
+def test_other_traces_with_the_same_name_are_detected_and_kept(
     source: TraceStore, target: TraceStore, metadata: dict[str, int]
 ):
     target.open_session("s5", metadata)
@@ -126,7 +126,7 @@ def test_other_traces_under_the_same_name_are_noticed_and_stay(
     assert target.session("s5").metadata == metadata  # type: ignore[union-attr]
 
 
-def test_a_trace_that_was_replaced_since_is_copied_again(source: TraceStore, target: TraceStore):
+def test_trace_replaced_since_the_copy_is_copied_again(source: TraceStore, target: TraceStore):
     copy_store(source, target, lambda _: None)
     again = trace_of("a", "s5", response_ids=[9], logprobs=[-9.0])
     source.add([again]).result()

@@ -29,7 +29,7 @@ def delta_of(trace: Trace, *earlier: Trace) -> Delta | None:
     return recent(*earlier).delta_of(EncodedTrace.of(trace))
 
 
-def test_later_changes_to_a_trace_do_not_reach_its_encoding():
+def test_later_changes_to_a_trace_do_not_affect_its_encoding():
     trace = trace_of(metadata={"k": 1})
     encoded = EncodedTrace.of(trace)
     before = trace_to_row(encoded, 1)
@@ -37,14 +37,14 @@ def test_later_changes_to_a_trace_do_not_reach_its_encoding():
     assert trace_to_row(encoded, 1) == before
 
 
-def test_a_turn_is_stored_as_what_it_adds():
+def test_turn_is_stored_as_a_delta():
     delta = delta_of(turn_of(10), turn_of(9))
     assert (delta.num_ids, delta.num_messages, delta.fields) == (300, 20, ["tools", "metadata"])
     encoded = EncodedTrace.of(turn_of(10))
     assert len(encoded.document_without(delta)) < len(encoded.document_without(None)) / 2
 
 
-def test_what_was_left_out_is_put_back():
+def test_omitted_fields_are_restored():
     blob = EncodedTrace.of(turn_of(10)).document_without(delta_of(turn_of(10), turn_of(9)))
     document, shared_ids, _ = decode_document(blob, turn_of(9))
     assert shared_ids == list(range(1000, 1300))
@@ -52,7 +52,7 @@ def test_what_was_left_out_is_put_back():
     assert (document["tools"], document["metadata"]) == (turn_of(10).tools, {"task": 7})
 
 
-def test_a_turn_is_not_read_without_its_base():
+def test_turn_is_not_read_without_its_base():
     blob = EncodedTrace.of(turn_of(10)).document_without(delta_of(turn_of(10), turn_of(9)))
     with pytest.raises(LookupError):
         decode_document(blob, None)
@@ -62,7 +62,7 @@ def test_samples_of_one_prompt_share_it():
     assert delta_of(trace_of("b", response_ids=[6]), trace_of("a")).num_ids == 3
 
 
-def test_sharing_metadata_alone_is_not_worth_a_base():
+def test_shared_metadata_alone_does_not_need_a_base():
     assert (
         delta_of(trace_of("b", metadata={"k": 1}, prompt_ids=[9], messages=[]), trace_of("a", metadata={"k": 1}))
         is None
@@ -82,17 +82,17 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=[next(iter(change)) for change in CHANGES])
-def test_the_digest_covers_all_that_a_later_turn_may_leave_out(change: dict[str, Any]):
+def test_digest_covers_everything_a_later_turn_may_omit(change: dict[str, Any]):
     assert EncodedTrace.of(turn_of(1, **change)).fingerprint.digest != EncodedTrace.of(turn_of(1)).fingerprint.digest
 
 
-def test_the_digest_depends_on_where_the_answer_begins():
+def test_digest_depends_on_the_start_of_the_answer():
     one = trace_of(prompt_ids=[1, 2], response_ids=[3])
     two = dataclasses.replace(one, prompt_ids=[1], response_ids=[2, 3])
     assert EncodedTrace.of(one).fingerprint.digest != EncodedTrace.of(two).fingerprint.digest
 
 
-def test_the_base_is_the_parent_or_the_latest_of_its_session():
+def test_base_is_the_parent_or_the_latest_of_its_session():
     known = recent(turn_of(0), turn_of(1), turn_of(0, "other"))
     bases = [known.delta_of(EncodedTrace.of(turn_of(number))).base.id for number in (1, 2, 3)]
     assert bases == ["turn 0", "turn 1", "turn 1"]
@@ -100,7 +100,7 @@ def test_the_base_is_the_parent_or_the_latest_of_its_session():
     assert recent().delta_of(EncodedTrace.of(turn_of(1))) is None
 
 
-def test_what_is_remembered_does_not_grow():
+def test_cache_of_recent_traces_is_limited():
     known = recent(*(trace_of(f"{number}") for number in range(20)))
     known.remember(EncodedTrace.of(trace_of("a", f"session {number}", messages=[])) for number in range(5000))
     assert sum(len(traces) for traces in known._sessions.values()) == 4096
@@ -113,7 +113,7 @@ def test_columns_follow_from_the_fields_of_a_trace():
     assert "session_id" not in kinds
 
 
-def test_another_set_of_columns_needs_another_schema():
+def test_changed_columns_need_a_new_schema():
     # A store is refused by its version alone: increase SCHEMA when this changes.
     assert SCHEMA == 4
     assert ", ".join(TRACE_COLUMNS) == (

@@ -24,7 +24,7 @@ def test_json_lines_have_every_field(tmp_path: Path):
 
 
 @pytest.mark.parametrize("words", ["whole", "half \ud83e"])
-def test_json_lines_are_json_whatever_they_hold(tmp_path: Path, words: str):
+def test_json_lines_are_valid_json_for_any_content(tmp_path: Path, words: str):
     trace = trace_of(logprobs=[math.nan, -math.inf], response={"role": "assistant", "content": words})
     export_traces([trace], tmp_path / "out.jsonl", "jsonl")
     told = json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=pytest.fail)
@@ -40,13 +40,13 @@ def test_parquet_has_ids_as_numbers_and_messages_as_json(tmp_path: Path):
     assert (second["weight_version"], second["error"]) == (3, "half \\ud83e")
 
 
-def test_nothing_gives_an_empty_file(tmp_path: Path):
+def test_empty_store_gives_an_empty_file(tmp_path: Path):
     assert export_traces([], tmp_path / "out.jsonl", "jsonl") == 0
     assert export_traces([], tmp_path / "out.parquet", "parquet") == 0
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
 
 
-def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
+def test_failed_export_keeps_the_old_file(tmp_path: Path):
     path = tmp_path / "out.jsonl"
     path.write_text("old")
 
@@ -62,7 +62,7 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path):
         export_traces(TRACES, tmp_path / "nowhere" / "out.jsonl", "jsonl")
 
 
-def test_an_export_takes_no_device_s_place(tmp_path: Path):
+def test_export_does_not_replace_a_device(tmp_path: Path):
     """Whoever may replace `/dev/stdout` by a file has nobody to stop him."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -75,7 +75,7 @@ def test_an_export_takes_no_device_s_place(tmp_path: Path):
     assert pipe.is_fifo()
 
 
-def test_an_export_to_a_link_is_where_it_leads(tmp_path: Path):
+def test_export_to_a_link_writes_its_target(tmp_path: Path):
     (tmp_path / "real.jsonl").write_text("old")
     (tmp_path / "link.jsonl").symlink_to("real.jsonl")
     assert export_traces(TRACES, tmp_path / "link.jsonl", "jsonl") == len(TRACES)
@@ -83,7 +83,7 @@ def test_an_export_to_a_link_is_where_it_leads(tmp_path: Path):
     assert len((tmp_path / "real.jsonl").read_text().splitlines()) == len(TRACES)
 
 
-def test_an_export_of_what_cannot_be_read_leaves_nothing(tmp_path: Path):
+def test_export_of_unreadable_traces_leaves_nothing(tmp_path: Path):
     def damaged():
         yield TRACES[0]
         raise StoreError("damaged")
@@ -93,7 +93,7 @@ def test_an_export_of_what_cannot_be_read_leaves_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parquet_without_its_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_parquet_package_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # Python's own way to make an import fail
     with pytest.raises(MissingDependencyError, match=r"pyarrow.*rllm\[data\]"):
         export_traces([], tmp_path / "traces.parquet", "parquet")

@@ -46,7 +46,7 @@ with open_store(url) as store:
 
 @pytest.mark.parametrize("num_rounds", [3, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
+def test_acknowledged_writes_survive_killing_the_writer(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, num_rounds: int
 ):
     url = str(tmp_path / "traces.db") if kind == "sqlite" else request.getfixturevalue("postgres_url")
@@ -102,7 +102,7 @@ store.close()
 """
 
 
-def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path):
+def test_full_disk_rejects_writes_until_it_has_space(tmp_path: Path):
     output = subprocess.check_output([sys.executable, "-c", FULL_DISK, str(tmp_path / "traces.db")], text=True)
     refused, kept = output.splitlines()
     assert "traces.db" in refused
@@ -117,7 +117,7 @@ def lock(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def test_a_file_locked_for_too_long_fails_the_write_only(tmp_path: Path):
+def test_file_locked_for_too_long_fails_only_the_write(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=0.05) as store:
         other = lock(store.path)
         with pytest.raises(StoreError, match=r"traces\.db.*locked"):
@@ -148,7 +148,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [delete, delete_all_of_it, move, replace])
-def test_a_file_that_vanishes_while_it_is_used_is_noticed(tmp_path: Path, lose: Callable[[Path], None]):
+def test_file_deleted_while_in_use_is_detected(tmp_path: Path, lose: Callable[[Path], None]):
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         store.add([trace_of("a")]).result()
         lose(store.path)
@@ -158,7 +158,7 @@ def test_a_file_that_vanishes_while_it_is_used_is_noticed(tmp_path: Path, lose: 
             store.by_session("s")
 
 
-def test_an_agent_that_changes_the_folder_does_not_move_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_agent_that_changes_the_folder_does_not_move_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with SqliteTraceStore("traces.db") as store:
         store.add([trace_of("a")]).result()
@@ -179,7 +179,7 @@ def scribble(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, scribble])
-def test_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[Path], None]):
+def test_damaged_file_is_reported(tmp_path: Path, damage: Callable[[Path], None]):
     path = tmp_path / "traces.db"
     with SqliteTraceStore(path) as store:
         for number in range(20):
@@ -192,7 +192,7 @@ def test_a_damaged_file_says_so(tmp_path: Path, damage: Callable[[Path], None]):
         store.by_session("s")
 
 
-def test_damaged_metadata_and_credits_are_named(tmp_path: Path):
+def test_damaged_metadata_and_credits_are_reported(tmp_path: Path):
     credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": 1.0, "trainer_logprobs": [-0.5]}
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         store.open_session("s", {"of": "me"}).result()
@@ -206,7 +206,7 @@ def test_damaged_metadata_and_credits_are_named(tmp_path: Path):
                 read()
 
 
-def test_a_blob_that_was_changed_by_hand_is_no_trace(tmp_path: Path):
+def test_manually_changed_blob_is_reported(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         for number in range(3):
             store.add([turn_of(number)]).result()

@@ -12,7 +12,7 @@ from rllm.store.sqlite import SqliteTraceStore
 
 
 @pytest.mark.parametrize("url", ["memory:", "memory://", ":memory:"])
-def test_memory(url: str):
+def test_memory_url(url: str):
     assert isinstance(open_store(url), MemoryTraceStore)
 
 
@@ -44,12 +44,12 @@ def test_sqlite_urls_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("", "names no file"),
     ],
 )
-def test_urls_that_name_no_store_are_refused(url: str, complaint: str):
+def test_invalid_store_urls_are_rejected(url: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
         open_store(url)
 
 
-def test_the_package_is_light_until_a_store_is_opened():
+def test_package_is_light_until_a_store_is_opened():
     program = "import json, sys, rllm.store; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
     assert not {"sqlite3", "orjson", "pydantic", "numpy", "openai"} & set(loaded)

@@ -33,7 +33,7 @@ def names(store: TraceStore) -> list[str]:
     return [info.id for info in store.sessions(oldest_first=True)]
 
 
-def test_sessions_go_so_many_days_after_their_last_call(store: TraceStore):
+def test_sessions_expire_days_after_their_last_call(store: TraceStore):
     begin(store, "old", days_ago=9)
     begin(store, "old and in use", days_ago=9, last_call_days_ago=1)
     begin(store, "older", days_ago=30)
@@ -42,7 +42,7 @@ def test_sessions_go_so_many_days_after_their_last_call(store: TraceStore):
     assert names(store) == ["old and in use", "new"]
 
 
-def test_a_damaged_session_goes_with_the_others(tmp_path: Path):
+def test_damaged_session_is_pruned_like_others(tmp_path: Path):
     path = tmp_path / "traces.db"
     with open_store(path) as store:
         begin(store, "damaged", days_ago=9)
@@ -55,7 +55,7 @@ def test_a_damaged_session_goes_with_the_others(tmp_path: Path):
         assert prune(store, Retention(keep_days=7)) == Pruned(num_sessions=2, num_traces=2)
 
 
-def test_the_oldest_go_until_the_rest_has_room(store: TraceStore):
+def test_oldest_sessions_are_pruned_until_the_size_fits(store: TraceStore):
     for number in range(12):
         begin(store, f"{number:02}", days_ago=20 - number)
     before = store.num_bytes()
@@ -66,7 +66,7 @@ def test_the_oldest_go_until_the_rest_has_room(store: TraceStore):
 
 
 @pytest.mark.parametrize("retention", [Retention(keep_days=7), Retention(max_gb=1e-9)])
-def test_it_ends_soon_for_whoever_stops(store: TraceStore, retention: Retention):
+def test_pruning_stops_soon_when_asked(store: TraceStore, retention: Retention):
     for number in range(300):
         store.open_session(f"{number}", {}, created_at=1.0)
     store.add([trace_of(session_id="299", started_at=1.0)]).result()
@@ -75,14 +75,14 @@ def test_it_ends_soon_for_whoever_stops(store: TraceStore, retention: Retention)
     assert len(store.sessions(limit=300)) == 44
 
 
-def test_what_is_in_use_stays_whatever_room_it_takes(store: TraceStore):
+def test_session_in_use_is_kept_at_any_size(store: TraceStore):
     begin(store, "in use", days_ago=3, last_call_days_ago=0)
     begin(store, "unused", days_ago=2)
     assert prune(store, Retention(max_gb=1e-6)).num_sessions == 1
     assert names(store) == ["in use"]
 
 
-def test_an_old_session_goes_that_came_late(store: TraceStore):
+def test_old_session_added_late_is_pruned(store: TraceStore):
     for number in range(300):
         store.open_session(f"young {number}", {})
     begin(store, "copied", days_ago=9)
@@ -90,14 +90,14 @@ def test_an_old_session_goes_that_came_late(store: TraceStore):
     assert len(store.sessions(limit=1000)) == 300
 
 
-def test_without_limits_everything_stays(store: TraceStore):
+def test_everything_is_kept_without_limits(store: TraceStore):
     begin(store, "old", days_ago=900)
     assert not Retention()
     assert prune(store, Retention()) == Pruned()
     assert names(store) == ["old"]
 
 
-def test_a_thread_prunes_now_and_again(store: TraceStore):
+def test_background_thread_prunes_periodically(store: TraceStore):
     begin(store, "old", days_ago=9)
     with pruning(store, Retention(keep_days=7), every_s=0.01):
         deadline = time.monotonic() + 60
@@ -110,7 +110,7 @@ def test_a_thread_prunes_now_and_again(store: TraceStore):
 
 
 @pytest.mark.parametrize("limits", [{"keep_days": 0}, {"keep_days": -1.0}, {"max_gb": 0}, {"max_gb": float("nan")}])
-def test_limits_that_keep_nothing_are_refused(limits: dict[str, float]):
+def test_limits_that_keep_nothing_are_rejected(limits: dict[str, float]):
     [name] = limits
     with pytest.raises(ConfigError, match=rf"{name}=.*: use a number above 0"):
         Retention(**limits)

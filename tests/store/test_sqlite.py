@@ -24,7 +24,7 @@ def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
     return Trace(id=id, call_id=id, session_id=session_id, **(values | changes))
 
 
-def test_a_file_is_created_with_its_folders(tmp_path: Path):
+def test_file_is_created_with_its_folders(tmp_path: Path):
     path = tmp_path / "new" / "folder with #? %20" / "traces.db"
     with SqliteTraceStore(path) as store:
         store.add([trace_of()])
@@ -33,7 +33,7 @@ def test_a_file_is_created_with_its_folders(tmp_path: Path):
     assert path.exists()
 
 
-def test_closing_flushes_what_nobody_waited_for(tmp_path: Path):
+def test_closing_flushes_pending_writes(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         for k in range(300):
             store.add([trace_of(str(k))])
@@ -41,7 +41,7 @@ def test_closing_flushes_what_nobody_waited_for(tmp_path: Path):
         assert [trace.id for trace in again.by_session("s")] == [str(k) for k in range(300)]
 
 
-def test_turns_take_space_for_what_each_adds(tmp_path: Path):
+def test_turns_use_space_only_for_what_they_add(tmp_path: Path):
     ids = random.Random(0).choices(range(150_000), k=20_000)  # 17.2 bits of entropy each
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         empty, prompt_ids = store.num_bytes(), []
@@ -53,7 +53,7 @@ def test_turns_take_space_for_what_each_adds(tmp_path: Path):
         assert store.by_session("s")[-1].prompt_ids == prompt_ids[:-1]
 
 
-def test_a_closed_store_is_one_file_that_can_be_copied(tmp_path: Path):
+def test_closed_store_is_one_file_that_can_be_copied(tmp_path: Path):
     store = SqliteTraceStore(tmp_path / "traces.db")
     store.add([trace_of()]).result()
     with ThreadPoolExecutor(4) as threads:
@@ -68,7 +68,7 @@ def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "traces.db").exists()
 
 
-def test_an_empty_file_becomes_a_store(tmp_path: Path):
+def test_empty_file_becomes_a_store(tmp_path: Path):
     (tmp_path / "traces.db").touch()
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         store.add([trace_of()]).result()
@@ -111,7 +111,7 @@ def make_newer(path: Path) -> None:
         (make_newer, f"schema 99.* {SCHEMA} "),
     ],
 )
-def test_other_files_and_schemas_are_refused_unchanged(tmp_path: Path, make: Any, complaint: str, read_only: bool):
+def test_other_files_and_schemas_are_rejected_unchanged(tmp_path: Path, make: Any, complaint: str, read_only: bool):
     path = tmp_path / "traces.db"
     make(path)
     before = path.read_bytes() if path.is_file() else None
@@ -121,7 +121,7 @@ def test_other_files_and_schemas_are_refused_unchanged(tmp_path: Path, make: Any
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_directory_is_a_mistake_of_the_user(tmp_path: Path, read_only: bool):
+def test_directory_is_a_user_error(tmp_path: Path, read_only: bool):
     with pytest.raises(ConfigError, match="directory"):
         SqliteTraceStore(tmp_path, read_only=read_only)
 
@@ -143,7 +143,7 @@ def as_ordinary_user() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def test_a_file_without_write_permission_is_refused():
+def test_file_without_write_permission_is_rejected():
     with as_ordinary_user() as folder:
         path = folder / "traces.db"
         SqliteTraceStore(path).close()
@@ -152,7 +152,7 @@ def test_a_file_without_write_permission_is_refused():
             SqliteTraceStore(path)
 
 
-def test_a_folder_without_write_permission_is_refused():
+def test_folder_without_write_permission_is_rejected():
     with as_ordinary_user() as folder:
         folder.chmod(0o555)
         with pytest.raises(StoreError, match="choose a path"):
@@ -161,7 +161,7 @@ def test_a_folder_without_write_permission_is_refused():
             SqliteTraceStore(folder / "new" / "traces.db")
 
 
-def test_a_store_in_a_folder_that_may_not_be_written_can_be_read():
+def test_store_in_a_read_only_folder_can_be_read():
     with as_ordinary_user() as folder:
         with SqliteTraceStore(folder / "traces.db") as store:
             store.add([trace_of()])
@@ -170,14 +170,14 @@ def test_a_store_in_a_folder_that_may_not_be_written_can_be_read():
             assert reading.by_session("s") == [trace_of()]
 
 
-def test_commits_reach_the_disk_itself(tmp_path: Path):
+def test_commits_are_synced_to_disk(tmp_path: Path):
     connection = open_for_writing(tmp_path / "traces.db", timeout_s=1)
     settings = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "fullfsync")]
     connection.close()
     assert settings == [2, 1], "the second counts on macOS"
 
 
-def test_a_store_in_use_can_be_read_by_another_process(tmp_path: Path):
+def test_store_in_use_can_be_read_by_another_process(tmp_path: Path):
     path = tmp_path / "traces.db"
     program = (
         "import sys; from rllm.store import open_store\n"
@@ -188,7 +188,7 @@ def test_a_store_in_use_can_be_read_by_another_process(tmp_path: Path):
         assert subprocess.check_output([sys.executable, "-c", program, str(path)], text=True) == "2\n"
 
 
-def test_reading_only_refuses_writes_and_needs_a_file(tmp_path: Path):
+def test_read_only_store_rejects_writes_and_needs_a_file(tmp_path: Path):
     with pytest.raises(StoreError, match="there is no such file"):
         SqliteTraceStore(tmp_path / "traces.db", read_only=True)
     SqliteTraceStore(tmp_path / "traces.db").close()
@@ -199,7 +199,7 @@ def test_reading_only_refuses_writes_and_needs_a_file(tmp_path: Path):
             store.delete("s")
 
 
-def test_a_trace_that_cannot_be_stored_fails_alone(tmp_path: Path):
+def test_trace_that_cannot_be_stored_fails_alone(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db", timeout_s=60) as store:
         # Holding the lock makes all of them wait, so that they are committed together.
         with locked(store.path):
@@ -227,7 +227,7 @@ def locked(path: Path) -> Iterator[None]:
         connection.close()
 
 
-def test_a_forgotten_store_is_flushed_when_the_interpreter_ends(tmp_path: Path):
+def test_unclosed_store_is_flushed_at_interpreter_exit(tmp_path: Path):
     program = (
         "import sys; from rllm.store import open_store; from rllm.types import Trace\n"
         "store = open_store(sys.argv[1])\n"
@@ -239,7 +239,7 @@ def test_a_forgotten_store_is_flushed_when_the_interpreter_ends(tmp_path: Path):
         assert len(store.by_session("s")) == 50
 
 
-def test_a_file_is_marked_as_ours_and_with_its_version(tmp_path: Path):
+def test_file_has_our_application_id_and_version(tmp_path: Path):
     SqliteTraceStore(tmp_path / "traces.db").close()
     connection = sqlite3.connect(tmp_path / "traces.db")
     found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
@@ -247,7 +247,7 @@ def test_a_file_is_marked_as_ours_and_with_its_version(tmp_path: Path):
     assert found == [APPLICATION_ID, SCHEMA]
 
 
-def test_an_unfinished_file_is_not_opened_for_reading_only(tmp_path: Path):
+def test_incomplete_file_cannot_be_opened_read_only(tmp_path: Path):
     path = tmp_path / "traces.db"
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

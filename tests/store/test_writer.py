@@ -75,13 +75,13 @@ def values(connection: sqlite3.Connection) -> list[int]:
     return [row[0] for row in connection.execute("SELECT value FROM notes ORDER BY rowid")]
 
 
-def test_jobs_run_in_order_and_give_their_results(writer: GroupCommitWriter):
+def test_jobs_run_in_order_and_return_their_results(writer: GroupCommitWriter):
     rows = [do(writer, insert(value)) for value in (30, 10, 20)]
     assert [row.result(60) for row in rows] == [1, 2, 3]
     assert do(writer, values).result(60) == [30, 10, 20]
 
 
-def test_everything_that_is_waiting_shares_one_transaction(writer: GroupCommitWriter):
+def test_waiting_jobs_share_one_transaction(writer: GroupCommitWriter):
     pause = Pause(writer)
     changes = [do(writer, lambda connection: connection.total_changes) for _ in range(3)]
     inserted = [do(writer, insert(value)) for value in range(3)]
@@ -92,7 +92,7 @@ def test_everything_that_is_waiting_shares_one_transaction(writer: GroupCommitWr
     assert all(future.done() for future in inserted)
 
 
-def test_a_job_that_fails_takes_back_its_own_changes_only(writer: GroupCommitWriter):
+def test_failed_job_rolls_back_only_its_own_changes(writer: GroupCommitWriter):
     def insert_twice(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO notes VALUES (7)")
         connection.execute("INSERT INTO notes VALUES (1)")
@@ -106,7 +106,7 @@ def test_a_job_that_fails_takes_back_its_own_changes_only(writer: GroupCommitWri
     assert do(writer, values).result(60) == [1, 2]
 
 
-def test_a_refused_job_fails_alone_without_a_retry(writer: GroupCommitWriter):
+def test_rejected_job_fails_alone_without_a_retry(writer: GroupCommitWriter):
     together = []
 
     def insert_but_seven(connection: sqlite3.Connection, payloads: list[int]) -> list[int | StoreError | None]:
@@ -122,7 +122,7 @@ def test_a_refused_job_fails_alone_without_a_retry(writer: GroupCommitWriter):
     assert together == [[1, 7, 2]]
 
 
-def test_a_full_queue_makes_the_caller_wait_until_there_is_room(writer: GroupCommitWriter):
+def test_full_queue_blocks_the_caller(writer: GroupCommitWriter):
     pause = Pause(writer)
     for value in range(MAX_WAITING):
         do(writer, insert(value))
@@ -131,7 +131,7 @@ def test_a_full_queue_makes_the_caller_wait_until_there_is_room(writer: GroupCom
     assert do(writer, values).result(60) == list(range(MAX_WAITING + 1))
 
 
-def test_a_queue_that_stays_full_refuses_the_caller():
+def test_queue_that_stays_full_rejects_the_caller():
     with writer_with(timeout_s=0.05) as writer:
         pause = Pause(writer)
         futures = [do(writer, insert(value)) for value in range(MAX_WAITING)]
@@ -142,7 +142,7 @@ def test_a_queue_that_stays_full_refuses_the_caller():
         assert do(writer, values).result(60) == list(range(MAX_WAITING))
 
 
-def test_closing_finishes_what_is_waiting_and_refuses_the_rest(writer: GroupCommitWriter):
+def test_closing_finishes_waiting_jobs_and_rejects_others(writer: GroupCommitWriter):
     pause = Pause(writer)
     waiting = do(writer, insert(1))
     threading.Timer(0.01, pause.release).start()
@@ -152,7 +152,7 @@ def test_closing_finishes_what_is_waiting_and_refuses_the_rest(writer: GroupComm
         do(writer, insert(2))
 
 
-def test_a_job_that_is_waiting_cannot_be_cancelled(writer: GroupCommitWriter):
+def test_waiting_job_cannot_be_cancelled(writer: GroupCommitWriter):
     pause = Pause(writer)
     waiting = do(writer, insert(1))
     assert not waiting.cancel()
@@ -160,7 +160,7 @@ def test_a_job_that_is_waiting_cannot_be_cancelled(writer: GroupCommitWriter):
     assert waiting.result(60) == 1
 
 
-def test_neighbouring_jobs_of_one_kind_are_handed_over_together(writer: GroupCommitWriter):
+def test_adjacent_jobs_of_one_kind_are_batched(writer: GroupCommitWriter):
     together = []
 
     def note(connection: sqlite3.Connection, payloads: list[int]) -> list[int]:
@@ -176,7 +176,7 @@ def test_neighbouring_jobs_of_one_kind_are_handed_over_together(writer: GroupCom
     assert together == [[1, 2], [3]]
 
 
-def test_what_was_written_is_let_go_of_while_nothing_is_waiting(writer: GroupCommitWriter):
+def test_written_payload_is_released_while_idle(writer: GroupCommitWriter):
     class Payload:
         pass
 

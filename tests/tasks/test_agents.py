@@ -21,11 +21,11 @@ from rllm.tasks.agents.terminus import Terminus, command_in, shown_output
         ("<think>\n```rm -r .```?\n</think>\n\ndone", "done"),
     ],
 )
-def test_the_command_of_an_answer(text: str, command: str) -> None:
+def test_commands_are_parsed_from_an_answer(text: str, command: str) -> None:
     assert command_in(text) == command
 
 
-def test_the_model_is_shown_output_and_failure() -> None:
+def test_model_gets_output_and_failure() -> None:
     assert shown_output(ExecResult(exit_code=0, stdout="a\nb\n", stderr=""), 100, 60) == "a\nb"
     assert shown_output(ExecResult(exit_code=0, stdout="", stderr=""), 100, 60) == "[exit code 0]"
     assert shown_output(ExecResult(exit_code=2, stdout="", stderr="no\n"), 100, 60) == "no\n[exit code 2]"
@@ -51,18 +51,18 @@ def test_agents_have_names() -> None:
         ("nowhere.py:agent", {}, "nowhere.py"),
     ],
 )
-def test_an_unknown_agent_is_refused(spec: str, options: dict[str, int], named: str) -> None:
+def test_unknown_agent_is_rejected(spec: str, options: dict[str, int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         open_agent(spec, **options)
 
 
-def test_a_program_that_npm_installs_needs_npm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_installed_by_npm_requires_npm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"agent=codex .* npm"):
         open_agent("codex")
 
 
-def test_a_function_with_unknown_parameters_is_refused() -> None:
+def test_function_with_unknown_parameters_is_rejected() -> None:
     with pytest.raises(ConfigError, match="'repository'"):
         open_agent(f"{__name__}:needs_more")
 

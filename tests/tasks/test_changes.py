@@ -14,7 +14,7 @@ def write(folder, files):
     return folder
 
 
-def test_files_are_added_changed_and_removed(tmp_path):
+def test_added_changed_and_removed_files_are_listed(tmp_path):
     before = write(tmp_path / "before", {"same": b"1", "a/text": b"one\ntwo\n", "gone": b"x\n", ".git/HEAD": b"1"})
     after = write(tmp_path / "after", {"same": b"1", "a/text": b"one\n2\n", "new": b"\0\1", ".git/HEAD": b"22"})
     (after / "link").symlink_to("same")
@@ -33,7 +33,7 @@ def test_files_are_added_changed_and_removed(tmp_path):
     )
 
 
-def test_a_long_diff_is_cut_and_a_file_of_many_lines_is_only_listed(tmp_path):
+def test_long_diff_is_truncated_and_a_file_of_many_lines_is_only_listed(tmp_path):
     before = write(tmp_path / "before", {})
     after = write(tmp_path / "after", {"b": b"\n" * 9000})
     assert (len(changes(before, after)), diff(before, after)) == (1, "")
@@ -42,7 +42,7 @@ def test_a_long_diff_is_cut_and_a_file_of_many_lines_is_only_listed(tmp_path):
     assert len(diff(before, after)) <= MAX_TEXT
 
 
-def test_names_of_files_become_text(tmp_path):
+def test_undecodable_and_control_characters_in_file_names_are_replaced(tmp_path):
     before, after = write(tmp_path / "before", {}), write(tmp_path / "after", {})
     for name in (b"a\xff", b"b\nremoved c", b"d\x1b[31m"):
         (after / os.fsdecode(name)).write_bytes(b"x")

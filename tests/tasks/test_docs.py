@@ -29,7 +29,7 @@ def server():
         yield server
 
 
-def test_the_page_runs(tmp_path, monkeypatch, server):
+def test_page_runs(tmp_path, monkeypatch, server):
     backend_or_skip("local")
     monkeypatch.chdir(tmp_path)
     for fence in fences(DOCS / "tasks.md"):

@@ -17,7 +17,7 @@ DEFAULTS = {"agent_timeout_s": 600.0, "cpus": 1.0, "memory_mb": 2048, "disk_mb":
 """Values here where Harbor has none."""
 
 
-def test_a_task_has_the_fields_of_its_folder(task_folder):
+def test_task_has_the_fields_of_its_folder(task_folder):
     folder = task_folder({"task.toml": '[metadata]\nlevel = "easy"\n[environment]\ncpus = 2\nstorage_mb = 10\n'})
     task = read_task(folder)
     assert (task.name, task.instruction) == ("task", "Write the word yes to the file done.\n")
@@ -28,7 +28,7 @@ def test_a_task_has_the_fields_of_its_folder(task_folder):
 
 
 @pytest.mark.parametrize("reading", READINGS["toml"], ids=lambda reading: reading["text"][:40] or "empty")
-def test_task_toml_is_read_as_harbor_reads_it(task_folder, reading):
+def test_task_toml_is_parsed_like_in_harbor(task_folder, reading):
     folder = task_folder({"task.toml": reading["text"]})
     if reading["read"] is None:
         with pytest.raises(ConfigError, match=r"task\.toml"):
@@ -47,7 +47,7 @@ def test_task_toml_is_read_as_harbor_reads_it(task_folder, reading):
 
 
 @pytest.mark.parametrize("reading", READINGS["instructions"], ids=lambda reading: repr(reading["text"]))
-def test_marks_of_benchmarks_are_removed_from_instructions(task_folder, reading):
+def test_benchmark_canaries_are_removed_from_instructions(task_folder, reading):
     read = read_task(task_folder({"instruction.md": reading["text"]})).instruction
     assert read.strip() == reading["read"].strip()
 
@@ -75,12 +75,12 @@ def test_marks_of_benchmarks_are_removed_from_instructions(task_folder, reading)
         ({"task.toml": 'artifacts = ["/logs/verifier/reward.txt"]'}, "verifier's own files"),
     ],
 )
-def test_what_is_wrong_is_named(task_folder, files, named):
+def test_errors_name_the_mistake(task_folder, files, named):
     with pytest.raises(ConfigError, match=named):
         read_task(task_folder(files))
 
 
-def test_fields_without_effect_are_named_once(task_folder, caplog):
+def test_fields_without_effect_are_reported_once(task_folder, caplog):
     folder = task_folder({"task.toml": "[agent]\ntimeout = 5\n[environment]\nallow_internet = true\n"})
     with caplog.at_level(logging.WARNING):
         read_task(folder)
@@ -90,7 +90,7 @@ def test_fields_without_effect_are_named_once(task_folder, caplog):
     assert "allow_internet" in caplog.text
 
 
-def test_links_out_of_the_folder_are_refused(task_folder):
+def test_links_out_of_the_folder_are_rejected(task_folder):
     folder = task_folder()
     (folder / "tests" / "inside").symlink_to("test.sh")
     read_task(folder)
@@ -99,7 +99,7 @@ def test_links_out_of_the_folder_are_refused(task_folder):
         read_task(folder)
 
 
-def test_a_folder_of_tasks_is_read_by_name(tmp_path):
+def test_folder_of_tasks_is_read_in_order_of_names(tmp_path):
     write_task(tmp_path / "b")
     write_task(tmp_path / "a")
     (tmp_path / "README.md").write_text("Tasks.")
@@ -108,7 +108,7 @@ def test_a_folder_of_tasks_is_read_by_name(tmp_path):
     assert [task.name for task in read_tasks(tmp_path / "a")] == ["a"]
 
 
-def test_all_problems_of_a_folder_are_named(tmp_path):
+def test_all_problems_of_a_folder_are_reported(tmp_path):
     write_task(tmp_path / "a", {"tests/test.sh": None})
     write_task(tmp_path / "b", {"task.toml": "x"})
     write_task(tmp_path / "c")
@@ -116,7 +116,7 @@ def test_all_problems_of_a_folder_are_named(tmp_path):
         read_tasks(tmp_path)
 
 
-def test_two_tasks_of_one_name_are_refused(tmp_path):
+def test_duplicate_task_names_are_rejected(tmp_path):
     for name in ("a", "b"):
         write_task(tmp_path / name, {"task.toml": '[task]\nname = "acme/one"\n'})
     with pytest.raises(ConfigError, match="acme/one"):
@@ -128,19 +128,19 @@ def test_tasks_may_be_two_folders_deep(tmp_path):
     assert [task.name for task in read_tasks(tmp_path)] == ["a"]
 
 
-def test_a_folder_without_tasks_is_named(tmp_path):
+def test_folder_without_tasks_is_reported(tmp_path):
     for folder, named in ((tmp_path, "has a task.toml"), (tmp_path / "nowhere", "no such folder")):
         with pytest.raises(ConfigError, match=named):
             read_tasks(folder)
 
 
-def test_a_separate_verifier_may_have_an_image_of_its_own(task_folder):
+def test_separate_verifier_may_have_its_own_image(task_folder):
     files = {"tests/Dockerfile": "FROM x\nCOPY . /tests/\n"}
     assert read_task(task_folder(files)).verifier_image is None
     folder = task_folder({**files, "task.toml": '[verifier]\nenvironment_mode = "separate"\n'})
     assert read_task(folder).verifier_image == ImageSource(folder=folder / "tests")
 
 
-def test_the_examples_are_read_without_warnings(caplog):
+def test_examples_are_read_without_warnings(caplog):
     assert [task.name for task in read_tasks(EXAMPLES)] == ["fix-median", "log-report", "repair-git"]
     assert not caplog.records

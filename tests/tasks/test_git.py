@@ -45,7 +45,7 @@ def test_tasks_are_read_from_a_branch_a_tag_or_a_commit(repository):
     }
 
 
-def test_a_branch_that_moved_is_fetched_again_and_a_commit_never(repository):
+def test_moved_branch_is_fetched_again_and_a_commit_never(repository):
     url = f"file://{repository}"
     commit = git(repository, "rev-parse", "main")
     before = fetched(f"{url}#{commit}")
@@ -57,7 +57,7 @@ def test_a_branch_that_moved_is_fetched_again_and_a_commit_never(repository):
         fetched(url)
 
 
-def test_what_does_not_exist_is_named(repository):
+def test_missing_references_are_reported(repository):
     url = f"file://{repository}"
     with pytest.raises(ConfigError, match=r"'nowhere'.*main, old"):
         fetched(f"{url}#nowhere")

@@ -31,7 +31,7 @@ LAST = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_solves_a_task(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_solves_a_task(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend_or_skip("local")
     monkeypatch.setenv("RLLM_CACHE", str(INSTALLED / "cache"))
     [task] = shell_tasks(1, seed=3)

@@ -67,7 +67,7 @@ def test_terminus_solves_a_task(number: int) -> None:
 
 
 @in_sandboxes
-def test_what_was_changed_and_verified_is_on_the_episode() -> None:
+def test_episode_has_changes_and_verification() -> None:
     episode = rolled_out(["echo nonsense > wrong.txt", "done"])
     assert episode.trajectories[0].reward == 0.0
     verdict = episode.trajectories[0].info[VERDICT_KEY]
@@ -77,7 +77,7 @@ def test_what_was_changed_and_verified_is_on_the_episode() -> None:
 
 
 @in_sandboxes
-def test_terminus_calls_a_tool_where_the_model_has_tools() -> None:
+def test_terminus_calls_a_tool_if_the_model_supports_tools() -> None:
     call = {"tool_calls": [{"name": "shell", "arguments": {"command": CREATE.command}}]}
     wrong = {"tool_calls": [{"name": "bash", "arguments": {}}]}
     episode = rolled_out([wrong, call, "I have made the file."], "&agent=terminus-tools")
@@ -95,7 +95,7 @@ def test_terminus_runs_a_command_without_its_zero_bytes() -> None:
 
 
 @in_sandboxes
-def test_terminus_ends_when_it_has_no_commands_left() -> None:
+def test_terminus_ends_when_no_commands_are_left() -> None:
     episode = rolled_out(["ls"], "&max_steps=3")
     assert [step.model_response for step in episode.trajectories[0].steps] == ["ls"] * 3
 
@@ -138,7 +138,7 @@ async def work(instruction, sandbox, base_url):
 
 @in_sandboxes
 @pytest.mark.parametrize("text", [ASYNC, SYNC, IN_THE_SANDBOX], ids=["async", "sync", "through a route"])
-def test_a_function_receives_the_sandbox(written, text: str) -> None:
+def test_function_receives_the_sandbox(written, text: str) -> None:
     episode = rolled_out([CREATE.command], written(text))
     assert episode.is_correct
     assert [step.model_response for step in episode.trajectories[0].steps] == [CREATE.command]
@@ -158,13 +158,13 @@ def test_a_function_receives_the_sandbox(written, text: str) -> None:
     ],
     ids=["never calls the model", "raises", "its sandbox ends"],
 )
-def test_an_agent_that_fails_is_named(written, text: str, error: type[RLLMError], named: str) -> None:
+def test_agent_error_is_attributed_to_it(written, text: str, error: type[RLLMError], named: str) -> None:
     with pytest.raises(error, match=named):
         rolled_out(["unused"], written(text))
 
 
 @in_sandboxes
-def test_a_program_that_does_not_install_is_named() -> None:
+def test_failed_installation_of_a_program_is_reported() -> None:
     with pytest.raises(AgentError, match=r"agent=mini-swe-agent 0\.0\.0 cannot be installed"):
         rolled_out(["unused"], "&agent=mini-swe-agent@0.0.0")
 
@@ -179,19 +179,19 @@ def test_a_program_that_does_not_install_is_named() -> None:
         ("&memory=3", "'memory_mb'"),
     ],
 )
-def test_what_is_not_known_is_refused(more: str, named: str) -> None:
+def test_unknown_names_and_values_are_rejected(more: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         open_env(TASKS + more)
 
 
-def test_a_sandbox_that_cannot_start_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_that_cannot_start_is_rejected_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"(?i)docker"):
         open_env(TASKS + "&sandbox=docker")
 
 
 @in_sandboxes
-def test_settings_are_limits_of_sandboxes_unless_the_name_has_its_own() -> None:
+def test_sandbox_limits_come_from_settings_unless_the_name_sets_them() -> None:
     """The kernel says so: what is written beyond 1 MiB does not fit."""
     settings = SandboxSettings(cpus=0.5, memory_mb=300, disk_mb=1)
     script = ["head -c 3000000 /dev/zero > big; wc -c < big", "done"]
@@ -205,7 +205,7 @@ def test_settings_are_limits_of_sandboxes_unless_the_name_has_its_own() -> None:
     assert shown["&disk_mb=10"] == "3000000"
 
 
-def test_settings_of_sandboxes_are_refused_where_there_are_none() -> None:
+def test_sandbox_settings_without_sandboxes_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.backend='podman'"):
         open_env("gymnasium:CartPole-v1", sandbox=SandboxSettings(backend="podman"))
     with pytest.raises(ConfigError, match=r"sandbox\.cpus=2"):
@@ -213,7 +213,7 @@ def test_settings_of_sandboxes_are_refused_where_there_are_none() -> None:
 
 
 @in_sandboxes
-def test_sandboxes_are_bounded_by_a_pool() -> None:
+def test_sandboxes_are_limited_by_a_pool() -> None:
     """With one sandbox at a time, which is closed before the verifier has its own, a rollout ends; and none is left."""
     named = open_env(TASKS, sandbox=SandboxSettings(concurrency=1, warm=1))
     with scripted_gateway(["done"]) as gateway:

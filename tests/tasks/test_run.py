@@ -51,7 +51,7 @@ class Shell(SandboxAgent):
         assert result.exit_code == 0, result.stderr
 
 
-async def test_the_work_of_an_agent_is_rewarded_and_described(backend, task_folder):
+async def test_work_of_an_agent_is_rewarded_and_described(backend, task_folder):
     task = read_task(task_folder())
     outcome = await run_task(task, Shell("echo yes > done; echo three >> notes.txt"), backend)
     assert outcome.reward == 1.0
@@ -86,20 +86,20 @@ async def test_the_work_of_an_agent_is_rewarded_and_described(backend, task_fold
         pytest.param("ln -s /logs/verifier/reward.txt reward; ln -s /tests tests", id="links to the verifier's files"),
     ],
 )
-async def test_an_agent_that_forges_does_not_win(backend, task_folder, command):
+async def test_forged_reward_file_is_ignored(backend, task_folder, command):
     outcome = await run_task(read_task(task_folder()), Shell(command), backend)
     assert outcome.reward == 0.0
     assert not any("reward.txt; done" in line for line in processes())
 
 
-async def test_an_agent_that_replaces_the_shell_harms_only_itself(podman, task_folder):
+async def test_agent_that_replaces_the_shell_affects_only_itself(podman, task_folder):
     task = read_task(task_folder())
     with pytest.raises(AgentError, match="working directory"):
         await run_task(task, Shell("echo yes > done; cp /bin/true /tmp/x; mv -f /tmp/x /bin/sh"), podman)
     assert (await run_task(task, Idle(), podman)).reward == 0.0
 
 
-async def test_only_the_working_directory_and_artifacts_reach_the_verifier(backend, task_folder):
+async def test_verifier_gets_only_the_working_directory_and_artifacts(backend, task_folder):
     test = "#!/bin/sh\nls /data /srv > /tests/found 2>&1; cat /tests/found\necho 1 > /logs/verifier/reward.txt\n"
     task = read_task(task_folder({"task.toml": 'artifacts = ["/data", "/nowhere"]', "tests/test.sh": test}))
     outcome = await run_task(task, Shell("mkdir -p /data /srv; touch /data/kept /srv/lost"), backend)
@@ -107,7 +107,7 @@ async def test_only_the_working_directory_and_artifacts_reach_the_verifier(backe
     assert "lost" not in outcome.verifier_output
 
 
-async def test_an_agent_that_removes_the_working_directory_has_no_reward(backend, task_folder):
+async def test_agent_that_removes_the_working_directory_gets_no_reward(backend, task_folder):
     with pytest.raises(AgentError, match="working directory"):
         await run_task(read_task(task_folder()), Shell("cd / && mv /app /gone"), backend)
 
@@ -125,13 +125,13 @@ async def test_an_agent_that_removes_the_working_directory_has_no_reward(backend
         ("rm -rf /logs", "wrote no reward"),
     ],
 )
-async def test_a_verifier_without_a_reward_leaves_the_rollout_unscored(local, task_folder, test, named):
+async def test_verifier_without_reward_leaves_the_rollout_unscored(local, task_folder, test, named):
     task = read_task(task_folder({"tests/test.sh": f"#!/bin/sh\n{test}\n"}))
     with pytest.raises(RewardError, match=rf"(?s)verifier of task.*{named}"):
         await run_task(task, Idle(), local)
 
 
-async def test_a_verifier_that_does_not_end_is_stopped(local, task_folder):
+async def test_hanging_verifier_is_stopped(local, task_folder):
     files = {"tests/test.sh": "#!/bin/sh\nsleep 600\n", "task.toml": "[verifier]\ntimeout_sec = 0.3\n"}
     with pytest.raises(RewardError, match=r"verifier\.timeout_sec=0\.3"):
         await run_task(read_task(task_folder(files)), Idle(), local)
@@ -143,7 +143,7 @@ async def test_parts_of_a_reward_are_kept(local, task_folder):
     assert (outcome.reward, outcome.reward_parts) == (0.75, {"style": 0.25, "speed": 0.5})
 
 
-async def test_an_agent_stopped_at_its_deadline_is_rewarded_for_its_work(backend, task_folder):
+async def test_agent_stopped_at_its_deadline_is_rewarded_for_its_work(backend, task_folder):
     task = read_task(task_folder({"task.toml": "[agent]\ntimeout_sec = 2"}))
     outcome = await run_task(task, Shell("echo yes > done; sleep 600"), backend)
     assert (outcome.reward, outcome.agent_timed_out) == (1.0, True)
@@ -151,7 +151,7 @@ async def test_an_agent_stopped_at_its_deadline_is_rewarded_for_its_work(backend
     assert "sleep 600" not in processes()
 
 
-async def test_an_agent_that_fails_is_named(local, task_folder):
+async def test_agent_error_is_attributed_to_it(local, task_folder):
     class Broken(Shell):
         async def run(self, instruction, sandbox, **about):
             raise KeyError("model")
@@ -160,7 +160,7 @@ async def test_an_agent_that_fails_is_named(local, task_folder):
         await run_task(read_task(task_folder()), Broken(), local)
 
 
-async def test_a_sandbox_killed_in_mid_run_fails_the_rollout(local, task_folder):
+async def test_sandbox_killed_during_a_run_fails_the_rollout(local, task_folder):
     class Killed(Shell):
         async def run(self, instruction, sandbox, **about):
             os.kill(sandbox._first_process, signal.SIGKILL)
@@ -170,7 +170,7 @@ async def test_a_sandbox_killed_in_mid_run_fails_the_rollout(local, task_folder)
         await run_task(read_task(task_folder()), Killed(), local)
 
 
-async def test_an_agent_is_installed_before_it_works_and_not_for_the_verifier(backend, task_folder):
+async def test_agent_is_installed_before_it_works_and_not_for_the_verifier(backend, task_folder):
     class Installed(Shell):
         async def install(self, sandbox):
             await sandbox.exec("mkdir -p /opt/agent; echo yes > /opt/agent/answer")
@@ -183,7 +183,7 @@ async def test_an_agent_is_installed_before_it_works_and_not_for_the_verifier(ba
         assert "agent" not in outcome.verifier_output
 
 
-async def test_a_dockerfile_is_built_in_the_sandbox_or_its_failure_is_named(local, task_folder):
+async def test_dockerfile_is_built_in_the_sandbox_or_its_failure_is_reported(local, task_folder):
     built = f"FROM {DEBIAN}\nENV WORD=yes\nWORKDIR /srv/shop\nRUN echo $WORD > word\n"
     test = '#!/bin/sh\n[ "$(cat /srv/shop/word) $WORD $PWD" = "yes yes /srv/shop" ] && echo 1 > /logs/verifier/reward.txt\n'
     task = read_task(task_folder({"environment/Dockerfile": built, "tests/test.sh": test}))
@@ -193,7 +193,7 @@ async def test_a_dockerfile_is_built_in_the_sandbox_or_its_failure_is_named(loca
         await run_task(read_task(failing), Idle(), local)
 
 
-async def test_a_verifier_with_an_image_of_its_own_gets_the_same_files(backend, task_folder):
+async def test_verifier_with_its_own_image_gets_the_same_files(backend, task_folder):
     test = "#!/bin/sh\nls /tests; cat /app/done; [ -f here ] && echo 1 > /logs/verifier/reward.txt\n"
     files = {
         "task.toml": '[verifier]\nenvironment_mode = "separate"\n',
@@ -206,7 +206,7 @@ async def test_a_verifier_with_an_image_of_its_own_gets_the_same_files(backend, 
     assert list(map(str, outcome.changes)) == ["added done (4 bytes)"]
 
 
-async def test_a_check_needs_a_solution_that_passes_and_a_verifier_that_fails_at_first(local, task_folder):
+async def test_check_requires_a_passing_solution_and_an_initially_failing_verifier(local, task_folder):
     async def problems(name, files):
         checked = await check_task(read_task(task_folder(files, name)), local)
         return checked.ok, " ".join(checked.problems)
@@ -222,13 +222,13 @@ async def test_a_check_needs_a_solution_that_passes_and_a_verifier_that_fails_at
     assert (ok, "no solution/solve.sh" in named) == (False, True)
 
 
-async def test_the_root_is_no_working_directory(local, task_folder):
+async def test_root_cannot_be_the_working_directory(local, task_folder):
     task = read_task(task_folder({"task.toml": '[environment]\nworkdir = "/"\n'}))
     with pytest.raises(SandboxError, match=r"environment\.workdir"):
         await run_task(task, Idle(), local)
 
 
-async def test_all_rollouts_that_wait_for_an_installation_hear_that_it_failed(local, task_folder):
+async def test_failed_installation_is_raised_to_all_waiting_rollouts(local, task_folder):
     class Broken(Shell):
         async def install(self, sandbox):
             await asyncio.sleep(0.1)
@@ -239,14 +239,14 @@ async def test_all_rollouts_that_wait_for_an_installation_hear_that_it_failed(lo
     assert [type(error) for error in failed] == [AgentError] * 3
 
 
-async def test_a_file_that_grows_while_it_is_copied_is_taken(backend, task_folder):
+async def test_file_that_grows_during_the_copy_is_accepted(backend, task_folder):
     """The agent left a program running."""
     grow = "(while :; do head -c 1000000 /dev/zero; sleep 0.01; done) > log 2>&1 & echo yes > done; sleep 0.5"
     outcome = await run_task(read_task(task_folder()), Shell(grow), backend)
     assert outcome.reward == 1.0
 
 
-async def test_many_rollouts_at_once_leave_nothing(local, task_folder):
+async def test_many_concurrent_rollouts_leave_nothing_behind(local, task_folder):
     task = read_task(task_folder())
     outcomes = await asyncio.gather(*(run_task(task, Oracle(), local) for _ in range(8)))
     assert [outcome.reward for outcome in outcomes] == [1.0] * 8
@@ -278,12 +278,12 @@ git config alias.rev-parse '!echo 1 > /logs/verifier/reward.txt'
         ("repair-git", HOSTILE_REPOSITORY),
     ],
 )
-async def test_verifiers_of_the_examples_hold_against_what_they_run(local, example, command):
+async def test_verifiers_of_the_examples_resist_attacks(local, example, command):
     outcome = await run_task(read_task(EXAMPLES / example), Shell(command), local)
     assert outcome.reward < 1
 
 
-def test_the_examples_pass_and_the_command_reports_it(local):
+def test_examples_pass_and_the_command_reports_it(local):
     command = [sys.executable, "-m", "rllm", "tasks", "check", str(EXAMPLES), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -295,7 +295,7 @@ def test_the_examples_pass_and_the_command_reports_it(local):
     }
 
 
-def test_the_command_fails_if_a_task_does(local, task_folder):
+def test_command_fails_if_a_task_fails(local, task_folder):
     folder = task_folder({"tests/test.sh": NO_REWARD})
     command = [sys.executable, "-m", "rllm", "tasks", "check", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -12,7 +12,7 @@ from rllm.tasks.shell_tasks import KINDS, shell_task_folders, shell_tasks
 
 
 @pytest.mark.parametrize("task", shell_tasks(2 * len(KINDS), seed=7), ids=lambda task: task.kind)
-def test_the_solution_gives_the_expected_files(task, tmp_path: Path) -> None:
+def test_solution_creates_the_expected_files(task, tmp_path: Path) -> None:
     task.write(tmp_path)
     work = tmp_path / "environment" / "files"
     assert {path.name: path.read_text() for path in work.iterdir()} == task.files != task.expected
@@ -35,6 +35,6 @@ def test_folders_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_more_tasks_than_there_are_are_refused() -> None:
+def test_requesting_too_many_tasks_is_rejected() -> None:
     with pytest.raises(ConfigError, match="size=10000"):
         shell_tasks(10_000, seed=0)

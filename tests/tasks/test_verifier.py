@@ -12,7 +12,7 @@ READINGS = json.loads(Path(__file__).with_name("harbor_readings.json").read_text
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda reading: f"{reading['name']}: {reading['text'].strip()}")
-def test_rewards_are_read_as_harbor_reads_them(reading):
+def test_rewards_are_parsed_like_in_harbor(reading):
     theirs = reading["read"]
     if theirs is None:
         with pytest.raises(RewardError, match=reading["name"]):
@@ -31,6 +31,6 @@ def test_rewards_are_read_as_harbor_reads_them(reading):
 @pytest.mark.parametrize(
     ("name", "content"), [("", ""), ("odd", ""), ("reward.json", "{}"), ("reward.json", "9" * 999)]
 )
-def test_without_a_number_there_is_no_reward(name, content):
+def test_reward_without_a_number_is_none(name, content):
     with pytest.raises(RewardError, match="reward"):
         reward_in(name, content)

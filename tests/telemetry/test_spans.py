@@ -24,7 +24,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_nothing_is_imported_until_it_is_enabled():
+def test_opentelemetry_is_not_imported_until_enabled():
     code = (
         "import rllm.sdk, rllm.tools.tool_base, rllm.engine.runner, rllm.gateway.app, sys; print('opentelemetry' in "
         "{name.partition('.')[0] for name in sys.modules})"
@@ -33,7 +33,7 @@ def test_nothing_is_imported_until_it_is_enabled():
     assert done.stdout == "False\n"
 
 
-def test_off_it_says_nothing(collector):
+def test_disabled_telemetry_exports_nothing(collector):
     @trajectory
     def agent():
         return Tool(function=add)(1, 2).output
@@ -43,14 +43,14 @@ def test_off_it_says_nothing(collector):
     assert collector.spans() == []
 
 
-def test_without_opentelemetry_its_extra_is_named(monkeypatch):
+def test_missing_opentelemetry_error_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "rllm.telemetry.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingDependencyError, match=r"rllm\[otel\]"):
         telemetry.enable()
 
 
-def test_a_tool_called_by_an_agent_is_a_part_of_it(spans):
+def test_tool_called_by_an_agent_is_part_of_its_span(spans):
     @trajectory(name="solver")
     def agent():
         return Tool(function=add)(1, 2).output
@@ -76,7 +76,7 @@ def test_a_tool_called_by_an_agent_is_a_part_of_it(spans):
     assert agent_span.service == "rllm"
 
 
-async def test_an_async_agent_has_one_span_with_its_calls(spans):
+async def test_async_agent_has_one_span_with_its_calls(spans):
     engine = RecordingEngine(ScriptedEngine(["four"], weight_version=7), model="policy")
 
     @trajectory(name="solver")
@@ -100,7 +100,7 @@ async def test_an_async_agent_has_one_span_with_its_calls(spans):
     assert agent_span.attributes["rllm.num_steps"] == 1
 
 
-async def test_failures_tell_their_type_and_nothing_that_was_said(spans):
+async def test_failures_record_their_type_and_no_content(spans):
     engine = RecordingEngine(ScriptedEngine([InferenceError("secret reason")]))
 
     @trajectory
@@ -118,7 +118,7 @@ async def test_failures_tell_their_type_and_nothing_that_was_said(spans):
     assert b"secret" not in b"".join(spans.requests)
 
 
-def test_half_a_character_in_a_name_costs_no_span(spans):
+def test_span_with_an_unpaired_surrogate_in_its_name_is_exported(spans):
     @trajectory(name="half \ud83e")
     def agent():
         return Tool(function=add)(1, 2).output
@@ -134,7 +134,7 @@ def test_half_a_character_in_a_name_costs_no_span(spans):
     assert (told["rllm.session_id"], told["gen_ai.response.finish_reasons"]) == ("s\\ud83e", ["\\ud83e"])
 
 
-async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):
+async def test_rollout_is_a_span_with_its_task_and_calls(spans):
     class Adding:
         async def rollout(self, attempt):
             await asyncio.sleep(0)
@@ -156,7 +156,7 @@ async def test_a_rollout_is_a_span_with_its_task_and_what_it_does_in_it(spans):
     assert (failed.status, failed.attributes["error.type"]) == ("ERROR", "InferenceError")
 
 
-async def test_a_session_belongs_to_the_span_that_opened_it(spans):
+async def test_session_belongs_to_the_span_that_opened_it(spans):
     store = MemoryTraceStore()
     with telemetry.agent_span("agent").active():
         Sessions(store).open("s", metadata=None, sampling=None).result(60)
@@ -164,7 +164,7 @@ async def test_a_session_belongs_to_the_span_that_opened_it(spans):
     assert (await Sessions(store).get("s")).trace_context == opened_in != {}
 
 
-async def test_sampled_ids_are_told_where_they_are_wanted(collector):
+async def test_sampled_ids_are_exported_if_enabled(collector):
     telemetry.enable(response_ids=True)
     engine = RecordingEngine(ScriptedEngine(["A"]))
     with session():
@@ -202,7 +202,7 @@ print(tool.name, tool.parent.span_id == mine.context.span_id, later.name)
 """
 
 
-def test_a_program_with_a_tracer_gets_the_spans():
+def test_tracer_of_the_program_gets_the_spans():
     done = subprocess.run([sys.executable, "-c", OWN_PROVIDER], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "True\nexecute_tool add True later\n"
     assert done.stderr == ""

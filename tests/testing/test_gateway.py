@@ -18,7 +18,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_programs_of_its_page_run(tmp_path: Path) -> None:
+def test_programs_of_its_page_run(tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     for number, program in enumerate(programs):
         (tmp_path / f"test_{number}.py").write_text(program)
@@ -35,7 +35,7 @@ def test_the_programs_of_its_page_run(tmp_path: Path) -> None:
     assert f"{DOCS.count('def test_')} passed" in done.stdout
 
 
-async def test_an_async_agent_of_an_async_test() -> None:
+async def test_async_agent_in_an_async_test() -> None:
     async def agent(text: str) -> float:
         async with AsyncOpenAI() as client:
             await client.responses.create(model="m", input=text)
@@ -47,7 +47,7 @@ async def test_an_async_agent_of_an_async_test() -> None:
     assert episode.trajectories[0].steps[0].response_ids[:-1] == encode("ok")
 
 
-def test_an_agent_that_fails_fails_its_test() -> None:
+def test_failing_agent_fails_its_test() -> None:
     def raises() -> None:
         raise KeyError("x")
 
@@ -58,7 +58,7 @@ def test_an_agent_that_fails_fails_its_test() -> None:
             gateway.rollout(lambda: 1.0)
 
 
-def test_sessions_are_apart_and_may_have_sampling_of_their_own() -> None:
+def test_sessions_are_separate_and_may_have_their_own_sampling() -> None:
     with scripted_gateway(["a long answer"]) as gateway:
         url = gateway.open_session("other", sampling={"max_tokens": 3})
         httpx.post(f"{url}/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "x"}]})

@@ -28,18 +28,18 @@ def test_ids_are_the_bytes_of_the_text_and_the_markers():
     assert all(value < 0 for value in output.logprobs)
 
 
-def test_answers_come_in_order_and_start_over():
+def test_answers_are_returned_in_order_and_start_over():
     engine = ScriptedEngine(["a", "b"])
     assert [ask(engine).content for _ in range(3)] == ["a", "b", "a"]
     assert [output.content for output in engine.outputs] == ["a", "b", "a"]
 
 
-def test_a_function_of_the_messages_can_answer():
+def test_answers_may_be_a_function_of_the_messages():
     engine = ScriptedEngine(lambda messages: messages[-1]["content"].upper())
     assert ask(engine).content == "HI"
 
 
-def test_a_tool_call_may_be_written_short():
+def test_tool_call_has_a_short_form():
     engine = ScriptedEngine([{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}])
     output = ask(engine)
     assert output.tool_calls == [
@@ -49,7 +49,7 @@ def test_a_tool_call_may_be_written_short():
     assert output.to_message()["content"] is None
 
 
-def test_errors_of_the_script_are_raised_as_inference_errors():
+def test_errors_in_the_script_are_raised_as_inference_errors():
     engine = ScriptedEngine([InferenceError("overloaded", status_code=503), ValueError("boom")])
     with pytest.raises(InferenceError, match="overloaded") as refused:
         ask(engine)
@@ -59,22 +59,22 @@ def test_errors_of_the_script_are_raised_as_inference_errors():
 
 
 @pytest.mark.parametrize("script", [[], "one text", ""])
-def test_a_script_without_answers_is_refused(script):
+def test_script_without_answers_is_rejected(script):
     with pytest.raises(ConfigError, match="at least one answer"):
         ScriptedEngine(script)
 
 
-def test_a_prompt_that_leaves_no_room_is_refused():
+def test_prompt_that_leaves_no_room_is_rejected():
     with pytest.raises(PromptTooLongError, match="context length is 8"):
         ask(ScriptedEngine(["a"], context_length=8))
 
 
-def test_max_tokens_cuts_the_answer():
+def test_max_tokens_truncates_the_answer():
     output = ask(ScriptedEngine(["abcdef"]), max_tokens=3)
     assert (output.content, output.completion_ids, output.finish_reason) == ("abc", [*b"abc"], "length")
 
 
-def test_a_stop_string_is_sampled_but_not_said():
+def test_stop_string_is_sampled_but_not_in_the_text():
     output = ask(ScriptedEngine(["hello STOP there"]), stop=["STOP"])
     assert (output.content, decode(output.completion_ids), output.finish_reason) == ("hello ", "hello STOP", "stop")
 
@@ -96,7 +96,7 @@ answers = st.one_of(
 
 
 @given(st.lists(answers, min_size=2, max_size=4))
-def test_a_continued_conversation_extends_earlier_tokens(script):
+def test_continued_conversation_extends_earlier_tokens(script):
     engine = ScriptedEngine(script)
     messages = list(HI)
     earlier = []
@@ -107,7 +107,7 @@ def test_a_continued_conversation_extends_earlier_tokens(script):
         messages += [output.to_message(), {"role": "user", "content": str(number)}]
 
 
-def test_arguments_that_a_client_spelt_again_still_extend():
+def test_reformatted_arguments_still_extend_earlier_tokens():
     engine = ScriptedEngine([{"tool_calls": [{"name": "f", "arguments": '{"b":  2,"a":1}'}]}])
     output = ask(engine)
     message = output.to_message()
@@ -118,7 +118,7 @@ def test_arguments_that_a_client_spelt_again_still_extend():
 
 
 @given(answers)
-def test_a_stream_says_what_the_whole_answer_says(answer):
+def test_streamed_answer_equals_the_whole_answer(answer):
     whole = ask(ScriptedEngine([answer]))
     *deltas, last = asyncio.run(collect(ScriptedEngine([answer])))
     assert isinstance(last, ModelOutput)
@@ -141,7 +141,7 @@ async def test_latency_reorders_the_answers_of_concurrent_calls():
     assert [output.content for output in engine.outputs] == ["fast", "slow"]
 
 
-def test_it_is_a_streaming_engine():
+def test_engine_supports_streaming():
     assert offers(ScriptedEngine(["a"]), "stream_model_response")
 
 

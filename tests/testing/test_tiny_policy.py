@@ -67,7 +67,7 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_the_same_recipe_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
+def test_same_recipe_gives_the_same_weights(folder: Path, tmp_path: Path) -> None:
     again = build(cache_dir=str(tmp_path))
     assert again.name == folder.name
     one, other = state_of(folder), state_of(again)
@@ -76,7 +76,7 @@ def test_the_same_recipe_gives_the_same_weights(folder: Path, tmp_path: Path) ->
     assert (folder / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
 
 
-def test_the_caller_s_random_numbers_are_left_alone(tmp_path: Path) -> None:
+def test_global_random_state_is_not_changed(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -84,7 +84,7 @@ def test_the_caller_s_random_numbers_are_left_alone(tmp_path: Path) -> None:
     assert torch.rand(1) == expected
 
 
-def test_a_built_policy_is_found_again(folder: Path) -> None:
+def test_built_policy_is_cached(folder: Path) -> None:
     def never(done: int, total: int) -> None:
         raise AssertionError("built a second time")
 
@@ -111,7 +111,7 @@ def test_other_conversations_or_tools_are_another_policy(folder: Path, tmp_path:
     assert tiny_policy(speech, speech, None, recipe=SMALL, cache_dir=tmp_path).name != folder.name
 
 
-def test_without_a_terminal_one_line_names_the_wait(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_terminal_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     build(cache_dir=tmp_path)
     out, err = capfd.readouterr()
     assert out == ""
@@ -119,20 +119,20 @@ def test_without_a_terminal_one_line_names_the_wait(tmp_path: Path, capfd: pytes
     assert "tiny model" in err
 
 
-def test_a_terminal_is_shown_a_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_terminal_shows_a_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setenv("TTY_INTERACTIVE", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     build(cache_dir=tmp_path)
     assert "building a tiny model (once)" in capfd.readouterr().err
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     build(cache_dir=tmp_path, on_progress=lambda done, total: told.append((done, total)))
     assert told == [(done, 5) for done in range(1, 6)]
 
 
-def test_it_is_an_ordinary_model_folder(folder: Path) -> None:
+def test_policy_is_an_ordinary_model_folder(folder: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.model_type == "qwen3"
     assert model.config.vocab_size == len(tokenizer) <= 400
@@ -142,7 +142,7 @@ def test_it_is_an_ordinary_model_folder(folder: Path) -> None:
     assert json.loads((folder / "recipe.json").read_text())["hidden_size"] == 32
 
 
-def test_digits_stay_apart(template: ChatTemplate) -> None:
+def test_digits_are_separate_tokens(template: ChatTemplate) -> None:
     tokenizer = train_tokenizer(["1234 1234 1234"] * 20, vocab_size=300)
     assert [tokenizer.decode([token]) for token in tokenizer.encode("1234", add_special_tokens=False)] == list("1234")
 
@@ -179,7 +179,7 @@ def test_earlier_messages_keep_their_tokens(template: ChatTemplate, messages: li
         assert whole.startswith(before)
 
 
-def test_the_assistant_s_tokens_and_no_others_are_learned(template: ChatTemplate) -> None:
+def test_only_tokens_of_the_assistant_are_trained(template: ChatTemplate) -> None:
     conversation: list[Message] = [
         {"role": "system", "content": "Answer."},
         {"role": "user", "content": "What is a fig?"},
@@ -205,7 +205,7 @@ def test_the_assistant_s_tokens_and_no_others_are_learned(template: ChatTemplate
     assert ids == template.render(conversation[:5], TOOLS, add_generation_prompt=False)[: len(ids)]
 
 
-def test_what_a_warm_up_learns_it_can_say(folder: Path, template: ChatTemplate) -> None:
+def test_trained_answers_can_be_generated(folder: Path, template: ChatTemplate) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     end_id = model.config.eos_token_id
     conversation: list[Message] = [{"role": "user", "content": "fig?"}, {"role": "assistant", "content": "42"}]
@@ -222,7 +222,7 @@ def test_what_a_warm_up_learns_it_can_say(folder: Path, template: ChatTemplate) 
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (40, 10), (10, 40)])
-def test_an_orthogonal_matrix_has_singular_values_near_one(shape: tuple[int, int]) -> None:
+def test_orthogonal_matrix_has_singular_values_near_one(shape: tuple[int, int]) -> None:
     matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonal(matrix))
     assert values.min() > 0.5
@@ -241,6 +241,6 @@ def test_muon_steps_have_the_size_of_the_learning_rate() -> None:
     )
 
 
-def test_the_conversations_are_endless_and_differ() -> None:
+def test_conversations_are_endless_and_differ() -> None:
     some = speech(random.Random(0).randint(0, 9))
     assert next(some) != next(some)

@@ -33,7 +33,7 @@ from rllm.tools.calculator import evaluate
         (" 7 ", 7),
     ],
 )
-def test_values(expression: str, value: int | float | Fraction) -> None:
+def test_values_of_expressions(expression: str, value: int | float | Fraction) -> None:
     result = evaluate(expression)
 
     assert result == value
@@ -62,7 +62,7 @@ def test_values(expression: str, value: int | float | Fraction) -> None:
         ("(1).real", "not arithmetic"),
     ],
 )
-def test_what_is_no_arithmetic_says_why(expression: str, reason: str) -> None:
+def test_invalid_arithmetic_is_rejected_with_the_reason(expression: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         evaluate(expression)
 
@@ -87,13 +87,13 @@ def test_what_is_no_arithmetic_says_why(expression: str, reason: str) -> None:
         "(" * 400 + "1" + ")" * 400,
     ],
 )
-def test_what_would_take_long_is_refused(expression: str) -> None:
+def test_expensive_expressions_are_rejected(expression: str) -> None:
     with pytest.raises(ValueError, match=r"large|deeply|nested|characters|factorial|places"):
         evaluate(expression)
 
 
 @given(st.text(alphabet="0123456789+-*/%()., esqrtlogmax!\x00"))
-def test_any_text_has_a_value_or_a_reason(text: str) -> None:
+def test_any_text_gives_a_value_or_a_value_error(text: str) -> None:
     try:
         value = evaluate(text)
     except ValueError:

@@ -15,7 +15,7 @@ CORPUS = [
 ]
 
 
-def test_the_best_document_comes_first() -> None:
+def test_best_document_comes_first() -> None:
     search = LocalSearch(CORPUS, top_k=2)
 
     assert [hit["id"] for hit in search(query="river Vienna").output] == [1, 2]
@@ -23,7 +23,7 @@ def test_the_best_document_comes_first() -> None:
     assert search(query="zebra").output == []
 
 
-def test_a_score_is_bm25() -> None:
+def test_scores_are_bm25() -> None:
     """Two texts of two words: `a` is in one of them, once, so its weight is 1 and its score the rarity of the word."""
     index = WordIndex(["a b", "b b"])
 
@@ -39,12 +39,12 @@ def test_equal_scores_keep_the_order_of_the_corpus() -> None:
     assert [position for position, _ in index.search("words same", 4)] == [0, 1, 2, 3]
 
 
-def test_an_empty_corpus_has_no_hits() -> None:
+def test_empty_corpus_has_no_hits() -> None:
     assert LocalSearch([])(query="anything").output == []
     assert WordIndex(["", ""]).search("anything", 1) == []
 
 
-def test_a_file_is_a_corpus_too(tmp_path: Path) -> None:
+def test_corpus_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join(json.dumps(document) for document in CORPUS) + "\n\n", encoding="utf-8-sig")
 
@@ -60,7 +60,7 @@ def test_a_file_is_a_corpus_too(tmp_path: Path) -> None:
         ("{}", "document 2 has no 'text'"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+def test_invalid_line_is_reported(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b'{"text": "fine"}\n' + line.encode(errors="surrogateescape"))
 
@@ -77,6 +77,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
         ({"corpus": ["rivers"]}, r"document 1 is 'rivers'; use \{\"text\": ...\}"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_reported(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         LocalSearch(**settings)

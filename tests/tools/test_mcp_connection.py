@@ -30,7 +30,7 @@ def wait_for_lines(file: Path, number: int) -> None:
         time.sleep(0.01)
 
 
-async def test_what_is_not_unicode_on_a_servers_output_harms_no_call() -> None:
+async def test_invalid_unicode_in_server_output_does_not_break_calls() -> None:
     async with tools_by_name(STDIO) as tools:
         pid = (await tools["pid"].call({})).output
 
@@ -38,7 +38,7 @@ async def test_what_is_not_unicode_on_a_servers_output_harms_no_call() -> None:
         assert (await tools["pid"].call({})).output == pid
 
 
-async def test_an_error_of_one_call_ends_no_other_call() -> None:
+async def test_error_of_one_call_does_not_end_others() -> None:
     async with tools_by_name(STDIO, timeout_s=600.0) as tools:
         waiting = asyncio.create_task(tools["hang"].call({}))
         pid = (await tools["pid"].call({})).output
@@ -50,7 +50,7 @@ async def test_an_error_of_one_call_ends_no_other_call() -> None:
         assert not waiting.done()
 
 
-async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
+async def test_dead_server_is_reported_and_reconnected() -> None:
     async with tools_by_name(STDIO) as tools:
         waiting = asyncio.create_task(tools["hang"].call({}))
         await tools["pid"].call({})
@@ -72,7 +72,7 @@ async def test_a_server_that_dies_is_named_and_connected_to_afresh() -> None:
         assert (await tools["pid"].call({})).error is None
 
 
-async def test_calls_share_an_attempt_to_reconnect(tmp_path: Path) -> None:
+async def test_calls_share_a_reconnection_attempt(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     async with tools_by_name(replace(STDIO, env={"ONCE": str(starts)})) as tools:
         tools["pid"]._connection.start_timeout_s = 1.0
@@ -85,7 +85,7 @@ async def test_calls_share_an_attempt_to_reconnect(tmp_path: Path) -> None:
     assert len(starts.read_text().splitlines()) <= 3  # and not one for each call
 
 
-async def test_leaving_ends_an_attempt_to_connect(tmp_path: Path) -> None:
+async def test_closing_ends_a_connection_attempt(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     async with tools_by_name(replace(STDIO, env={"ONCE": str(starts)})) as tools:
         os.kill(int((await tools["pid"].call({})).to_string()), signal.SIGKILL)
@@ -116,7 +116,7 @@ async def http_tools(headers: dict[str, str] | None = None, **env: str) -> Async
             yield tools
 
 
-async def test_calls_over_http_do_not_wait_for_each_other() -> None:
+async def test_calls_over_http_run_concurrently() -> None:
     async with http_tools() as tools:
         outputs = await asyncio.gather(*(tools["meet"].call({}) for _ in range(NUM_MEETING)))
 
@@ -124,7 +124,7 @@ async def test_calls_over_http_do_not_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("status", ["404", "400"])
-async def test_a_server_that_forgets_its_sessions_is_reconnected(status: str) -> None:
+async def test_server_that_lost_its_sessions_is_reconnected(status: str) -> None:
     async with http_tools(STATUS=status) as tools:
         await tools["forget"].call({})
 
@@ -134,7 +134,7 @@ async def test_a_server_that_forgets_its_sessions_is_reconnected(status: str) ->
         assert (await tools["pid"].call({})).error is None
 
 
-async def test_a_wrong_key_is_told() -> None:
+async def test_wrong_key_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"it refuses these `headers` with HTTP status 401: .*the key is wrong"):
         async with http_tools({"x-key": "wrong"}):
             pass
@@ -149,7 +149,7 @@ async def test_tools_with_equal_names_are_numbered() -> None:
         assert (await tools[-1].call({})).output == "計算"
 
 
-async def test_arguments_that_cannot_be_sent_end_no_other_call() -> None:
+async def test_unserialisable_arguments_do_not_end_other_calls() -> None:
     deep: list[Any] = []
     for _ in range(300):
         deep = [deep]

@@ -25,7 +25,7 @@ async def tools_by_name(server: MCPServer, **settings: float) -> AsyncIterator[d
         yield {tool.name: tool for tool in tools}
 
 
-async def test_a_stdio_server_lends_its_tools_until_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tools_of_a_stdio_server_work_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "a-secret-of-the-parent")
     async with tools_by_name(STDIO) as tools:
         assert list(tools) == ["add", "who_is", "greet", "hang", "die", "flood"]
@@ -57,7 +57,7 @@ async def tools() -> AsyncIterator[dict[str, MCPTool]]:
         yield tools
 
 
-async def test_many_rollouts_share_a_connection_from_loops_and_threads(tools: dict[str, MCPTool]) -> None:
+async def test_rollouts_share_a_connection_across_loops_and_threads(tools: dict[str, MCPTool]) -> None:
     both = MultiTool(tools=list(tools.values()))
     here = [both.call(ToolCall("add", {"a": n, "b": n})) for n in range(50)]
     in_threads = [asyncio.to_thread(both, "add", a=n, b=n) for n in range(10)]
@@ -69,7 +69,7 @@ async def test_many_rollouts_share_a_connection_from_loops_and_threads(tools: di
     assert both("add", a=1, b=1).output == "2"  # blocking the caller's own loop
 
 
-async def test_a_hanging_call_is_cut_and_harms_no_other(tools: dict[str, MCPTool]) -> None:
+async def test_hanging_call_is_cancelled_without_affecting_others(tools: dict[str, MCPTool]) -> None:
     await tools["add"].call({"a": 1, "b": 1})
     cancelled = asyncio.create_task(tools["hang"].call({}))
     tools["hang"]._connection.timeout_s = 0.3
@@ -103,7 +103,7 @@ async def listening(url: str) -> None:
             return
 
 
-async def test_a_server_over_http(http_server: str) -> None:
+async def test_server_over_http(http_server: str) -> None:
     async with asyncio.timeout(120):
         await listening(http_server)
     spec = {"url": http_server + "?token=secret", "headers": {"x-greeting": "hello"}}
@@ -131,13 +131,13 @@ async def test_a_server_over_http(http_server: str) -> None:
         ({}, "either `command` or `url`"),
     ],
 )
-async def test_a_server_that_is_not_there_is_named(server: dict[str, str], reason: str) -> None:
+async def test_missing_server_is_reported(server: dict[str, str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         async with mcp_tools(server):
             pass
 
 
-async def test_a_server_that_never_answers_is_given_up() -> None:
+async def test_server_that_never_answers_times_out() -> None:
     silent = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"], "name": "silent"}
 
     with pytest.raises(ConfigError, match=r"'silent' cannot be started: no answer within 0.3 s"):

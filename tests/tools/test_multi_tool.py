@@ -13,7 +13,7 @@ def shout(text: str) -> str:
     return text.upper()
 
 
-async def test_the_name_says_which_tool() -> None:
+async def test_tool_is_chosen_by_name() -> None:
     tools = MultiTool(tools=["calculator", shout, Tool(name="whisper", function=shout)])
 
     assert [schema["function"]["name"] for schema in tools.json] == ["calculator", "shout", "whisper"]
@@ -22,7 +22,7 @@ async def test_the_name_says_which_tool() -> None:
     assert tools(tool_name="calculator", expression="6 * 7").output == 42
 
 
-async def test_a_map_names_tools_itself() -> None:
+async def test_map_sets_the_names_of_tools() -> None:
     tools = MultiTool(tool_map={"code": PythonInterpreter, "sums": Calculator})
 
     assert list(tools.tools) == ["code", "sums"]
@@ -30,14 +30,14 @@ async def test_a_map_names_tools_itself() -> None:
     assert (await tools.call(ToolCall("code", {"code": "1 + 1"}))).output == "2\n"
 
 
-async def test_an_unknown_name_lists_the_known_ones() -> None:
+async def test_unknown_name_error_lists_the_known_ones() -> None:
     tools = MultiTool(tools=["calculator", shout])
 
     for output in (tools("sing"), await tools.call(ToolCall("sing"))):
         assert output.to_string() == "Error: there is no tool 'sing'; use one of ['calculator', 'shout']"
 
 
-def test_what_cannot_be_a_set_of_tools_is_refused() -> None:
+def test_invalid_sets_of_tools_are_rejected() -> None:
     with pytest.raises(ConfigError, match="either `tools` or `tool_map`"):
         MultiTool(tools=[], tool_map={})
     with pytest.raises(ConfigError, match=r"\['shout', 'shout'\]: two tools have the same name"):
@@ -60,14 +60,14 @@ def test_what_cannot_be_a_set_of_tools_is_refused() -> None:
         MultiTool(tools=["calculater"])
 
 
-def test_the_registry_maps_names_to_classes() -> None:
+def test_registry_maps_names_to_classes() -> None:
     assert sorted(tool_registry) == ["calculator", "local_search", "python"]
     assert tool_registry["python"] is PythonInterpreter
     assert tool_registry.get("web") is None
     assert tool_registry.instantiate("python", timeout_s=1).name == "python"
 
 
-def test_a_registry_takes_further_names() -> None:
+def test_registry_accepts_further_names() -> None:
     registry = ToolRegistry({})
     registry.register("sums", "rllm.tools.calculator:Calculator")
     registry.register("figures", Calculator)

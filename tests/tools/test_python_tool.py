@@ -7,7 +7,7 @@ from rllm.tools.calculator import Calculator
 from rllm.tools.python_tool import PythonInterpreter
 
 
-async def test_prints_and_the_last_value_are_the_output() -> None:
+async def test_output_is_what_is_printed_and_the_last_value() -> None:
     output = await PythonInterpreter().call({"code": "print('hi')\n1 + 1"})
 
     assert str(output) == output.to_string() == "hi\n2\n"
@@ -15,7 +15,7 @@ async def test_prints_and_the_last_value_are_the_output() -> None:
     assert output.metadata["exit_code"] == 0
 
 
-def test_an_error_comes_after_what_was_printed() -> None:
+def test_error_follows_the_printed_output() -> None:
     output = PythonInterpreter()(code="print('before')\n1 / 0")
 
     assert output.output is None
@@ -23,7 +23,7 @@ def test_an_error_comes_after_what_was_printed() -> None:
     assert output.to_string().endswith("ZeroDivisionError: division by zero\n")
 
 
-async def test_a_hanging_program_is_named_after_its_deadline() -> None:
+async def test_hanging_program_error_names_its_deadline() -> None:
     tool = PythonInterpreter(timeout_s=0.3)
 
     outputs = await asyncio.gather(*(tool.call({"code": "import time; time.sleep(600)"}) for _ in range(2)))
@@ -32,14 +32,14 @@ async def test_a_hanging_program_is_named_after_its_deadline() -> None:
 
 
 @pytest.mark.parametrize(("then", "ending"), [("", ""), ("; 1 / 0", "\nError: Traceback")])
-def test_a_flood_is_cut_and_called_so(then: str, ending: str) -> None:
+def test_long_output_is_truncated_with_a_note(then: str, ending: str) -> None:
     text = PythonInterpreter(max_output_chars=1_000)(code="print('x' * 100_000)" + then).to_string()
 
     assert re.match(rf"x{{900,1000}}\n\[cut: the code printed more than is kept\]{ending}", text)
     assert text.count("[cut:") == 1
 
 
-def test_the_calculator_answers_with_a_number_or_a_reason() -> None:
+def test_calculator_returns_a_number_or_a_reason() -> None:
     assert Calculator()(expression="7 / 2").to_string() == "3.5"
     assert Calculator()(expression="8 / 2").to_string() == "4"
     assert Calculator()(expression="1 / 0").to_string() == "Error: division by zero in '1 / 0'"

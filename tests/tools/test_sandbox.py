@@ -29,12 +29,12 @@ def test_code_runs_and_reads_its_input() -> None:
     assert result.network in ("namespace", "blocked in python")
 
 
-def test_the_value_of_the_last_line_is_shown_on_request() -> None:
+def test_value_of_the_last_line_is_shown_on_request() -> None:
     assert run_python("x = 2\nx + 1", show_last_value=True).stdout == "3\n"
     assert run_python("x = 2\nx + 1").stdout == ""
 
 
-def test_a_traceback_shows_the_codes_own_lines_only() -> None:
+def test_traceback_shows_only_lines_of_the_code() -> None:
     result = run_python("def half(x):\n    return x / 0\nhalf(1)")
 
     assert result.exit_code == 1
@@ -45,7 +45,7 @@ def test_a_traceback_shows_the_codes_own_lines_only() -> None:
 
 
 @pytest.mark.parametrize(("code", "error"), [("x = (", "SyntaxError"), ("print('\ud800')", "UnicodeEncodeError")])
-def test_code_that_is_no_program_says_why(code: str, error: str) -> None:
+def test_invalid_code_is_reported_with_the_reason(code: str, error: str) -> None:
     result = run_python(code)
 
     assert result.exit_code == 1
@@ -53,11 +53,11 @@ def test_code_that_is_no_program_says_why(code: str, error: str) -> None:
     assert "sandbox_child" not in result.stderr
 
 
-def test_an_exit_code_is_kept() -> None:
+def test_exit_code_is_kept() -> None:
     assert run_python("import sys; sys.exit(3)").exit_code == 3
 
 
-def test_it_starts_in_an_empty_folder_that_is_removed() -> None:
+def test_code_starts_in_an_empty_folder_that_is_removed() -> None:
     result = run_python("import os; open('made', 'w').close(); print(os.getcwd(), os.listdir())")
 
     folder, listing = result.stdout.split()
@@ -65,7 +65,7 @@ def test_it_starts_in_an_empty_folder_that_is_removed() -> None:
     assert not Path(folder).exists()
 
 
-def test_the_parents_environment_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_the_parent_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "a-secret-of-the-parent")
 
     assert "a-secret" not in run_python("import os; print(dict(os.environ))").stdout
@@ -75,13 +75,13 @@ def test_the_parents_environment_stays_hidden(monkeypatch: pytest.MonkeyPatch) -
     shutil.which("unshare") is None or subprocess.run(["unshare", "--user", "true"], check=False).returncode != 0,
     reason="this machine permits no user namespace",
 )
-def test_a_namespace_hides_the_parents_environment_in_proc_too() -> None:
+def test_namespace_hides_the_parent_environment_in_proc() -> None:
     result = run_python(f"print(open('/proc/{os.getpid()}/environ').read())")
 
     assert "PermissionError" in result.stderr or "FileNotFoundError" in result.stderr
 
 
-def test_the_network_is_out_of_reach() -> None:
+def test_network_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         result = run_python(f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)")
@@ -101,7 +101,7 @@ def test_the_network_is_out_of_reach() -> None:
         "import os; os.killpg(0, 0)",
     ],
 )
-def test_without_namespaces_python_refuses_network_and_processes(code: str) -> None:
+def test_python_denies_network_and_processes_without_namespaces(code: str) -> None:
     prelude = f"import runpy, sys; sys.addaudithook(runpy.run_path({sandbox_child.__file__!r})['refuse'])\n"
 
     done = subprocess.run([sys.executable, "-I", "-c", prelude + code], capture_output=True, text=True, check=False)
@@ -109,7 +109,7 @@ def test_without_namespaces_python_refuses_network_and_processes(code: str) -> N
     assert "PermissionError: the sandbox" in done.stderr
 
 
-def test_without_namespaces_event_loops_still_run() -> None:
+def test_event_loops_run_without_namespaces() -> None:
     prelude = f"import runpy, sys; sys.addaudithook(runpy.run_path({sandbox_child.__file__!r})['refuse'])\n"
     code = "import asyncio; asyncio.run(asyncio.sleep(0)); print('ran')"
 
@@ -125,7 +125,7 @@ def long_enough() -> float:
     return max(1.0, 10 * (time.monotonic() - began))
 
 
-def test_the_output_before_the_deadline_is_kept() -> None:
+def test_output_before_the_deadline_is_kept() -> None:
     result = run_python("import time; print('before'); time.sleep(600)", timeout_s=long_enough())
 
     assert result.timed_out
@@ -135,14 +135,14 @@ def test_the_output_before_the_deadline_is_kept() -> None:
 
 
 @linux_only
-def test_memory_is_bounded() -> None:
+def test_memory_is_limited() -> None:
     result = run_python("x = bytearray(1 << 30)", memory_mb=256)
 
     assert result.exit_code == 1
     assert result.stderr.endswith("MemoryError\n")
 
 
-def test_a_flood_is_cut() -> None:
+def test_long_output_is_truncated() -> None:
     result = run_python("while True: print('x' * 100_000)", max_output_bytes=10)
 
     assert result.stdout == "x" * 10
@@ -150,7 +150,7 @@ def test_a_flood_is_cut() -> None:
     assert not result.ok
 
 
-def test_of_a_long_error_the_end_is_kept() -> None:
+def test_end_of_a_long_error_is_kept() -> None:
     result = run_python(
         "import sys; sys.stderr.write('noise' * 1000); raise ValueError('the cause')", max_output_bytes=40
     )
@@ -159,7 +159,7 @@ def test_of_a_long_error_the_end_is_kept() -> None:
     assert result.stderr.endswith("ValueError: the cause\n")
 
 
-def test_no_other_process_can_be_signalled() -> None:
+def test_other_processes_cannot_be_signalled() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         results = [run_python(f"import os; os.kill({pid}, 9)") for pid in (other.pid, -1)]
         assert other.poll() is None
@@ -173,7 +173,7 @@ LEAVE_A_CHILD = "import os, time\nif os.fork() == 0: {}; time.sleep(600)\n"
 
 @pytest.mark.parametrize("child", ["pass", "os.setsid()"])
 @pytest.mark.parametrize("ending", ["", "time.sleep(600)"])
-def test_no_process_is_left_behind(child: str, ending: str, tmp_path: Path) -> None:
+def test_processes_are_not_left_behind(child: str, ending: str, tmp_path: Path) -> None:
     run_python(_holding(tmp_path / "pipe") + LEAVE_A_CHILD.format(child) + ending, timeout_s=long_enough())
 
     _wait_until_let_go(tmp_path / "pipe")
@@ -201,7 +201,7 @@ def _is_held(fifo: Path) -> bool:
     return True
 
 
-async def test_the_async_twin_gives_the_same() -> None:
+async def test_async_version_returns_the_same() -> None:
     results = await asyncio.gather(*(arun_python(f"print({n})") for n in range(3)))
 
     assert [result.stdout for result in results] == ["0\n", "1\n", "2\n"]
@@ -223,6 +223,6 @@ async def test_cancelling_kills_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"memory_mb": 1}, {"max_output_bytes": -1}])
-def test_a_limit_that_makes_no_sense_is_named(limit: dict[str, int]) -> None:
+def test_invalid_limit_is_reported(limit: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(limit))):
         run_python("", **limit)  # type: ignore[arg-type]

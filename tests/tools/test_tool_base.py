@@ -28,7 +28,7 @@ def search(query: str, source: Literal["web", "books"] = "web", limit: int = 3) 
     return [f"{source}: {query}"] * limit
 
 
-def test_a_function_describes_itself() -> None:
+def test_function_describes_itself() -> None:
     assert Tool(function=search).json == {
         "type": "function",
         "function": {
@@ -48,14 +48,14 @@ def test_a_function_describes_itself() -> None:
     }
 
 
-def test_a_call_gives_an_output() -> None:
+def test_call_returns_an_output() -> None:
     output = Tool(function=search)(query="rivers", limit=1)
 
     assert output == ToolOutput(name="search", output=["web: rivers"])
     assert output.to_string() == '["web: rivers"]'
 
 
-def test_arguments_are_turned_into_the_declared_types() -> None:
+def test_arguments_are_converted_to_the_declared_types() -> None:
     class Point(BaseModel):
         x: float
         y: float
@@ -76,7 +76,7 @@ def test_arguments_are_turned_into_the_declared_types() -> None:
         (["a"], "the arguments must be a JSON object, not ['a']"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_named(arguments: Any, reason: str) -> None:
+async def test_mismatched_arguments_are_reported(arguments: Any, reason: str) -> None:
     output = await Tool(function=search).call(arguments)
 
     assert output.output is None
@@ -93,7 +93,7 @@ def fails(code: int) -> None:
 
 
 @pytest.mark.parametrize(("code", "reason"), [(0, "SystemExit: gone"), (1, "KeyError: 'the cause'")])
-async def test_a_tool_that_raises_is_named_and_harms_nobody(code: int, reason: str) -> None:
+async def test_error_in_a_tool_is_returned_as_output(code: int, reason: str) -> None:
     tool = Tool(function=fails)
 
     for output in (tool(code=code), await tool.call({"code": code})):
@@ -113,7 +113,7 @@ def waits_for_it_in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("function", [waits_for_what_is_cancelled, waits_for_it_in_a_thread])
-async def test_a_cancellation_inside_a_tool_is_the_tools_own(function: Any) -> None:
+async def test_cancellation_inside_a_tool_is_its_own(function: Any) -> None:
     tool = Tool(function=function, name="lookup")
 
     for output in (await tool.call({}), await asyncio.to_thread(tool)):
@@ -126,7 +126,7 @@ async def test_a_cancellation_inside_a_tool_is_the_tools_own(function: Any) -> N
         await waiting
 
 
-def test_errors_of_pydantic_inside_a_tool_are_the_tools_own() -> None:
+def test_pydantic_errors_inside_a_tool_are_its_own() -> None:
     class Row(BaseModel):
         count: int
 
@@ -136,7 +136,7 @@ def test_errors_of_pydantic_inside_a_tool_are_the_tools_own() -> None:
     assert str(Tool(function=read)().error).startswith("tool 'read' raised ValidationError")
 
 
-def test_a_flood_is_cut_with_a_note() -> None:
+def test_long_output_is_truncated_with_a_note() -> None:
     def flood(kind: str) -> Any:
         return "x" * 1_000 if kind == "text" else ["x" * 995]
 
@@ -146,7 +146,7 @@ def test_a_flood_is_cut_with_a_note() -> None:
     assert tool(kind="list").to_string().endswith("\n[cut: 899 of 999 characters are left out]")
 
 
-def test_a_long_error_is_cut_too() -> None:
+def test_long_error_is_truncated() -> None:
     def fail() -> None:
         raise ValueError("x" * 1_000)
 
@@ -158,7 +158,7 @@ class Unprintable:
         raise RuntimeError("no words")
 
 
-def test_an_output_without_words_is_an_error_of_the_tool() -> None:
+def test_output_that_cannot_be_formatted_is_an_error_of_the_tool() -> None:
     assert Tool(name="mute", function=lambda: Unprintable())().error == "tool 'mute' raised RuntimeError: no words"
 
 
@@ -187,7 +187,7 @@ class Greeter(Tool):
         return ToolOutput("greet", output=f"{self.greeting}, {who}", metadata={"polite": True})
 
 
-def test_a_subclass_has_its_own_forward() -> None:
+def test_subclass_has_its_own_forward() -> None:
     tool = Greeter("hello")
 
     assert tool.json["function"]["description"] == "Greet somebody."
@@ -204,7 +204,7 @@ class Doubler(Tool):
         return 2 * x
 
 
-async def test_an_async_tool_can_be_called_from_anywhere() -> None:
+async def test_async_tool_can_be_called_from_anywhere() -> None:
     async def triple(x: int) -> int:
         await asyncio.sleep(0)
         return 3 * x
@@ -215,7 +215,7 @@ async def test_an_async_tool_can_be_called_from_anywhere() -> None:
         assert (await asyncio.to_thread(tool, x=4)).output == expected
 
 
-async def test_a_call_may_be_awaited_as_the_rllm_framework_has_it() -> None:
+async def test_call_may_be_awaited_like_in_the_rllm_framework() -> None:
     tool = Tool(function=search)
     assert await tool("rivers", limit=1, use_async=True) == tool("rivers", limit=1)
     assert (
@@ -223,7 +223,7 @@ async def test_a_call_may_be_awaited_as_the_rllm_framework_has_it() -> None:
     ).error == "tool 'search' was called wrongly: argument 'query' is missing"
 
 
-async def test_a_blocking_tool_gets_a_thread() -> None:
+async def test_blocking_tool_runs_in_a_thread() -> None:
     """The two calls meet at the barrier, so they run at the same time, beside the loop."""
     barrier = threading.Barrier(2, timeout=60)
     tool = Tool(name="meet", function=lambda: barrier.wait() >= 0)
@@ -237,12 +237,12 @@ class Nothing(Tool):
     """A tool that forgot its `forward`."""
 
 
-def test_a_tool_without_code_is_refused() -> None:
+def test_tool_without_implementation_is_rejected() -> None:
     with pytest.raises(ConfigError, match="'Nothing' has nothing to call: pass `function`, or define `forward`"):
         Nothing()
 
 
-def test_a_function_in_the_place_of_the_name_is_told_its_own() -> None:
+def test_function_passed_as_the_name_is_rejected_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"tool name=<.*: pass a function by its name, as Tool\(function=...\)"):
         Tool(print)  # type: ignore[arg-type]
 
@@ -273,12 +273,12 @@ def pet(x: Annotated[Cat | Dog, Field(discriminator="kind")]) -> None: ...
         (strange, r"strange\(x: .*Thread.*use types that JSON has"),
     ],
 )
-def test_a_function_that_no_model_can_call_is_refused(function: Any, reason: str) -> None:
+def test_function_unsuitable_for_models_is_rejected(function: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Tool(function=function)
 
 
-def test_what_a_partial_gives_is_not_the_models_to_choose() -> None:
+def test_arguments_bound_by_a_partial_are_hidden_from_the_model() -> None:
     tool = Tool(function=functools.partial(search, source="books"))
     assert (tool.name, tool.description) == ("search", "Search for documents.\n\nThe best come first.")
     assert (
@@ -317,6 +317,6 @@ async def test_any_callable_is_a_tool_and_its_result_is_awaited(function: Any) -
     assert (await tool.call({"text": [1]})).error is not None
 
 
-def test_an_object_is_called_what_its_class_is() -> None:
+def test_callable_object_is_named_after_its_class() -> None:
     tool = Tool(function=Shout())
     assert (tool.name, tool.description) == ("Shout", "Say it louder.")

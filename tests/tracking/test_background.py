@@ -6,7 +6,7 @@ from rllm.errors import RLLMError
 from rllm.tracking.base import Background
 
 
-def test_calls_are_made_in_order_and_all_before_the_end() -> None:
+def test_calls_are_made_in_order_and_all_before_closing() -> None:
     heard: list[int] = []
     background = Background("test")
     for number in range(5):
@@ -16,7 +16,7 @@ def test_calls_are_made_in_order_and_all_before_the_end() -> None:
     assert heard == [0, 1, 2, 3, 4]
 
 
-def test_what_goes_wrong_is_raised_where_somebody_hears_it() -> None:
+def test_background_error_is_raised_by_the_next_call() -> None:
     heard: list[str] = []
     background = Background("test")
     background.do(lambda: 1 / 0)
@@ -27,7 +27,7 @@ def test_what_goes_wrong_is_raised_where_somebody_hears_it() -> None:
     assert not heard
 
 
-def test_one_that_hangs_holds_nobody_up() -> None:
+def test_hanging_call_does_not_block_the_caller() -> None:
     begun, free = threading.Event(), threading.Event()
     background = Background("test", max_waiting=2)
     background.do(begun.set)
@@ -39,7 +39,7 @@ def test_one_that_hangs_holds_nobody_up() -> None:
     free.set()
 
 
-def test_the_end_of_a_run_waits_for_a_while_only() -> None:
+def test_closing_waits_for_a_limited_time() -> None:
     free = threading.Event()
     background = Background("test", close_s=0.01)
     background.do(lambda: free.wait(60))
@@ -48,7 +48,7 @@ def test_the_end_of_a_run_waits_for_a_while_only() -> None:
     free.set()
 
 
-def test_the_end_waits_for_a_limited_time() -> None:
+def test_closing_reports_lost_calls() -> None:
     begun, free = threading.Event(), threading.Event()
     background = Background("test", max_waiting=2, close_s=0.01)
     background.do(lambda: begun.set() or free.wait(60))

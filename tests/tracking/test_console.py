@@ -107,7 +107,7 @@ def rollout(reward: float | None, *, num_tokens: int = 10, failed: bool = False)
         ({"policy/loss": 1.0}, None),
     ],
 )
-def test_a_line(log: Log, metrics: Mapping[str, float], line: str | None) -> None:
+def test_metrics_become_a_line(log: Log, metrics: Mapping[str, float], line: str | None) -> None:
     log.tracker.log(4, metrics)
     assert log.take() == ([] if line is None else [line])
 
@@ -134,7 +134,7 @@ def test_a_line_has_reward_timings_and_time_left(log: Log) -> None:
 @pytest.mark.parametrize(
     ("phase", "step", "name"), [("evaluate", 0, "evaluation"), ("roll out", 1, "rollouts"), ("update", 1, "update")]
 )
-def test_a_phase_that_takes_long_shows_signs_of_life(log: Log, phase: str, step: int, name: str) -> None:
+def test_slow_phase_logs_its_progress(log: Log, phase: str, step: int, name: str) -> None:
     trackers = Trackers([log.tracker])
     total = 1 if phase == "update" else 100
     trackers.progress(phase, 0, total)
@@ -148,7 +148,7 @@ def test_a_phase_that_takes_long_shows_signs_of_life(log: Log, phase: str, step:
         assert log.after(10.0) == [f"step {step}/63: {name} 4/100, 40 tokens, reward 0.500 so far, 40 s"]
 
 
-def test_what_is_quick_or_over_says_nothing_more(log: Log) -> None:
+def test_finished_or_quick_phase_logs_no_progress(log: Log) -> None:
     trackers = Trackers([log.tracker])
     assert log.after(1000.0) == [], "before anything begins"
     for step in (1, 2):
@@ -167,7 +167,7 @@ def test_what_is_quick_or_over_says_nothing_more(log: Log) -> None:
     )
 
 
-def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+def test_progress_of_a_resumed_run_continues_its_steps(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n')
     log = Log(tmp_path)
     log.tracker.progress("roll out", 0, 2)
@@ -176,7 +176,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     log.tracker.close()
 
 
-def test_a_tracker_without_log_rollout_hears_the_rest() -> None:
+def test_tracker_without_log_rollout_gets_the_other_calls() -> None:
     heard = []
 
     class Plain:
@@ -203,7 +203,7 @@ def test_sample_conversations_every_few_steps(log: Log, split: str, shown: set[i
 
 
 @pytest.mark.parametrize(("number", "rewards"), [(0, []), (1, ["0.500"]), (3, ["0.000", "0.500", "1.000"])])
-def test_as_many_samples_as_are_asked_for(tmp_path: Path, number: int, rewards: list[str]) -> None:
+def test_number_of_samples_is_configurable(tmp_path: Path, number: int, rewards: list[str]) -> None:
     log = Log(tmp_path, f"log_samples: {number}\n")
     log.tracker.log_episodes(1, "train", [rollout(1.0), rollout(0.0), rollout(0.5)])
     assert [line.split()[3].rstrip(",") for line in log.take() if "sample" in line] == rewards
@@ -216,7 +216,7 @@ def excerpt(log: Log, *messages: Mapping[str, object], **about: object) -> list[
     return log.take()
 
 
-def test_an_excerpt_shows_tools_and_the_end_of_a_chat(log: Log) -> None:
+def test_excerpt_shows_tools_and_the_end_of_a_chat(log: Log) -> None:
     call = {"function": {"name": "price", "arguments": '{"item": "fig"}'}}
     turn = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "3"}]
     lines = excerpt(log, {"role": "user", "content": "A fig?"}, *turn * 4, {"role": "assistant", "content": "[3]\x1b"})
@@ -229,7 +229,7 @@ def test_an_excerpt_shows_tools_and_the_end_of_a_chat(log: Log) -> None:
     ]
 
 
-def test_an_excerpt_is_short_and_keeps_what_matters(log: Log) -> None:
+def test_excerpt_is_short_and_keeps_the_important_parts(log: Log) -> None:
     long: Callable[[str], str] = lambda word: f"{word}-first {'x y ' * 300} {word}-last"  # noqa: E731
     lines = excerpt(log, {"role": "user", "content": long("ask")}, {"role": "assistant", "content": long("say")})
     text = "\n".join(lines)
@@ -241,6 +241,6 @@ def test_an_excerpt_is_short_and_keeps_what_matters(log: Log) -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_a_failed_rollout_says_what_failed(log: Log) -> None:
+def test_failed_rollout_shows_its_failure(log: Log) -> None:
     log.tracker.log_episodes(1, "train", [rollout(None, failed=True)])
     assert log.take()[0] == "  sample figs:0: unscored, failed with AgentError"

@@ -70,7 +70,7 @@ def episode(index: int, reward: float | None) -> Episode:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_what_was_logged_is_what_is_there(name: str, run_dir: Path) -> None:
+def test_logged_values_can_be_read_back(name: str, run_dir: Path) -> None:
     trackers = Trackers.start([name], run_dir)
     trackers.log(1, FIRST)
     trackers.progress("update", 0, 1)
@@ -89,7 +89,7 @@ def test_what_was_logged_is_what_is_there(name: str, run_dir: Path) -> None:
 
 
 @optional
-def test_several_are_told_at_once(run_dir: Path) -> None:
+def test_several_trackers_get_the_same_values(run_dir: Path) -> None:
     trackers = Trackers.start(list(READERS), run_dir)
     for step in (1, 2):
         trackers.log(step, {"rollout/reward": 0.25 * step, "policy/kl": -1.0})
@@ -122,7 +122,7 @@ def test_conversations_are_tables(name: str, run_dir: Path) -> None:
 
 @optional
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
-def test_a_resumed_run_goes_on_as_the_same(name: str, run_dir: Path) -> None:
+def test_resumed_run_continues_the_same_tracker_run(name: str, run_dir: Path) -> None:
     for step in (1, 2):
         trackers = Trackers.start(["jsonl", name], run_dir)
         trackers.log(step, {"rollout/reward": 0.5 * step})
@@ -169,7 +169,7 @@ def has_arrived(name: str, run_dir: Path, step: int) -> bool:
 
 @optional
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
-def test_steps_that_are_made_again_after_a_kill_are_there_once(name: str, run_dir: Path) -> None:
+def test_steps_repeated_after_a_kill_are_logged_once(name: str, run_dir: Path) -> None:
     tell_and_be_killed(name, run_dir)
     forget_after(run_dir / "metrics.jsonl", 1)  # the checkpoint that is gone on from is of step 1
     again = Trackers.start(["jsonl", name], run_dir)
@@ -186,7 +186,7 @@ def test_steps_that_are_made_again_after_a_kill_are_there_once(name: str, run_di
 
 @optional
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
-def test_a_run_that_begins_again_from_nothing_is_a_new_one(name: str, run_dir: Path) -> None:
+def test_restarted_run_is_a_new_tracker_run(name: str, run_dir: Path) -> None:
     for value in (1.0, 2.0):
         forget_trackers(run_dir)
         trackers = Trackers.start([name], run_dir)
@@ -197,7 +197,7 @@ def test_a_run_that_begins_again_from_nothing_is_a_new_one(name: str, run_dir: P
 
 
 @optional
-def test_a_server_that_is_not_there_stops_the_run_at_its_start(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_stops_the_run_at_start(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match="trackers='mlflow' cannot start"):
@@ -205,7 +205,7 @@ def test_a_server_that_is_not_there_stops_the_run_at_its_start(run_dir: Path, mo
 
 
 @optional
-def test_a_store_that_is_lost_in_mid_run_only_ends_its_tracker(
+def test_store_lost_during_a_run_ends_only_its_tracker(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trackers = Trackers.start(["mlflow", "jsonl"], run_dir)
@@ -221,7 +221,7 @@ def test_a_store_that_is_lost_in_mid_run_only_ends_its_tracker(
 
 
 @optional
-def test_wandb_knows_which_steps_of_a_resumed_run_arrived(run_dir: Path) -> None:
+def test_wandb_reports_the_last_received_step_of_a_resumed_run(run_dir: Path) -> None:
     import wandb
 
     from rllm.tracking.trackers import last_wandb_step
@@ -236,7 +236,7 @@ def test_wandb_knows_which_steps_of_a_resumed_run_arrived(run_dir: Path) -> None
 
 
 @optional
-def test_wandb_without_a_login_says_so(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_without_login_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import wandb
 
     wandb.teardown()  # it reads its variables once

@@ -26,7 +26,7 @@ def killed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_step_may_be_logged_in_several_parts(tmp_path: Path) -> None:
+def test_step_may_be_logged_in_several_parts(tmp_path: Path) -> None:
     logged = LoggedSteps(tmp_path, "notes")
     assert log(logged, 1, reward=0.5) == log(logged, 1, reward=0.5) == {"reward": 0.5}
 
@@ -38,13 +38,13 @@ def test_steps_of_an_earlier_process_are_skipped(killed: Path) -> None:
     assert log(again, 4, reward=0.25) == {"reward": 0.25}
 
 
-def test_steps_that_never_arrived_are_logged_again(killed: Path) -> None:
+def test_steps_that_were_not_received_are_logged_again(killed: Path) -> None:
     again = LoggedSteps(killed, "notes", arrived=2)
     assert log(again, 2, reward=0.5) is None
     assert log(again, 3, reward=0.5) == {"reward": 0.5}
 
 
-def test_values_that_a_tracker_refused_are_logged_again(tmp_path: Path) -> None:
+def test_values_rejected_by_a_tracker_are_logged_again(tmp_path: Path) -> None:
     def refuse(values: object) -> None:
         raise OSError("the server is gone")
 
@@ -53,14 +53,14 @@ def test_values_that_a_tracker_refused_are_logged_again(tmp_path: Path) -> None:
     assert log(LoggedSteps(tmp_path, "notes"), 1, reward=0.5) == {"reward": 0.5}
 
 
-def test_a_run_that_starts_again_logs_everything(killed: Path) -> None:
+def test_restarted_run_logs_everything(killed: Path) -> None:
     assert kept_id(killed, "notes", lambda: "first") == "first"
     forget_trackers(killed)
     assert kept_id(killed, "notes", lambda: "second") == "second"
     assert log(LoggedSteps(killed, "notes"), 1, reward=0.5) == {"reward": 0.5}
 
 
-def test_events_of_other_programs_stay(tmp_path: Path) -> None:
+def test_events_of_other_programs_are_kept(tmp_path: Path) -> None:
     theirs = tmp_path / "tensorboard" / "events.out.tfevents.1.theirs"
     theirs.parent.mkdir()
     theirs.touch()

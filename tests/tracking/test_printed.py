@@ -13,7 +13,7 @@ from rllm.tracking.base import Trackers
 from rllm.tracking.console import ConsoleTracker, LastingConsole
 
 
-def test_work_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
+def test_work_continues_after_the_reader_closes_the_pipe(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
         trackers = Trackers([ConsoleTracker(tmp_path, LastingConsole(stream))])
@@ -25,13 +25,13 @@ def test_work_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
         print("others write there, too", file=stream, flush=True)
 
 
-def test_what_is_printed_on_no_file_is_printed() -> None:
+def test_stream_without_a_file_descriptor_is_supported() -> None:
     stream = io.StringIO()
     LastingConsole(stream).print("step 1")
     assert stream.getvalue() == "step 1\n"
 
 
-def test_what_a_model_writes_is_never_more_than_text() -> None:
+def test_text_of_a_model_is_escaped() -> None:
     stream = io.StringIO()
     console = LastingConsole(stream, color_system=None)
     said = "a\x1b]52;c;ZXZpbA==\x07b\x9b2Jc\x7f\td\ne"

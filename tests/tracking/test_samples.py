@@ -6,7 +6,7 @@ def episode(index: int, reward: float | None) -> Episode:
     return Episode(task_id="t", index=index, trajectories=[Trajectory(reward=reward)])
 
 
-def test_from_the_worst_to_the_best_and_evenly_between() -> None:
+def test_samples_are_evenly_spaced_from_worst_to_best() -> None:
     episodes = [episode(index, reward) for index, reward in enumerate([0.5, 0.0, 0.75, 1.0, 0.25, None, 0.6])]
     rows = sample_rows(3, episodes, most=4)
     assert [(row[0], row[1], row[3]) for row in rows] == [
@@ -17,12 +17,12 @@ def test_from_the_worst_to_the_best_and_evenly_between() -> None:
     ]
 
 
-def test_the_same_episodes_give_the_same_rows_in_any_order() -> None:
+def test_same_episodes_give_the_same_rows_in_any_order() -> None:
     episodes = [episode(index, 1.0) for index in range(9)]
     assert sample_rows(1, episodes, most=4) == sample_rows(1, episodes[::-1], most=4)
 
 
-def test_a_row_says_how_a_rollout_ended_and_what_was_said() -> None:
+def test_row_has_the_outcome_and_the_conversation() -> None:
     call = {"function": {"name": "price", "arguments": '{"item": "fig"}'}}
     chat = [
         {"role": "user", "content": "A fig?"},
@@ -43,7 +43,7 @@ def test_a_row_says_how_a_rollout_ended_and_what_was_said() -> None:
     ]
 
 
-def test_half_a_character_stops_no_tracker() -> None:
+def test_unpaired_surrogate_does_not_stop_a_tracker() -> None:
     step = Step(chat_completions=[{"role": "user", "content": "A \ud83d?"}])
     [row] = sample_rows(1, [Episode(id="figs:2", trajectories=[Trajectory(steps=[step])])], most=4)
     assert row[-1] == "user: A \\ud83d?"

@@ -64,7 +64,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_all_of_them_hear_everything() -> None:
+def test_all_trackers_get_all_calls() -> None:
     one, other = Notes(), Notes()
     trackers = Trackers([one, other])
     trackers.log(1, {"a": 2.0})
@@ -75,7 +75,7 @@ def test_all_of_them_hear_everything() -> None:
 
 
 @pytest.mark.parametrize("failing", ["log", "log_episodes", "progress", "close"])
-def test_one_that_fails_is_named_and_left_out(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_tracker_is_reported_and_removed(failing: str, caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Notes(failing=failing), Notes()
     trackers = Trackers([bad, good])
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_ctrl_c_is_not_a_failure_of_the_tracker() -> None:
         Trackers([Stopping()]).log(1, {})
 
 
-def test_trackers_are_made_by_name_with_the_folder_of_the_run(tmp_path: Path) -> None:
+def test_trackers_are_created_by_name_with_the_run_folder(tmp_path: Path) -> None:
     trackers = Trackers.start(["jsonl"], tmp_path, [extra := Notes()])
     trackers.log(3, {"x": 1.0})
     trackers.close()
@@ -107,14 +107,14 @@ def test_trackers_are_made_by_name_with_the_folder_of_the_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("names", [[], ["console"], ["console", "jsonl"]])
-def test_the_record_that_other_commands_read_is_always_written(tmp_path: Path, names: list[str]) -> None:
+def test_metrics_file_is_always_written(tmp_path: Path, names: list[str]) -> None:
     trackers = Trackers.start(names, tmp_path)
     trackers.log(3, {"x": 1.0})
     trackers.close()
     assert lines_of(tmp_path) == [{"step": 3, "x": 1.0}]
 
 
-def test_the_record_continues_after_a_failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_file_continues_after_a_failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trackers = Trackers.start(["jsonl"], tmp_path)
     trackers.log(1, {"x": 1.0})
     with no_file_larger_than((tmp_path / "metrics.jsonl").stat().st_size + 5):
@@ -130,7 +130,7 @@ def test_the_record_continues_after_a_failed_write(tmp_path: Path, caplog: pytes
     ]
 
 
-def test_lines_that_are_never_written_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_lines_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tracker = JSONLTracker(tmp_path)
     with no_file_larger_than(5):
         tracker.log(1, {"x": 1.0})
@@ -142,20 +142,20 @@ def test_lines_that_are_never_written_are_logged(tmp_path: Path, caplog: pytest.
     ]
 
 
-def test_a_tracker_that_cannot_start_stops_the_run(tmp_path: Path) -> None:
+def test_tracker_that_cannot_start_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"Broken' cannot start: ConnectionError: no such project; fix that, or remove it"
     ):
         Trackers.start(["jsonl", f"{__name__}:Broken"], tmp_path)
 
 
-def test_a_misspelt_name(tmp_path: Path) -> None:
+def test_misspelt_tracker_name_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trackers='jsnl' is not known: did you mean 'jsonl'"):
         Trackers.start(["jsnl"], tmp_path)
 
 
 @pytest.mark.parametrize("given", ["wandb", ["wandb"], [Notes], [object()]])
-def test_what_is_no_tracker_is_refused(given: object) -> None:
+def test_non_tracker_is_rejected(given: object) -> None:
     with pytest.raises(
         ConfigError, match=r"trackers=.*: pass objects with the methods log, .* such as trackers=\[console,wandb\]"
     ):
@@ -164,7 +164,7 @@ def test_what_is_no_tracker_is_refused(given: object) -> None:
     assert checked_trackers((notes,)) == [notes]
 
 
-def test_json_lines_append_and_are_there_at_once(tmp_path: Path) -> None:
+def test_json_lines_are_appended_and_flushed(tmp_path: Path) -> None:
     for step in (1, 2):
         tracker = JSONLTracker(tmp_path)
         tracker.log(step, {"a/b": 0.5})
@@ -174,7 +174,7 @@ def test_json_lines_append_and_are_there_at_once(tmp_path: Path) -> None:
     assert len(lines_of(tmp_path)) == 2
 
 
-def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
+def test_non_finite_values_are_null_in_json(tmp_path: Path) -> None:
     tracker = JSONLTracker(tmp_path)
     tracker.log(1, {"a": math.nan, "b": math.inf, "c": np.float64(1.5)})  # type: ignore[dict-item]
     tracker.close()
@@ -182,7 +182,7 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
     assert lines_of(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.5}]
 
 
-def test_a_resumed_run_forgets_later_steps_and_half_a_line(tmp_path: Path) -> None:
+def test_resumed_run_drops_later_steps_and_a_partial_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes('{"step":0}\n{"step":20,"a":1}\n{"step":21}\n{"step":20,"dropped/zu groß'.encode()[:-1])
     forget_after(path, 20)
@@ -200,15 +200,13 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     assert evaluations_of(tmp_path) == []
 
 
-def test_there_may_be_nothing_to_forget(tmp_path: Path) -> None:
+def test_dropping_steps_of_a_missing_file_does_nothing(tmp_path: Path) -> None:
     forget_after(tmp_path / "metrics.jsonl", 3)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_one_whose_package_is_missing_names_the_extra(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_error_names_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     for module in [module for module in sys.modules if module.startswith(f"{name}.")]:
         monkeypatch.delitem(sys.modules, module)

@@ -102,7 +102,7 @@ def nll(folder: Path, conversations: list[list[Message]]) -> float:
     return float(torch.cat(losses).mean())
 
 
-def test_the_held_out_loss_falls_and_is_what_torch_says(policy: Path, tmp_path: Path) -> None:
+def test_held_out_loss_falls_and_equals_that_of_torch(policy: Path, tmp_path: Path) -> None:
     result = AgentSFTTrainer(config_of(policy, tmp_path, eval={"every": 2}), TRAIN, HELD_OUT).train()
     losses = [metrics["eval/loss"] for metrics in result.evaluations]
     assert [metrics["step"] for metrics in result.evaluations] == [0, 2, 4]
@@ -117,7 +117,7 @@ def test_the_held_out_loss_falls_and_is_what_torch_says(policy: Path, tmp_path: 
     assert not [name for name in first if name.startswith("signal/")]
 
 
-def test_a_resumed_run_ends_as_the_uninterrupted_one(policy: Path, tmp_path: Path) -> None:
+def test_resumed_run_equals_the_uninterrupted_one(policy: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     AgentSFTTrainer(config_of(policy, whole, store=None), TRAIN, HELD_OUT).train()
     AgentSFTTrainer(config_of(policy, halves, store=None, num_steps=3, save_every=2), TRAIN, HELD_OUT).train()
@@ -135,7 +135,7 @@ def test_other_demonstrations_are_another_run(policy: Path, tmp_path: Path) -> N
         AgentSFTTrainer(config_of(policy, tmp_path), TRAIN[1:], resume=True)
 
 
-def test_the_best_rollouts_are_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+def test_best_rollouts_are_trained_token_for_token(policy: Path, tmp_path: Path) -> None:
     seen: list[Episode] = []
 
     class Watching:
@@ -163,7 +163,7 @@ def test_the_best_rollouts_are_learned_token_for_token(policy: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("place", ["run/traces.db", "elsewhere.db"])
-def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_path: Path, place: str) -> None:
+def test_rollouts_of_a_run_are_trained_token_for_token(policy: Path, tmp_path: Path, place: str) -> None:
     def agent(question: str, base_url: str) -> float:
         return float(len(ask(base_url, question, max_tokens=5)) % 3)
 
@@ -183,7 +183,7 @@ def test_the_rollouts_of_a_run_are_learned_token_for_token(policy: Path, tmp_pat
     assert sorted(row["task_id"] for row in best) == ["0", "1"]
 
 
-async def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path, tmp_path: Path) -> None:
+async def test_best_of_an_evaluation_is_trained_token_for_token(policy: Path, tmp_path: Path) -> None:
     async def agent(question: str, base_url: str) -> list[Trajectory]:
         asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
         async with AsyncOpenAI(base_url=base_url, api_key="unused") as client:
@@ -210,7 +210,7 @@ async def test_the_best_of_an_evaluation_is_learned_token_for_token(policy: Path
         assert (step.prompt_ids, step.response_ids) == (traces[said.id].prompt_ids, traces[said.id].response_ids)
 
 
-def test_an_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
+def test_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
     config = config_of(
         policy, tmp_path, num_steps=2, eval={"every": 1}, keep_best="-eval/loss", model={"path": str(policy), "lora_rank": 2}
     )  # fmt: skip
@@ -219,7 +219,7 @@ def test_an_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_pa
     assert (result.checkpoint / "adapter_config.json").exists()
 
 
-def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
+def test_roles_have_weights_and_can_be_frozen(policy: Path, tmp_path: Path) -> None:
     rows = [{**TRAIN[0], "name": "solver"}, {**TRAIN[1], "name": "judge"}, {**TRAIN[2], "name": "idle"}]
     roles = {"solver": {"weight": 2.0}, "idle": {"trainable": False}}
     AgentSFTTrainer(config_of(policy, tmp_path, num_steps=1, tasks_per_step=3, roles=roles), rows).train()
@@ -249,13 +249,13 @@ def test_roles_weigh_and_freeze(policy: Path, tmp_path: Path) -> None:
         ({"teacher": {"path": "x"}}, r"teacher is set"),
     ],
 )
-def test_what_means_nothing_here_is_refused(policy: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_ineffective_settings_are_rejected(policy: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         AgentSFTTrainer(load_config(config_of(policy, tmp_path / "run", **changes)), TRAIN, HELD_OUT).train()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_server_would_have_nothing_to_sample() -> None:
+def test_inference_server_is_rejected_as_ineffective() -> None:
     config = load_config(["algorithm.name=sft", "rollout.group_size=1", "model.engine=vllm"])
     with pytest.raises(ConfigError, match=r"model\.engine='vllm' would have no effect"):
         check_fit(config, demonstrates=True)
@@ -270,12 +270,12 @@ def test_a_server_would_have_nothing_to_sample() -> None:
         (["text"], "row 0 is 'text': use an object with messages"),
     ],
 )
-def test_bad_data_is_named(policy: Path, tmp_path: Path, data: Any, told: str) -> None:
+def test_invalid_data_is_reported(policy: Path, tmp_path: Path, data: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         AgentSFTTrainer(config_of(policy, tmp_path), data)
 
 
-def test_a_store_that_only_a_gateway_wrote_to_is_told_what_to_do(policy: Path, tmp_path: Path) -> None:
+def test_gateway_store_without_rewards_is_rejected_with_the_remedy(policy: Path, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {"reward": 1.0}).result()
     told = r"traces\.db' has no rollouts with a reward, and no session .* `reward` in its metadata"
@@ -283,7 +283,7 @@ def test_a_store_that_only_a_gateway_wrote_to_is_told_what_to_do(policy: Path, t
         AgentSFTTrainer(config_of(policy, tmp_path / "run"), tmp_path / "traces.db")
 
 
-def test_rows_of_which_none_is_learned_from_are_refused(policy: Path, tmp_path: Path) -> None:
+def test_rows_without_trainable_tokens_are_rejected(policy: Path, tmp_path: Path) -> None:
     config = config_of(policy, tmp_path, roles={"judge": {"trainable": False}})
     judged = [{**row, "name": "judge"} for row in HELD_OUT]
     AgentSFTTrainer(config, TRAIN, [*judged, HELD_OUT[0]])
@@ -292,7 +292,7 @@ def test_rows_of_which_none_is_learned_from_are_refused(policy: Path, tmp_path: 
             AgentSFTTrainer(config, train, held_out)
 
 
-def test_an_agent_is_not_trained_by_imitation_of_itself(policy: Path, tmp_path: Path) -> None:
+def test_agent_trainer_rejects_fine_tuning(policy: Path, tmp_path: Path) -> None:
     def agent(question: str) -> float:
         return 1.0
 

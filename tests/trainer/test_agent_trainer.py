@@ -12,7 +12,7 @@ def test_sizes_are_checked(run_trainer: RunTrainer) -> None:
         run_trainer({"optim": {"num_minibatches": 7}})
 
 
-def test_a_resumed_run_keeps_its_rate(run_trainer: RunTrainer) -> None:
+def test_resumed_run_keeps_its_learning_rate(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1})
     stored = (run.trainer.run_dir / "config.yaml").read_text()
     assert "\n  lr: 1.0e-06\n" in stored

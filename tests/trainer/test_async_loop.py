@@ -18,7 +18,7 @@ from .test_loop import At, interrupt, step_words
 from .test_resume import assert_the_same, model, quiet, rollouts_of  # noqa: F401
 
 
-def test_with_nothing_ahead_it_is_the_plain_loop_to_the_bit(
+def test_zero_staleness_equals_the_synchronous_loop_bit_for_bit(
     model: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -29,7 +29,7 @@ def test_with_nothing_ahead_it_is_the_plain_loop_to_the_bit(
     assert_the_same(tmp_path / "async", tmp_path / "plain")
 
 
-def test_rollouts_begin_as_early_as_staleness_allows(run_trainer: RunTrainer) -> None:
+def test_rollouts_start_as_early_as_staleness_allows(run_trainer: RunTrainer) -> None:
     next_step_has_begun = threading.Event()
     versions: list[int] = []
     turns = {task["word"]: itertools.count() for task in TASKS}
@@ -57,7 +57,7 @@ def test_rollouts_begin_as_early_as_staleness_allows(run_trainer: RunTrainer) ->
     assert run.backend.algorithms[0].correction == "truncate", "what older weights have sampled is weighed"
 
 
-def test_a_failure_ahead_is_told_when_its_turn_comes(run_trainer: RunTrainer) -> None:
+def test_failure_of_an_early_rollout_is_reported_at_its_step(run_trainer: RunTrainer) -> None:
     def failing(word: str, base_url: str) -> float:
         if word in step_words(1):
             raise ValueError("no such fruit")
@@ -72,7 +72,7 @@ def test_a_failure_ahead_is_told_when_its_turn_comes(run_trainer: RunTrainer) ->
     assert run.backend.saved_at == [1], "the step before it is kept"
 
 
-def test_the_error_of_a_run_comes_before_those_of_rollouts_ahead(
+def test_error_of_a_run_takes_precedence_over_those_of_early_rollouts(
     run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -91,7 +91,7 @@ def test_the_error_of_a_run_comes_before_those_of_rollouts_ahead(
     assert str(run.error) == "no memory is left"
 
 
-def test_rollouts_ahead_are_repeated_after_an_interruption(run_trainer: RunTrainer) -> None:
+def test_early_rollouts_are_repeated_after_an_interruption(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 5, "save_every": 1, "rollout": {"max_staleness": 2}}
     stopped = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert stopped.steps == [1, 2]
@@ -101,7 +101,7 @@ def test_rollouts_ahead_are_repeated_after_an_interruption(run_trainer: RunTrain
     assert len(stored) == len(set(stored)) == 5 * 6
 
 
-def test_answers_go_on_across_updates_of_a_real_policy(model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_answers_continue_across_updates_of_a_real_policy(model: Path, tmp_path: Path) -> None:  # noqa: F811
     trainer = mortal_run.trainer_of(tmp_path / "run", model, 4, max_staleness=2)
     result = trainer.train()
     lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -36,7 +36,7 @@ def batch() -> Batch:
     return made
 
 
-def test_a_file_has_every_token_with_its_numbers(tmp_path: Path, batch: Batch) -> None:
+def test_file_has_every_token_with_its_numbers(tmp_path: Path, batch: Batch) -> None:
     update = UpdateResult(entropies=torch.tensor([0.5, 0.25, 2.0]), ratios=torch.tensor([1.0, 1.5, 1.0]))
     BatchLog(tmp_path, steps_done=0).write(1, batch, update, GRPO())
     told = json.loads((tmp_path / "batches/step-000001.json").read_text())
@@ -49,13 +49,13 @@ def test_a_file_has_every_token_with_its_numbers(tmp_path: Path, batch: Batch) -
     assert (told["num_tokens"], told["sampler_logprob_sum"], told["clip"]) == (3, -4.0, [0.8, 1.2])
 
 
-def test_clipping_is_told_of_algorithms_that_clip_tokens(tmp_path: Path, batch: Batch) -> None:
+def test_clipping_is_recorded_for_algorithms_that_clip_tokens(tmp_path: Path, batch: Batch) -> None:
     BatchLog(tmp_path, steps_done=0).write(1, batch, UpdateResult(), GSPO())
     told = json.loads((tmp_path / "batches/step-000001.json").read_text())
     assert (told["clip"], "ratio" in told["tokens"]) == (None, False)
 
 
-def test_steps_that_are_made_again_are_forgotten(tmp_path: Path, batch: Batch) -> None:
+def test_batches_of_repeated_steps_are_removed(tmp_path: Path, batch: Batch) -> None:
     log = BatchLog(tmp_path, steps_done=0)
     for step in (1, 2, 3):
         log.write(step, batch, UpdateResult(), GRPO())
@@ -63,7 +63,7 @@ def test_steps_that_are_made_again_are_forgotten(tmp_path: Path, batch: Batch) -
     assert names_in(tmp_path) == ["step-000001.json", "step-000002.json"]
 
 
-def test_steps_beyond_a_million_are_later_ones(tmp_path: Path, batch: Batch) -> None:
+def test_steps_above_a_million_sort_later(tmp_path: Path, batch: Batch) -> None:
     log = BatchLog(tmp_path, steps_done=0)
     for step in (999_999, 1_000_000, 1_000_001):
         log.write(step, batch, UpdateResult(), GRPO())
@@ -81,7 +81,7 @@ def test_steps_beyond_a_million_are_later_ones(tmp_path: Path, batch: Batch) -> 
         (0, []),
     ],
 )
-def test_as_many_of_the_newest_stay_as_are_asked_for(
+def test_configured_number_of_newest_batches_is_kept(
     tmp_path: Path, batch: Batch, keep: int | None, left: list[int]
 ) -> None:
     log = BatchLog(tmp_path, steps_done=0, keep=keep)
@@ -90,7 +90,7 @@ def test_as_many_of_the_newest_stay_as_are_asked_for(
     assert names_in(tmp_path) == sorted(f"step-{step}.json" for step in left)
 
 
-def test_a_resumed_run_that_keeps_fewer_takes_the_others_away(tmp_path: Path, batch: Batch) -> None:
+def test_resumed_run_that_keeps_fewer_batches_removes_the_others(tmp_path: Path, batch: Batch) -> None:
     log = BatchLog(tmp_path, steps_done=0)
     for step in (1, 2, 3):
         log.write(step, batch, UpdateResult(), GRPO())
@@ -98,7 +98,7 @@ def test_a_resumed_run_that_keeps_fewer_takes_the_others_away(tmp_path: Path, ba
     assert names_in(tmp_path) == ["step-000003.json"]
 
 
-def test_a_run_keeps_every_batch(run_trainer: RunTrainer) -> None:
+def test_run_keeps_every_batch(run_trainer: RunTrainer) -> None:
     run = run_trainer()
     for step, trained in enumerate(run.backend.batches, start=1):
         told = json.loads((run.trainer.run_dir / f"batches/step-{step:06d}.json").read_text())

@@ -31,14 +31,14 @@ def crash(folder: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_checkpoint_holds_what_was_written_and_the_state(tmp_path: Path) -> None:
+def test_checkpoint_holds_the_written_files_and_the_state(tmp_path: Path) -> None:
     folder = Checkpoints(tmp_path, keep=2).save(20, write("w"), {"config": {"seed": 3}})
     assert folder == tmp_path / "checkpoints" / "step-000020"
     assert (folder / "weights").read_text() == "w"
     assert read_state(folder) == {"step": 20, "config": {"seed": 3}, "files": {"weights": 1}}
 
 
-def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_crash_while_writing_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     first = checkpoints.save(1, write("one"), {})
     with pytest.raises(KeyboardInterrupt):
@@ -46,7 +46,7 @@ def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> N
     assert Checkpoints(tmp_path, keep=2).latest() == first
 
 
-def test_what_a_crash_left_is_cleared_away_by_the_next_save(tmp_path: Path) -> None:
+def test_remains_of_a_crash_are_removed_by_the_next_save(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.save(1, crash, {})
@@ -82,7 +82,7 @@ class Crashing:
         return False
 
 
-def test_a_crash_during_a_save_leaves_whole_checkpoints(tmp_path: Path) -> None:
+def test_crash_during_a_save_leaves_complete_checkpoints(tmp_path: Path) -> None:
     crashing = Crashing()
     for moment in itertools.count():
         run_dir = tmp_path / str(moment)
@@ -101,7 +101,7 @@ def test_a_crash_during_a_save_leaves_whole_checkpoints(tmp_path: Path) -> None:
     assert newest.name == "step-000003"
 
 
-def test_a_disk_that_is_full_is_told_and_harms_no_checkpoint(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_damages_no_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     first = checkpoints.save(1, write("one"), {})
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
@@ -125,7 +125,7 @@ def test_a_disk_that_is_full_is_told_and_harms_no_checkpoint(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("error", [SafetensorError, WorkerError])
-def test_weights_that_cannot_be_written_are_told(tmp_path: Path, error: type[Exception]) -> None:
+def test_unwritable_weights_are_reported(tmp_path: Path, error: type[Exception]) -> None:
     def fail(folder: Path) -> None:
         raise error("no room")
 
@@ -133,7 +133,7 @@ def test_weights_that_cannot_be_written_are_told(tmp_path: Path, error: type[Exc
         Checkpoints(tmp_path, keep=1).save(1, fail, {})
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="there is none before it"):
         Checkpoints(tmp_path, keep=1).save(1, write(""), {})
@@ -142,27 +142,27 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_without_its_state_does_not_count(tmp_path: Path) -> None:
+def test_folder_without_state_is_not_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     (checkpoints.save(1, write("one"), {}) / STATE_FILE).unlink()
     assert checkpoints.latest() is None
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(step, write(str(step)), {})
     assert [folder.name for folder in checkpoints.all()] == ["step-000002", "step-000003"]
 
 
-def test_newest_means_most_steps(tmp_path: Path) -> None:
+def test_newest_is_the_one_with_most_steps(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (999_999, 1_000_000):
         newest = checkpoints.save(step, write(""), {})
     assert checkpoints.latest() == newest
 
 
-def test_a_step_that_is_saved_again_gets_the_new_state_only(tmp_path: Path) -> None:
+def test_step_saved_again_has_only_the_new_state(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, write("old"), {"score": None})
     folder = checkpoints.save(1, crash, {"score": 0.5})
@@ -171,7 +171,7 @@ def test_a_step_that_is_saved_again_gets_the_new_state_only(tmp_path: Path) -> N
     assert checkpoints.all() == [folder]
 
 
-def test_files_in_folders_are_flushed_and_listed_too(tmp_path: Path) -> None:
+def test_files_in_subfolders_are_flushed_and_listed(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
         (folder / "critic").mkdir()
         (folder / "critic" / "weights").write_text("abc")
@@ -179,7 +179,7 @@ def test_files_in_folders_are_flushed_and_listed_too(tmp_path: Path) -> None:
     assert read_state(Checkpoints(tmp_path, keep=1).save(1, fill, {}))["files"] == {"critic/weights": 3}
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
+def test_best_checkpoint_is_kept_with_the_newest(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best="eval/reward")
     assert checkpoints.best_score() is None
     assert checkpoints.best() is None
@@ -190,7 +190,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     assert checkpoints.best_score() == 0.75
 
 
-def test_the_score_of_an_evaluation() -> None:
+def test_score_of_an_evaluation() -> None:
     metrics = {"eval/accuracy": 0.5, "eval/reward": 2.0}
     assert score_of(metrics, None) is None
     assert score_of(metrics, "eval/reward") == 2.0
@@ -209,7 +209,7 @@ def cut(file: Path) -> None:
     ("harm", "told"),
     [(cut, "weights has 2 bytes instead of 3"), (Path.unlink, "weights is missing")],
 )
-def test_a_damaged_checkpoint_is_told_with_the_way_back(
+def test_damaged_checkpoint_error_names_the_previous_one(
     tmp_path: Path, harm: Callable[[Path], None], told: str
 ) -> None:
     checkpoints = Checkpoints(tmp_path, keep=9)
@@ -223,7 +223,7 @@ def test_a_damaged_checkpoint_is_told_with_the_way_back(
 
 
 @pytest.mark.parametrize("state", ['{"global_step": 7}', "[7]"])
-def test_a_state_of_another_program(tmp_path: Path, state: str) -> None:
+def test_state_of_another_program_is_rejected(tmp_path: Path, state: str) -> None:
     (tmp_path / STATE_FILE).write_text(state)
     with pytest.raises(ConfigError, match="is not a checkpoint of rllm"):
         read_state(tmp_path)
@@ -239,12 +239,12 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert mine.exists()
 
 
-def test_no_checkpoints_yet(tmp_path: Path) -> None:
+def test_folder_without_checkpoints(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, keep=1).latest() is None
 
 
 @pytest.mark.parametrize("content", [None, "{", "\xff"])
-def test_a_state_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
+def test_unreadable_state_is_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / STATE_FILE).write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=f"no readable {STATE_FILE}"):

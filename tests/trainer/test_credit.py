@@ -112,7 +112,7 @@ def test_groups_are_of_one_task_and_one_role() -> None:
     assert {credit.group_id for credit in result.credits} == {"a/agent", "b/agent", "a/critic"}
 
 
-def test_what_is_left_out_is_counted_by_its_reason() -> None:
+def test_dropped_rollouts_are_counted_by_reason() -> None:
     episodes = [
         *episodes_of(path(1.0), path(0.0), path(), path(1.0, steps=[]), path(1.0, trainable=False)),
         failed(),
@@ -132,22 +132,22 @@ def test_what_is_left_out_is_counted_by_its_reason() -> None:
     assert (result.num_groups, result.num_uniform_groups) == (3, 1)
 
 
-def test_calls_that_a_trajectory_has_lost_are_counted_each() -> None:
+def test_lost_calls_of_a_trajectory_are_counted() -> None:
     lost = path(1.0, info={NUM_SIDE_CALLS_KEY: 1, NUM_UNUSABLE_CALLS_KEY: 2})
     assert assembled(episodes_of(lost, path(0.0))).dropped == {"side_call": 1, "unusable_call": 2}
 
 
-def test_failed_and_unscored_rollouts_leave_the_baseline() -> None:
+def test_failed_and_unscored_rollouts_are_left_out_of_the_baseline() -> None:
     result = assembled([*episodes_of(path(1.0), path(0.5), path()), failed()])
     assert result.batch.advantages[::2].tolist() == [0.25, -0.25]
     assert {credit.baseline for credit in result.credits} == {0.75, None}
 
 
-def test_a_reward_of_zero_is_scored() -> None:
+def test_reward_of_zero_is_scored() -> None:
     assert assembled(episodes_of(path(0.0), path(1.0))).dropped == {}
 
 
-def test_rewards_of_steps_add_up() -> None:
+def test_step_rewards_are_summed() -> None:
     steps = [step(), step([1, 2, 3, 4, 9], [5])]
     steps[0].reward, steps[1].reward = 0.25, 0.5
     result = assembled(episodes_of(path(steps=steps), path(0.25)))
@@ -161,7 +161,7 @@ def test_equal_rewards_count_in_the_mean_without_a_forward_pass() -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_the_gradient_is_that_of_the_full_batch(aggregation: str) -> None:
+def test_gradient_equals_that_of_the_full_batch(aggregation: str) -> None:
     algorithm = GRPO(normalize_std=False, aggregation=aggregation)  # type: ignore[arg-type]
     lengths, rewards = [1, 2, 3, 4], [1.0, 0.0, 1.0, 1.0]  # the last two are a group of their own
     paths = [path(reward, steps=[step(answer=[3] * n)]) for reward, n in zip(rewards, lengths, strict=True)]
@@ -189,7 +189,7 @@ def test_the_gradient_is_that_of_the_full_batch(aggregation: str) -> None:
         ("seq-mean-token-mean", [1 / 4, *[1 / 8] * 2, *[1 / 12] * 3, *[1 / 8] * 2]),
     ],
 )
-def test_the_weight_of_a_rollout_of_three_segments_by_hand(aggregation: str, weights: list[float]) -> None:
+def test_weight_of_a_rollout_of_three_segments_by_hand(aggregation: str, weights: list[float]) -> None:
     compacted = path(1.0, steps=[step([9, 1], [3]), step([9, 2], [3] * 2), step([9, 3], [3] * 3)])
     algorithm = GRPO(normalize_std=False, aggregation=aggregation)  # type: ignore[arg-type]
     batch = assembled(episodes_of(compacted, path(0.0, steps=[step(answer=[3] * 2)])), algorithm).batch
@@ -197,7 +197,7 @@ def test_the_weight_of_a_rollout_of_three_segments_by_hand(aggregation: str, wei
     assert batch.weights.tolist() == pytest.approx(weights)
 
 
-def test_a_trajectory_without_advantage_among_others_with_one() -> None:
+def test_trajectory_without_advantage_among_others_with_one() -> None:
     result = assembled(episodes_of(path(1.0), path(0.5), path(0.0)))
     assert result.batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
     assert result.batch.weights.tolist() == pytest.approx([1 / 6] * 4)
@@ -206,7 +206,7 @@ def test_a_trajectory_without_advantage_among_others_with_one() -> None:
     )
 
 
-def test_every_step_gets_a_credit_that_explains_it() -> None:
+def test_each_step_has_a_credit_that_explains_it() -> None:
     good = path(1.0, steps=[step(), step([1, 2, 3, 4, 5], [6]), Step(id="silent")])
     episodes = [*episodes_of(good, path(0.0), path()), failed()]
     result = assembled(episodes)
@@ -223,32 +223,32 @@ def test_every_step_gets_a_credit_that_explains_it() -> None:
     assert [item.advantage for item in steps] == [0.5, 0.5, 0.5, -0.5, None], "and so does the step itself"
 
 
-def test_a_conversation_whose_history_was_edited_counts_as_drift() -> None:
+def test_conversation_with_edited_history_counts_as_drift() -> None:
     drifted = path(1.0, steps=[step(), step([1, 2, 9], [5])])
     result = assembled(episodes_of(drifted, path(0.0)))
     assert (result.num_forks, result.num_steps) == (1, 3)
     assert len(result.batch) == 3
 
 
-def test_tokens_that_do_not_line_up_stop_the_run() -> None:
+def test_misaligned_tokens_stop_the_run() -> None:
     broken = Step(prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0])
     with pytest.raises(TokenMismatchError):
         assembled(episodes_of(path(1.0, steps=[broken]), path(0.0)))
 
 
-def test_a_judge_may_have_no_logprobs() -> None:
+def test_untrained_judge_needs_no_logprobs() -> None:
     judge = path(1.0, name="judge", steps=[Step(prompt_ids=[1], response_ids=[2, 3])], trainable=False)
     result = assembled([*episodes_of(path(1.0), path(0.0)), Episode(task_id="task", trajectories=[judge])])
     assert result.dropped == {"not_trainable": 1}
 
 
-def test_nothing_to_learn_from() -> None:
+def test_batch_without_advantage() -> None:
     result = assembled([failed(), *episodes_of(path())])
     assert len(result.batch) == 0
     assert assembled([]).credits == []
 
 
-def test_whatever_needs_no_siblings_is_trained_alone() -> None:
+def test_trajectory_without_siblings_is_trained_if_the_algorithm_needs_none() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Reinforce(Algorithm):
         def credit(self, group: TrajectoryGroup) -> list[float]:
@@ -259,7 +259,7 @@ def test_whatever_needs_no_siblings_is_trained_alone() -> None:
     assert result.batch.advantages.dtype == torch.float32
 
 
-def test_the_batch_is_one_that_knows_its_tree() -> None:
+def test_batch_has_its_token_tree() -> None:
     batch: Batch = assembled(episodes_of(path(1.0), path(0.0))).batch
     assert [batch.tree.ids[place] for place in batch.tree.positions(1)] == [1, 2, 3], "nothing follows the last token"
 
@@ -269,7 +269,7 @@ def greedy() -> dict[str, Any]:
     return {"trainable": False, "info": {REFERENCE_KEY: True}}
 
 
-def test_a_group_is_compared_with_its_greedy_rollout() -> None:
+def test_group_is_compared_with_its_greedy_rollout() -> None:
     compared = path(0.25, **greedy())
     result = assembled(episodes_of(path(1.0), path(0.0), compared), ReMax())
     assert result.batch.advantages[::2].tolist() == [0.75, -0.25]
@@ -277,7 +277,7 @@ def test_a_group_is_compared_with_its_greedy_rollout() -> None:
     assert result.dropped == {"not_trainable": 1}
 
 
-def test_a_group_without_a_greedy_rollout_is_not_in_the_mean() -> None:
+def test_group_without_greedy_rollout_is_left_out_of_the_mean() -> None:
     with_greedy = episodes_of(path(1.0), path(0.25, **greedy()))
     without = episodes_of(path(1.0), path(None, **greedy()), task_id="other")
     result = assembled([*with_greedy, *without], ReMax())
@@ -302,7 +302,7 @@ def two_turns(first: float, second: float) -> Trajectory:
     return path(steps=steps)
 
 
-def test_steps_are_compared_with_those_of_their_place() -> None:
+def test_steps_are_compared_with_steps_at_the_same_position() -> None:
     result = assembled(
         episodes_of(two_turns(1.0, 2.0), two_turns(0.0, 4.0)), GRPO(normalize_std=False, level="step", gamma=0.5)
     )
@@ -313,14 +313,14 @@ def test_steps_are_compared_with_those_of_their_place() -> None:
     assert [credit.reward for credit in result.credits] == [2.0, 2.0, 2.0, 4.0]
 
 
-def test_a_step_without_siblings_counts_but_teaches_nothing() -> None:
+def test_step_without_siblings_is_counted_but_not_trained() -> None:
     result = assembled(episodes_of(two_turns(1.0, 2.0), path(1.0)), GRPO(normalize_std=False, level="step"))
     assert result.batch.advantages.tolist() == [1.0, 1.0, 0.0, -1.0, -1.0]
     assert [credit.dropped for credit in result.credits] == [None, "too_few_siblings", None]
     assert result.dropped == {}
 
 
-def test_divergence_is_taken_off_the_reward_of_a_trajectory() -> None:
+def test_divergence_is_subtracted_from_the_reward_of_a_trajectory() -> None:
     scorer = TableScorer(policy={4: -1.0, 6: -1.0}, reference={4: -1.5, 6: -2.0})
     algorithm = GRPO(normalize_std=False, kl_coef=0.5, kl_in="reward", kl_estimator="k1")
     result = assembled(episodes_of(two_turns(1.0, 2.0), path(2.25)), algorithm, scorer)
@@ -356,7 +356,7 @@ def test_equal_rewards_are_uniform_despite_critic_and_divergence() -> None:
     assert each_alone(1.0, 0.0).num_uniform_groups == each_alone(1.0).num_uniform_groups == 0
 
 
-def test_divergence_in_the_loss_keeps_what_has_no_advantage() -> None:
+def test_divergence_in_the_loss_keeps_sequences_without_advantage() -> None:
     scorer = TableScorer(reference={3: -2.0, 4: -3.0})
     result = assembled(episodes_of(path(1.0), path(1.0)), GRPO(kl_coef=0.1), scorer)
     assert result.batch.advantages.tolist() == [0.0] * 4
@@ -373,7 +373,7 @@ def test_divergence_in_the_loss_needs_no_scoring_first() -> None:
     assert batch.ref_logprobs.tolist() == [-2.0, -3.0]
 
 
-def test_a_critic_sees_each_reward_on_the_last_token_of_its_step() -> None:
+def test_critic_gets_each_reward_at_the_last_token_of_its_step() -> None:
     scorer = TableScorer(critic={3: 0.5, 4: 1.0, 6: 1.5})
     result = assembled(episodes_of(two_turns(1.0, 2.0)), TRUSTING, scorer)
     assert result.batch.rewards is not None
@@ -385,7 +385,7 @@ def test_a_critic_sees_each_reward_on_the_last_token_of_its_step() -> None:
     assert result.advantages == pytest.approx([5.0 / 3])
 
 
-def test_a_critic_learns_of_what_a_silent_step_earned() -> None:
+def test_reward_of_a_step_without_tokens_reaches_the_critic() -> None:
     trajectory = two_turns(1.0, 2.0)
     trajectory.steps.insert(1, Step(id="silent", reward=4.0))
     result = assembled(episodes_of(trajectory), TRUSTING, TableScorer())
@@ -393,7 +393,7 @@ def test_a_critic_learns_of_what_a_silent_step_earned() -> None:
     assert [credit.dropped for credit in result.credits] == [None, "no_tokens", None]
 
 
-def test_divergence_is_taken_off_the_reward_of_its_own_token() -> None:
+def test_divergence_is_subtracted_from_the_reward_of_its_own_token() -> None:
     scorer = TableScorer(policy={3: -1.0, 6: -1.0}, reference={3: -2.0, 6: -1.5})
     algorithm = PPO(gae_lambda=1.0, whiten=False, kl_coef=0.5, kl_in="reward", kl_estimator="k1")
     result = assembled(episodes_of(two_turns(1.0, 2.0)), algorithm, scorer)
@@ -416,14 +416,14 @@ def test_tokens_are_credited_in_the_order_of_sampling() -> None:
     assert result.num_forks == 1
 
 
-def test_single_tokens_are_credited_without_a_critic_too() -> None:
+def test_tokens_are_credited_without_a_critic() -> None:
     result = assembled(episodes_of(path(1.0), path(0.0)), ReinforcePlusPlus())
     assert result.batch.advantages.tolist() == pytest.approx([1.0, 1.0, -1.0, -1.0])
     assert result.batch.returns is None, "there is no critic to learn from them"
 
 
 @pytest.mark.parametrize("given", [[1.0], [1.0, 2.0, 3.0], [1.0, math.nan], [1.0, math.inf]], ids=str)
-def test_token_advantages_must_be_one_number_for_each_token(given: list[float]) -> None:
+def test_token_advantages_must_be_one_number_per_token(given: list[float]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Mine(ReinforcePlusPlus):
         def token_advantages(self, batch: Batch) -> tuple[Tensor, None]:
@@ -433,17 +433,17 @@ def test_token_advantages_must_be_one_number_for_each_token(given: list[float]) 
         assembled(episodes_of(path(1.0)), Mine())
 
 
-def test_an_algorithm_is_not_named_for_what_a_lost_critic_gives() -> None:
+def test_nan_of_a_critic_is_not_attributed_to_the_algorithm() -> None:
     ids = dict.fromkeys(range(100), math.nan)
     result = assembled(episodes_of(path(1.0)), PPO(), TableScorer(critic=ids))
     assert result.batch.advantages.isnan().all()
 
 
-def test_nothing_to_learn_from_with_a_critic() -> None:
+def test_batch_without_advantage_with_a_critic() -> None:
     assert len(assembled([failed(), *episodes_of(path())], PPO(), TableScorer()).batch) == 0
 
 
-def test_a_call_that_two_trajectories_share_is_credited_in_each() -> None:
+def test_call_shared_by_two_trajectories_is_credited_in_each() -> None:
     shared = step()
     planner, team = path(1.0, name="planner", steps=[shared]), path(0.0, name="team", steps=[shared])
     siblings = [path(0.0, name="planner"), path(1.0, name="team")]
@@ -504,7 +504,7 @@ def plain_advantages(episodes: Sequence[Episode]) -> tuple[dict[str, float], int
 
 
 @given(random_episodes())
-def test_a_batch_equals_a_plain_loop_over_random_episodes(episodes: list[Episode]) -> None:
+def test_batch_equals_a_plain_loop_over_random_episodes(episodes: list[Episode]) -> None:
     result = assembled(episodes)
     expected, num_tokens = plain_advantages(episodes)
     steps = {item.id: item for episode in episodes for member in episode.trajectories for item in member.steps}

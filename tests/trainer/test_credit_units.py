@@ -38,7 +38,7 @@ def units(*rewards: float, group_id: str = "g") -> list[CreditUnit]:
     return [CreditUnit(trajectory=path(reward=reward), group_id=group_id) for reward in rewards]
 
 
-def test_each_reward_and_the_discounted_ones_after_it() -> None:
+def test_return_is_the_reward_plus_discounted_later_rewards() -> None:
     assert discounted([1.0, 2.0, 4.0], 0.5) == [3.0, 4.0, 4.0]
     assert discounted([], 0.5) == []
 
@@ -68,7 +68,7 @@ def test_each_reward_and_the_discounted_ones_after_it() -> None:
         "a reward of zero is one",
     ],
 )
-def test_what_each_step_earned(trajectory: Trajectory, earned: list[float]) -> None:
+def test_rewards_of_each_step(trajectory: Trajectory, earned: list[float]) -> None:
     assert rewards_by_step(trajectory) == earned
 
 
@@ -76,7 +76,7 @@ REWARDS = st.one_of(st.just(UNSCORED), st.integers(-8, 8).map(lambda number: num
 
 
 @given(st.lists(st.tuples(REWARDS, st.integers(0, 2)), max_size=6), REWARDS)
-def test_no_reward_gets_lost(steps: list[tuple[float, int]], reward: float) -> None:
+def test_sum_of_rewards_is_kept(steps: list[tuple[float, int]], reward: float) -> None:
     trajectory = path(*[step(own, num_tokens=size) for own, size in steps], reward=reward)
     spoke = [own for own, size in steps if size]
     earned = rewards_by_step(trajectory)
@@ -86,7 +86,7 @@ def test_no_reward_gets_lost(steps: list[tuple[float, int]], reward: float) -> N
         assert sum(earned) == (sum(own for own, _ in steps) if by_steps else reward)
 
 
-def test_a_trajectory_is_one_unit() -> None:
+def test_trajectory_is_one_unit() -> None:
     trajectory = path(step(), step(), reward=1.0)
     (unit,) = units_of(sample(trajectory), "trajectory", 0.5)
     assert unit.trajectory is trajectory
@@ -101,21 +101,21 @@ def test_steps_are_units_with_their_returns() -> None:
     assert [unit.group_id for unit in found] == ["task/agent/0", "task/agent/1", "task/agent/2"]
 
 
-def test_a_silent_step_has_no_place() -> None:
+def test_step_without_tokens_has_no_unit() -> None:
     first, last = step(1.0), step(2.0)
     found = units_of(sample(path(first, silent(4.0), last)), "step", 1.0)
     assert [(unit.steps, unit.trajectory.reward) for unit in found] == [([first], 7.0), ([last], 2.0)]
     assert found[1].group_id == "task/agent/1"
 
 
-def test_groups_are_compared_each_with_itself() -> None:
+def test_groups_are_compared_separately() -> None:
     groups = {"a": units(1.0, 0.0), "b": units(5.0, 3.0)}
     groups = credited_groups(groups, {}, MEAN_ONLY)
     assert [unit.advantage for members in groups.values() for unit in members] == [0.5, -0.5, 1.0, -1.0]
     assert [members[0].baseline for members in groups.values()] == [0.5, 4.0]
 
 
-def test_settings_of_an_algorithm_may_be_lists() -> None:
+def test_algorithm_settings_may_be_lists() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Mine(GRPO):
         bounds: list[float] = field(default_factory=list)
@@ -124,18 +124,18 @@ def test_settings_of_an_algorithm_may_be_lists() -> None:
     assert [unit.advantage for unit in members] == [0.5, -0.5]
 
 
-def test_penalties_come_before_the_comparison() -> None:
+def test_penalties_are_applied_before_the_comparison() -> None:
     first, second = units(1.0, 1.0)
     members = credited_groups({"g": [replace(first, penalty=0.5), second]}, {}, RLOO())["g"]
     assert [unit.advantage for unit in members] == [-0.5, 0.5]
 
 
-def test_who_is_alone_gets_no_advantage() -> None:
+def test_unit_without_siblings_gets_no_advantage() -> None:
     [only] = credited_groups({"g": units(1.0)}, {}, MEAN_ONLY)["g"]
     assert (only.advantage, only.dropped) == (0.0, "too_few_siblings")
 
 
-def test_a_group_without_its_greedy_rollout_is_dropped() -> None:
+def test_group_without_its_greedy_rollout_is_dropped() -> None:
     groups = {"a": units(1.0, 0.0), "b": units(1.0, 0.0)}
     groups = credited_groups(groups, {"a": [path(reward=0.25, trainable=False)]}, ReMax())
     assert [unit.advantage for unit in groups["a"]] == [0.75, -0.25]
@@ -151,13 +151,13 @@ def test_a_group_without_its_greedy_rollout_is_dropped() -> None:
         (GRPO(entropy_coef=0.1), None),
     ],
 )
-def test_equal_rewards_are_dropped_unless_the_loss_has_more(algorithm: Algorithm, dropped: str | None) -> None:
+def test_equal_rewards_are_dropped_unless_the_loss_has_other_terms(algorithm: Algorithm, dropped: str | None) -> None:
     members = credited_groups({"g": units(1.0, 1.0)}, {}, algorithm)["g"]
     assert [(unit.advantage, unit.dropped) for unit in members] == [(0.0, dropped)] * 2
 
 
 @pytest.mark.parametrize("advantages", [[1.0], [1.0, float("nan")], [1.0, 2.0, 3.0]])
-def test_wrong_advantages_name_the_algorithm(advantages: list[float]) -> None:
+def test_invalid_advantages_name_the_algorithm(advantages: list[float]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Mine(Algorithm):
         def credit(self, group: TrajectoryGroup) -> list[float]:

@@ -71,13 +71,13 @@ def learned(of: LoadedTokenizer, shown: Demonstration) -> list[str]:
     return [of.tokenizer.decode(part.ids[start:stop]) for part in shown.shown for start, stop in part.spans]
 
 
-def test_tokens_that_the_model_does_not_have_are_refused(of: LoadedTokenizer) -> None:
+def test_unknown_tokens_are_rejected(of: LoadedTokenizer) -> None:
     largest = max(only(of, {"messages": [SHOP[1], SHOP[6]]}).shown[0].ids)
     with pytest.raises(ConfigError, match=rf"row 0: messages have .*, token {largest} of the tokenizer"):
         read(replace(of, num_ids=largest), {"messages": [SHOP[1], SHOP[6]]})
 
 
-def test_rows_of_a_table_are_learned_as_those_of_json_are(of: LoadedTokenizer, tmp_path: Path) -> None:
+def test_table_rows_are_trained_like_json_rows(of: LoadedTokenizer, tmp_path: Path) -> None:
     def row(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         schema = {"type": "object", "properties": {field: {"type": "string"} for field in arguments}}
         called = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -98,14 +98,14 @@ def test_rows_of_a_table_are_learned_as_those_of_json_are(of: LoadedTokenizer, t
 
 
 @pytest.mark.parametrize("method", ["cumulative", "stepwise"])
-def test_the_answers_and_nothing_else_is_learned(of: LoadedTokenizer, method: str) -> None:
+def test_only_answers_are_trained(of: LoadedTokenizer, method: str) -> None:
     row = {"messages": SHOP, "tools": TOOLS}
     assert learned(of, only(of, row, tokenize_method=method)) == ANSWERS
     assert learned(of, only(of, row, tokenize_method=method, train_on="last")) == ANSWERS[-1:]
 
 
 @pytest.mark.parametrize("method", ["cumulative", "stepwise"])
-def test_control_tokens_that_are_quoted_are_text(of: LoadedTokenizer, method: str) -> None:
+def test_quoted_control_tokens_are_text(of: LoadedTokenizer, method: str) -> None:
     quoted = "<|im_end|>\n<|im_start|>assistant\n"
     messages = [{**message, "content": f"{message['content'] or ''}{quoted}!"} for message in SHOP]
     end, start = of.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
@@ -117,13 +117,13 @@ def test_control_tokens_that_are_quoted_are_text(of: LoadedTokenizer, method: st
     assert list(part.ids).count(start) == len(SHOP)
 
 
-def test_a_conversation_is_one_text_up_to_its_last_answer(of: LoadedTokenizer) -> None:
+def test_conversation_is_one_text_up_to_its_last_answer(of: LoadedTokenizer) -> None:
     (part,) = only(of, {"messages": [*SHOP, {"role": "user", "content": "Thanks"}], "tools": TOOLS}).shown
     whole = of.tokenizer.apply_chat_template(SHOP, tools=TOOLS, tokenize=False)
     assert of.tokenizer.decode(part.ids) == whole.removesuffix("\n")
 
 
-def test_the_steps_of_a_demonstration_continue_each_other(of: LoadedTokenizer) -> None:
+def test_steps_of_a_demonstration_continue_each_other(of: LoadedTokenizer) -> None:
     steps = only(of, {"messages": SHOP, "tools": TOOLS}).trajectory().steps
     assert [of.tokenizer.decode(step.response_ids) for step in steps] == ANSWERS
     for earlier, later in pairwise(steps):
@@ -132,7 +132,7 @@ def test_the_steps_of_a_demonstration_continue_each_other(of: LoadedTokenizer) -
     assert {len(step.logprobs) for step in steps} == {0}
 
 
-def test_messages_of_weight_zero_are_read_and_not_learned(of: LoadedTokenizer) -> None:
+def test_messages_of_weight_zero_are_read_but_not_trained(of: LoadedTokenizer) -> None:
     messages = [dict(message) for message in SHOP]
     messages[4]["weight"] = 0
     for method in ("cumulative", "stepwise"):
@@ -140,14 +140,14 @@ def test_messages_of_weight_zero_are_read_and_not_learned(of: LoadedTokenizer) -
         assert learned(of, shown) == [ANSWERS[0], ANSWERS[2]]
 
 
-def test_a_field_that_is_null_is_one_that_is_not_there(of: LoadedTokenizer) -> None:
+def test_null_field_counts_as_missing(of: LoadedTokenizer) -> None:
     messages = [{**message, "weight": None} for message in SHOP]
     row = {"messages": messages, "tools": None, "steps": None, "name": None, "task_id": None, "reward": None}
     (with_nulls,), (without,) = read(of, row), read(of, {"messages": SHOP})
     assert with_nulls == without
 
 
-def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
+def test_sampled_tokens_are_kept(of: LoadedTokenizer) -> None:
     steps = [
         {"prompt_ids": [5, 6], "response_ids": [7, 7, 7]},
         {"prompt_ids": [5, 6, 7, 7, 7, 8], "response_ids": [9]},
@@ -201,12 +201,12 @@ def test_sampled_tokens_stay_as_they_are(of: LoadedTokenizer) -> None:
         ({"steps": [{"prompt_ids": [1], "response_ids": [999_999]}]}, "token id 999999, and the model has"),
     ],
 )
-def test_a_row_that_cannot_be_learned_from_is_named(of: LoadedTokenizer, row: dict[str, Any], told: str) -> None:
+def test_untrainable_row_is_reported(of: LoadedTokenizer, row: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read(of, row)
 
 
-def test_tokens_of_another_tokenizer_are_refused(of: LoadedTokenizer) -> None:
+def test_tokens_of_another_tokenizer_are_rejected(of: LoadedTokenizer) -> None:
     said = "It costs 42"
     row = {
         "messages": [SHOP[1], {"role": "assistant", "content": said}],
@@ -223,7 +223,7 @@ def test_tokens_of_another_tokenizer_are_refused(of: LoadedTokenizer) -> None:
 
 
 @pytest.mark.parametrize("method", ["cumulative", "stepwise"])
-def test_a_template_that_knows_no_calls_is_refused_with_the_row(method: str) -> None:
+def test_template_without_tool_calls_is_rejected_with_the_row(method: str) -> None:
     tokenizer = train_tokenizer(["What does a fig cost? It costs 42. Sure? Yes"] * 4, vocab_size=300)
     tokenizer.chat_template = FORGETFUL
     silent = LoadedTokenizer(tokenizer=tokenizer, num_ids=len(tokenizer), context_length=None)
@@ -239,7 +239,7 @@ def test_a_template_that_knows_no_calls_is_refused_with_the_row(method: str) -> 
         ("{% if 1 %}", ""),
     ],
 )
-def test_rows_whose_prompts_would_lack_something_are_refused(of: LoadedTokenizer, text: str, named: str) -> None:
+def test_rows_with_incomplete_prompts_are_rejected(of: LoadedTokenizer, text: str, named: str) -> None:
     tokenizer = deepcopy(of.tokenizer)
     tokenizer.chat_template = (
         "{{ tools }}{% for m in messages %}"
@@ -255,9 +255,7 @@ def test_rows_whose_prompts_would_lack_something_are_refused(of: LoadedTokenizer
         read(other, {"messages": SHOP, "tools": TOOLS})
 
 
-def test_text_beside_calls_that_is_not_learned_is_counted(
-    of: LoadedTokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_untrained_text_next_to_calls_is_counted(of: LoadedTokenizer, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = deepcopy(of.tokenizer)
     tokenizer.chat_template = (
         "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}"
@@ -270,7 +268,7 @@ def test_text_beside_calls_that_is_not_learned_is_counted(
     assert "1 of 2 rows have text beside tool calls" in caplog.text
 
 
-def test_a_template_that_rewrites_the_past_is_refused() -> None:
+def test_template_that_is_not_append_only_is_rejected() -> None:
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     tokenizer.chat_template = (
         "{% for message in messages | reverse %}{{ message.role }}{{ message.content }}{% endfor %}"
@@ -280,9 +278,7 @@ def test_a_template_that_rewrites_the_past_is_refused() -> None:
         read(of, {"messages": SHOP[:2] + SHOP[4:]})
 
 
-def test_a_template_that_forgets_reasoning_is_told_of_once(
-    of: LoadedTokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_template_that_drops_reasoning_is_logged_once(of: LoadedTokenizer, caplog: pytest.LogCaptureFixture) -> None:
     thoughtful = [SHOP[1], {"role": "assistant", "content": "<think>\n40 + 2\n</think>\n\n42"}, SHOP[5], SHOP[6]]
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     tokenizer.chat_template = FORGETFUL
@@ -296,7 +292,7 @@ def test_a_template_that_forgets_reasoning_is_told_of_once(
     assert [record.message.partition(":")[0] for record in caplog.records] == ["sft.tokenize_method=cumulative"]
 
 
-def test_what_is_too_long_is_counted_and_left_out(of: LoadedTokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_overlong_rows_are_counted_and_left_out(of: LoadedTokenizer, caplog: pytest.LogCaptureFixture) -> None:
     short = {"messages": [SHOP[1], SHOP[6]]}
     limit = only(of, short).num_tokens
     with caplog.at_level(logging.WARNING):

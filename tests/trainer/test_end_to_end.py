@@ -152,7 +152,7 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_what_is_trained_on_is_what_was_sampled_byte_for_byte(
+def test_trained_tokens_are_the_sampled_ones_byte_for_byte(
     policy: Path, tmp_path: Path, sampled: Sampled, batches: list[Batch]
 ) -> None:
     trainer_of(policy, tmp_path, Agent()).train()
@@ -171,7 +171,7 @@ def test_what_is_trained_on_is_what_was_sampled_byte_for_byte(
     assert sorted(trained) == sorted(sampled.calls), "every sampled token once, and nothing else"
 
 
-def test_the_trainer_computes_the_sampler_s_probabilities(policy: Path, tmp_path: Path) -> None:
+def test_trainer_probabilities_equal_those_of_the_sampler(policy: Path, tmp_path: Path) -> None:
     trainer_of(policy, tmp_path, Agent(), num_steps=3).train()
     lines = lines_of(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -180,7 +180,7 @@ def test_the_trainer_computes_the_sampler_s_probabilities(policy: Path, tmp_path
     assert all(line["rollout/num_failed"] == 0 for line in lines)
 
 
-def test_what_a_run_leaves_behind(policy: Path, tmp_path: Path) -> None:
+def test_run_writes_its_files(policy: Path, tmp_path: Path) -> None:
     result = trainer_of(policy, tmp_path, Agent()).train()
     assert {path.name for path in tmp_path.iterdir()} >= {"metrics.jsonl", "traces.db", "checkpoints", "config.yaml"}
     assert result.checkpoint == tmp_path / "checkpoints" / "step-000002"
@@ -207,7 +207,7 @@ class Unreliable(Agent):
         return None if number % 8 == 3 else reward
 
 
-def test_siblings_of_a_bad_rollout_are_unharmed(policy: Path, tmp_path: Path, batches: list[Batch]) -> None:
+def test_siblings_of_a_failed_rollout_are_trained(policy: Path, tmp_path: Path, batches: list[Batch]) -> None:
     trainer_of(policy, tmp_path, Unreliable()).train()
     for line in lines_of(tmp_path):
         assert line["rollout/num_failed"] == 2
@@ -229,7 +229,7 @@ class Stop:
     def close(self) -> None: ...
 
 
-def test_an_interrupted_run_goes_on(policy: Path, tmp_path: Path) -> None:
+def test_interrupted_run_is_resumed(policy: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer_of(policy, tmp_path, Agent(), num_steps=4, trackers=[Stop()]).train()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
@@ -249,7 +249,7 @@ async def async_agent(question: str) -> float:
     return float(len(text) % 2)
 
 
-def test_an_async_agent_that_streams(policy: Path, tmp_path: Path) -> None:
+def test_async_agent_that_streams(policy: Path, tmp_path: Path) -> None:
     trainer_of(policy, tmp_path, async_agent, num_steps=1).train()
     (line,) = lines_of(tmp_path)
     assert line["rollout/num_failed"] == 0

@@ -10,7 +10,7 @@ UNSCORED = Episode(task_id="a", index=1, trajectories=[Trajectory()])
 FAILED = Episode(task_id="a", info={"error": {"type": "AgentError", "message": "no"}})
 
 
-def test_without_rewards_an_episode_is_of_use_unless_it_failed() -> None:
+def test_unscored_episode_is_usable_without_rewards_unless_it_failed() -> None:
     needing, not_needing = RolloutMetrics(), RolloutMetrics(needs_rewards=False)
     assert [judge.why_unusable(SCORED) for judge in (needing, not_needing)] == [None, None]
     assert "not scored" in (needing.why_unusable(UNSCORED) or "")
@@ -18,7 +18,7 @@ def test_without_rewards_an_episode_is_of_use_unless_it_failed() -> None:
     assert needing.why_unusable(FAILED) == not_needing.why_unusable(FAILED) == "AgentError: no"
 
 
-def test_what_nobody_judged_is_not_counted_as_wrong() -> None:
+def test_unscored_episodes_do_not_lower_the_accuracy() -> None:
     judge = RolloutMetrics(needs_rewards=False)
     for name, found in (
         ("accuracy", judge.of_training([SCORED, UNSCORED, FAILED])["rollout/accuracy"]),

@@ -17,7 +17,7 @@ from rllm.types import OUTCOME_KEY
 from .conftest import RunTrainer
 
 
-def test_what_is_no_folder_of_a_run(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no traces.db"):
         list(stored_episodes(tmp_path))
     (tmp_path / "config.yaml").write_text("")
@@ -39,7 +39,7 @@ def test_what_is_no_folder_of_a_run(tmp_path: Path) -> None:
         {"trajectories": [{"name": "agent", "steps": [{"reward": 1.0}]}]},
     ],
 )
-def test_an_outcome_of_another_form_is_named_with_its_session(tmp_path: Path, outcome: object) -> None:
+def test_outcome_in_another_format_is_reported_with_its_session(tmp_path: Path, outcome: object) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("odd", {"split": "train", "task_id": "a", OUTCOME_KEY: outcome}).result()
         (listed,) = latest_episodes(store, limit=5)

@@ -50,7 +50,7 @@ def test_sums_over_episodes_equal_those_of_the_batch(run: Run, store: TraceStore
     store.close()
 
 
-def test_without_the_batch_tokens_have_the_mean_of_their_step(run_trainer: RunTrainer) -> None:
+def test_tokens_without_batch_have_the_mean_of_their_step(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1, "keep_batches": 0, "algorithm": {"name": "reinforce_plus_plus", "gamma": 0.5}})
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         (step,) = explain(store, names(store, "train")[0], fed=advantages_in(run.trainer.run_dir)).steps
@@ -79,7 +79,7 @@ def test_every_token_has_its_weight_version() -> None:
     assert [token.weight_version for token in step.tokens] == [5, 6, 8]
 
 
-def test_of_several_evaluations_the_step_says_which(run_trainer: RunTrainer) -> None:
+def test_step_selects_one_of_several_evaluations(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1}, val=True)
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         newest, first = (explain(store, "0:0", step=step) for step in (1, 0))
@@ -90,14 +90,14 @@ def test_of_several_evaluations_the_step_says_which(run_trainer: RunTrainer) -> 
             explain(store, "0:0", split="eval", step=7)
 
 
-def test_an_evaluation_taught_nobody(run: Run, store: TraceStore) -> None:
+def test_evaluation_trains_no_tokens(run: Run, store: TraceStore) -> None:
     episode = explain(store, names(store, "eval")[0])
     (step,) = episode.steps
     assert (episode.split, step.training_step, step.num_trained_tokens, step.advantage_sum) == ("eval", None, 0, 0.0)
     store.close()
 
 
-def test_a_session_is_as_good_as_its_episode(run: Run, store: TraceStore) -> None:
+def test_session_id_selects_its_episode(run: Run, store: TraceStore) -> None:
     name = names(store, "train")[0]
     found = explain(store, name)
     assert explain(store, found.session_id) == found
@@ -106,7 +106,7 @@ def test_a_session_is_as_good_as_its_episode(run: Run, store: TraceStore) -> Non
     store.close()
 
 
-def test_a_role_of_several_trajectories_earned_their_mean() -> None:
+def test_reward_of_a_role_is_the_mean_of_its_trajectories() -> None:
     paths = [("solver", 1.0), ("solver", 0.0), ("solver", None), ("judge", None)]
     with MemoryTraceStore() as store:
         episode = Episode(
@@ -144,7 +144,7 @@ def compacting(word: str, base_url: str) -> float:
     return float(next(_rewards) % 2)
 
 
-def test_a_summary_is_trained_on_and_a_title_is_a_side_call(
+def test_summary_is_trained_on_and_a_title_is_a_side_call(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     small = {"num_steps": 2, "tasks_per_step": 1, "rollout": {"group_size": 2}}

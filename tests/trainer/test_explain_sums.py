@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_the_sums_are_those_of_the_batches(run_trainer: RunTrainer, case: str) -> None:
+def test_sums_equal_those_of_the_batches(run_trainer: RunTrainer, case: str) -> None:
     agent, changes = CASES[case]
     SEEN.clear()
     rollout = {"group_size": 4, "max_concurrent": 1, **changes.get("rollout", {})}
@@ -142,7 +142,7 @@ def test_the_sums_are_those_of_the_batches(run_trainer: RunTrainer, case: str) -
         assert dropped(own) == dropped_in(run.lines, number + 1)
 
 
-def test_every_reason_is_counted_and_kept_beside_the_calls(run_trainer: RunTrainer) -> None:
+def test_every_drop_reason_is_counted_and_stored_with_its_call(run_trainer: RunTrainer) -> None:
     def mixed(word: str, base_url: str) -> Any:
         SEEN[word] += 1
         call(base_url, [user(word)], **({"max_tokens": 1} if SEEN[word] == 1 else {}))

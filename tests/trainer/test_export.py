@@ -22,7 +22,7 @@ def episode(*chats: list[dict[str, str]], **fields: object) -> Episode:
     return Episode(task_id="figs@0.0.1", task={"q": 1}, trajectories=[Trajectory(reward=0.5, steps=steps)], **fields)  # type: ignore[arg-type]
 
 
-def test_a_conversation_is_one_row_as_it_ended() -> None:
+def test_conversation_is_exported_as_one_row() -> None:
     told = episode([ASK, SEVEN], [ASK, SEVEN, MORE, EIGHT])
     told.trajectories[0].steps[1].info["tools"] = [{"type": "function"}]
     assert list(chat_rows([told])) == [
@@ -41,11 +41,11 @@ def test_separate_calls_are_separate_rows() -> None:
     assert [row["messages"] for row in rows] == [[ASK, SEVEN], [MORE, {**SEVEN, "weight": 0}, ASK, EIGHT]]
 
 
-def test_a_failed_rollout_teaches_nothing() -> None:
+def test_failed_rollout_is_not_exported() -> None:
     assert list(chat_rows([episode([ASK, SEVEN], info={"error": {"type": "AgentError"}})])) == []
 
 
-def test_what_was_not_to_be_learned_from_is_no_row() -> None:
+def test_untrainable_trajectory_is_not_exported() -> None:
     told = episode([ASK, SEVEN], info={"split": "train"})
     told.trajectories.append(Trajectory(name="opponent", trainable=False, steps=[Step(chat_completions=[ASK, EIGHT])]))
     assert [row["name"] for row in chat_rows([told])] == ["agent"]
@@ -55,14 +55,14 @@ def test_what_was_not_to_be_learned_from_is_no_row() -> None:
     assert [row["name"] for row in chat_rows([told])] == ["agent", "opponent"]
 
 
-def test_episodes_as_lines(tmp_path: Path) -> None:
+def test_episodes_are_exported_as_lines(tmp_path: Path) -> None:
     told = episode([ASK, SEVEN], session_id="s", info={"split": "train", "training_step": 3})
     assert export_episodes([told], tmp_path / "e.jsonl") == 1
     [line] = (tmp_path / "e.jsonl").read_text().splitlines()
     assert Episode.from_dict(json.loads(line)) == told
 
 
-def test_a_file_of_another_kind(tmp_path: Path) -> None:
+def test_other_file_extension_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ends in .jsonl"):
         export_episodes([], tmp_path / "e.csv")
 
@@ -77,7 +77,7 @@ def run_with(tmp_path: Path, *files: str) -> Path:
     return tmp_path / "run"
 
 
-def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
+def test_exported_model_has_no_trainer_files(tmp_path: Path) -> None:
     more = ("additional_chat_templates/tool_use.jinja", "verl/policy-0.pt")
     run = run_with(tmp_path, "config.json", "model.safetensors", "recovery.pt", "recovery.json", "critic.pt", *more)
     export_model(chosen_checkpoint(run, "latest"), tmp_path / "model")
@@ -90,7 +90,7 @@ def test_a_model_without_what_only_the_trainer_reads(tmp_path: Path) -> None:
         export_adapter(chosen_checkpoint(run, "latest"), tmp_path / "adapter")
 
 
-def test_an_export_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "step-000001"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text("{}")
@@ -105,7 +105,7 @@ def test_an_export_that_is_given_up_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_path_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "checkpoint").mkdir()
     with pytest.raises(ConfigError, match=r"rows.jsonl' cannot be written \(Not a directory\): choose another path"):
@@ -114,7 +114,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         export_model(tmp_path / "checkpoint", tmp_path / "file" / "model")
 
 
-def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+def test_full_disk_is_reported(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     model = new_model(tokenizer, TinyPolicyRecipe(hidden_size=32, num_layers=1))
     save_model(model, tmp_path / "base")
@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
 
-def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_checkpoint_is_reported(tmp_path: Path) -> None:
     run = run_with(tmp_path)
     with pytest.raises(ConfigError, match="has step-000003; name one of them, or latest"):
         chosen_checkpoint(run, "step-000009")

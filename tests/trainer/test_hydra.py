@@ -60,12 +60,12 @@ def composed(*overrides: str) -> DictConfig:
         return compose("agent_ppo_trainer", overrides=list(overrides))
 
 
-def test_nothing_set_is_our_defaults(caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_configuration_gives_our_defaults(caplog: pytest.LogCaptureFixture) -> None:
     assert load_config(composed()) == TrainConfig()
     assert not caplog.records
 
 
-def test_launch_scripts_need_a_plus_for_server_settings_only() -> None:
+def test_launch_scripts_need_a_plus_only_for_server_settings() -> None:
     plus = [f"+{VLLM}.enable_auto_tool_choice=True", f"+{VLLM}.tool_call_parser=hermes"]
     config = load_config(composed(*LAUNCH_SCRIPTS, *plus))
     assert config == load_config([*LAUNCH_SCRIPTS, *plus])
@@ -96,7 +96,7 @@ NOT_HERE = [
 ]
 
 
-def test_the_keys_of_the_published_examples_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_of_the_published_examples_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(composed(*LAUNCH_SCRIPTS, *EXAMPLES))
     assert (config.model.dtype, config.model.lora_rank, config.rollout.timeout_s) == ("bfloat16", 8, 5400.0)
     assert config.algorithm["fixed_length"] == config.rollout.max_tokens == 1024
@@ -105,30 +105,30 @@ def test_the_keys_of_the_published_examples_are_accepted(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("override", NOT_HERE)
-def test_what_an_example_asks_for_in_vain_is_refused_by_name(override: str) -> None:
+def test_unsupported_keys_of_an_example_are_rejected_by_name(override: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(composed(override))
     assert str(caught.value).startswith(override.partition("=")[0])
 
 
 @pytest.mark.parametrize("override", ["data.train_batch_sizes=3", f"{VLLM}.tool_call_parser=hermes", "optim.lr=1"])
-def test_hydra_refuses_a_key_that_is_not_published(override: str) -> None:
+def test_hydra_rejects_unpublished_keys(override: str) -> None:
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         composed(override)
 
 
-def test_our_own_settings_go_beside_with_a_plus() -> None:
+def test_our_settings_are_added_with_a_plus() -> None:
     assert load_config(composed("+rollout.max_concurrent=5", "+algorithm.clip_low=0.1")).rollout.max_concurrent == 5
 
 
-def test_the_tasks_to_generate_follow_the_tasks_to_train_on() -> None:
+def test_validation_batch_size_follows_the_training_tasks() -> None:
     assert composed("data.train_batch_size=16", "rllm.rejection_sample.multiplier=2").data.gen_batch_size == 32
     assert composed().data.gen_batch_size is None
     expression = "data.gen_batch_size='${mul:${data.train_batch_size},1}'"
     assert load_config(composed("data.train_batch_size=16", expression)).tasks_per_step == 16
 
 
-def test_a_configuration_may_hold_omegaconf_in_any_place() -> None:
+def test_configuration_may_contain_omegaconf_anywhere() -> None:
     whole = OmegaConf.create({"seed": 3, "optim": {"lr": "${seed}"}, "trackers": ["jsonl"]})
     assert load_config(whole) == load_config({"seed": 3, "optim": OmegaConf.create({"lr": 3}), "trackers": ["jsonl"]})
     assert load_config({"trackers": ListConfig(["jsonl"])}).trackers == ["jsonl"]
@@ -139,7 +139,7 @@ def test_a_configuration_may_hold_omegaconf_in_any_place() -> None:
     ("value", "told"),
     [("???", "Missing mandatory value: seed"), ("${nowhere}", "Interpolation key 'nowhere' not found")],
 )
-def test_what_omegaconf_cannot_resolve_is_an_error_of_ours(value: str, told: str) -> None:
+def test_unresolvable_omegaconf_is_a_config_error(value: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_config(OmegaConf.create({"seed": value}))
 
@@ -178,7 +178,7 @@ def run_script(folder: Path, source: str, *overrides: str) -> subprocess.Complet
 
 
 @pytest.mark.slow
-def test_a_tutorials_script_runs_also_beside_verl(tmp_path: Path) -> None:
+def test_tutorial_script_runs_with_verl_installed(tmp_path: Path) -> None:
     verl = tmp_path / "verl" / "trainer" / "config"
     verl.mkdir(parents=True)
     for folder in (verl, verl.parent, verl.parent.parent):
@@ -227,7 +227,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_tutorial_trains_and_its_log_has_no_line_for_each_call(tmp_path: Path) -> None:
+def test_tutorial_trains_without_logging_each_call(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["a fig"], vocab_size=300)
     recipe = TinyPolicyRecipe(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=32)
     new_model(tokenizer, recipe).save_pretrained(tmp_path / "model")
@@ -246,7 +246,7 @@ def test_a_tutorial_trains_and_its_log_has_no_line_for_each_call(tmp_path: Path)
     assert "data.max_prompt_length, here model.max_length=10015" in refused.stderr
 
 
-def test_the_resolver_is_there_whoever_is_imported_first(tmp_path: Path) -> None:
+def test_resolver_is_registered_in_any_import_order(tmp_path: Path) -> None:
     done = run_script(tmp_path, LATE_OMEGACONF)
     assert (done.stdout, done.stderr) == ("12\n", "")
 

@@ -75,7 +75,7 @@ def step_words(step: int) -> set[str]:
     return {TASKS[row]["word"] for row in sampler.tasks_of_step(step)}
 
 
-def test_a_run_from_beginning_to_end(run_trainer: RunTrainer) -> None:
+def test_complete_run(run_trainer: RunTrainer) -> None:
     run = run_trainer(val=True)
     assert run.backend.events == ["update", "publish", "update", "publish", "close"]
     assert [(line["step"], "eval/accuracy" in line) for line in run.lines] == [
@@ -92,7 +92,7 @@ def test_a_run_from_beginning_to_end(run_trainer: RunTrainer) -> None:
     assert json.loads((run.result.checkpoint / "trainer_state.json").read_text())["step"] == 2
 
 
-def test_trackers_are_told_how_far_a_step_has_come(run_trainer: RunTrainer) -> None:
+def test_trackers_get_the_progress_of_a_step(run_trainer: RunTrainer) -> None:
     tracker = Progress()
     run_trainer({"num_steps": 1}, trackers=[tracker])
     assert list(dict.fromkeys(tracker.told)) == [
@@ -103,7 +103,7 @@ def test_trackers_are_told_how_far_a_step_has_come(run_trainer: RunTrainer) -> N
     ]
 
 
-def test_training_imposes_the_sampling_and_evaluation_its_own(run_trainer: RunTrainer) -> None:
+def test_training_imposes_its_sampling_and_evaluation_its_own(run_trainer: RunTrainer) -> None:
     def greedy(word: str, base_url: str) -> float:
         ask(base_url, word, temperature=0.0, top_p=0.1, top_k=3)
         return float(len(base_url) % 2)
@@ -113,7 +113,7 @@ def test_training_imposes_the_sampling_and_evaluation_its_own(run_trainer: RunTr
     assert kinds == {(0.5, 0.1, 3), (1.0, 1.0, -1)}, "what is trained on is sampled from the whole distribution"
 
 
-def test_hanging_agents_delay_neither_training_nor_its_end(
+def test_hanging_agents_do_not_delay_training_or_its_end(
     run_trainer: RunTrainer,
 ) -> None:
     release = threading.Event()
@@ -134,7 +134,7 @@ def test_hanging_agents_delay_neither_training_nor_its_end(
     assert run.result.num_steps == 2
 
 
-def test_the_store_explains_every_gradient(run_trainer: RunTrainer) -> None:
+def test_store_explains_every_gradient(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1})
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         sessions = [info.id for info in store.sessions()]
@@ -149,7 +149,7 @@ def test_the_store_explains_every_gradient(run_trainer: RunTrainer) -> None:
         assert (credit.advantage or 0) * (credit.reward - credit.baseline) > 0
 
 
-def test_the_batch_is_what_was_sampled(run_trainer: RunTrainer) -> None:
+def test_batch_contains_the_sampled_tokens(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1})
     sampled = sorted((output.prompt_ids, output.completion_ids) for output in run.backend.inference.outputs)
     trained = [
@@ -159,7 +159,7 @@ def test_the_batch_is_what_was_sampled(run_trainer: RunTrainer) -> None:
     assert sorted(trained) == sampled
 
 
-def test_the_turns_of_a_conversation_are_trained_as_one_sequence(run_trainer: RunTrainer) -> None:
+def test_turns_of_a_conversation_are_trained_as_one_sequence(run_trainer: RunTrainer) -> None:
     def talk(word: str, base_url: str) -> float:
         messages = [{"role": "user", "content": word}]
         for _ in range(3):
@@ -173,7 +173,7 @@ def test_the_turns_of_a_conversation_are_trained_as_one_sequence(run_trainer: Ru
     assert run.lines[0]["rollout/calls_per_episode"] == 3
 
 
-def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(run_trainer: RunTrainer) -> None:
+def test_interrupted_run_is_saved_and_resumed(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 4, "save_every": 0}
     first = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert first.steps == [1, 2]
@@ -206,7 +206,7 @@ class InterruptTwiceAtOnceWhileUpdating(InterruptWhileUpdating):
 
 
 @pytest.mark.parametrize("backend", [InterruptWhileUpdating, InterruptTwiceAtOnceWhileUpdating])
-def test_ctrl_c_during_an_update_lets_the_step_end(
+def test_ctrl_c_during_an_update_finishes_the_step(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture, backend: type[ScriptedBackend]
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
@@ -233,7 +233,7 @@ class InterruptWhileLoading(ScriptedBackend):
         self.events.append("loaded")
 
 
-def test_ctrl_c_while_a_model_is_loaded_does_not_wait_for_it(run_trainer: RunTrainer) -> None:
+def test_ctrl_c_while_loading_a_model_does_not_wait_for_it(run_trainer: RunTrainer) -> None:
     run = run_trainer({"backend": f"{__name__}:InterruptWhileLoading"}, raises=KeyboardInterrupt)
     assert run.backend.events == []
     assert not (run.trainer.run_dir / "config.yaml").exists()
@@ -249,7 +249,7 @@ class InterruptTwiceWhileSaving(ScriptedBackend):
         super().save(folder)
 
 
-def test_ctrl_c_twice_during_a_save_leaves_it_whole(run_trainer: RunTrainer) -> None:
+def test_second_ctrl_c_during_a_save_does_not_damage_it(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 4, "save_every": 1, "backend": f"{__name__}:InterruptTwiceWhileSaving"}
     before = signal.getsignal(signal.SIGINT)
     run = run_trainer(config, raises=KeyboardInterrupt)
@@ -266,7 +266,7 @@ def wait_until_closed() -> None:
         time.sleep(0.01)
 
 
-def test_ctrl_c_during_rollouts_leaves_the_step_before(run_trainer: RunTrainer) -> None:
+def test_ctrl_c_during_rollouts_keeps_the_previous_step(run_trainer: RunTrainer) -> None:
     presses = iter([interrupt])
 
     def interrupted(word: str, base_url: str) -> float:
@@ -290,7 +290,7 @@ class Spoilt(ScriptedBackend):
         return super().publish()
 
 
-def test_spoilt_weights_are_not_saved(run_trainer: RunTrainer) -> None:
+def test_non_finite_weights_are_not_saved(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 3, "save_every": 1, "backend": f"{__name__}:Spoilt"}, raises=WeightSyncError)
     assert run.backend.saved_at == [1]
     assert [path.name for path in (run.trainer.run_dir / "checkpoints").iterdir()] == ["step-000001"]
@@ -309,12 +309,12 @@ class Lost(ScriptedBackend):
         raise WorkerError("a worker died when it was to write a checkpoint")
 
 
-def test_a_checkpoint_that_cannot_be_written_is_not_tried_again(run_trainer: RunTrainer) -> None:
+def test_failed_checkpoint_is_not_retried(run_trainer: RunTrainer) -> None:
     run_trainer({"save_every": 1, "backend": f"{__name__}:Lost"}, raises=CheckpointError)
     assert ScriptedBackend.latest.saved_at == [1]
 
 
-def test_the_cause_is_raised_not_the_failed_save_after_it(
+def test_original_error_is_raised_instead_of_the_failed_save(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {"save_every": 0, "backend": f"{__name__}:Lost", "algorithm": {"kl_coef": 0.1}}
@@ -324,7 +324,7 @@ def test_the_cause_is_raised_not_the_failed_save_after_it(
     assert not list((run.trainer.run_dir / "checkpoints").iterdir()), "nothing is left in the way"
 
 
-def test_a_killed_run_writes_the_lost_steps_once(run_trainer: RunTrainer) -> None:
+def test_killed_run_writes_repeated_steps_once(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 2, "save_every": 1}, val=True)
     with (run.trainer.run_dir / "metrics.jsonl").open("a") as file:  # as if it had gone on without saving
         file.write('{"step":3,"timing/step_s":1.0}\n{"step":4,"timi')
@@ -332,7 +332,7 @@ def test_a_killed_run_writes_the_lost_steps_once(run_trainer: RunTrainer) -> Non
     assert second.steps == [1, 2, 3, 4]
 
 
-def test_a_run_that_fails_at_once_can_be_begun_anew(run_trainer: RunTrainer) -> None:
+def test_run_that_failed_at_once_can_be_restarted(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         raise LookupError("no such word")
 
@@ -341,7 +341,9 @@ def test_a_run_that_fails_at_once_can_be_begun_anew(run_trainer: RunTrainer) -> 
     assert [line["step"] for line in again.lines] == [0, 1, 2, 2]
 
 
-def test_tasks_that_a_second_ctrl_c_ends_are_no_news(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_tasks_cancelled_by_a_second_ctrl_c_are_not_logged(
+    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def agent(word: str, base_url: str) -> float:
         ended = {"message": "Task exception was never retrieved", "exception": KeyboardInterrupt()}
         asyncio.get_running_loop().call_exception_handler(ended)
@@ -351,7 +353,7 @@ def test_tasks_that_a_second_ctrl_c_ends_are_no_news(run_trainer: RunTrainer, ca
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_stopping_the_event_loop_is_an_error_after_a_save(run_trainer: RunTrainer) -> None:
+def test_stopped_event_loop_is_an_error_after_a_save(run_trainer: RunTrainer) -> None:
     async def agent(word: str, base_url: str) -> float:
         if ScriptedBackend.latest.weight_version == 1:
             asyncio.get_running_loop().stop()
@@ -362,7 +364,7 @@ def test_stopping_the_event_loop_is_an_error_after_a_save(run_trainer: RunTraine
     assert run.backend.saved_at == [1]
 
 
-def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) -> None:
+def test_run_without_successful_rollouts_reports_the_reasons(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         if word in ("fig", "apple"):
             raise LookupError("no such word")
@@ -376,7 +378,7 @@ def test_when_every_rollout_fails_the_reasons_are_told(run_trainer: RunTrainer) 
     assert text.splitlines()[-1] == f"Details of each: rllm explain {run.trainer.run_dir}"
 
 
-def test_calls_without_a_session_are_counted(
+def test_calls_without_session_are_counted(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def agent(word: str, base_url: str) -> float:
@@ -398,7 +400,7 @@ def test_calls_without_a_session_are_counted(
     assert len([line for line in caplog.messages if "without a session" in line]) == 1
 
 
-def test_an_evaluation_in_which_all_fails_costs_no_run(
+def test_evaluation_without_successful_rollouts_does_not_stop_the_run(
     run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def agent(word: str, base_url: str) -> float:
@@ -419,7 +421,7 @@ def test_an_evaluation_in_which_all_fails_costs_no_run(
     assert [read_state(path)["score"] for path in checkpoints] == [1.0, None, 1.0]
 
 
-def test_when_nothing_is_scored_the_remedy_is_told(run_trainer: RunTrainer) -> None:
+def test_run_without_rewards_reports_the_remedy(run_trainer: RunTrainer) -> None:
     def silent(word: str, base_url: str) -> Any:
         ask(base_url, word)
 
@@ -454,7 +456,7 @@ def test_siblings_of_failed_rollouts_are_trained(run_trainer: RunTrainer) -> Non
     assert line["rollout/accuracy"] == sum(n % 2 for n in range(12) if (n % 3 == 0 and n != 3) or n in (2, 5)) / 11
 
 
-def test_a_step_without_differences_updates_nothing_and_goes_on(run_trainer: RunTrainer) -> None:
+def test_step_without_advantages_updates_nothing_and_continues(run_trainer: RunTrainer) -> None:
     def alike(word: str, base_url: str) -> float:
         ask(base_url, word)
         return 0.1
@@ -464,7 +466,7 @@ def test_a_step_without_differences_updates_nothing_and_goes_on(run_trainer: Run
     assert [line["batch/zero_variance"] for line in run.lines] == [1.0, 1.0]
 
 
-def test_a_tracker_that_fails_stops_nothing(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_tracker_does_not_stop_the_run(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ConnectionError("the server is gone")
 
@@ -473,7 +475,7 @@ def test_a_tracker_that_fails_stops_nothing(run_trainer: RunTrainer, caplog: pyt
     assert "tracker At failed" in caplog.text
 
 
-def test_garbage_is_searched_for_less_often_during_a_training(run_trainer: RunTrainer) -> None:
+def test_garbage_collection_is_less_frequent_during_training(run_trainer: RunTrainer) -> None:
     before, seen = gc.get_threshold(), []
     gc.set_threshold(700, 10, 10)
     try:
@@ -483,7 +485,7 @@ def test_garbage_is_searched_for_less_often_during_a_training(run_trainer: RunTr
         gc.set_threshold(*before)
 
 
-def test_zero_means_evaluate_and_save_at_the_ends_only(run_trainer: RunTrainer) -> None:
+def test_zero_means_evaluate_and_save_only_at_the_ends(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 3, "eval": {"every": 0}, "save_every": 0}, val=True)
     assert [line["step"] for line in run.lines if "eval/accuracy" in line] == [0, 3]
     assert run.backend.saved_at == [3]
@@ -519,7 +521,7 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
         ({"config": ["model.path=x", "eval.top_k=5"]}, "eval.top_k=5 would have no effect without held-out tasks"),
     ],
 )
-def test_what_can_be_known_before_is_refused_before(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_rejected_before_the_run(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     def agent(word: str) -> float:
         return 1.0
 
@@ -542,7 +544,7 @@ LENGTHS = ["data.max_prompt_length=60", "data.max_response_length=40"]
         (["actor_rollout_ref.rollout.n=1"], r"actor_rollout_ref\.rollout\.n, here rollout\.group_size=1"),
     ],
 )
-def test_a_mistake_with_a_published_key_names_it(tmp_path: Path, config: Any, named: str) -> None:
+def test_error_in_a_published_key_names_it(tmp_path: Path, config: Any, named: str) -> None:
     model = tmp_path / "model"
     Qwen3Config(max_position_embeddings=64).save_pretrained(model)
     own = {"model": {"path": str(model)}, "run_dir": str(tmp_path / "run")}
@@ -555,7 +557,7 @@ def test_a_mistake_with_a_published_key_names_it(tmp_path: Path, config: Any, na
         AgentTrainer(agent_run_func=agent, train_dataset=TASKS, config=source)
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:
+def test_folder_with_a_run_is_not_overwritten(run_trainer: RunTrainer) -> None:
     run_trainer()
     with pytest.raises(
         ConfigError,
@@ -564,7 +566,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(run_trainer: RunTrainer) -
         run_trainer()
 
 
-def test_a_second_call_of_train_does_not_overwrite_the_first(run_trainer: RunTrainer) -> None:
+def test_second_call_of_train_does_not_overwrite_the_first(run_trainer: RunTrainer) -> None:
     run = run_trainer(val=True)
     before = (run.trainer.run_dir / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"already has a run: .*--resume"):
@@ -572,19 +574,19 @@ def test_a_second_call_of_train_does_not_overwrite_the_first(run_trainer: RunTra
     assert (run.trainer.run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_second_call_of_train_resumes_an_interrupted_one(run_trainer: RunTrainer) -> None:
+def test_second_call_of_train_resumes_an_interrupted_run(run_trainer: RunTrainer) -> None:
     run_trainer({"num_steps": 1})
     second = run_trainer({"num_steps": 4}, resume=True, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert second.trainer.train().num_steps == 4
     assert ScriptedBackend.latest.saved_at == [4], "weights and version were those of step 2"
 
 
-def test_there_may_be_nothing_to_resume(run_trainer: RunTrainer) -> None:
+def test_resuming_without_a_checkpoint_is_rejected(run_trainer: RunTrainer) -> None:
     with pytest.raises(ConfigError, match="has no checkpoint to resume from"):
         run_trainer(resume=True)
 
 
-def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
+def test_resuming_a_finished_run_is_reported(run_trainer: RunTrainer) -> None:
     run_trainer()
     run = run_trainer(raises=ConfigError, resume=True)
     assert "num_steps=2: the run in" in str(run.error)
@@ -601,7 +603,7 @@ def test_resuming_a_finished_run_says_so(run_trainer: RunTrainer) -> None:
         ({"store": "redis://there"}, "store='redis://there': 'redis'"),
     ],
 )
-def test_unwritable_places_are_refused_at_once(
+def test_unwritable_paths_are_rejected_at_once(
     settings: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -619,7 +621,7 @@ def test_unwritable_places_are_refused_at_once(
     assert told.format(here=tmp_path) in str(caught.value)
 
 
-def test_an_agent_that_changes_the_folder_does_not_move_the_run(
+def test_agent_that_changes_the_folder_does_not_move_the_run(
     run_trainer: RunTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "begun").mkdir()
@@ -638,7 +640,7 @@ def test_an_agent_that_changes_the_folder_does_not_move_the_run(
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_run_with_a_store_of_its_own_is_read_from_any_folder(
+def test_run_with_its_own_store_can_be_read_from_any_folder(
     run_trainer: RunTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -656,7 +658,7 @@ class Misaligned(ScriptedBackend):
         return replace(result, logprobs=torch.zeros(part.num_tokens - 1))
 
 
-def test_logprobs_that_do_not_line_up_stop_the_run(run_trainer: RunTrainer) -> None:
+def test_misaligned_logprobs_stop_the_run(run_trainer: RunTrainer) -> None:
     run_trainer({"backend": f"{__name__}:Misaligned"}, raises=TokenMismatchError)
 
 
@@ -669,12 +671,12 @@ async def test_train_may_be_called_inside_a_running_loop(run_trainer: RunTrainer
     assert failed.result is None
 
 
-def test_every_task_of_a_step_is_a_group_of_its_own(run_trainer: RunTrainer) -> None:
+def test_each_task_of_a_step_is_a_separate_group(run_trainer: RunTrainer) -> None:
     run = run_trainer({"tasks_per_step": 8, "num_steps": 1})
     assert run.lines[0]["batch/num_groups"] == 8, "each of the four words twice"
 
 
-def test_the_configuration_is_kept_with_the_run(run_trainer: RunTrainer) -> None:
+def test_configuration_is_stored_with_the_run(run_trainer: RunTrainer) -> None:
     run = run_trainer({"optim": {"lr": 0.125}})
     assert "lr: 0.125" in (run.trainer.run_dir / "config.yaml").read_text()
     assert run.result is not None

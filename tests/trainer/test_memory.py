@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> str:
     return f"model.path={tmp_path}"
 
 
-def test_what_a_token_takes(model: str) -> None:
+def test_memory_of_a_token(model: str) -> None:
     of_layer = 6 * 768 + 3 * (768 + 2 * 384) + 2 * 2048  # 13,312
     assert bytes_of_token(load_config([model, CPU])) == 4 * 12 * of_layer == 638_976
     assert bytes_of_token(load_config([model, CPU, "model.dtype=bfloat16"])) == 2 * 12 * (of_layer + 3 * 768)
@@ -51,7 +51,7 @@ def write_header(model: str, number: int) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def test_a_prompt_has_the_tokens_of_the_longest_text() -> None:
+def test_prompt_length_is_that_of_the_longest_text() -> None:
     assert prompt_tokens([{"id": 7, "question": "abcd" * 10, "answer": "4"}, {"question": "ab"}]) == 24 + 10
     assert prompt_tokens([]) == 64
 
@@ -66,14 +66,14 @@ def test_a_prompt_has_the_tokens_of_the_longest_text() -> None:
         (400, ["rollout.max_tokens=2000", "optim.micro_batch_tokens=500"], 2400),  # a single sequence
     ],
 )
-def test_the_passes_that_are_predicted(model: str, prompt: int, asked: list[str], tokens: int) -> None:
+def test_predicted_number_of_passes(model: str, prompt: int, asked: list[str], tokens: int) -> None:
     write_header(model, 79_000_000)
     found = predicted_memory(load_config([model, CPU, "rollout.group_size=8", *asked]), prompt)
     assert found is not None
     assert f"activations of {tokens:,} tokens" in found.updating
 
 
-def test_long_sequences_are_predicted_to_be_run_again(model: str) -> None:
+def test_recomputation_is_predicted_for_long_sequences(model: str) -> None:
     write_header(model, 79_000_000)
     asked = [model, CPU, "rollout.max_tokens=4000"]
     peaks = [predicted_memory(load_config([*asked, *more])) for more in ([], ["optim.micro_batch_tokens=1024"])]

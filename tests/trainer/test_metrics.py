@@ -53,17 +53,17 @@ def test_accuracy_counts_failed_rollouts_but_not_unscored_ones() -> None:
     }
 
 
-def test_a_single_rollout() -> None:
+def test_metrics_of_a_single_rollout() -> None:
     metrics = episode_metrics([episode(1.0, num_tokens=4)])
     assert (metrics["rollout/calls_per_episode"], metrics["rollout/truncated"]) == (1.0, 1.0)
 
 
-def test_a_mean_of_nothing_is_not_zero() -> None:
+def test_mean_of_nothing_is_omitted() -> None:
     assert "rollout/reward" not in episode_metrics([FAILED])
     assert "eval/reward" not in eval_metrics([FAILED])
 
 
-def test_metrics_of_agents_cannot_replace_measured_ones() -> None:
+def test_agent_metrics_cannot_replace_measured_ones() -> None:
     agents = [{"reward": 9.0, "tool/calls": 2.0, "rollout/accuracy": 8.0}, {"tool/calls": 4.0}]
     metrics = episode_metrics([episode(1.0, metrics=agents[0]), episode(0.0, metrics=agents[1])])
     assert metrics["rollout/reward"] == 0.5
@@ -74,7 +74,7 @@ def test_metrics_of_agents_cannot_replace_measured_ones() -> None:
     assert (judged["eval/agent/reward"], judged["eval/tool/calls"]) == (9.0, 3.0)
 
 
-def test_roles_are_told_apart_where_there_are_several() -> None:
+def test_several_roles_have_separate_metrics() -> None:
     two = Episode(trajectories=[Trajectory(name="solver", reward=1.0), Trajectory(name="judge", reward=0.25)])
     unjudged = Episode(trajectories=[Trajectory(name="solver", reward=1.0), Trajectory(name="judge")])
     metrics = episode_metrics([two, two, unjudged, FAILED])
@@ -87,19 +87,19 @@ def test_roles_are_told_apart_where_there_are_several() -> None:
     assert not any(name.startswith("rollout/reward/") for name in episode_metrics([episode(1.0)]))
 
 
-def test_what_a_failed_rollout_had_done_is_not_unscored() -> None:
+def test_partial_trajectory_of_a_failed_rollout_is_not_unscored() -> None:
     partial = Episode(trajectories=[Trajectory(steps=[])], info=FAILED.info)
     assert episode_metrics([partial, episode(1.0)])["rollout/num_unscored"] == 0.0
 
 
-def test_why_rollouts_ended() -> None:
+def test_termination_reasons_are_counted() -> None:
     done, cut = episode(1.0), episode(0.0)
     done.termination_reason, cut.termination_reason = TerminationReason.ENV_DONE, TerminationReason.MAX_TURNS_EXCEEDED
     metrics = episode_metrics([done, done, cut, episode(1.0)])
     assert (metrics["rollout/ended_by/env_done"], metrics["rollout/ended_by/max_turns_exceeded"]) == (0.5, 0.25)
 
 
-def test_staleness_counts_publishes_of_what_is_trained_on() -> None:
+def test_staleness_counts_publishes_since_sampling() -> None:
     def ages_of(*episodes: Episode) -> dict[str, float]:
         roles = {"frozen": RoleConfig(trainable=False)}
         return staleness(episodes, assemble(episodes, GRPO(), step=0, temperature=1.0, roles=roles).credits, 3)
@@ -154,19 +154,19 @@ def test_rates() -> None:
     }
 
 
-def test_rates_of_rollouts_begun_ahead_are_omitted() -> None:
+def test_rates_of_early_rollouts_are_omitted() -> None:
     told = rates({"rollout": 0.001, "update": 3.999}, [episode(num_tokens=12)], ahead=True)
     assert told["tokens/per_second"] == 3.0
     assert "tokens/per_second_rollout" not in told
 
 
-def test_memory_is_told_in_gigabytes() -> None:
+def test_memory_is_in_gigabytes() -> None:
     found = memory_metrics({"weights": 500_000_000})
     assert found["memory/weights_gb"] == 0.5
     assert 0.05 < found["memory/peak_gb"] < 1000, "torch alone takes a tenth of one"
 
 
-def test_an_unscored_rollout_is_no_use_and_says_why() -> None:
+def test_unscored_rollout_is_unusable_with_a_reason() -> None:
     assert why_unusable(episode(0.0)) is None
     assert why_unusable(FAILED) == "AgentError: f raised ValueError: 3"
     assert why_unusable(Episode(trajectories=[Trajectory(reward=1.0)], info=FAILED.info)) == why_unusable(FAILED)
@@ -175,7 +175,7 @@ def test_an_unscored_rollout_is_no_use_and_says_why() -> None:
     assert why_unusable(silent) == "not scored: reward silent returned None"
 
 
-def test_the_report_names_the_most_frequent_reasons_first() -> None:
+def test_report_lists_the_most_frequent_reasons_first() -> None:
     report = failure_report("roll out", ["B", "A", "A", "C", "D", "A", "B"])
     assert report.splitlines() == [
         "roll out: all 7 rollouts failed, so there is nothing to learn from:",

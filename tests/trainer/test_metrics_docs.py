@@ -62,7 +62,7 @@ def test_metrics_of_a_run_are_documented(run_trainer: RunTrainer) -> None:
     assert {name for name in written if not is_documented(name)} == set()
 
 
-def test_every_warning_is_told() -> None:
+def test_warnings_are_documented() -> None:
     page = (ROOT / "docs" / "howto" / "flat-reward.md").read_text()
     everything = {
         "batch/zero_variance": 1.0,

@@ -134,7 +134,7 @@ def test_sessions_of_a_task_are_compared_with_each_other(run: Run) -> None:
     assert advantages() == [[-0.5, 0.5]]
 
 
-def test_a_session_is_learned_from_once_and_again_only_after_lost_steps(run: Run, tmp_path: Path) -> None:
+def test_session_is_trained_once_and_again_only_after_lost_steps(run: Run, tmp_path: Path) -> None:
     def talk(user: User) -> None:
         for reward in (1.0, 0.0):
             user.talk(reward)
@@ -153,7 +153,7 @@ def test_a_session_is_learned_from_once_and_again_only_after_lost_steps(run: Run
     assert steps_of() == [0, 0, 1, 2, 2]
 
 
-def test_sessions_of_another_gateway_are_learned_from(run: Run, tmp_path: Path) -> None:
+def test_sessions_of_another_gateway_are_trained(run: Run, tmp_path: Path) -> None:
     upstream = EngineUpstream(ScriptedEngine(["hello", "bye"]), "policy")
     config = GatewayConfig(api_key=KEY)
     with open_store(str(tmp_path / "traces.db")) as store, GatewayServer(store, upstream, config) as gateway:
@@ -164,7 +164,9 @@ def test_sessions_of_another_gateway_are_learned_from(run: Run, tmp_path: Path) 
     assert advantages() == [[-0.5, 0.5]]
 
 
-def test_tokens_of_another_distribution_are_dropped_by_name(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_sampled_with_other_settings_are_dropped_with_the_reason(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     def talk(user: User) -> None:
         user.talk(1.0, temperature=0.5)
         user.talk(1.0, top_p=0.9)
@@ -187,6 +189,6 @@ def test_tokens_of_another_distribution_are_dropped_by_name(run: Run, caplog: py
         ("eval.num_rollouts=3", r"eval\.num_rollouts"),
     ],
 )
-def test_settings_without_effect_on_sessions_are_refused(tmp_path: Path, setting: str, named: str) -> None:
+def test_ineffective_settings_for_sessions_are_rejected(tmp_path: Path, setting: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         session_trainer(str(tmp_path / "traces.db"), [f"run_dir={tmp_path}/run", "model.path=m", setting])

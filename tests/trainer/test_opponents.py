@@ -72,7 +72,7 @@ def answers_of(run_dir: Path) -> list[tuple[str, int, str, int, tuple[int, ...]]
 
 
 @pytest.mark.slow
-def test_opponents_are_drawn_from_snapshots_and_a_resumed_run_meets_the_same(model: Path, tmp_path: Path) -> None:
+def test_opponents_are_sampled_from_snapshots_and_reproduced_after_resuming(model: Path, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     trainer_of(whole, model, 4).train()
     trainer_of(resumed, model, 3).train()
@@ -94,7 +94,7 @@ def test_opponents_are_drawn_from_snapshots_and_a_resumed_run_meets_the_same(mod
     ("settings", "name"),
     [({"backend": "verl"}, "backend"), ({"model": {"lora_rank": 4}}, "model.lora_rank")],
 )
-def test_runs_that_cannot_offer_them_are_refused(
+def test_runs_without_support_for_opponents_are_rejected(
     settings: dict[str, Any], name: str, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=name):

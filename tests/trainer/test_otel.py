@@ -8,9 +8,7 @@ from ..telemetry.collector import collecting
 from .conftest import RunTrainer
 
 
-def test_the_rollouts_of_a_run_and_their_calls_are_traced(
-    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollouts_of_a_run_and_their_calls_are_traced(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting(monkeypatch) as collector:
         run = run_trainer({"num_steps": 1, "gateway": {"otel": True}})
         spans = collector.spans()

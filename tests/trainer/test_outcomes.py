@@ -18,7 +18,7 @@ def outcomes_of(run):
     return [(info.metadata, info.metadata[OUTCOME_KEY], traces) for info, traces in found]
 
 
-def test_every_rollout_says_how_it_ended(run_trainer: RunTrainer) -> None:
+def test_every_rollout_has_an_outcome(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1}, val=True)
     told = outcomes_of(run)
     assert [metadata["split"] for metadata, _, _ in told].count("eval") == 4
@@ -34,7 +34,7 @@ def test_every_rollout_says_how_it_ended(run_trainer: RunTrainer) -> None:
         assert (outcome["error"], outcome["metrics"]["timing/rollout_s"] > 0) == (None, True)
 
 
-def test_what_failed_or_taught_nothing_says_why(run_trainer: RunTrainer) -> None:
+def test_failed_and_untrained_rollouts_have_a_reason(run_trainer: RunTrainer) -> None:
     def fails_for_figs(word: str, base_url: str) -> float:
         ask(base_url, word)
         if word == "fig":
@@ -48,7 +48,7 @@ def test_what_failed_or_taught_nothing_says_why(run_trainer: RunTrainer) -> None
     assert by_word["kiwi"]["trajectories"][0]["dropped"] == "zero_variance"
 
 
-def test_a_run_whose_rollouts_all_failed_lists_the_reasons(run_trainer: RunTrainer) -> None:
+def test_run_with_only_failed_rollouts_lists_the_reasons(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         ask(base_url, word)
         raise ValueError("no fruit today")
@@ -60,14 +60,14 @@ def test_a_run_whose_rollouts_all_failed_lists_the_reasons(run_trainer: RunTrain
 
 
 @pytest.mark.parametrize("reward", ["good", float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_kept_as_none(reward: object) -> None:
+def test_non_finite_reward_is_stored_as_none(reward: object) -> None:
     step = Step(id="a", reward=reward)  # type: ignore[arg-type]
     told = outcome_of(Episode(trajectories=[Trajectory(name="solver", steps=[step])]), {})
     (path,) = told["trajectories"]
     assert (path["reward"], path["steps"]) == (None, [{"id": "a"}])
 
 
-def test_a_tool_call_of_another_form_names_no_tool() -> None:
+def test_tool_call_in_another_format_is_ignored() -> None:
     answer = {"role": "assistant", "tool_calls": ["count", {"function": {"name": "search"}}]}
     told = outcome_of(Episode(trajectories=[Trajectory(steps=[Step(chat_completions=[answer])])]), {})
     assert told["trajectories"][0]["tools"] == ["search"]

@@ -22,7 +22,7 @@ def config_of(*more: str) -> TrainConfig:
     return load_config(["backend=verl", *more])
 
 
-def test_a_node_that_has_what_is_here_will_do() -> None:
+def test_node_with_the_same_packages_passes() -> None:
     check_node("10.0.0.9", HERE, HERE)
     check_node("10.0.0.9", replace(HERE, versions={**HERE.versions, "python": "3.11.9"}), HERE)
 
@@ -43,12 +43,12 @@ def test_a_node_that_has_what_is_here_will_do() -> None:
         (replace(HERE, unreached="http://10.0.0.1:81: refused"), r"cannot reach .*10.0.0.1:81: refused.*gateway.host"),
     ],
 )
-def test_an_unfit_node_is_refused_with_the_remedy(answer: Answer, told: str) -> None:
+def test_unsuitable_node_is_rejected_with_the_remedy(answer: Answer, told: str) -> None:
     with pytest.raises(ConfigError, match=f"node 10.0.0.9 {told}"):
         check_node("10.0.0.9", answer, HERE)
 
 
-def test_a_node_says_what_it_has_and_sees(tmp_path: Path) -> None:
+def test_node_reports_its_packages_and_files(tmp_path: Path) -> None:
     port = free_port()
     answer = answered(("rllm", "no-such-package"), (str(tmp_path), "/no/such"), f"http://127.0.0.1:{port}")
     assert re.fullmatch(r"3\.\d+\.\d+", answer.versions["python"] or "")
@@ -65,13 +65,13 @@ def test_a_node_says_what_it_has_and_sees(tmp_path: Path) -> None:
         (["verl.num_nodes=2"], "need 1 GPU on each of 2 nodes, and 1 node has it (node 10.0.0.1 has 1 GPU)"),
     ],
 )
-def test_a_cluster_with_too_little_is_told(settings: list[str], told: str) -> None:
+def test_cluster_with_too_few_resources_is_rejected(settings: list[str], told: str) -> None:
     node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_room(config_of(*settings), [node])
 
 
-def test_one_is_told_as_one() -> None:
+def test_plan_uses_singular_forms() -> None:
     node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
     config = config_of("rollout.runner=ray", "rollout.max_concurrent=1")
     text = "\n".join(plan(config, [node], {"1": HERE}))
@@ -84,7 +84,7 @@ def test_one_is_told_as_one() -> None:
         assert told in text
 
 
-def test_the_plan_says_what_runs_where_and_how_large_a_step_is() -> None:
+def test_plan_shows_placement_and_step_size() -> None:
     nodes = [ClusterNode(id=str(n), address=f"10.0.0.{n}", num_cpus=16, num_gpus=8) for n in (1, 2)]
     answers = {node.id: replace(HERE, gpus=["NVIDIA H100, 81559 MiB"]) for node in nodes}
     config = config_of("verl.num_nodes=2", "verl.workers_per_node=8", "rollout.runner=ray")

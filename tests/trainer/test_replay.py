@@ -29,7 +29,7 @@ def numbers_of(batch: Batch) -> list[Any]:
     return [[sequence.ids for sequence in batch.sequences], batch.advantages.tolist(), batch.sampler_logprobs.tolist()]
 
 
-def test_a_share_of_each_batch_is_of_earlier_steps(run_trainer: RunTrainer) -> None:
+def test_batch_contains_a_share_of_earlier_groups(run_trainer: RunTrainer) -> None:
     run = run_trainer({**REPLAY, "num_steps": 3})
     assert [line["batch/replayed"] for line in run.lines] == [0.0, 0.5, 0.5]
     assert [len(batch) for batch in run.backend.batches] == [4, 8, 8]
@@ -38,7 +38,7 @@ def test_a_share_of_each_batch_is_of_earlier_steps(run_trainer: RunTrainer) -> N
     assert run.backend.algorithms[0].correction == "truncate"
 
 
-def test_a_resumed_run_replays_the_same_groups(run_trainer: RunTrainer, tmp_path: Path) -> None:
+def test_resumed_run_replays_the_same_groups(run_trainer: RunTrainer, tmp_path: Path) -> None:
     def batches(run: Run) -> list[Any]:
         return [numbers_of(batch) for batch in run.backend.batches]
 
@@ -90,7 +90,7 @@ def test_groups_are_replayed_while_they_are_recent() -> None:
     assert set(seen) == {1, 2}
 
 
-def test_only_what_taught_something_is_replayed() -> None:
+def test_only_groups_with_advantages_are_replayed() -> None:
     buffer = ReplayBuffer(load_config(["tasks_per_step=2", "data.replay=0.5"]))
     good, uniform, half_failed = group(0, 0), group(0, 1), group(0, 2, failed=True)
     learned = [*credits_of(good), *credits_of(uniform, "zero_variance"), *credits_of(half_failed[:1])]
@@ -99,7 +99,7 @@ def test_only_what_taught_something_is_replayed() -> None:
 
 
 @pytest.mark.parametrize(("share", "number"), [(0.0, 0), (0.25, 4), (0.5, 12), (0.9, 108)])
-def test_the_number_of_replayed_groups(share: float, number: int) -> None:
+def test_number_of_replayed_groups(share: float, number: int) -> None:
     assert num_replayed(load_config(["tasks_per_step=12", f"data.replay={share}"])) == number
 
 
@@ -111,6 +111,8 @@ def test_the_number_of_replayed_groups(share: float, number: int) -> None:
         ({"data": {"replay": 0.5}, "algorithm": {"name": "remax"}}, r"data\.replay=0\.5"),
     ],
 )
-def test_replay_that_would_do_nothing_is_refused(run_trainer: RunTrainer, settings: dict[str, Any], named: str) -> None:
+def test_ineffective_replay_settings_are_rejected(
+    run_trainer: RunTrainer, settings: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError, match=named):
         run_trainer(settings)

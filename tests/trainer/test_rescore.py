@@ -21,7 +21,7 @@ def is_right(task: dict[str, str], answer: str) -> float | None:
     return float(int(answer) == int(task["answer"]))
 
 
-def test_every_trajectory_is_judged_by_its_last_answer_in_order() -> None:
+def test_each_trajectory_is_scored_by_its_last_answer_in_order() -> None:
     found = list(rescore([episode(0, "7", "8"), episode(1, "?"), episode(2, "seven", reward=None)], is_right))
     assert [(item.session_id, item.trajectory, item.before, item.after) for item in found] == [
         ("s0", 0, 1.0, 1.0),
@@ -34,7 +34,7 @@ def test_every_trajectory_is_judged_by_its_last_answer_in_order() -> None:
     assert [item.has_changed for item in found] == [False, True, True, False]
 
 
-def test_a_reward_that_hangs_is_left_behind_for_the_next() -> None:
+def test_hanging_reward_is_abandoned_after_its_timeout() -> None:
     end = threading.Event()
 
     def hangs(task: dict[str, str], answer: str) -> float:
@@ -42,12 +42,12 @@ def test_a_reward_that_hangs_is_left_behind_for_the_next() -> None:
 
     found = list(rescore([episode(0, "7"), episode(1, "8")], hangs, max_concurrent=1, timeout_s=0.01))
     end.set()
-    late = "reward function test_a_reward_that_hangs_is_left_behind_for_the_next.<locals>.hangs did not finish within"
+    late = "reward function test_hanging_reward_is_abandoned_after_its_timeout.<locals>.hangs did not finish within"
     late += " 0.01 s: raise reward.timeout_s if it was merely slow"
     assert [(item.after, item.error) for item in found] == [(None, late)] * 2
 
 
-def test_a_reward_of_groups_compares_the_rollouts_of_a_task() -> None:
+def test_group_reward_compares_the_rollouts_of_a_task() -> None:
     @group_reward
     def highest(task: dict[str, str], answers: list[str]) -> list[float]:
         return [float(answer == max(answers)) for answer in answers]
@@ -58,7 +58,7 @@ def test_a_reward_of_groups_compares_the_rollouts_of_a_task() -> None:
     assert [(item.answer, item.after) for item in found] == [("7", 0.0), ("8", 1.0), ("9", 1.0)]
 
 
-def test_what_was_not_to_be_learned_from_keeps_its_reward() -> None:
+def test_untrainable_trajectory_keeps_its_reward() -> None:
     played, evaluated = episode(0, "7", "8"), episode(1, "7", "8")
     played.info["split"], evaluated.info["split"] = "train", "eval"
     for path in (played.trajectories[1], *evaluated.trajectories):
@@ -67,7 +67,7 @@ def test_what_was_not_to_be_learned_from_keeps_its_reward() -> None:
     assert [(item.session_id, item.trajectory) for item in found] == [("s0", 0), ("s1", 0), ("s1", 1)]
 
 
-def test_what_new_rewards_change() -> None:
+def test_changes_by_new_rewards_are_reported() -> None:
     def one(index: int, before: float | None, after: float | None) -> Rescored:
         return Rescored(
             episode_id=f"t:{index}", session_id="s", split="train", trajectory=0, name="agent",
@@ -80,7 +80,7 @@ def test_what_new_rewards_change() -> None:
     assert [item.episode_id for item in told.largest] == ["t:2", "t:1"]
 
 
-def test_new_rewards_are_written_beside_the_old_ones(tmp_path: Path) -> None:
+def test_new_rewards_are_written_next_to_the_old_ones(tmp_path: Path) -> None:
     first = write_rewards(tmp_path, "is_right", rescore([episode(0, "8", "7")], is_right))
     second = write_rewards(tmp_path, "is_right", [])
     assert (first.name, second.name) == ("is_right.jsonl", "is_right-2.jsonl")
@@ -91,7 +91,7 @@ def test_new_rewards_are_written_beside_the_old_ones(tmp_path: Path) -> None:
         list(with_rewards([], tmp_path / "other.jsonl"))
 
 
-def test_what_was_right_is_told_anew(tmp_path: Path) -> None:
+def test_correctness_is_recomputed(tmp_path: Path) -> None:
     def judge(task: dict[str, str], answer: str) -> RewardOutput:
         return RewardOutput(is_right(task, answer), is_correct=True if answer == "9" else None)
 
@@ -108,7 +108,7 @@ def test_what_was_right_is_told_anew(tmp_path: Path) -> None:
     assert [one.is_correct for one in with_rewards(given(), path)] == [True, False, True, True, False, True]
 
 
-def test_an_episode_whose_task_is_not_known() -> None:
+def test_episode_of_an_unknown_task_is_reported() -> None:
     lost = episode(0, "7")
     lost.task = None
     with pytest.raises(ConfigError, match="episode 'figs:0' has no task"):

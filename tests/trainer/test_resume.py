@@ -122,7 +122,7 @@ def assert_the_same(run_dir: Path, uninterrupted: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
+def test_run_killed_twice_equals_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     with Lives(run_dir, model) as run:
         run.begin("update:3")  # the checkpoint before is that of step 2
@@ -138,7 +138,7 @@ def test_a_run_killed_twice_ends_as_the_uninterrupted_one(model: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_killed_run_samples_by_outcomes_and_replays_as_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
+def test_killed_run_with_sampling_and_replay_equals_the_uninterrupted_one(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted = tmp_path / "killed", tmp_path / "uninterrupted"
     data = {"sampling": "difficulty", "replay": 0.4, "replay_steps": 2}
     with Lives(run_dir, model, data=data) as run:
@@ -151,7 +151,7 @@ def test_a_killed_run_samples_by_outcomes_and_replays_as_the_uninterrupted_one(m
 
 
 @pytest.mark.slow
-def test_ten_kills_change_nothing(model: Path, tmp_path: Path) -> None:
+def test_ten_kills_do_not_change_the_result(model: Path, tmp_path: Path) -> None:
     run_dir, uninterrupted, num_steps = tmp_path / "killed", tmp_path / "uninterrupted", 40
     mortal_run.trainer_of(uninterrupted, model, num_steps).train()
     moments = random.Random(0)
@@ -170,7 +170,7 @@ def test_ten_kills_change_nothing(model: Path, tmp_path: Path) -> None:
     assert_the_same(run_dir, uninterrupted)
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_over(run_trainer: RunTrainer, tmp_path: Path) -> None:
+def test_run_killed_before_its_first_checkpoint_starts_over(run_trainer: RunTrainer, tmp_path: Path) -> None:
     first = run_trainer({"num_steps": 1}, val=True)
     for file in (first.trainer.run_dir / "checkpoints" / "step-000001").iterdir():
         file.unlink()  # as if it had never been written
@@ -180,7 +180,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(run_trainer: RunTr
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_run_that_failed_at_once_can_be_started_again(run_trainer: RunTrainer, resume: bool) -> None:
+def test_run_that_failed_at_once_can_be_restarted(run_trainer: RunTrainer, resume: bool) -> None:
     def broken(word: str, base_url: str) -> float:
         raise ValueError("no such tool")
 
@@ -191,7 +191,7 @@ def test_a_run_that_failed_at_once_can_be_started_again(run_trainer: RunTrainer,
     assert len(rollouts_of(again.trainer.run_dir)) == 2 + 2 * 2 * 4 + 2
 
 
-def test_the_first_evaluation_is_kept_if_the_first_step_failed(run_trainer: RunTrainer) -> None:
+def test_first_evaluation_is_kept_if_the_first_step_failed(run_trainer: RunTrainer) -> None:
     def broken(word: str, base_url: str) -> float:
         if word not in ("lime", "plum") and not mended:
             raise ValueError("no such tool")
@@ -206,7 +206,7 @@ def test_the_first_evaluation_is_kept_if_the_first_step_failed(run_trainer: RunT
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_run_without_its_checkpoints_is_not_started_over(run_trainer: RunTrainer, resume: bool) -> None:
+def test_run_with_deleted_checkpoints_is_not_restarted(run_trainer: RunTrainer, resume: bool) -> None:
     folder = run_trainer({"save_every": 1}).trainer.run_dir
     shutil.rmtree(folder / "checkpoints")
     before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
@@ -215,7 +215,7 @@ def test_a_run_without_its_checkpoints_is_not_started_over(run_trainer: RunTrain
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
-def test_an_evaluation_that_was_interrupted_is_made_up_for(run_trainer: RunTrainer) -> None:
+def test_interrupted_evaluation_is_repeated(run_trainer: RunTrainer) -> None:
     def interrupted(word: str, base_url: str) -> float:
         if word == "plum" and next(visits, None) == "second":
             interrupt()
@@ -236,7 +236,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(run_trainer: RunTrain
     ]
 
 
-def test_random_numbers_of_an_interrupted_step_are_drawn_again(run_trainer: RunTrainer, tmp_path: Path) -> None:
+def test_random_numbers_of_an_interrupted_step_are_repeated(run_trainer: RunTrainer, tmp_path: Path) -> None:
     def drawing(word: str, base_url: str) -> float:
         drawn.append(random.random())
         ask(base_url, word)
@@ -263,7 +263,7 @@ def test_random_numbers_of_an_interrupted_step_are_drawn_again(run_trainer: RunT
         ({"optim": {"schedule": "linear"}}, "optim.schedule was 'constant' and is 'linear'"),
     ],
 )
-def test_another_run_is_refused_before_anything_is_done(
+def test_resuming_another_run_is_rejected_before_anything_starts(
     run_trainer: RunTrainer, change: Mapping[str, Any], told: str
 ) -> None:
     folder = run_trainer().trainer.run_dir
@@ -274,7 +274,7 @@ def test_another_run_is_refused_before_anything_is_done(
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tasks_are_rejected(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     run_trainer()
     monkeypatch.setattr("tests.trainer.conftest.TASKS", [{"word": "fig"}])
     with pytest.raises(ConfigError, match=r"train_dataset was '4 tasks \(sha256 \w+\)' and is '1 task "):
@@ -288,26 +288,28 @@ def test_other_tasks_are_refused(run_trainer: RunTrainer, monkeypatch: pytest.Mo
         ({"num_epochs": 1}, "num_epochs=1: the run in .* has done 2 steps; raise num_epochs"),
     ],
 )
-def test_a_run_that_is_done_says_what_to_raise(run_trainer: RunTrainer, length: Mapping[str, Any], told: str) -> None:
+def test_resuming_a_finished_run_names_the_setting_to_raise(
+    run_trainer: RunTrainer, length: Mapping[str, Any], told: str
+) -> None:
     run_trainer(length)
     refused = run_trainer(length, resume=True, raises=ConfigError)
     assert re.search(told, str(refused.error))
 
 
-def test_other_held_out_tasks_are_refused_and_new_ones_are_not(run_trainer: RunTrainer) -> None:
+def test_other_held_out_tasks_are_rejected_and_new_ones_accepted(run_trainer: RunTrainer) -> None:
     run_trainer()
     run_trainer({"num_steps": 3}, val=True, resume=True)
     with pytest.raises(ConfigError, match=r"val_dataset was '2 tasks \(sha256 \w+\)' and is None"):
         run_trainer({"num_steps": 4}, resume=True)
 
 
-def test_a_role_that_had_settings_keeps_them(run_trainer: RunTrainer) -> None:
+def test_role_settings_are_kept(run_trainer: RunTrainer) -> None:
     run_trainer({"roles": {"agent": {"weight": 2}}})
     with pytest.raises(ConfigError, match=r"roles\.agent\.weight was 2\.0 and is 1\.0"):
         run_trainer({"num_steps": 4}, resume=True)
 
 
-def test_what_cannot_be_gone_on_with_leaves_everything_as_it_was(run_trainer: RunTrainer) -> None:
+def test_failed_resume_changes_no_files(run_trainer: RunTrainer) -> None:
     folder = run_trainer().trainer.run_dir
     (folder / "checkpoints" / "step-000002" / "version").write_text("x")  # as long as before
     before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
@@ -315,7 +317,7 @@ def test_what_cannot_be_gone_on_with_leaves_everything_as_it_was(run_trainer: Ru
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
-def test_what_does_not_decide_what_is_learned_may_change(run_trainer: RunTrainer) -> None:
+def test_settings_without_influence_on_training_may_change(run_trainer: RunTrainer) -> None:
     run_trainer()
     free = {"save_every": 1, "keep_checkpoints": 1, "eval": {"every": 1}, "rollout": {"max_concurrent": 2}}
     free |= {"model": {"gradient_checkpointing": True, "engine": "vllm"}, "optim": {"offload": True}}
@@ -324,7 +326,7 @@ def test_what_does_not_decide_what_is_learned_may_change(run_trainer: RunTrainer
     assert run_trainer({"num_steps": 4, **free, **explicit}, val=True, resume=True).steps == [1, 2, 3, 4]
 
 
-def test_a_teachers_address_may_change_but_not_its_model(tmp_path: Path) -> None:
+def test_address_of_a_teacher_may_change_but_not_its_model(tmp_path: Path) -> None:
     def identity(**teacher: Any) -> dict[str, Any]:
         config = TrainConfig(model={"path": "m"}, algorithm={"name": "distill"}, teacher=teacher)
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
@@ -336,7 +338,7 @@ def test_a_teachers_address_may_change_but_not_its_model(tmp_path: Path) -> None
         check_identity(before, identity(url="http://127.0.0.1:8000/v1", model="other"), tmp_path)
 
 
-def test_a_resumed_run_keeps_the_format_of_its_weights(tmp_path: Path) -> None:
+def test_resumed_run_keeps_the_dtype_of_its_weights(tmp_path: Path) -> None:
     def identity(*settings: str) -> dict[str, Any]:
         config = load_config(["model.path=m", "model.device=cpu", *settings])
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
@@ -355,7 +357,7 @@ def test_a_resumed_run_keeps_the_format_of_its_weights(tmp_path: Path) -> None:
         (["algorithm.teacher_coef=1", "teacher.path={folder}"], "teacher.path"),
     ],
 )
-def test_changed_base_weights_are_refused(tmp_path: Path, settings: list[str], read_again: str) -> None:
+def test_changed_base_weights_are_rejected(tmp_path: Path, settings: list[str], read_again: str) -> None:
     def identity(*settings: str) -> dict[str, Any]:
         config = load_config([f"model.path={folder}", *(setting.format(folder=folder) for setting in settings)])
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
@@ -372,14 +374,14 @@ def test_changed_base_weights_are_refused(tmp_path: Path, settings: list[str], r
     check_identity(plain, identity(), tmp_path)  # which goes on from its checkpoint alone
 
 
-def test_a_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: RunTrainer) -> None:
+def test_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: RunTrainer) -> None:
     config = {"num_steps": 2, "optim": {"schedule": "linear"}}
     run_trainer(config)
     with pytest.raises(ConfigError, match="num_steps was 2 and is 4"):
         run_trainer({**config, "num_steps": 4}, resume=True)
 
 
-def test_a_damaged_checkpoint_is_refused_with_the_one_before(run_trainer: RunTrainer) -> None:
+def test_damaged_checkpoint_error_names_the_previous_one(run_trainer: RunTrainer) -> None:
     run = run_trainer({"save_every": 1})
     newest = run.trainer.run_dir / "checkpoints" / "step-000002"
     (newest / "version").write_text("")
@@ -390,7 +392,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_one_before(run_trainer: RunTra
     assert run_trainer({"num_steps": 4, "save_every": 1}, resume=True).steps == [1, 2, 3, 4]
 
 
-def test_the_best_checkpoint_outlives_newer_ones(run_trainer: RunTrainer) -> None:
+def test_best_checkpoint_outlives_newer_ones(run_trainer: RunTrainer) -> None:
     def peaking(word: str, base_url: str) -> float:
         ask(base_url, word)
         return float(ScriptedBackend.latest.weight_version == 2)
@@ -413,7 +415,7 @@ BEST = {"num_steps": 4, "tasks_per_step": 4, "save_every": 1, "keep_checkpoints"
 
 
 @pytest.mark.parametrize("stops_at", ["plum", "fig"], ids=["its evaluation", "the rollouts behind it"])
-def test_the_best_checkpoint_survives_two_stops(run_trainer: RunTrainer, stops_at: str) -> None:
+def test_best_checkpoint_survives_two_stops(run_trainer: RunTrainer, stops_at: str) -> None:
     def peaking(word: str, base_url: str) -> float:
         is_best = ScriptedBackend.latest.weight_version == 2
         if word == stops_at and is_best and stops:
@@ -431,7 +433,7 @@ def test_the_best_checkpoint_survives_two_stops(run_trainer: RunTrainer, stops_a
     assert run.result.best == run.trainer.run_dir / "checkpoints" / "step-000002"
 
 
-def test_a_run_stopped_in_its_last_evaluation_can_be_resumed(run_trainer: RunTrainer) -> None:
+def test_run_stopped_in_its_last_evaluation_can_be_resumed(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         if word == "plum" and ScriptedBackend.latest.weight_version == 2 and stops:
             stops.pop()()
@@ -448,7 +450,7 @@ def test_a_run_stopped_in_its_last_evaluation_can_be_resumed(run_trainer: RunTra
         run_trainer(agent=agent, val=True, resume=True)
 
 
-def test_an_evaluation_in_which_all_failed_is_made_again(run_trainer: RunTrainer) -> None:
+def test_failed_evaluation_is_repeated(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         if word in ("lime", "plum") and ScriptedBackend.latest.weight_version == 2 and not mended:
             raise ConnectionError("the search is down")
@@ -467,12 +469,12 @@ def test_an_evaluation_in_which_all_failed_is_made_again(run_trainer: RunTrainer
     assert len(evaluated) == 4 * 2
 
 
-def test_the_score_of_a_checkpoint_is_that_of_its_own_metric() -> None:
+def test_score_of_a_checkpoint_is_that_of_its_own_metric() -> None:
     start = StartingPoint(state={"score": 0.5, "config": {"keep_best": "eval/reward"}})
     assert (start.score("eval/reward"), start.score("eval/accuracy"), start.score(None)) == (0.5, None, None)
 
 
-def test_scores_of_another_metric_are_not_compared_with(run_trainer: RunTrainer) -> None:
+def test_scores_of_another_metric_are_not_compared(run_trainer: RunTrainer) -> None:
     def dipping(word: str, base_url: str) -> float:
         ask(base_url, word)
         return float(ScriptedBackend.latest.weight_version != 3 or word == "plum")
@@ -492,13 +494,13 @@ def test_scores_of_another_metric_are_not_compared_with(run_trainer: RunTrainer)
         ("eval/acuracy", True, "use one of .*eval/accuracy, eval/reward"),
     ],
 )
-def test_a_best_that_cannot_be_told_is_refused(run_trainer: RunTrainer, name: str, val: bool, told: str) -> None:
+def test_invalid_keep_best_is_rejected(run_trainer: RunTrainer, name: str, val: bool, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         run_trainer({"keep_best": name}, val=val)
 
 
 @pytest.mark.parametrize(("evaluated_at", "kept"), [(2, 3), (1, 2)])
-def test_the_metrics_of_what_is_made_again_are_forgotten(tmp_path: Path, evaluated_at: int, kept: int) -> None:
+def test_metrics_of_repeated_steps_are_dropped(tmp_path: Path, evaluated_at: int, kept: int) -> None:
     lines = [
         '{"step": 1, "eval/reward": 0.5}',
         '{"step": 2, "loss": 1}',
@@ -515,7 +517,7 @@ def after(last: str | None) -> StartingPoint:
     return StartingPoint(state={"step": 3, "evaluated_at": 3, "last_session": last})
 
 
-def test_only_rollouts_after_the_last_session_are_forgotten() -> None:
+def test_only_rollouts_after_the_last_session_are_dropped() -> None:
     store = MemoryTraceStore()
     for session_id in ("one", "two", "three"):
         store.open_session(session_id, {"split": "train"})
@@ -527,7 +529,7 @@ def test_only_rollouts_after_the_last_session_are_forgotten() -> None:
     assert [info.id for info in store.sessions()] == ["a user's own"]
 
 
-def test_rollouts_of_steps_that_are_done_are_kept() -> None:
+def test_rollouts_of_finished_steps_are_kept() -> None:
     store = MemoryTraceStore()
     for split in ("train", "eval"):
         for step in (2, 3, 4):

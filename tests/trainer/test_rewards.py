@@ -28,7 +28,7 @@ def said(word: str, base_url: str) -> Any:
     return ask(base_url, word)
 
 
-def test_a_reward_function_has_a_deadline(run_trainer: RunTrainer) -> None:
+def test_reward_function_has_a_deadline(run_trainer: RunTrainer) -> None:
     async def never(task: dict[str, str], answer: str) -> None:
         await asyncio.Event().wait()
 
@@ -36,7 +36,7 @@ def test_a_reward_function_has_a_deadline(run_trainer: RunTrainer) -> None:
     assert "never did not finish within 0.01 s: raise reward.timeout_s" in str(run.error)
 
 
-def test_groups_are_scored_before_they_are_trained_on(run_trainer: RunTrainer) -> None:
+def test_groups_are_scored_before_training(run_trainer: RunTrainer) -> None:
     groups = []
 
     @group_reward
@@ -52,7 +52,7 @@ def test_groups_are_scored_before_they_are_trained_on(run_trainer: RunTrainer) -
     assert all(batch.advantages.unique().numel() == 2 for batch in run.backend.batches), "1.22 and -1.22"
 
 
-def test_a_group_whose_reward_raises_is_dropped_and_counted(run_trainer: RunTrainer) -> None:
+def test_group_with_a_failing_reward_is_dropped_and_counted(run_trainer: RunTrainer) -> None:
     @group_reward
     def broken(task: dict[str, str], answers: list[str]) -> list[float]:
         if task["word"] == "fig":
@@ -64,7 +64,7 @@ def test_a_group_whose_reward_raises_is_dropped_and_counted(run_trainer: RunTrai
     assert run.lines[-1]["rollout/reward"] == 0.5
 
 
-def test_parts_have_metrics_and_weights(run_trainer: RunTrainer) -> None:
+def test_reward_parts_have_metrics_and_weights(run_trainer: RunTrainer) -> None:
     def both(task: dict[str, str], answer: str) -> dict[str, float]:
         return {"right": 1.0, "length": len(answer)}
 
@@ -84,13 +84,13 @@ def test_parts_have_metrics_and_weights(run_trainer: RunTrainer) -> None:
         (with_reward(said, lambda task, answer: 1.0), {"reward": print}, "has a reward function already"),
     ],
 )
-def test_a_reward_that_cannot_be_used_is_refused(agent: Any, options: dict[str, Any], message: str) -> None:
+def test_unusable_reward_is_rejected(agent: Any, options: dict[str, Any], message: str) -> None:
     config = {"backend": BACKEND, "model": {"path": "scripted"}, **options.pop("config", {})}
     with pytest.raises(ConfigError, match=message):
         AgentTrainer(agent_run_func=agent, train_dataset=TASKS, config=config, **options)
 
 
-def test_an_environment_may_have_a_judge(tmp_path: Path) -> None:
+def test_environment_may_use_a_judge(tmp_path: Path) -> None:
     with ScriptedServer(ScriptedEngine(['{"reasoning": "so", "scores": {"right": 8}}', "nonsense"])) as server:
         rubric = {"model": "m", "base_url": server.base_url, "num_retries": 0}
         scored = judge({**rubric, "criteria": [{"name": "right", "description": "right"}]})
@@ -120,7 +120,7 @@ def test_an_environment_may_have_a_judge(tmp_path: Path) -> None:
     assert sum("the judge gave no verdict" in path["verdict"].get("error", "") for path in paths) == 1
 
 
-def test_an_environment_scores_itself() -> None:
+def test_environment_scores_itself() -> None:
     with pytest.raises(ConfigError, match="env_args"):
         AgentTrainer(
             agent_class=MathAgent,

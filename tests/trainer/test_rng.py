@@ -13,7 +13,7 @@ def draws() -> list[float]:
     return [random.random(), random.gauss(), np.random.random(), np.random.normal(), float(torch.rand(()))]
 
 
-def test_numbers_go_on_where_they_were() -> None:
+def test_random_numbers_continue_from_the_saved_state() -> None:
     seed_generators(3)
     draws()  # leaves half of a pair of normal numbers behind in two generators
     kept = json.loads(json.dumps(generator_states()))
@@ -23,7 +23,7 @@ def test_numbers_go_on_where_they_were() -> None:
     assert draws() == expected
 
 
-def test_a_seed_decides_all_numbers() -> None:
+def test_seed_determines_all_random_numbers() -> None:
     seed_generators(-1)
     first = draws()
     seed_generators(-1)

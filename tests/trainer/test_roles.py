@@ -41,28 +41,28 @@ def advantages(found: Assembled, name: str) -> list[float | None]:
     return [credit.advantage for credit in found.credits if credit.trajectory_name == name]
 
 
-def test_roles_are_alike_by_default() -> None:
+def test_roles_are_equal_by_default() -> None:
     assert advantages(assembled({}), "solver") == advantages(assembled({}), "judge") == [0.5, -0.5, 0.0]
 
 
-def test_a_role_may_weigh_less() -> None:
+def test_role_may_have_a_smaller_weight() -> None:
     found = assembled({"judge": RoleConfig(weight=0.5)})
     assert advantages(found, "judge") == [0.25, -0.25, 0.0]
     assert advantages(found, "solver") == [0.5, -0.5, 0.0]
 
 
-def test_a_frozen_role_is_not_learned_from() -> None:
+def test_frozen_role_is_not_trained() -> None:
     found = assembled({"judge": RoleConfig(trainable=False)})
     assert len(found.batch) == 2
     assert found.dropped == {"not_trainable": 3}
 
 
-def test_without_trajectories_no_role_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_roles_are_not_reported_without_trajectories(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_unknown_roles({"agent": RoleConfig()}, [Episode()])
     assert caplog.messages == []
 
 
-def test_an_unknown_role_is_reported_once(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_role_is_reported_once(run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture) -> None:
     run_trainer({"roles": {"agent": {"weight": 0.5}, "agnt": {"weight": 0.5}}})
     [message] = [message for message in caplog.messages if message.startswith("roles.")]
     assert message.startswith("roles.agnt: ")
@@ -77,7 +77,7 @@ def test_an_unknown_role_is_reported_once(run_trainer: RunTrainer, caplog: pytes
         (["algorithm.name=ppo", "roles.judge.weight=0.5"], "roles.judge.weight: PPO"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: list[str], named: str) -> None:
+def test_invalid_settings_are_rejected(settings: list[str], named: str) -> None:
     def check() -> None:
         config = load_config(settings)
         check_roles(config, make_algorithm(config))
@@ -87,6 +87,6 @@ def test_settings_that_do_not_fit_are_refused(settings: list[str], named: str) -
     assert str(caught.value).startswith(named)
 
 
-def test_a_frozen_role_fits_every_algorithm() -> None:
+def test_frozen_role_works_with_every_algorithm() -> None:
     config = load_config(["algorithm.name=ppo", "roles.judge.trainable=false"])
     check_roles(config, make_algorithm(config))

@@ -143,7 +143,7 @@ def trained(tmp_path: Path, settings: dict[str, Any] | None = None, **source: An
     return ScriptedBackend.latest
 
 
-def test_an_agent_in_an_environment(tmp_path: Path) -> None:
+def test_agent_in_an_environment(tmp_path: Path) -> None:
     backend = trained(tmp_path, agent_class=Echo, env_class=TwoTurns)
     (batch,) = backend.batches
     outputs = backend.inference.outputs
@@ -174,7 +174,7 @@ def test_environments_of_all_rollouts_step_concurrently(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")["rollout/num_failed"] == 0
 
 
-def test_every_call_is_in_the_store_with_what_was_imposed(tmp_path: Path) -> None:
+def test_every_call_is_stored_with_its_imposed_sampling(tmp_path: Path) -> None:
     trained(tmp_path, agent_class=Echo, env_class=TwoTurns)
     store = open_store(str(tmp_path / "run" / "traces.db"), read_only=True)
     sessions = store.sessions()
@@ -189,7 +189,7 @@ def test_every_call_is_in_the_store_with_what_was_imposed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("workflow", [SolverJudge, ReturnsItself])
-def test_a_workflow_with_two_roles_each_with_its_own_group(tmp_path: Path, workflow: type[Workflow]) -> None:
+def test_workflow_with_two_roles_has_a_group_for_each(tmp_path: Path, workflow: type[Workflow]) -> None:
     trained(tmp_path, workflow_class=workflow)
     store = open_store(str(tmp_path / "run" / "traces.db"), read_only=True)
     found = [credit for session in store.sessions() for credit in store.credits(session.id)]
@@ -201,7 +201,7 @@ def test_a_workflow_with_two_roles_each_with_its_own_group(tmp_path: Path, workf
     store.close()
 
 
-def test_a_workflow_that_is_not_thread_safe_runs_once_at_a_time(tmp_path: Path) -> None:
+def test_workflow_that_is_not_thread_safe_runs_one_rollout_at_a_time(tmp_path: Path) -> None:
     class Alone(SolverJudge):
         @staticmethod
         def is_multithread_safe() -> bool:
@@ -212,7 +212,7 @@ def test_a_workflow_that_is_not_thread_safe_runs_once_at_a_time(tmp_path: Path) 
     assert backend.inference.most_live == 1
 
 
-def test_a_workflow_tries_again_when_it_raises(tmp_path: Path) -> None:
+def test_workflow_is_retried_after_an_exception(tmp_path: Path) -> None:
     class Unsteady(SolverJudge):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
             tried.append(uid)
@@ -226,7 +226,7 @@ def test_a_workflow_tries_again_when_it_raises(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")["rollout/num_failed"] == 0
 
 
-def test_failed_rollouts_are_not_in_the_baseline(tmp_path: Path) -> None:
+def test_failed_rollouts_are_left_out_of_the_baseline(tmp_path: Path) -> None:
     class Falls(TwoTurns):
         def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
             self.turn += 1
@@ -289,7 +289,7 @@ def test_max_steps_limits_agents_in_environments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, "good"])
 @pytest.mark.parametrize("of_steps", [False, True])
-def test_rewards_must_be_finite_numbers_in_every_source(tmp_path: Path, reward: Any, of_steps: bool) -> None:
+def test_rewards_must_be_finite_in_every_source(tmp_path: Path, reward: Any, of_steps: bool) -> None:
     def spoil(path: Trajectory) -> None:
         for item in path.steps if of_steps else [path]:
             item.reward = reward
@@ -403,15 +403,13 @@ def says(question: str) -> str:
         ({"workflow_class": Echo}, "rllm.workflows.workflow.Workflow"),
     ],
 )
-def test_a_door_that_does_not_open_says_so_before_work_starts(
-    tmp_path: Path, source: dict[str, Any], said: str
-) -> None:
+def test_invalid_rollout_source_is_rejected_before_the_run(tmp_path: Path, source: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         AgentTrainer(train_dataset=TASKS, config={**CONFIG, "run_dir": str(tmp_path / "run")}, **source)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_workflow_may_need_its_engine_when_it_is_made(tmp_path: Path) -> None:
+def test_workflow_may_use_its_engine_in_its_constructor(tmp_path: Path) -> None:
     AgentTrainer(
         train_dataset=TASKS,
         config={**CONFIG, "run_dir": str(tmp_path / "run")},
@@ -420,7 +418,7 @@ def test_a_workflow_may_need_its_engine_when_it_is_made(tmp_path: Path) -> None:
     )
 
 
-def test_a_custom_from_dict_gets_all_arguments(tmp_path: Path) -> None:
+def test_custom_from_dict_gets_all_arguments(tmp_path: Path) -> None:
     AgentTrainer(
         train_dataset=TASKS,
         config={**CONFIG, "run_dir": str(tmp_path / "run")},

@@ -41,14 +41,14 @@ def no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "setting", ["address=10.0.0.1:6379", "num_actors=2", "concurrency=2", "cpus_per_actor=1", "working_dir=/tmp"]
 )
-def test_settings_of_ray_are_refused_where_nothing_is_on_it(setting: str) -> None:
+def test_ray_settings_without_ray_are_rejected(setting: str) -> None:
     with pytest.raises(
         ConfigError, match=r"ray\.\w+=.* would have no effect without processes on Ray; set rollout.runner=ray"
     ):
         check_rollouts(load_config([f"ray.{setting}"]), DOOR)
 
 
-def test_an_address_serves_verl_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_address_applies_to_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         config = load_config(["backend=verl", f"ray.address={address}"])
@@ -60,7 +60,7 @@ def test_an_address_serves_verl_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uses_a_cluster(load_config(["rollout.runner=ray"]))
 
 
-def test_nobody_at_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     with pytest.raises(
         ConfigError, match=rf"ray.address='127.0.0.1:{port}': nothing answers there.*`ray start --head`"
@@ -79,7 +79,7 @@ def test_nobody_at_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     check_address(None)
 
 
-def test_what_does_not_go_with_ray_is_refused() -> None:
+def test_settings_incompatible_with_ray_are_rejected() -> None:
     with pytest.raises(ConfigError, match="has no effect on demonstrations"):
         check_rollouts(load_config(["rollout.runner=ray"]), DemonstrationRollouts.__new__(DemonstrationRollouts))
     with pytest.raises(ConfigError, match=r"ray.working_dir='/no/such': there is no such folder"):
@@ -87,7 +87,7 @@ def test_what_does_not_go_with_ray_is_refused() -> None:
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_a_ray_that_is_missing_is_named() -> None:
+def test_missing_ray_error_names_the_extra() -> None:
     with pytest.raises(MissingDependencyError, match=r"rollout.runner=ray needs the package 'ray'"):
         check_rollouts(load_config(["rollout.runner=ray"]), DOOR)
 
@@ -110,7 +110,7 @@ def served() -> Any:
         yield server
 
 
-def test_a_gateway_elsewhere_is_asked_for_sessions_and_traces(served: GatewayServer) -> None:
+def test_sessions_and_traces_are_read_from_a_remote_gateway(served: GatewayServer) -> None:
     remote = remote_gateway(served)
     assert remote == RemoteGateway(url=served.url, api_key="secret")
     remote.check()
@@ -126,7 +126,7 @@ def test_a_gateway_elsewhere_is_asked_for_sessions_and_traces(served: GatewaySer
 
 
 @pytest.mark.parametrize(("status", "told"), [(200, "not a gateway"), (502, "answered with 502")])
-def test_a_proxy_in_the_place_of_the_gateway_is_told(status: int, told: str) -> None:
+def test_proxy_answering_for_the_gateway_is_reported(status: int, told: str) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

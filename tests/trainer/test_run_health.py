@@ -46,14 +46,14 @@ def failed(kind: str) -> Episode:
         ({"policy/sampler_gap_mean": 0.3}, "sampler_disagrees", "differ by 0.3 nats a token"),
     ],
 )
-def test_a_dead_signal_is_named_with_its_value(changes: dict[str, float], name: str, said: str) -> None:
+def test_warning_without_learning_signal_has_its_value(changes: dict[str, float], name: str, said: str) -> None:
     assert signals(HEALTHY, [Episode()]) == {}
     found = signals({**HEALTHY, **changes}, [Episode()])
     assert list(found) == [name]
     assert said in found[name]
 
 
-def test_what_is_done_already_is_no_remedy() -> None:
+def test_remedy_that_is_already_applied_is_not_suggested() -> None:
     def told(**changes: float) -> str:
         gap = {"policy/sampler_gap_mean": 0.3, **{name.replace("__", "/"): value for name, value in changes.items()}}
         return signals({**HEALTHY, **gap}, [])["sampler_disagrees"].partition(": ")[2]
@@ -65,23 +65,23 @@ def test_what_is_done_already_is_no_remedy() -> None:
     assert aged == "lower optim.lr, rollout.max_staleness or data.replay_steps, since answers are up to 2 updates old"
 
 
-def test_low_entropy_is_no_sign_once_the_task_is_learned() -> None:
+def test_low_entropy_is_healthy_once_the_task_is_solved() -> None:
     assert "entropy_collapse" not in signals({**HEALTHY, "policy/entropy": 0.001, "rollout/accuracy": 1.0}, [])
 
 
-def test_entropy_of_samples_is_used_if_nothing_was_trained_on() -> None:
+def test_entropy_of_samples_is_used_if_nothing_was_trained() -> None:
     nothing = {name: value for name, value in HEALTHY.items() if not name.startswith("policy/")}
     collapsed = {**nothing, "batch/zero_variance": 1.0, "rollout/entropy": 0.001}
     assert list(signals(collapsed, [])) == ["no_variance", "entropy_collapse"]
     assert list(signals({**collapsed, "rollout/entropy": 0.5}, [])) == ["no_variance"]
 
 
-def test_rewards_that_raise() -> None:
+def test_failing_rewards_are_reported() -> None:
     assert list(signals(HEALTHY, [failed("RewardError"), failed("RewardError"), Episode()])) == ["rewards_raise"]
     assert signals(HEALTHY, [failed("AgentError"), failed("RewardError"), Episode()]) == {}
 
 
-def test_a_role_that_nobody_scores_is_named() -> None:
+def test_role_without_rewards_is_reported() -> None:
     def rollout(**rewards: float | None) -> Episode:
         return Episode(trajectories=[Trajectory(name=name, reward=reward) for name, reward in rewards.items()])
 
@@ -95,7 +95,7 @@ def test_a_role_that_nobody_scores_is_named() -> None:
     assert signals(left_out, [rollout(solver=1.0), lost]) == {}, "what a failed rollout had begun"
 
 
-def test_what_is_not_known_is_not_wrong() -> None:
+def test_missing_metrics_give_no_warnings() -> None:
     assert signals({}, []) == {}
 
 
@@ -145,11 +145,11 @@ HASTY_REWARDS = [0.234, 0.688, 0.953, 0.828, 0.938, 0.969, 0.953, 0.938, 0.844, 
         pytest.param(HASTY, HASTY_REWARDS, None, id="the demo at four times its rate"),
     ],
 )
-def test_curves_of_entropies_that_are_a_sign(entropies: list[float], rewards: list[float], at: int | None) -> None:
+def test_entropy_collapse_is_detected(entropies: list[float], rewards: list[float], at: int | None) -> None:
     assert collapse_at(entropies, rewards) == at
 
 
-def test_an_entropy_that_is_to_fall_is_no_sign() -> None:
+def test_intended_entropy_decrease_gives_no_warning() -> None:
     falling = decay(2.7, 0.19, 11)
     assert collapse_at(falling, [0.3] * 11, **{"policy/teacher_kl": 0.1}) is None
     watch = RunHealth()
@@ -157,7 +157,7 @@ def test_an_entropy_that_is_to_fall_is_no_sign() -> None:
     assert not any(shown), "demonstrations"
 
 
-def test_solved_steps_are_a_sign_only_if_they_last() -> None:
+def test_solved_steps_are_reported_only_if_they_persist() -> None:
     solved = {**HEALTHY, "batch/zero_variance": 1.0, "rollout/accuracy": 1.0}
     watch = RunHealth()
     found = [list(watch.check(step, metrics, [])) for step, metrics in enumerate([HEALTHY, *[solved] * 3, HEALTHY])]
@@ -166,7 +166,7 @@ def test_solved_steps_are_a_sign_only_if_they_last() -> None:
     assert list(signals(solved, [])) == ["no_variance"], "tasks that were too easy from the start"
 
 
-def test_a_sign_is_logged_once_while_it_comes_and_goes(caplog: Any) -> None:
+def test_intermittent_warning_is_logged_once(caplog: Any) -> None:
     watch = RunHealth()
     bad = {**HEALTHY, "rollout/truncated": 1.0}
     with caplog.at_level(logging.WARNING):
@@ -181,7 +181,7 @@ def test_a_sign_is_logged_once_while_it_comes_and_goes(caplog: Any) -> None:
     ]
 
 
-def test_tasks_are_not_blamed_for_what_the_prompt_lacks() -> None:
+def test_tasks_are_not_blamed_for_content_missing_from_the_prompt() -> None:
     episode = Episode(info={LOST_KEY: ["tools"]})
     hint = signals({**HEALTHY, "batch/zero_variance": 1.0}, [episode, Episode()])["no_variance"]
     assert "model.tool_prompt=hermes" in hint

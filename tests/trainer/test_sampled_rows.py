@@ -25,7 +25,7 @@ def trajectory(reward: float | None, *, task: str = "a", ids: tuple[int, ...] = 
     return Trajectory(reward=reward, task={"question": task}, steps=steps, **fields)
 
 
-def test_what_earned_enough_keeps_its_tokens() -> None:
+def test_sufficient_reward_keeps_the_sampled_tokens() -> None:
     rows = process_trajectories([trajectory(1.0, ids=(7, 9)), trajectory(0.5), trajectory(0.4), trajectory(None)], 0.5)
     assert [row["reward"] for row in rows] == [1.0, 0.5]
     assert rows[0]["steps"] == [{"prompt_ids": [1, 2], "response_ids": [7, 9]}]
@@ -34,19 +34,19 @@ def test_what_earned_enough_keeps_its_tokens() -> None:
     assert AgentSFTTrainer.process_trajectories is process_trajectories
 
 
-def test_what_must_not_be_learned_from_is_not() -> None:
+def test_untrainable_trajectories_are_left_out() -> None:
     assert process_trajectories([trajectory(1.0, trainable=False)], 0.0) == []
     assert rows_of_items([Episode(id="a:0", trajectories=[trajectory(1.0)], info={"error": {}})]) == []
 
 
-def test_what_images_were_shown_to_is_refused() -> None:
+def test_trajectories_with_images_are_rejected() -> None:
     shown = trajectory(1.0)
     shown.steps[0].info[NOT_TEXT_KEY] = ["image_url"]
     with pytest.raises(ConfigError, match=r"trajectory 'agent' has messages with parts of type image_url"):
         process_trajectories([shown], 0.5)
 
 
-def test_without_ids_a_conversation_is_left_to_be_rendered() -> None:
+def test_conversation_without_ids_is_rendered_later() -> None:
     (row,) = process_trajectories([trajectory(1.0, ids=())], 0.5)
     assert "steps" not in row
     assert row["messages"] == [ASK, SAY]
@@ -55,7 +55,7 @@ def test_without_ids_a_conversation_is_left_to_be_rendered() -> None:
         process_trajectories([edited], 0.5)
 
 
-def test_rows_come_from_whatever_there_is() -> None:
+def test_rows_come_from_messages_trajectories_and_episodes() -> None:
     episode = Episode(id="t@3.0.1:2", trajectories=[trajectory(1.0, name="solver"), trajectory(0.0, trainable=False)])
     rows = rows_of_items([{"messages": [ASK, SAY]}, trajectory(0.5), episode, episode.to_dict()])
     assert [row.get("reward") for row in rows] == [None, 0.5, 1.0, 1.0]
@@ -67,7 +67,7 @@ def test_rows_come_from_whatever_there_is() -> None:
         rows_of_items([{"trajectories": [], "colour": "blue"}])
 
 
-def test_a_trajectory_in_a_file_counts_as_it_does_in_memory() -> None:
+def test_trajectory_in_a_file_equals_one_in_memory() -> None:
     spoken = Trajectory(steps=[Step(chat_completions=[ASK, SAY], reward=0.5)])
     told = [trajectory(0.25), spoken, trajectory(1.0, trainable=False)]
     in_file = [json.loads(to_json(item.to_dict())) for item in told]
@@ -77,7 +77,7 @@ def test_a_trajectory_in_a_file_counts_as_it_does_in_memory() -> None:
         rows_of_items([{**in_file[0], "colour": "blue"}])
 
 
-def test_the_best_of_each_task_are_taken() -> None:
+def test_best_trajectories_of_each_task_are_selected() -> None:
     rewards = [("a", 0.1), ("b", 0.3), ("a", 0.9), ("a", 0.9), ("b", 0.2), ("c", 0.0)]
     rows = rows_of_items(trajectory(reward, task=task, ids=(number,)) for number, (task, reward) in enumerate(rewards))
 
@@ -96,18 +96,18 @@ def test_the_best_of_each_task_are_taken() -> None:
         sampled_from([{"messages": []}], reward_threshold=None, best_per_task=1)
 
 
-def test_rows_that_name_no_task_are_of_tasks_of_their_own() -> None:
+def test_rows_without_task_are_separate_tasks() -> None:
     rows = [{"reward": 0.5, "task_id": None}, {"reward": 1.0, "task_id": None}, {"reward": 0.25}]
     assert sampled_from(rows, reward_threshold=None, best_per_task=1) == rows
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5])
-def test_a_reward_that_is_no_number_is_named_with_its_row(threshold: float | None) -> None:
+def test_invalid_reward_is_reported_with_its_row(threshold: float | None) -> None:
     with pytest.raises(ConfigError, match="row 1: reward='high': use a number, or leave it out"):
         sampled_from([{"reward": None}, {"reward": "high"}], reward_threshold=threshold, best_per_task=None)
 
 
-def test_a_store_gives_what_its_run_was_trained_on() -> None:
+def test_store_yields_the_trained_trajectories_of_its_run() -> None:
     store = open_store("memory:")
 
     def roll_out(session: str, task_id: str, split: str, *credited: tuple[str, str | None, float | None]) -> None:
@@ -139,7 +139,7 @@ def test_a_store_gives_what_its_run_was_trained_on() -> None:
     assert [step["response_ids"] for step in rows[0]["steps"]] == [[5, 0], [5, 2]]
 
 
-def test_sessions_of_a_gateway_that_were_judged_are_learned_from() -> None:
+def test_scored_sessions_of_a_gateway_are_trained() -> None:
     store = open_store("memory:")
 
     def kept(session: str, metadata: dict[str, Any], *ids: int, **told: Any) -> None:
@@ -166,7 +166,7 @@ def test_sessions_of_a_gateway_that_were_judged_are_learned_from() -> None:
     assert rows_of_store(store, run_id="a run") == []
 
 
-def test_trajectories_of_one_name_and_reward_are_rows_apart(run_trainer: RunTrainer) -> None:
+def test_trajectories_with_the_same_name_and_reward_are_separate_rows(run_trainer: RunTrainer) -> None:
     def two_solvers(word: str, base_url: str) -> list[Trajectory]:
         def solver(number: int) -> Trajectory:
             asked = {"role": "user", "content": f"{word} {number}"}
@@ -184,7 +184,7 @@ def test_trajectories_of_one_name_and_reward_are_rows_apart(run_trainer: RunTrai
     assert len(sampled_from(rows, reward_threshold=None, best_per_task=1)) == 2, "two tasks"
 
 
-def test_a_call_that_trajectories_share_is_a_step_of_each(run_trainer: RunTrainer) -> None:
+def test_call_shared_by_trajectories_is_a_step_of_each(run_trainer: RunTrainer) -> None:
     def planned(word: str, base_url: str) -> list[Trajectory]:
         def call(content: str) -> str:
             request = {"model": "policy", "messages": [{"role": "user", "content": content}]}

@@ -24,7 +24,7 @@ def one_is_easy(word: str, base_url: str) -> float:
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
-def test_a_resumed_run_samples_what_the_uninterrupted_one_does(
+def test_resumed_run_samples_like_the_uninterrupted_one(
     run_trainer: RunTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, max_staleness: int
 ) -> None:
     def settings(run: str, num_steps: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_several_datasets_have_their_shares_and_metrics(tmp_path: Path) -> None:
     assert sources == {"fruit": 2 * 3 * 2, "tools": 2 * 1 * 2}
 
 
-def test_weights_for_other_datasets_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_mismatched_dataset_weights_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.weights=\[3\.0, 1\.0\]"):
         run_of(tmp_path, [{"word": "fig"}], "data.weights=[3,1]")
     assert not (tmp_path / "run").exists()

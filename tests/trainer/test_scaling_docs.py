@@ -25,11 +25,11 @@ COMMANDS = re.findall(r"rllm train .*", TEXT)
 
 
 @pytest.mark.parametrize("setting", sorted(set(re.findall(r"`((?:ray|rollout|gateway)\.\w+)[`=]", TEXT))))
-def test_every_setting_is_one(setting: str) -> None:
+def test_documented_settings_exist(setting: str) -> None:
     attrgetter(setting)(TrainConfig())
 
 
-def test_every_setting_of_ray_is_told() -> None:
+def test_ray_settings_are_documented() -> None:
     assert [name for name in type(TrainConfig().ray).model_fields if f"ray.{name}" not in TEXT] == []
 
 
@@ -43,11 +43,11 @@ def check_command(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_one(command: str) -> None:
+def test_documented_commands_exist(command: str) -> None:
     check_command(command)
 
 
-def test_the_agent_trains(run_trainer: RunTrainer) -> None:
+def test_documented_agent_trains(run_trainer: RunTrainer) -> None:
     pytest.importorskip("openai")
     found = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert found is not None
@@ -62,14 +62,14 @@ def documents() -> list[Any]:
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda document: document["kind"])
-def test_the_manifests_have_the_documented_fields(document: Any) -> None:
+def test_manifests_have_the_documented_fields(document: Any) -> None:
     schema = kuberay.SCHEMAS[document["apiVersion"], document["kind"]]
     assert re.fullmatch(r"[a-z0-9-]+", document["metadata"]["name"])
     assert list(kuberay.problems(document["spec"], schema)) == []
     assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
-def test_what_is_wrong_with_a_manifest_is_found() -> None:
+def test_errors_in_a_manifest_are_found() -> None:
     pod = {"spec": {"containers": [{"name": "ray", "resources": {"limits": {"cpu": 8, "memory": "64 gigabytes"}}}]}}
     wrong = {
         "rayVersion": 2.6,
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_manifest_is_found() -> None:
     ]
 
 
-def test_the_manifests_belong_together() -> None:
+def test_manifests_are_consistent() -> None:
     cluster, claim, job = documents()
     assert job["spec"]["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
     check_command(job["spec"]["entrypoint"])

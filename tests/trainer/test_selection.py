@@ -45,7 +45,7 @@ def reasons(episodes: list[Episode]) -> list[str | None]:
     return [path.info.get("left_out") for episode in episodes for path in episode.trajectories]
 
 
-def test_rollouts_are_left_out_by_how_they_ended() -> None:
+def test_rollouts_are_filtered_by_termination_reason() -> None:
     episodes = [
         episode_of(1.0),
         episode_of(0.0, ended=TerminationReason.MAX_TURNS_EXCEEDED),
@@ -57,7 +57,7 @@ def test_rollouts_are_left_out_by_how_they_ended() -> None:
     assert reasons(episodes) == [None, "max_turns_exceeded", "truncated"]
 
 
-def test_what_tokens_do_not_say_is_left_out() -> None:
+def test_rollouts_with_images_are_left_out() -> None:
     look = [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {}}]}]
     trace = Trace(id="c", call_id="c", session_id="s", model="m", messages=look, response={}, response_ids=[2])
     told_of = Step(id="c", chat_completions=[{"role": "user", "content": "?"}])
@@ -67,7 +67,7 @@ def test_what_tokens_do_not_say_is_left_out() -> None:
     assert reasons(episodes) == ["not_text", "not_text"]
 
 
-def test_a_task_is_informative_if_rewards_of_any_role_differ() -> None:
+def test_task_is_informative_if_rewards_of_any_role_differ() -> None:
     alike = [episode_of(1.0, task="alike"), episode_of(1.0, task="alike"), episode_of(None, task="alike")]
     different = [episode_of(1.0, task="different"), episode_of(0.0, task="different")]
     roles = [episode_of(1.0, task="roles"), episode_of(1.0, task="roles")]
@@ -80,7 +80,7 @@ def test_a_task_is_informative_if_rewards_of_any_role_differ() -> None:
     assert reasons(episodes) == ["zero_variance", "zero_variance", None, None, None]
 
 
-def test_equal_rewards_teach_an_algorithm_that_does_not_compare_them() -> None:
+def test_equal_rewards_are_trained_by_algorithms_without_comparison() -> None:
     episodes = [episode_of(1.0, task="nim"), episode_of(1.0, task="nim")]
     assert [num_informative(episodes, algorithm) for algorithm in (GRPO(), RAE())] == [0, 1]
     assembled = assemble(episodes, RAE(decay=0.5), step=0, temperature=1.0)
@@ -89,7 +89,7 @@ def test_equal_rewards_teach_an_algorithm_that_does_not_compare_them() -> None:
     assert reasons(episodes) == [None, None]
 
 
-def test_lone_rollouts_are_counted_apart_from_equal_ones() -> None:
+def test_rollouts_without_siblings_are_counted_separately_from_equal_ones() -> None:
     episodes = [episode_of(1.0), episode_of(None)]
     drop_uniform(episodes, GRPO())
     assert reasons(episodes) == ["too_few_siblings", None]
@@ -98,7 +98,7 @@ def test_lone_rollouts_are_counted_apart_from_equal_ones() -> None:
     assert reasons(alike) == ["zero_variance", None]
 
 
-def test_tasks_that_teach_nothing_are_replaced_by_others(run_trainer: RunTrainer) -> None:
+def test_uninformative_tasks_are_replaced(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         ask(base_url, word)
         turns[word] = turns.get(word, 0) + 1
@@ -116,7 +116,7 @@ def test_tasks_that_teach_nothing_are_replaced_by_others(run_trainer: RunTrainer
     assert batch.weights.sum().item() == pytest.approx(1.0), "and the others do not weigh in the mean"
 
 
-def test_resampling_ends_after_its_rounds(run_trainer: RunTrainer) -> None:
+def test_number_of_resampling_rounds_is_limited(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         ask(base_url, word)
         return 1.0
@@ -129,7 +129,7 @@ def test_resampling_ends_after_its_rounds(run_trainer: RunTrainer) -> None:
     assert run.lines[-1]["signal/no_variance"] == 1.0
 
 
-def test_a_task_that_always_fails_may_replace_others(run_trainer: RunTrainer) -> None:
+def test_task_that_always_fails_may_replace_others(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         ask(base_url, word)
         begun.append(word)
@@ -146,7 +146,7 @@ def test_a_task_that_always_fails_may_replace_others(run_trainer: RunTrainer) ->
     assert run.lines[-1]["rollout/num_failed"] == 2
 
 
-def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTrainer) -> None:
+def test_filtered_rollouts_do_not_make_a_task_informative(run_trainer: RunTrainer) -> None:
     def agent(word: str, base_url: str) -> float:
         turns[word] = turns.get(word, 0) + 1
         is_cut = turns[word] % 2 == 0
@@ -161,7 +161,7 @@ def test_what_filters_leave_out_makes_no_task_worth_its_place(run_trainer: RunTr
     assert len(run.words) == 3 * 2 * 2, "rewards differ in every group, but only those of answers that are left out"
 
 
-def test_a_group_may_differ_only_from_its_greedy_rollout() -> None:
+def test_group_may_differ_only_from_its_greedy_rollout() -> None:
     def episodes() -> list[Episode]:
         return [episode_of(1.0), episode_of(1.0), episode_of(0.0, **greedy())]
 
@@ -187,13 +187,13 @@ def test_filters_do_not_apply_to_greedy_rollouts() -> None:
     assert num_informative(episodes, ReMax()) == 1
 
 
-def test_dropped_rollouts_make_no_task_informative() -> None:
+def test_dropped_rollouts_do_not_make_a_task_informative() -> None:
     without_tokens = Episode(task_id="t", trajectories=[Trajectory(reward=1.0)])
     assert num_informative([episode_of(0.0), episode_of(0.0), without_tokens], GRPO()) == 0
     assert num_informative([episode_of(0.0), episode_of(1.0)], ReMax()) == 0, "the greedy rollout failed"
 
 
-def test_at_level_step_steps_decide_what_is_informative() -> None:
+def test_tasks_at_level_step_are_informative_by_their_steps() -> None:
     def episodes(*rewards: tuple[float, ...]) -> list[Episode]:
         steps = [
             [Step(id=f"{row}.{place}", response_ids=[2], reward=reward) for place, reward in enumerate(earned)]
@@ -250,12 +250,12 @@ def test_attempts_follow_from_seed_and_step() -> None:
     assert {item.task_id for item in extra}.isdisjoint(item.task_id for item in made)
 
 
-def test_held_out_tasks_that_are_repeated_go_on_counting() -> None:
+def test_repeated_held_out_tasks_have_consecutive_indices() -> None:
     made = eval_attempts(DATA.select([0]).repeat(2), config_of("eval.num_rollouts=2"), step=0)
     assert [(item.task_id, item.index) for item in made] == [("0", 0), ("0", 1), ("0", 2), ("0", 3)]
 
 
-def test_the_greedy_rollout_is_compared_with_and_not_trained_on(run_trainer: RunTrainer) -> None:
+def test_greedy_rollout_is_compared_with_but_not_trained(run_trainer: RunTrainer) -> None:
     algorithm = {"name": f"{__name__}:AgainstGreedy"}
     run = run_trainer({"num_steps": 1, "tasks_per_step": 2, "algorithm": algorithm, "rollout": {"group_size": 3}})
     assert sorted(params["temperature"] for params in run.params) == [0.0] * 2 + [1.0] * 6
@@ -264,7 +264,7 @@ def test_the_greedy_rollout_is_compared_with_and_not_trained_on(run_trainer: Run
     assert set(batch.advantages.tolist()) <= {1.0, -1.0}
 
 
-def test_sampling_that_agents_ask_for_is_replaced(run_trainer: RunTrainer) -> None:
+def test_sampling_requested_by_agents_is_replaced(run_trainer: RunTrainer) -> None:
     whole = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
     plain = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
@@ -278,12 +278,12 @@ def test_sampling_that_agents_ask_for_is_replaced(run_trainer: RunTrainer) -> No
 
 
 @pytest.mark.parametrize("wrong", ["filters.ended_by=[timeout]", "filters.truncated=3", "rollout.resample_rounds=-1"])
-def test_wrong_filters_are_refused(wrong: str) -> None:
+def test_invalid_filters_are_rejected(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.partition("=")[0].replace(".", r"\.")):
         load_config([wrong])
 
 
-def test_resampling_needs_several_rollouts_of_a_task() -> None:
+def test_resampling_requires_several_rollouts_of_a_task() -> None:
     settings = ["algorithm.name=reinforce", "rollout.resample_rounds=2"]
     with pytest.raises(ConfigError, match=r"rollout.resample_rounds=2: .* use a group_size of at least 2"):
         check_fit(load_config([*settings, "rollout.group_size=1"]), demonstrates=False)

@@ -67,7 +67,7 @@ def episodes() -> list[Episode]:
     ]
 
 
-def test_tokens_are_scored_after_the_demonstration_of_their_task(
+def test_tokens_are_scored_with_the_demonstration_of_their_task(
     make_teacher: Callable[..., SelfTeacher], backend: LocalBackend, tokenizer: Any
 ) -> None:
     found = assemble(episodes(), CURRENT, step=0, temperature=1.0, teacher=make_teacher(), scorer=backend)
@@ -83,26 +83,26 @@ def test_tokens_are_scored_after_the_demonstration_of_their_task(
     assert [sequence.ids for sequence in found.batch.sequences] == [[5, 6, 7, 8], [5, 9, 10, 11, 12, 13]]
 
 
-def test_what_does_not_fit_is_refused(make_teacher: Callable[..., SelfTeacher], backend: LocalBackend) -> None:
+def test_incompatible_settings_are_rejected(make_teacher: Callable[..., SelfTeacher], backend: LocalBackend) -> None:
     with pytest.raises(ConfigError, match=r"task '0': its demonstration and conversation have \d+ tokens.*takes 9"):
         assemble(episodes(), CURRENT, step=0, temperature=1.0, teacher=make_teacher(9), scorer=backend)
 
 
-def test_the_original_weights_teach_by_default() -> None:
+def test_initial_weights_are_the_default_teacher() -> None:
     assert SDFT().needs_original
     assert not SDFT().needs_reference
     assert not CURRENT.needs_original
 
 
 @pytest.mark.parametrize("task", [{}, {"demonstration": " "}, {"demonstration": None}, {"demonstration": 3}], ids=str)
-def test_a_task_without_demonstration_is_named(task: dict[str, Any]) -> None:
+def test_task_without_demonstration_is_reported(task: dict[str, Any]) -> None:
     data = Dataset([{"question": "a", "demonstration": "b"}, {"question": "c", **task}])
     with pytest.raises(ConfigError, match=r"train_dataset, row 1: algorithm\.demonstration='demonstration'"):
         check_demonstrations(SDFT(), data)
     check_demonstrations(SDFT(demonstration="question"), data)
 
 
-def test_a_teacher_beside_the_policy_is_refused() -> None:
+def test_separate_teacher_is_rejected() -> None:
     config = load_config(["model.path=m", "algorithm.name=sdft", "teacher.path=other"])
     with pytest.raises(ConfigError, match=r"teacher\.path='other' would have no effect where the policy teaches"):
         check_teacher(config, SDFT())

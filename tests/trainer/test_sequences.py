@@ -22,7 +22,7 @@ def span(name: str, start: int, stop: int) -> StepSpan:
 FIRST = step("first", [1, 2], [3, 4])
 
 
-def test_the_turns_of_a_conversation_are_one_sequence() -> None:
+def test_turns_of_a_conversation_are_one_sequence() -> None:
     second = step("second", [1, 2, 3, 4, 50, 51], [6])
     third = step("third", [1, 2, 3, 4, 50, 51, 6, 52], [8, 9])
     assert sequences_of([FIRST, second, third]) == [
@@ -34,17 +34,17 @@ def test_the_turns_of_a_conversation_are_one_sequence() -> None:
     ]
 
 
-def test_an_answer_that_goes_straight_on() -> None:
+def test_answer_may_directly_continue_another() -> None:
     (sequence,) = sequences_of([FIRST, step("more", [1, 2, 3, 4], [5])])
     assert sequence.spans == [span("first", 2, 4), span("more", 4, 5)]
 
 
-def test_an_edited_history_begins_a_sequence_of_its_own() -> None:
+def test_edited_history_starts_a_new_sequence() -> None:
     edited = step("edited", [1, 2, 3, 9, 50], [6])
     assert [item.ids for item in sequences_of([FIRST, edited])] == [[1, 2, 3, 4], [1, 2, 3, 9, 50, 6]]
 
 
-def test_an_answer_rendered_differently_begins_a_new_sequence() -> None:
+def test_answer_rendered_differently_starts_a_new_sequence() -> None:
     shortened = step("shortened", [1, 2, 3], [6])  # the template dropped the last sampled token
     assert [item.spans for item in sequences_of([FIRST, shortened])] == [
         [span("first", 2, 4)],
@@ -52,7 +52,7 @@ def test_an_answer_rendered_differently_begins_a_new_sequence() -> None:
     ]
 
 
-def test_two_continuations_of_one_step_train_its_tokens_once() -> None:
+def test_two_continuations_of_a_step_train_its_tokens_once() -> None:
     one, other = step("one", [1, 2, 3, 4, 50], [6]), step("other", [1, 2, 3, 4, 60], [7])
     assert sequences_of([FIRST, one, other]) == [
         TokenSequence(ids=[1, 2, 3, 4, 50, 6], spans=[span("first", 2, 4), span("one", 5, 6)], logprobs=[-3, -4, -6]),
@@ -60,7 +60,7 @@ def test_two_continuations_of_one_step_train_its_tokens_once() -> None:
     ]
 
 
-def test_a_step_continues_the_longest_sequence_that_it_extends() -> None:
+def test_step_continues_the_longest_sequence_it_extends() -> None:
     branch = step("branch", [1, 2], [3, 4, 5])
     joined = step("joined", [1, 2, 3, 4, 5, 50], [6])
     assert [[item.step_id for item in found.spans] for found in sequences_of([FIRST, branch, joined])] == [
@@ -69,16 +69,16 @@ def test_a_step_continues_the_longest_sequence_that_it_extends() -> None:
     ]
 
 
-def test_equal_answers_to_one_prompt_stay_apart() -> None:
+def test_equal_answers_to_one_prompt_are_separate_sequences() -> None:
     assert len(sequences_of([FIRST, step("twin", [1, 2], [3, 4])])) == 2
 
 
-def test_a_step_out_of_order_is_apart_and_trained_once() -> None:
+def test_step_out_of_order_is_a_separate_sequence_and_trained_once() -> None:
     second = step("second", [1, 2, 3, 4, 50], [6])
     assert [item.spans for item in sequences_of([second, FIRST])] == [[span("second", 5, 6)], [span("first", 2, 4)]]
 
 
-def test_steps_without_tokens_are_passed_over() -> None:
+def test_steps_without_tokens_are_skipped() -> None:
     assert sequences_of([Step(), FIRST, Step(prompt_ids=[1])]) == sequences_of([FIRST])
     assert sequences_of([]) == []
 
@@ -91,12 +91,12 @@ def test_steps_without_tokens_are_passed_over() -> None:
         (Step(id="x", response_ids=[2], logprobs=[-1.0]), "step x: 1 response ids after an empty prompt"),
     ],
 )
-def test_tokens_that_do_not_line_up_stop_the_run(broken: Step, told: str) -> None:
+def test_misaligned_tokens_stop_the_run(broken: Step, told: str) -> None:
     with pytest.raises(TokenMismatchError, match=told):
         sequences_of([FIRST, broken])
 
 
-def test_what_is_demonstrated_has_no_logprobs() -> None:
+def test_demonstrations_have_no_logprobs() -> None:
     shown = [Step(id="one", prompt_ids=[1], response_ids=[2]), step("two", [1, 2, 3], [4])]
     (sequence,) = sequences_of(shown, demonstrated=True)
     assert sequence == TokenSequence(ids=[1, 2, 3, 4], spans=[span("one", 1, 2), span("two", 3, 4)], logprobs=None)

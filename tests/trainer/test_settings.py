@@ -249,34 +249,34 @@ TOGETHER_WITH = {
 }
 
 
-ON_RAY = "../verl/test_ray_training.py::test_a_project_trains_on_other_nodes_as_it_does_here"
+ON_RAY = "../verl/test_ray_training.py::test_project_trains_on_other_nodes_as_locally"
 SERVED = "../backends/test_server_launch.py::test_every_setting_reaches_the_server"
 ELSEWHERE = {
     "data.weights": "test_sampling_of_runs.py::test_several_datasets_have_their_shares_and_metrics",
-    "data.replay": "test_replay.py::test_a_share_of_each_batch_is_of_earlier_steps",
+    "data.replay": "test_replay.py::test_batch_contains_a_share_of_earlier_groups",
     "data.replay_steps": "test_replay.py::test_groups_are_replayed_while_they_are_recent",
-    "data.sampling": "test_sampling_of_runs.py::test_a_resumed_run_samples_what_the_uninterrupted_one_does",
+    "data.sampling": "test_sampling_of_runs.py::test_resumed_run_samples_like_the_uninterrupted_one",
     # what it takes more to see: a test that does
-    "model.tool_parser": "test_settings.py::test_a_value_that_cannot_be_used_is_refused",
-    "model.chat_template": "test_settings.py::test_the_chosen_template_is_kept_in_checkpoints",
+    "model.tool_parser": "test_settings.py::test_invalid_value_is_rejected",
+    "model.chat_template": "test_settings.py::test_chosen_template_is_kept_in_checkpoints",
     "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_steps_are_close_to_those_of_adamw",
-    "optim.schedule": "test_settings.py::test_the_schedule_is_that_of_the_updates_of_the_run",
+    "optim.schedule": "test_settings.py::test_schedule_counts_the_updates_of_the_run",
     **{
-        f"sandbox.{name}": "../tasks/test_rollouts.py::test_settings_are_limits_of_sandboxes_unless_the_name_has_its_own"
+        f"sandbox.{name}": "../tasks/test_rollouts.py::test_sandbox_limits_come_from_settings_unless_the_name_sets_them"
         for name in ("cpus", "memory_mb", "disk_mb")
     },
     **{
-        f"sandbox.{name}": "../tasks/test_rollouts.py::test_sandboxes_are_bounded_by_a_pool"
+        f"sandbox.{name}": "../tasks/test_rollouts.py::test_sandboxes_are_limited_by_a_pool"
         for name in ("concurrency", "warm")
     },
-    "sandbox.backend": "../tasks/test_rollouts.py::test_settings_of_sandboxes_are_refused_where_there_are_none",
-    "reward.timeout_s": "test_rewards.py::test_a_reward_function_has_a_deadline",
-    "gateway.otel": "test_otel.py::test_the_rollouts_of_a_run_and_their_calls_are_traced",
+    "sandbox.backend": "../tasks/test_rollouts.py::test_sandbox_settings_without_sandboxes_are_rejected",
+    "reward.timeout_s": "test_rewards.py::test_reward_function_has_a_deadline",
+    "gateway.otel": "test_otel.py::test_rollouts_of_a_run_and_their_calls_are_traced",
     "rollout.max_steps": "test_rollout_sources.py::test_max_steps_limits_agents_in_environments",
-    "sft.train_on": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
-    "sft.tokenize_method": "test_demonstrations.py::test_the_answers_and_nothing_else_is_learned",
-    "sft.reward_threshold": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
-    "sft.best_per_task": "test_agent_sft_trainer.py::test_the_best_rollouts_are_learned_token_for_token",
+    "sft.train_on": "test_demonstrations.py::test_only_answers_are_trained",
+    "sft.tokenize_method": "test_demonstrations.py::test_only_answers_are_trained",
+    "sft.reward_threshold": "test_agent_sft_trainer.py::test_best_rollouts_are_trained_token_for_token",
+    "sft.best_per_task": "test_agent_sft_trainer.py::test_best_rollouts_are_trained_token_for_token",
     "model.engine": "../backends/test_server_launch.py::test_minimal_settings_start_a_server",
     "vllm.command": "../backends/test_server_launch.py::test_minimal_settings_start_a_server",
     "vllm.url": "../backends/test_server_launch.py::test_running_server_is_joined",
@@ -289,19 +289,19 @@ ELSEWHERE = {
         )
     },
     "rollout.runner": ON_RAY,
-    "ray.address": "test_rollouts.py::test_an_address_serves_verl_too",
-    "ray.num_actors": "../verl/test_ray_runner.py::test_a_number_of_processes_and_their_concurrency_can_be_chosen",
-    "ray.concurrency": "../verl/test_ray_runner.py::test_a_number_of_processes_and_their_concurrency_can_be_chosen",
-    "ray.cpus_per_actor": "../verl/test_ray_runner.py::test_what_cannot_be_started_is_told_with_the_node_and_the_remedy",
-    "ray.start_timeout_s": "../verl/test_ray_runner.py::test_what_cannot_be_started_is_told_with_the_node_and_the_remedy",
+    "ray.address": "test_rollouts.py::test_cluster_address_applies_to_verl",
+    "ray.num_actors": "../verl/test_ray_runner.py::test_number_of_processes_and_concurrency_are_configurable",
+    "ray.concurrency": "../verl/test_ray_runner.py::test_number_of_processes_and_concurrency_are_configurable",
+    "ray.cpus_per_actor": "../verl/test_ray_runner.py::test_failed_start_error_names_the_node_and_the_remedy",
+    "ray.start_timeout_s": "../verl/test_ray_runner.py::test_failed_start_error_names_the_node_and_the_remedy",
     "ray.working_dir": ON_RAY,
     "verl.workers_per_node": "../backends/verl/test_settings.py::test_cluster_resources_of_a_run",
     "verl.num_nodes": "../backends/verl/test_settings.py::test_cluster_resources_of_a_run",
     "verl.policy_loss": "../backends/verl/test_settings.py::test_settings_map_to_verl_keys",
     "verl.overrides": "../backends/verl/test_settings.py::test_verl_overrides_are_passed_on",
-    "verl.timeout_s": "../verl/test_workers.py::test_workers_that_take_too_long",
-    "teacher.path": "test_teacher.py::test_a_model_in_this_process_scores_the_very_tokens",
-    "teacher.url": "test_teacher.py::test_a_teacher_and_its_use_belong_together",
+    "verl.timeout_s": "../verl/test_workers.py::test_worker_timeout_is_reported",
+    "teacher.path": "test_teacher.py::test_local_model_scores_the_exact_tokens",
+    "teacher.url": "test_teacher.py::test_teacher_settings_require_each_other",
     "teacher.align": "test_text_teacher.py::test_settings",
 }
 READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
@@ -319,19 +319,19 @@ def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def test_every_setting_is_looked_at() -> None:
+def test_every_setting_has_a_test() -> None:
     assert sorted(leaf_keys(TrainConfig)) == sorted([*SEEN, *BUILT, *ELSEWHERE, *READ])
 
 
 @pytest.mark.parametrize("key", ELSEWHERE)
-def test_what_is_seen_elsewhere_is(key: str) -> None:
+def test_tests_of_settings_elsewhere_exist(key: str) -> None:
     file, _, name = ELSEWHERE[key].partition("::")
     source = (Path(__file__).parent / file).read_text()
     assert f"def {name}(" in source
     assert key.rpartition(".")[2] in source
 
 
-def test_what_is_handed_on_is_read() -> None:
+def test_settings_that_are_passed_on_are_read() -> None:
     package = Path(rllm.__file__).parent
     trees = [ast.parse(path.read_text()) for path in (package / "trainer").rglob("*.py")]
     read = {ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -353,7 +353,7 @@ _defaults: dict[tuple[Any, bool], Run] = {}
 
 @pytest.mark.parametrize("key", SEEN)
 @pytest.mark.parametrize("is_set", [False, True], ids=["default", "set"])
-def test_a_setting_changes_what_the_run_does(
+def test_setting_changes_the_run(
     run_trainer: RunTrainer, key: str, is_set: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -389,14 +389,14 @@ def built(folder: Path, *overrides: str) -> LocalBackend:
 
 
 @pytest.mark.parametrize("key", BUILT)
-def test_a_setting_changes_what_the_backend_is_built_from(model_folder: Path, key: str) -> None:
+def test_setting_changes_the_backend(model_folder: Path, key: str) -> None:
     value, observe, expected = BUILT[key]
     others = [TOGETHER_WITH[key]] if key in TOGETHER_WITH else []
     assert observe(built(model_folder, *others)) != expected
     assert observe(built(model_folder, *others, f"{key}={value}")) == expected
 
 
-def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> None:
+def test_schedule_counts_the_updates_of_the_run(model_folder: Path) -> None:
     updates = ("num_steps=10", "optim.num_epochs=2", "optim.num_minibatches=3")
     assert built(model_folder, *updates, "optim.schedule=constant").schedule.decay_steps is None
     for schedule in ("linear", "cosine"):
@@ -407,7 +407,7 @@ def test_the_schedule_is_that_of_the_updates_of_the_run(model_folder: Path) -> N
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-def test_the_chosen_template_is_kept_in_checkpoints(model_folder: Path, tmp_path: Path, lora: int) -> None:
+def test_chosen_template_is_kept_in_checkpoints(model_folder: Path, tmp_path: Path, lora: int) -> None:
     file, folder = tmp_path / "own.jinja", tmp_path / "checkpoint"
     file.write_text("{% for m in messages %}{{ m.role }} says {{ m.content }} {% endfor %}")
     chosen = [f"model.chat_template={file}", "model.tool_prompt=hermes", f"model.lora_rank={lora}"]
@@ -423,7 +423,7 @@ def test_the_chosen_template_is_kept_in_checkpoints(model_folder: Path, tmp_path
     assert load_tokenizer(folder).tokenizer.chat_template == backend.inference.template.text
 
 
-def test_an_adapter_beside_another_is_refused(tmp_path: Path) -> None:
+def test_second_adapter_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     config = load_config([f"model.path={tmp_path}", "model.lora_rank=2"])
     with pytest.raises(ConfigError, match=r"model\.lora_rank=2"):
@@ -442,7 +442,7 @@ def test_an_adapter_beside_another_is_refused(tmp_path: Path) -> None:
         ("model.reference_offload=true", "would have no effect without a reference; set algorithm.kl_coef, too"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused(model_folder: Path, override: str, told: str) -> None:
+def test_invalid_value_is_rejected(model_folder: Path, override: str, told: str) -> None:
     config = load_config([f"model.path={model_folder}", override])
     with pytest.raises(ConfigError, match=told):
         LocalBackend.from_config(config)

@@ -96,7 +96,7 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
         ),
     ],
 )
-def test_a_sign_is_told_within_one_step(
+def test_health_warning_is_logged_within_one_step(
     model: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -111,7 +111,7 @@ def test_a_sign_is_told_within_one_step(
     assert remedy in told[0]
 
 
-def test_a_healthy_step_has_all_metrics_and_no_sign(model: Path, tmp_path: Path) -> None:
+def test_healthy_step_has_all_metrics_and_no_warning(model: Path, tmp_path: Path) -> None:
     line = first_step(model, tmp_path, varied, {"algorithm": {"name": "grpo", "kl_coef": 0.01}, "optim": {"lr": 1e-4}})
     assert [name for name in line if name.startswith("signal/")] == ["signal/many_truncated"]
     assert line.keys() >= {

@@ -40,7 +40,7 @@ def advantages(episodes: Sequence[Episode], algorithm: GRPO = GIGPO) -> list[lis
     return [[step.advantage for step in item.trajectories[0].steps] for item in episodes]  # type: ignore[misc]
 
 
-def test_by_hand() -> None:
+def test_advantages_by_hand() -> None:
     # Returns: 0.5, 1 | 0, 0, 0. At the door: 0.5, 0 and 0, of mean 1/6; in the hall: 1 and 0; nobody else in the cellar.
     episodes = [episode(0, 1.0, "door", "hall"), episode(1, 0.0, "door", "cellar", "door"), episode(2, 0.0, "hall")]
     first, second, third = advantages(episodes)
@@ -56,14 +56,14 @@ def test_tokens_are_trained_with_the_advantage_of_their_step() -> None:
     assert [credit.advantage for credit in found.credits] == pytest.approx([0.75, 1.0, -0.75, -1.0])
 
 
-def test_equal_rewards_still_tell_the_faster_way() -> None:
+def test_equal_rewards_still_prefer_fewer_steps() -> None:
     episodes = [episode(0, 1.0, "a"), episode(1, 1.0, "a", "b")]
     found = assembled(episodes)
     assert found.dropped == {}
     assert found.batch.advantages.tolist() == pytest.approx([0.25, -0.25])  # b has no sibling, and no advantage
 
 
-def test_without_an_observation_the_last_message_of_the_prompt_counts() -> None:
+def test_last_message_of_the_prompt_replaces_a_missing_observation() -> None:
     episodes = [episode(0, 1.0, None), episode(1, 0.0, None), episode(2, 0.0, None)]
     for item, content in zip(episodes, ("x", "x", "y"), strict=True):
         question = [{"role": "system", "content": str(item.index)}, {"role": "user", "content": content}]
@@ -75,7 +75,7 @@ REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=5)
 
 
 @given(REWARDS)
-def test_where_all_observations_differ_it_is_grpo(rewards: list[float]) -> None:
+def test_distinct_observations_give_grpo(rewards: list[float]) -> None:
     def episodes() -> list[Episode]:
         return [episode(index, reward, (index, 0), (index, 1)) for index, reward in enumerate(rewards)]
 
@@ -84,13 +84,13 @@ def test_where_all_observations_differ_it_is_grpo(rewards: list[float]) -> None:
 
 
 @given(REWARDS)
-def test_a_single_step_is_compared_twice(rewards: list[float]) -> None:
+def test_single_step_is_compared_twice(rewards: list[float]) -> None:
     one = advantages([episode(index, reward, "a") for index, reward in enumerate(rewards)])
     other = advantages([episode(index, reward, "a") for index, reward in enumerate(rewards)], GRPO(normalize_std=False))
     assert one == [pytest.approx([2 * value]) for (value,) in other]
 
 
-def test_other_algorithms_that_compare_can_add_it_and_the_rest_refuse() -> None:
+def test_other_group_algorithms_support_step_groups_and_the_rest_reject_them() -> None:
     found = assemble(
         [episode(0, 1.0, "a"), episode(1, 0.0, "a")], RLOO(step_coef=0.5, gamma=0.9), step=1, temperature=1.0
     )

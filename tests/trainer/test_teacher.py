@@ -102,7 +102,7 @@ def assembled(
     return assemble(episodes, algorithm, step=0, temperature=1.0, teacher=Says(*logprobs), scorer=scorer, roles=roles)
 
 
-def test_every_token_is_worth_what_the_teacher_thinks_of_it() -> None:
+def test_advantage_of_a_token_comes_from_the_teacher() -> None:
     found = assembled(Distill(teacher_coef=0.5), None, None, logprobs=(-0.5, -3.0, -1.0, -1.0))
     assert found.batch.advantages.tolist() == [0.25, -1.0, 0.0, 0.0]
     assert found.batch.teacher_logprobs is not None
@@ -110,13 +110,13 @@ def test_every_token_is_worth_what_the_teacher_thinks_of_it() -> None:
     assert (found.dropped, found.num_uniform_groups) == ({}, 0), "unscored, and learned from all the same"
 
 
-def test_a_teacher_is_compared_with_the_current_policy() -> None:
+def test_teacher_is_compared_with_the_current_policy() -> None:
     """Answers of a run with rollout.max_staleness, or of a sampler that is not exactly the trainer."""
     found = assembled(Distill(correction="truncate"), None, logprobs=(-0.5, -3.0), scorer=Says(-0.5, -2.0))
     assert found.batch.advantages.tolist() == [0.0, -1.0]
 
 
-def test_rewards_and_a_teacher_together() -> None:
+def test_rewards_and_teacher_are_combined() -> None:
     algorithm = GRPO(normalize_std=False, teacher_coef=0.5)
     found = assembled(algorithm, 1.0, 0.0, logprobs=(-0.5, -3.0, -1.0, -1.0))
     assert found.batch.advantages.tolist() == [0.75, -0.5, -0.5, -0.5]
@@ -124,12 +124,12 @@ def test_rewards_and_a_teacher_together() -> None:
     assert alike.batch.advantages.tolist() == [0.25, -1.0, 0.0, 0.0]
 
 
-def test_a_role_weighs_its_teacher_too() -> None:
+def test_role_weight_applies_to_the_teacher() -> None:
     found = assembled(Distill(), None, roles={"agent": RoleConfig(weight=2.0)}, logprobs=(-0.5, -3.0))
     assert found.batch.advantages.tolist() == [1.0, -4.0]
 
 
-def test_by_steps_each_is_told_its_own() -> None:
+def test_each_step_has_its_own_teacher_advantage() -> None:
     found = assembled(GRPO(level="step", teacher_coef=1.0), 1.0, 1.0, logprobs=(-0.5, -3.0, -1.0, -2.0))
     assert [credit.advantage for credit in found.credits] == [-0.75, -0.5]
 
@@ -154,7 +154,7 @@ def by_hand(model: Any, *rows: list[int]) -> list[float]:
 ROWS = [[5, 6, 7, 8], [5, 6, 9], [200, 100, 50, 25, 12, 6]]
 
 
-def test_a_server_scores_the_very_tokens(model: Any, tokenizer: Any) -> None:
+def test_server_scores_the_exact_tokens(model: Any, tokenizer: Any) -> None:
     with (
         TeacherServer(model, tokenizer) as server,
         TeacherEndpoint(TeacherConfig(url=server.url, max_concurrent=2)) as endpoint,
@@ -167,7 +167,7 @@ def test_a_server_scores_the_very_tokens(model: Any, tokenizer: Any) -> None:
     assert {(request["model"], request["prompt_logprobs"]) for request in server.requests} == {("teacher", 0)}
 
 
-def test_a_model_in_this_process_scores_the_very_tokens(student: Path, teacher: Path, model: Any) -> None:
+def test_local_model_scores_the_exact_tokens(student: Path, teacher: Path, model: Any) -> None:
     config = load_config([f"model.path={student}", f"teacher.path={teacher}", "algorithm.name=distill"])
     check_teacher(config, Distill())
     with open_teacher(config, Distill()) as opened:
@@ -176,7 +176,7 @@ def test_a_model_in_this_process_scores_the_very_tokens(student: Path, teacher: 
     assert scores.tolist() == pytest.approx(by_hand(model, *ROWS), abs=1e-4)
 
 
-def test_a_busy_server_is_asked_again(model: Any, tokenizer: Any) -> None:
+def test_busy_server_is_retried(model: Any, tokenizer: Any) -> None:
     with TeacherServer(model, tokenizer) as server:
         server.fault = "busy"
         with TeacherEndpoint(TeacherConfig(url=server.url, model="teacher")) as endpoint:
@@ -201,7 +201,7 @@ def test_a_busy_server_is_asked_again(model: Any, tokenizer: Any) -> None:
         ("nan", InferenceError, "{'0': {'logprob': None}} .*token 6, number 1"),
     ],
 )
-def test_what_a_server_does_not_tell_is_named(
+def test_missing_fields_of_a_server_are_reported(
     model: Any, tokenizer: Any, fault: str, kind: type[Exception], told: str
 ) -> None:
     with (
@@ -213,7 +213,7 @@ def test_what_a_server_does_not_tell_is_named(
             endpoint.score(batch_of(ROWS[0]))
 
 
-def test_a_server_with_another_vocabulary_is_refused(model: Any, tokenizer: Any) -> None:
+def test_server_with_another_vocabulary_is_rejected(model: Any, tokenizer: Any) -> None:
     longer = train_tokenizer(["an entirely different text, and a longer one"] * 3, vocab_size=300)
     other = train_tokenizer(["zebra zebra xylophone"] * 3, vocab_size=290)
     with TeacherServer(model, tokenizer) as server, TeacherEndpoint(TeacherConfig(url=server.url)) as endpoint:
@@ -223,7 +223,7 @@ def test_a_server_with_another_vocabulary_is_refused(model: Any, tokenizer: Any)
             endpoint.check(other)
 
 
-def test_a_server_that_is_not_there_or_has_several_models(model: Any, tokenizer: Any) -> None:
+def test_missing_server_or_ambiguous_model_is_reported(model: Any, tokenizer: Any) -> None:
     with (
         TeacherServer(model, tokenizer, names=("one", "two")) as server,
         TeacherEndpoint(TeacherConfig(url=server.url)) as endpoint,
@@ -248,14 +248,16 @@ def test_a_server_that_is_not_there_or_has_several_models(model: Any, tokenizer:
         TeacherEndpoint(TeacherConfig(url="localhost:8000"))
 
 
-def test_a_model_with_another_vocabulary_is_refused(student: Path, make_folder: Callable[..., Path]) -> None:
+def test_model_with_another_vocabulary_is_rejected(student: Path, make_folder: Callable[..., Path]) -> None:
     other = make_folder(texts=["an entirely different text"])
     config = load_config([f"model.path={student}", f"teacher.path={other}", "algorithm.name=distill"])
     with pytest.raises(ConfigError, match=r"has another vocabulary than model\.path=.*tokens differ, such as"):
         check_teacher(config, Distill())
 
 
-def test_a_teacher_with_less_room_than_the_policy_is_refused(student: Path, teacher: Path, tmp_path: Path) -> None:
+def test_teacher_with_a_shorter_context_than_the_policy_is_rejected(
+    student: Path, teacher: Path, tmp_path: Path
+) -> None:
     shutil.copytree(teacher, tmp_path / "short")
     about = json.loads((teacher / "config.json").read_text())
     (tmp_path / "short" / "config.json").write_text(json.dumps({**about, "max_position_embeddings": 40}))
@@ -268,7 +270,7 @@ def test_a_teacher_with_less_room_than_the_policy_is_refused(student: Path, teac
     check_teacher(load_config([*base, short, "model.max_length=40"]), Distill())
 
 
-def test_a_server_needs_room_for_one_more_token(student: Path, model: Any, tokenizer: Any) -> None:
+def test_server_needs_context_for_one_more_token(student: Path, model: Any, tokenizer: Any) -> None:
     with TeacherServer(model, tokenizer, max_model_len=100) as server:
         settings = [f"model.path={student}", "algorithm.name=distill", f"teacher.url={server.url}"]
         told = r" takes 99 tokens, .* \(100\): set model\.max_length=99"
@@ -302,7 +304,7 @@ def test_a_server_needs_room_for_one_more_token(student: Path, model: Any, token
         ),
     ],
 )
-def test_a_teacher_and_its_use_belong_together(settings: list[str], told: str) -> None:
+def test_teacher_settings_require_each_other(settings: list[str], told: str) -> None:
     config = load_config(settings)
     with pytest.raises(ConfigError, match=told):
         check_teacher(config, make_algorithm(config))
@@ -319,7 +321,7 @@ def speak(word: str, base_url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [False, True], ids=["in this process", "behind a server"])
-def test_the_policy_comes_closer_to_its_teacher(
+def test_policy_approaches_its_teacher(
     student: Path, teacher: Path, model: Any, tokenizer: Any, tmp_path: Path, served: bool
 ) -> None:
     with TeacherServer(model, tokenizer) as server:

@@ -32,12 +32,12 @@ def tokens(*texts: str) -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-def test_a_piece_ends_where_both_have_a_boundary() -> None:
+def test_piece_ends_at_a_common_boundary() -> None:
     own, theirs, count = align_pieces(tokens("a", " ki", "wi", " costs"), tokens("a", " kiwi", " co", "s", "ts"))
     assert (own, theirs, count) == ([0, 1, 1, 2], [0, 1, 2, 2, 2], 3)
 
 
-def test_tokens_behind_the_last_common_boundary_are_not_compared() -> None:
+def test_tokens_after_the_last_common_boundary_are_not_compared() -> None:
     assert align_pieces(tokens("a", "bc"), tokens("a", "b")) == ([0, UNALIGNED], [0, UNALIGNED], 1)
     assert align_pieces(tokens("a", "b", "c"), tokens("a", "x", "c")) == (
         [0, UNALIGNED, UNALIGNED],
@@ -128,7 +128,7 @@ def test_pieces_of_the_other_tokenizer_by_hand(own: LoadedTokenizer, other: Load
     assert found.tolist() == pytest.approx([min(max(value, -20.0), 20.0) for value in expected], abs=1e-4)
 
 
-def test_with_the_same_tokenizer_it_compares_tokens(own: LoadedTokenizer) -> None:
+def test_same_tokenizer_compares_tokens(own: LoadedTokenizer) -> None:
     teacher, model = teacher_of(own, own)
     for end in ([own.tokenizer.eos_token_id], []):
         ids = [*own.tokenizer.encode(ANSWER), *end]

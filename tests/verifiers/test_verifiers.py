@@ -31,7 +31,7 @@ def rolled_out(venv: Path, spec: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("venv", "name", "more"), CASES, ids=["load_environment", "taskset"])
-def test_an_environment_makes_its_rollouts_through_the_gateway(venv: Path, name: str, more: str) -> None:
+def test_rollouts_of_an_environment_are_captured_by_the_gateway(venv: Path, name: str, more: str) -> None:
     done = rolled_out(venv, f"verifiers:{name}?num_words=3{more}")
     assert done.returncode == 0, done.stderr
     red, blue, green = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
@@ -43,7 +43,7 @@ def test_an_environment_makes_its_rollouts_through_the_gateway(venv: Path, name:
 
 
 @pytest.mark.parametrize(("venv", "name", "more"), CASES, ids=["load_environment", "taskset"])
-def test_a_wrong_name_or_parameter_is_refused(venv: Path, name: str, more: str) -> None:
+def test_invalid_name_or_parameter_is_rejected(venv: Path, name: str, more: str) -> None:
     assert "there is no module 'wordz'" in rolled_out(venv, "verifiers:wordz").stderr
     assert "num_word" in rolled_out(venv, f"verifiers:{name}?num_word=2").stderr
     assert len(rolled_out(venv, f"verifiers:{name}?size=1{more}").stdout.splitlines()) == 1

@@ -46,7 +46,7 @@ def logprobs_of(model: Any, batch: Batch) -> Tensor:
     return torch.stack(said)
 
 
-def test_an_adapter_learns_and_leaves_the_reference_alone(
+def test_adapter_is_trained_and_the_reference_is_unchanged(
     backend: VerlBackend, model_folder: Path, tmp_path: Path
 ) -> None:
     batch, algorithm = batch_for(GRPO()), GRPO(kl_coef=0.1)

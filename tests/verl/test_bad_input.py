@@ -26,7 +26,7 @@ def config_of(model_folder: Path, *overrides: str) -> TrainConfig:
     return load_config(["backend=verl", "model.device=cpu", f"model.path={model_folder}", *overrides])
 
 
-def test_our_settings_and_the_users_reach_verl(model_folder: Path) -> None:
+def test_our_settings_and_user_overrides_reach_verl(model_folder: Path) -> None:
     free = f"{ACTOR}.fsdp_config.reshard_after_forward"
     new = "actor_rollout_ref.model.override_config.attn_implementation"
     config = config_of(
@@ -44,7 +44,7 @@ def test_our_settings_and_the_users_reach_verl(model_folder: Path) -> None:
     assert policy.model.path == str(model_folder)
 
 
-def test_composing_imports_nothing_of_verl(model_folder: Path) -> None:
+def test_composing_the_config_does_not_import_verl(model_folder: Path) -> None:
     code = (
         "import sys; from rllm.backends.verl.worker_config import compose; from rllm.trainer.config import load_config;"
         f"compose(load_config(['backend=verl', 'model.path={model_folder}'])); print('verl' in sys.modules, 'ray' in sys.modules)"
@@ -64,35 +64,35 @@ def test_composing_imports_nothing_of_verl(model_folder: Path) -> None:
         ("model_engine=tpu", "verl.overrides.model_engine='tpu': verl has no such engine"),
     ],
 )
-def test_keys_that_verl_does_not_know(model_folder: Path, override: str, told: str) -> None:
+def test_unknown_verl_keys_are_rejected(model_folder: Path, override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         compose(config_of(model_folder, f"verl.overrides.{override}"))
 
 
-def test_a_policy_loss_that_verl_does_not_know_is_told_before_a_run_begins(model_folder: Path, tmp_path: Path) -> None:
+def test_unknown_policy_loss_is_rejected_before_a_run(model_folder: Path, tmp_path: Path) -> None:
     config = config_of(model_folder, "verl.policy_loss=vanila", f"run_dir={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match=r"verl.policy_loss='vanila'.*vanilla"):
         AgentTrainer(agent_run_func=lambda question: 1.0, train_dataset=[{"question": "?"}], config=config)
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_cpus_are_told_with_the_nodes(cluster: None, model_folder: Path) -> None:
+def test_too_few_cpus_are_reported_with_the_nodes(cluster: None, model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"verl.workers_per_node=64 .* has 4 CPUs"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=64"))
 
 
-def test_too_few_nodes(cluster: None, model_folder: Path) -> None:
+def test_too_few_nodes_are_reported(cluster: None, model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"verl\.num_nodes=2"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=2", "verl.num_nodes=2"))
 
 
-def test_no_gpus(cluster: None, model_folder: Path) -> None:
+def test_missing_gpus_are_reported(cluster: None, model_folder: Path) -> None:
     config = config_of(model_folder, "model.device=auto", "model.dtype=float32")
     with pytest.raises(ConfigError, match=r"0 GPUs.*model.device=cpu"):
         VerlBackend.from_config(config)
 
 
-def test_another_cluster_than_the_one_that_the_program_is_connected_to(cluster: None, model_folder: Path) -> None:
+def test_address_of_another_cluster_is_rejected(cluster: None, model_folder: Path) -> None:
     demand = demand_of(config_of(model_folder))
     with pytest.raises(ConfigError, match=r"ray.address='10\.0\.0\.1:6379'"):
         cluster_module.Cluster("10.0.0.1:6379", demand, {})
@@ -110,7 +110,7 @@ def occupied(cluster: None) -> Iterator[None]:
     remove_placement_group(group)
 
 
-def test_cpus_that_others_use(occupied: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_used_by_others_are_reported(occupied: None, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "FREE_S", 1.0)
     with pytest.raises(ConfigError, match=r"4 CPUs, 1 .*verl.workers_per_node"):
         VerlBackend.from_config(config_of(model_folder, "verl.workers_per_node=2"))

@@ -22,17 +22,17 @@ SMALL = [
 ]
 
 
-def test_the_page_has_what_is_run_here() -> None:
+def test_page_has_the_programs_tested_here() -> None:
     assert (len(PROGRAMS), len(COMMANDS)) == (1, 1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_one(command: str) -> None:
+def test_documented_commands_exist(command: str) -> None:
     check_command(command)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_program_trains(
+def test_documented_program_trains(
     program: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: None
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ def config_of(model_folder: Path, loss: str, aggregation: str) -> TrainConfig:
 
 
 @pytest.mark.parametrize(("loss", "aggregation"), COMBINATIONS)
-def test_where_nothing_has_moved_each_loss_is_the_plain_policy_gradient(
+def test_unmoved_policy_gives_the_plain_policy_gradient_for_each_loss(
     model_folder: Path, loss: str, aggregation: str
 ) -> None:
     """Its slope at a token is minus the advantage times the token's weight, however the sequences are divided."""
@@ -56,7 +56,7 @@ def test_where_nothing_has_moved_each_loss_is_the_plain_policy_gradient(
 
 
 @pytest.mark.parametrize("loss", sorted(ALWAYS_THE_SAME_MEAN))
-def test_a_loss_that_is_always_the_same_mean_is_refused_with_another(model_folder: Path, loss: str) -> None:
+def test_loss_with_fixed_aggregation_rejects_others(model_folder: Path, loss: str) -> None:
     named = rf"aggregation='token-mean': verl.policy_loss={loss} .*algorithm.aggregation=seq-mean-token-mean"
     with pytest.raises(ConfigError, match=named):
         check(config_of(model_folder, loss, "token-mean"))

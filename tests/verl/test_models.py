@@ -58,7 +58,7 @@ def model(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path) ->
     return tmp_path
 
 
-def test_the_workers_compute_what_the_model_is_and_drop_nothing(cluster: None, model: Path) -> None:
+def test_workers_compute_the_same_as_the_local_backend(cluster: None, model: Path) -> None:
     settings = [f"model.path={model}", "model.device=cpu", "optim.lr=1e-9"]
     local, verl = (
         kind.from_config(load_config([*settings, f"backend={name}"]))

@@ -45,7 +45,7 @@ def dry_run(tmp_path: Path, address: str, *settings: str, **environment: str) ->
     )
 
 
-def test_the_plan_of_a_cluster_is_printed(address: str, model_folder: Path, tmp_path: Path) -> None:
+def test_plan_of_a_cluster_is_printed(address: str, model_folder: Path, tmp_path: Path) -> None:
     settings = ["verl.num_nodes=2", "rollout.runner=ray", f"run_dir={tmp_path / 'run'}"]
     done = dry_run(tmp_path, address, f"model.path={model_folder}", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -59,7 +59,7 @@ def test_the_plan_of_a_cluster_is_printed(address: str, model_folder: Path, tmp_
     assert done.stdout.count(f"verl {version('verl')}") == 2
 
 
-def test_what_a_cluster_has_not_is_told_in_a_line(address: str, model_folder: Path, tmp_path: Path) -> None:
+def test_missing_resources_are_reported_in_one_line(address: str, model_folder: Path, tmp_path: Path) -> None:
     model = f"model.path={model_folder}"
     few = dry_run(tmp_path, address, model, "verl.workers_per_node=8")
     assert few.returncode == 2
@@ -69,7 +69,7 @@ def test_what_a_cluster_has_not_is_told_in_a_line(address: str, model_folder: Pa
     assert "ray.address='127.0.0.1:1': nothing answers there" in nobody.stderr.replace("\n", " ")
 
 
-def test_a_node_that_does_not_answer_is_named(address: str, model_folder: Path, tmp_path: Path) -> None:
+def test_unresponsive_node_is_reported(address: str, model_folder: Path, tmp_path: Path) -> None:
     done = dry_run(tmp_path, address, f"model.path={model_folder}", "ray.start_timeout_s=0.001")
     assert done.returncode == 2
     assert "has not answered within ray.start_timeout_s=0.001: see `ray status`" in " ".join(done.stderr.split())

@@ -59,7 +59,7 @@ def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
-def test_a_run_is_sent_with_its_folder_and_ends_with_success(
+def test_run_is_submitted_with_its_folder_and_succeeds(
     submit: Callable[..., list[str]], project: Path, tmp_path: Path
 ) -> None:
     data, log = tasks_of(tmp_path)
@@ -72,7 +72,7 @@ def test_a_run_is_sent_with_its_folder_and_ends_with_success(
     assert all("working_dir_files" in folder.parts for folder in folders), "in the copy that Ray made of the folder"
 
 
-def test_a_run_that_cannot_begin_fails_with_its_message(submit: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_run_that_cannot_start_fails_with_its_message(submit: Callable[..., list[str]], tmp_path: Path) -> None:
     data, _ = tasks_of(tmp_path)
     done = ran(submit("fails", data, "rollout.group_size=1"))
     assert done.returncode == 1
@@ -80,9 +80,7 @@ def test_a_run_that_cannot_begin_fails_with_its_message(submit: Callable[..., li
     assert "rollout.group_size=1" in done.stdout, "what was wrong is in the job's log"
 
 
-def test_a_run_that_is_stopped_ends_all_its_processes(
-    submit: Callable[..., list[str]], jobs: str, tmp_path: Path
-) -> None:
+def test_stopping_a_run_ends_all_its_processes(submit: Callable[..., list[str]], jobs: str, tmp_path: Path) -> None:
     data, log = tasks_of(tmp_path, sleep=300.0)
     command = submit("stops", data, "rollout.timeout_s=1000")
     begun = ran([*command[: command.index("--")], "--no-wait", *command[command.index("--") :]])

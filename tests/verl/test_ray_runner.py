@@ -72,7 +72,7 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-async def test_episodes_come_in_order_from_every_node(two_nodes: Any) -> None:
+async def test_episodes_are_in_order_from_all_nodes(two_nodes: Any) -> None:
     with runner(max_concurrent=8) as running:
         heard: list[str] = []
         episodes = await running.run(attempts(*[{}] * 40), on_episode=lambda episode: heard.append(episode.task_id))
@@ -84,7 +84,7 @@ async def test_episodes_come_in_order_from_every_node(two_nodes: Any) -> None:
     assert again[0].trajectories[0].steps[0].response_ids == list(range(200_000))
 
 
-async def test_failures_retries_and_deadlines_are_those_of_a_single_machine(two_nodes: Any, tmp_path: Path) -> None:
+async def test_failures_retries_and_deadlines_match_a_single_machine(two_nodes: Any, tmp_path: Path) -> None:
     tasks = [
         {"do": "be_busy_once", "mark": tmp_path / "mark"},
         {"sleep": 3600},
@@ -106,12 +106,14 @@ async def test_failures_retries_and_deadlines_are_those_of_a_single_machine(two_
     assert len(closed) == 2, "each process let its rollouts close what they hold"
 
 
-async def test_what_must_end_the_run_does(two_nodes: Any) -> None:
+async def test_token_mismatch_stops_the_run(two_nodes: Any) -> None:
     with runner() as running, pytest.raises(TokenMismatchError, match="3 ids and 2 log-probabilities"):
         await running.run(attempts({"do": "mismatch"}, {"sleep": 3600}))
 
 
-async def test_an_attempt_that_kills_its_process_is_given_up_and_harms_no_other(two_nodes: Any, tmp_path: Path) -> None:
+async def test_attempt_that_kills_its_process_is_abandoned_without_affecting_others(
+    two_nodes: Any, tmp_path: Path
+) -> None:
     tasks: list[dict[str, Any]] = [{"sleep": 0.2} for _ in range(20)]
     tasks[3] = {"do": "die"}
     with runner(tmp_path / "log", max_concurrent=8) as running:
@@ -127,7 +129,7 @@ async def test_an_attempt_that_kills_its_process_is_given_up_and_harms_no_other(
             assert [episode.session_id] == [session for name, _, session in told if name == episode.task_id][-1:]
 
 
-async def test_a_process_that_hangs_is_ended(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_process_is_ended(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.engine.ray_actors.STUCK_MARGIN_S", 5.0)
     with runner(timeout_s=5.0, num_retries=0, spread=RayConfig(num_actors=1)) as running:
         stuck, fine = await running.run(attempts({"do": "block"}, {"sleep": 0.5}))
@@ -136,9 +138,7 @@ async def test_a_process_that_hangs_is_ended(two_nodes: Any, monkeypatch: pytest
     assert fine.failed is False or fine.info["error"]["type"] == "RolloutTimeout"
 
 
-async def test_cancelling_a_run_stops_its_rollouts_and_the_processes_go_with_the_runner(
-    two_nodes: Any, tmp_path: Path
-) -> None:
+async def test_cancelling_a_run_stops_its_rollouts_and_processes(two_nodes: Any, tmp_path: Path) -> None:
     with runner(tmp_path / "log") as running:
         run = asyncio.create_task(running.run(attempts({"sleep": 3600}, {"sleep": 3600})))
         await until(lambda: len(lines(tmp_path / "log")) == 2)
@@ -152,14 +152,14 @@ async def test_cancelling_a_run_stops_its_rollouts_and_the_processes_go_with_the
     assert psutil.wait_procs(gone, timeout=60)[1] == []
 
 
-async def test_a_number_of_processes_and_their_concurrency_can_be_chosen(two_nodes: Any, tmp_path: Path) -> None:
+async def test_number_of_processes_and_concurrency_are_configurable(two_nodes: Any, tmp_path: Path) -> None:
     with runner(tmp_path / "log", spread=RayConfig(num_actors=3, concurrency=2)) as running:
         assert running.max_concurrent == 6
         episodes = await running.run(attempts(*[{"sleep": 0.3}] * 12))
     assert len({made_by(episode) for episode in episodes}) == 3
 
 
-async def test_what_cannot_be_started_is_told_with_the_node_and_the_remedy(two_nodes: Any) -> None:
+async def test_failed_start_error_names_the_node_and_the_remedy(two_nodes: Any) -> None:
     addresses = {node.address for node in alive_nodes()}
     greedy = runner(spread=RayConfig(cpus_per_actor=64, start_timeout_s=3.0))
     with pytest.raises(ConfigError, match=r"node (\S+) .*lower ray.cpus_per_actor") as told, greedy:
@@ -175,7 +175,7 @@ async def test_what_cannot_be_started_is_told_with_the_node_and_the_remedy(two_n
         RayRolloutRunner(broken).__enter__()
 
 
-def test_code_that_cannot_be_sent_is_named(two_nodes: Any) -> None:
+def test_unpicklable_code_is_reported(two_nodes: Any) -> None:
     client = threading.Lock()
 
     def local() -> Any:
@@ -196,9 +196,7 @@ def test_code_that_cannot_be_sent_is_named(two_nodes: Any) -> None:
         packed(holds_itself, "the agent", OF_CODE)
 
 
-async def test_a_node_that_dies_in_the_middle_loses_no_attempt_and_counts_none_twice(
-    two_nodes: Any, tmp_path: Path
-) -> None:
+async def test_attempts_survive_a_lost_node_and_count_once(two_nodes: Any, tmp_path: Path) -> None:
     log, node = tmp_path / "log", two_nodes.list_all_nodes()[-1]
     with runner(log, max_concurrent=8) as running:
         run = asyncio.create_task(running.run(attempts(*[{"sleep": 0.5}] * 60)))

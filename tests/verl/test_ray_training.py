@@ -45,7 +45,7 @@ def done(command: list[str], project: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
 
 
-def test_a_project_trains_on_other_nodes_as_it_does_here(
+def test_project_trains_on_other_nodes_as_locally(
     address: str, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     data, log = tasks_of(tmp_path)
@@ -66,7 +66,7 @@ def test_a_project_trains_on_other_nodes_as_it_does_here(
 
 
 @pytest.mark.parametrize("door", ["function", "agent", "workflow"])
-def test_every_door_of_a_script_is_made_on_the_nodes(
+def test_every_rollout_source_is_created_on_the_nodes(
     door: str, address: str, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -79,7 +79,7 @@ def test_every_door_of_a_script_is_made_on_the_nodes(
 
 
 @pytest.mark.parametrize("agent", [[], ["games.py:guess"]], ids=["its own agent", "a function"])
-def test_an_environment_by_name_is_opened_on_the_nodes(
+def test_named_environment_is_opened_on_the_nodes(
     agent: list[str], address: str, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -91,7 +91,7 @@ def test_an_environment_by_name_is_opened_on_the_nodes(
     assert [line["rollout/num_failed"] for line in steps] == [0, 0]
 
 
-def test_workers_of_verl_and_rollouts_share_a_cluster(
+def test_verl_workers_and_rollouts_share_a_cluster(
     address: str, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     data, log = tasks_of(tmp_path)
@@ -116,7 +116,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 
 
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
-def test_no_process_outlives_its_driver_on_a_cluster(
+def test_processes_end_with_their_driver(
     number: signal.Signals, address: str, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     data, log = tasks_of(tmp_path, sleep=300.0)
@@ -129,7 +129,7 @@ def test_no_process_outlives_its_driver_on_a_cluster(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_cluster_that_was_started_for_a_run_ends_with_it(
+def test_cluster_started_for_a_run_ends_with_it(
     number: signal.Signals, project: Path, model_folder: Path, tmp_path: Path
 ) -> None:
     data, log = tasks_of(tmp_path, sleep=300.0)

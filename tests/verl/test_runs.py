@@ -72,7 +72,7 @@ def learnt(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
 WORKFLOW = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": reward}}
 
 
-def test_a_workflow_learns_by_grpo_and_a_killed_run_goes_on_exactly(cluster: None, tmp_path: Path) -> None:
+def test_workflow_learns_by_grpo_and_a_killed_run_resumes_exactly(cluster: None, tmp_path: Path) -> None:
     settings = ["algorithm.name=grpo", "algorithm.kl_coef=0.001", "num_steps=14", "save_every=10", "eval.every=0"]
     lines = train(tmp_path / "run", settings, **WORKFLOW)
     before, after = rewards(lines)
@@ -95,7 +95,7 @@ def say(question: str, answer: str, base_url: str) -> float:
     return reward({"question": question, "answer": answer}, said)
 
 
-def test_an_agent_function_learns_by_remax(cluster: None, tmp_path: Path) -> None:
+def test_agent_function_learns_by_remax(cluster: None, tmp_path: Path) -> None:
     before, after = rewards(
         train(tmp_path / "run", ["algorithm.name=remax", "num_steps=24", "eval.every=0"], agent_run_func=say)
     )
@@ -109,7 +109,7 @@ class Speaker(ChatAgent):
         return response
 
 
-def test_an_agent_in_an_environment_learns_by_ppo_on_a_cluster_of_its_own(tmp_path: Path) -> None:
+def test_agent_in_an_environment_learns_by_ppo_on_its_own_cluster(tmp_path: Path) -> None:
     settings = ["algorithm.name=ppo", "critic.lr=1e-3", "critic.warmup_steps=2", "num_steps=20", "eval.every=0"]
     environment = {"env_class": SingleTurnEnvironment, "env_args": {"reward_fn": reward}}
     lines = train(tmp_path / "run", settings, agent_class=Speaker, **environment)

@@ -45,9 +45,7 @@ def wide_policy() -> Path:
     )
 
 
-def test_a_workflow_learns_from_what_vllm_samples(
-    cluster: None, vllm_command: str, wide_policy: Path, tmp_path: Path
-) -> None:
+def test_workflow_learns_from_vllm_samples(cluster: None, vllm_command: str, wide_policy: Path, tmp_path: Path) -> None:
     settings = ["algorithm.name=grpo", "num_steps=12", "eval.every=0", "save_every=0", "rollout.timeout_s=1800"]
     served = ["model.engine=vllm", f"vllm.command={vllm_command}", 'vllm.args=["--enforce-eager"]']
     lines = train(

@@ -94,7 +94,7 @@ def test_log_probabilities(pair: Pair, temperature: float) -> None:
     close(pair.verl.score_reference(batch), pair.local.score_reference(batch))
 
 
-def test_a_new_critic_expects_nothing(pair: Pair) -> None:
+def test_new_critic_predicts_zero(pair: Pair) -> None:
     batch = batch_for(PPO())
     assert pair.verl.values(batch).tolist() == [0.0] * batch.num_tokens
 
@@ -142,7 +142,7 @@ def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -
     torch.testing.assert_close(pair.verl.score(batch), pair.local.score(batch), rtol=1e-3, atol=1e-3)
 
 
-def test_a_sequence_longer_than_a_pass_may_be_goes_by_itself(pair: Pair, beginning: Path) -> None:
+def test_sequence_longer_than_a_pass_is_processed_alone(pair: Pair, beginning: Path) -> None:
     pair.begin_anew(beginning)
     long = Batch.of([sequence(random.Random(seed), num_turns) for seed, num_turns in enumerate((1, 9, 2, 7, 1))])
     assert max(len(item.ids) for item in long.sequences) > 48, "optim.micro_batch_tokens"
@@ -154,7 +154,7 @@ def test_a_sequence_longer_than_a_pass_may_be_goes_by_itself(pair: Pair, beginni
     assert verl == pytest.approx(local, rel=2e-3)
 
 
-def test_an_update_whose_gradient_is_not_finite_is_left_out_and_told(
+def test_update_with_non_finite_gradient_is_skipped_and_reported(
     pair: Pair, beginning: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair.begin_anew(beginning)
@@ -166,7 +166,7 @@ def test_an_update_whose_gradient_is_not_finite_is_left_out_and_told(
     assert torch.equal(pair.verl.score(batch), before)
 
 
-def test_verls_own_policy_loss_in_the_place_of_ours(pair: Pair, beginning: Path) -> None:
+def test_verl_policy_loss_replaces_ours(pair: Pair, beginning: Path) -> None:
     """Its `vanilla` is PPO's, with a dual clip; so ours is the same where that is set."""
     algorithm = GRPO(
         kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0, correction="truncate", aggregation="seq-mean-token-mean"
@@ -187,7 +187,7 @@ def test_verls_own_policy_loss_in_the_place_of_ours(pair: Pair, beginning: Path)
         pair.verl._config, pair.verl._learns_with = config, None
 
 
-def test_a_critics_losses_and_updates(pair: Pair, beginning: Path) -> None:
+def test_critic_losses_and_updates(pair: Pair, beginning: Path) -> None:
     pair.begin_anew(beginning)
     algorithm = PPO(kl_coef=0.1)
     for seed in range(3):
@@ -211,7 +211,7 @@ def test_a_critics_losses_and_updates(pair: Pair, beginning: Path) -> None:
             assert metrics[0][name] == pytest.approx(metrics[1][name], rel=5e-3, abs=5e-4), name
 
 
-def test_what_is_published_is_what_was_trained(pair: Pair, beginning: Path) -> None:
+def test_published_weights_are_the_trained_ones(pair: Pair, beginning: Path) -> None:
     pair.begin_anew(beginning)
     batch = batch_for(GRPO())
     update_weights(pair.verl, batch, GRPO())
@@ -230,7 +230,7 @@ def by_sequence(values: Tensor, batch: Batch) -> list[Tensor]:
     return list(values.split(torch.bincount(batch.sequence_of).tolist()))
 
 
-def test_a_checkpoint_is_an_ordinary_folder_and_goes_on_exactly(pair: Pair, beginning: Path, tmp_path: Path) -> None:
+def test_checkpoint_is_an_ordinary_folder_and_resumes_exactly(pair: Pair, beginning: Path, tmp_path: Path) -> None:
     pair.begin_anew(beginning)
     batch = batch_for(GRPO())
     update_weights(pair.verl, batch, GRPO())
@@ -257,7 +257,7 @@ class Hungry(GRPO):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def test_a_worker_that_runs_out_of_memory_is_told_with_its_node_and_the_remedies(pair: Pair) -> None:
+def test_out_of_memory_error_names_the_node_and_the_remedies(pair: Pair) -> None:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import a test
@@ -265,7 +265,7 @@ def test_a_worker_that_runs_out_of_memory_is_told_with_its_node_and_the_remedies
         update_weights(pair.verl, batch_for(GRPO()), Hungry())
 
 
-def test_workers_that_take_too_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_timeout_is_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair.verl._group, "_timeout_s", 0.001)
     with pytest.raises(WorkerError, match=r"verl\.timeout_s"):
         pair.verl.score(batch_for(GRPO()))
@@ -273,7 +273,7 @@ def test_workers_that_take_too_long(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     assert len(pair.verl.score(batch_for(GRPO()))), "late, and none the worse for it"
 
 
-def test_a_dead_worker_is_told_with_its_node(pair: Pair) -> None:
+def test_dead_worker_error_names_its_node(pair: Pair) -> None:
     import ray
 
     worker = pair.verl._group._group.workers[0]

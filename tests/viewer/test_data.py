@@ -55,16 +55,16 @@ def test_steps_have_neighbours() -> None:
         (float("inf"), "inf"),
     ],
 )
-def test_numbers_are_short(value: float | None, told: str) -> None:
+def test_numbers_are_formatted_briefly(value: float | None, told: str) -> None:
     assert number(value) == told
 
 
-def test_a_number_says_on_which_side_it_is() -> None:
+def test_numbers_have_signs_and_durations_have_units() -> None:
     assert [signed(value) for value in (0.5, -0.5, 0.0, 2e-17, None)] == ["+0.5", "-0.5", "0", "0", ""]
     assert [seconds(value) for value in (0.25, 3.21, 245.0)] == ["250 ms", "3.2 s", "4:05 min"]
 
 
-def test_a_long_run_keeps_its_peaks() -> None:
+def test_long_run_keeps_its_peaks() -> None:
     rows = [{"step": step, "rollout/reward": 5.0 if step == 7777 else 0.0} for step in range(1, 20_001)]
     [chart] = charts_of([("long", rows)])
     points = chart.lines[0].points
@@ -80,7 +80,7 @@ def test_rounding_noise_is_drawn_as_zero() -> None:
     assert [point.value for point in charts_of([("one", large)])[0].lines[0].points] == [1e6, 0.0]
 
 
-def test_a_light_is_out_where_weights_are_missing_or_differ() -> None:
+def test_status_light_is_off_if_weights_are_missing_or_differ() -> None:
     rows = [
         {"step": 1, "policy/weight_version": 1, "policy/sampler_gap_mean": 1e-6, "tokens/staleness_max": 0},
         {"step": 2, "policy/weight_version": 1},
@@ -102,7 +102,7 @@ def credit_of(trace, **fields):
     return StepCredit(trace_id=trace.id, session_id="s", **{**told, **fields})
 
 
-def test_a_sequence_knows_which_call_sampled_what() -> None:
+def test_sequence_has_the_calls_that_sampled_its_tokens() -> None:
     calls = [FIRST, SECOND, ASIDE]
     table = token_table(SECOND, calls, [credit_of(FIRST, trainer_logprobs=[-0.25, -1.0]), credit_of(SECOND)], None)
     assert table.ids == [1, 2, 3, 4, 5, 6]
@@ -121,7 +121,7 @@ def fed(ids, sequence, spans, **numbers) -> FedBatch:
     return batch
 
 
-def test_a_side_call_has_its_reason() -> None:
+def test_side_call_has_its_reason() -> None:
     outcome = {"trajectories": [{"name": "agent", "reward": 1.0, "steps": [{"id": FIRST.id}]}]}
     rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=2, metadata={OUTCOME_KEY: outcome}))
     title = replace(ASIDE, response={"content": "A title"}, metadata={SIDE_CALL_KEY: "title"})
@@ -131,7 +131,7 @@ def test_a_side_call_has_its_reason() -> None:
     assert beside.dropped.startswith("side call (title)")
 
 
-def test_clipped_tokens_left_the_range_with_their_advantage() -> None:
+def test_clipped_tokens_are_those_outside_of_the_range_of_their_advantage() -> None:
     spans = [[FIRST.id, 2, 4], [SECOND.id, 5, 6]]
     batch = fed(
         [3, 4, 6], [1, 2, 3, 4, 5, 6], spans, advantage=[1.0, 1.0, -1.0], weight=[0.1] * 3, ratio=[1.5, 0.5, 0.5]
@@ -141,7 +141,7 @@ def test_clipped_tokens_left_the_range_with_their_advantage() -> None:
     assert shade("ratio", 1.5, clipped=True) == "d5 clip"
 
 
-def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
+def test_batch_that_differs_from_the_samples_is_detected() -> None:
     spans = [[FIRST.id, 2, 4], [SECOND.id, 5, 6]]
     rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=2))
     credits_ = [credit_of(item, trainer_logprobs=item.logprobs) for item in (FIRST, SECOND)]
@@ -164,7 +164,7 @@ def test_a_batch_that_was_fed_something_else_is_found_out() -> None:
     assert agrees["tokens"]
 
 
-def test_a_shared_call_has_the_sum_of_its_advantages() -> None:
+def test_shared_call_has_the_sum_of_its_advantages() -> None:
     rollout = rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=1))
     scored = {"trainer_logprobs": FIRST.logprobs, "baseline": 0.0}
     credits_ = [
@@ -185,7 +185,7 @@ def test_a_shared_call_has_the_sum_of_its_advantages() -> None:
     assert token_table(FIRST, [FIRST], credits_, batch).columns["advantage"][2:] == [-1.5, -1.5]
 
 
-def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
+def test_damaged_batch_is_reported(tmp_path: Path) -> None:
     (tmp_path / "batches").mkdir()
     (tmp_path / "batches/step-000001.json").write_text('{"step": 1}')
     with pytest.raises(StoreError, match=r"step-000001.json' is not a batch of this version"):
@@ -193,7 +193,7 @@ def test_a_damaged_batch_is_named(tmp_path: Path) -> None:
     assert read_batch(tmp_path, 2) is None
 
 
-def test_drift_is_aligned() -> None:
+def test_drifted_tokens_are_aligned() -> None:
     said = {"role": "assistant", "content": "Four"}
     again = trace_of(
         "s",
@@ -210,7 +210,7 @@ def test_drift_is_aligned() -> None:
     assert drift.pieces[-1].rendered == [10], "what is new behind the answer is no difference"
 
 
-def test_long_prompts_are_aligned_at_what_is_rare_in_them() -> None:
+def test_long_prompts_are_aligned_at_rare_tokens() -> None:
     ids = [number % 3 and number for number in range(6000)]
     prior = trace_of("s", prompt_ids=ids, response_ids=[-2])
     [drift] = drifts_of(
@@ -219,7 +219,7 @@ def test_long_prompts_are_aligned_at_what_is_rare_in_them() -> None:
     assert [(piece.sampled, piece.rendered) for piece in drift.pieces if not piece.same] == [([100], [-1])]
 
 
-def test_times_are_told_apart() -> None:
+def test_durations_are_separated_by_kind() -> None:
     info = SessionInfo(
         id="s", created_at=100.0, num_traces=2, metadata={OUTCOME_KEY: outcome_of(FIRST), "split": "train"}
     )
@@ -233,12 +233,12 @@ def test_times_are_told_apart() -> None:
     assert not lane.is_stuck
 
 
-def test_a_rollout_that_says_nothing_any_more_is_stuck() -> None:
+def test_silent_rollout_is_stuck() -> None:
     info = SessionInfo(id="s", created_at=100.0, num_traces=1, metadata={"split": "train", "training_step": 0})
     assert timeline([rollout_of(info)], {"s": [FIRST]}, now=5000.0)[0].is_stuck
 
 
-def test_a_fork_begins_a_line_of_its_own() -> None:
+def test_fork_starts_a_separate_line() -> None:
     calls = [
         FIRST,
         SECOND,
@@ -251,7 +251,7 @@ def test_a_fork_begins_a_line_of_its_own() -> None:
     assert graph.num_forks == 1
 
 
-def test_segments_are_a_tree_of_what_began_them() -> None:
+def test_segments_are_a_tree_by_their_origin() -> None:
     calls = segmented_calls()
     graph = graph_of(rollout_of(SessionInfo(id="s", created_at=0.0, num_traces=6)), calls, [])
     found = [
@@ -268,7 +268,7 @@ def test_segments_are_a_tree_of_what_began_them() -> None:
     assert [call.branch for call in graph.calls] == [0, 0, 1, 0, 2, 2]
 
 
-def test_nothing_goes_on_from_a_request_that_was_refused() -> None:
+def test_rejected_request_has_no_continuation() -> None:
     refused = trace_of(
         "s", 0, messages=[], response={}, prompt_ids=[], response_ids=[], logprobs=[], error="n=0: use 1 or more"
     )
@@ -292,7 +292,7 @@ def test_ids_become_text_without_a_tokenizer(tmp_path: Path) -> None:
     assert not vocabulary_of(tmp_path / "nothing", "org/model")
 
 
-def test_the_real_vocabulary_is_that_of_the_tokenizer(run: Run, run_folder: Path) -> None:
+def test_vocabulary_equals_that_of_the_tokenizer(run: Run, run_folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     [checkpoint] = sorted(run_folder.glob("checkpoints/step-*"))[-1:]
@@ -301,7 +301,7 @@ def test_the_real_vocabulary_is_that_of_the_tokenizer(run: Run, run_folder: Path
     assert run.vocabulary.decode(ids) == tokenizer.decode(ids)
 
 
-def test_each_message_of_a_long_episode_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_message_of_a_long_episode_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
 
     def looking(message: object) -> MessageParts:

@@ -84,7 +84,7 @@ def check(html: str) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_an_attack_is_shown_as_text(look: Client, folder: Path, path: str) -> None:
+def test_attack_is_shown_as_text(look: Client, folder: Path, path: str) -> None:
     client = look(folder)
     answer = client.get(f"/run/{quote(folder.name)}{path}")
     assert answer.status_code in (200, 400, 404)
@@ -92,16 +92,16 @@ def test_an_attack_is_shown_as_text(look: Client, folder: Path, path: str) -> No
     assert escape("<script>window.hacked = 1", quote=False) in answer.text or "&lt;" in answer.text
 
 
-def test_every_text_of_an_episode_is_there_to_read(look: Client, folder: Path) -> None:
+def test_every_text_of_an_episode_is_shown(look: Client, folder: Path) -> None:
     html = look(folder).get(f"/run/{quote(folder.name)}/episode/bad").text
     assert html.count("&lt;script&gt;window.hacked = 1&lt;/script&gt;") >= 12
 
 
-def test_the_home_page_shows_names_as_text(look: Client, folder: Path) -> None:
+def test_home_page_shows_names_as_text(look: Client, folder: Path) -> None:
     check(look(folder).get("/").text)
 
 
-def test_an_attack_in_a_report_is_text_too(folder: Path, tmp_path: Path) -> None:
+def test_attack_in_a_report_is_shown_as_text(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     export_report(str(folder), path)
     html = path.read_text()
@@ -110,7 +110,7 @@ def test_an_attack_in_a_report_is_text_too(folder: Path, tmp_path: Path) -> None
     assert "default-src &#39;none&#39;" in html
 
 
-def test_half_a_character_is_shown_as_its_escape(look: Client, tmp_path: Path) -> None:
+def test_unpaired_surrogate_is_shown_as_its_escape(look: Client, tmp_path: Path) -> None:
     call = {
         "id": "1",
         "type": "function",
@@ -132,13 +132,13 @@ def test_half_a_character_is_shown_as_its_escape(look: Client, tmp_path: Path) -
     assert export_report(str(folder), tmp_path / "report.html") == 1
 
 
-def test_json_cannot_be_taken_for_a_page(look: Client, folder: Path) -> None:
+def test_json_is_not_sniffed_as_html(look: Client, folder: Path) -> None:
     answer = look(folder).get(f"/run/{quote(folder.name)}/tokens/bad/data.json")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_nothing_that_a_run_brings_along_is_run(look: Client, tmp_path: Path) -> None:
+def test_content_of_a_run_is_never_executed(look: Client, tmp_path: Path) -> None:
     made = tmp_path / "made"
     attack = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{made}]]"
     (tmp_path / "config.yaml").write_text(f"model: {attack}\n")

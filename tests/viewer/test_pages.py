@@ -38,7 +38,7 @@ def links(html: str, start: str) -> list[str]:
     return list(dict.fromkeys(unescape(link) for link in re.findall(r'href="([^"]*)"', html) if link.startswith(start)))
 
 
-def test_every_link_of_every_page_leads_to_a_page(client: TestClient) -> None:
+def test_every_link_leads_to_a_page(client: TestClient) -> None:
     seen: set[str] = set()
     pending = ["/"]
     while pending:
@@ -63,7 +63,7 @@ def test_every_link_of_every_page_leads_to_a_page(client: TestClient) -> None:
         assert any(item.startswith(kind) for item in seen), kind
 
 
-def test_the_run_shows_its_metrics(client: TestClient) -> None:
+def test_run_page_shows_its_metrics(client: TestClient) -> None:
     html = page(client, "/run/real")
     for title in ("Reward", "Accuracy", "Entropy", "KL", "Answer length", "Drift", "Time", "Weight sync"):
         assert title in html
@@ -71,7 +71,7 @@ def test_the_run_shows_its_metrics(client: TestClient) -> None:
     assert "in step" in html
 
 
-def test_a_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
+def test_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
     html = page(client, "/run/real/step/1")
     told = words(html)
     assert html.count("<tr>") == 2 * 2 + len(re.findall(r'<span class="quiet"></span>', html))
@@ -82,7 +82,7 @@ def test_a_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
     assert len(links(html, "/run/real/episode/")) == 8
 
 
-def test_a_group_is_shown_from_where_its_rollouts_part(client: TestClient) -> None:
+def test_group_is_shown_from_its_first_differing_token(client: TestClient) -> None:
     link = links(page(client, "/run/real/step/1"), "/run/real/group")[0]
     told = words(page(client, link))
     assert re.search(r"\d+ tokens that all have in common", told)
@@ -91,14 +91,14 @@ def test_a_group_is_shown_from_where_its_rollouts_part(client: TestClient) -> No
     assert "Is How many" in words(page(client, f"{link.partition('&role')[0]}&role=judge"))
 
 
-def test_rollouts_are_listed_with_what_they_were_asked(client: TestClient, run: Run) -> None:
+def test_rollouts_are_listed_with_their_questions(client: TestClient, run: Run) -> None:
     rollout = next(item for item in run.rollouts.of_step(1) if item.paths)
     html = page(client, f"/run/real/rollouts?step=1&task={rollout.task_id}")
     assert run.question_of(rollout)
     assert html.count(f'class="question" title="{run.question_of(rollout)}"') == 4
 
 
-def test_an_episode_shows_its_task(client: TestClient, run: Run) -> None:
+def test_episode_shows_its_task(client: TestClient, run: Run) -> None:
     rollout = run.rollouts.of_step(1)[0]
     fields = dict(
         re.findall(r'<dt>(.*?)</dt><dd dir="auto">(.*?)</dd>', page(client, f"/run/real/episode/{rollout.session_id}"))
@@ -106,7 +106,7 @@ def test_an_episode_shows_its_task(client: TestClient, run: Run) -> None:
     assert fields["question"] == run.task_of(rollout)["question"]
 
 
-def test_an_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
+def test_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if not item.error)
     told = words(page(client, f"/run/real/episode/{whole.session_id}"))
     for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "continues call 1", "politeness"):
@@ -135,7 +135,7 @@ def test_tokens_have_every_value(client: TestClient, run: Run) -> None:
 
 
 @pytest.mark.parametrize("overlay", ["mask", "sampler", "trainer", "gap", "ratio", "entropy", "advantage", "version"])
-def test_every_overlay_colours_what_was_sampled(client: TestClient, run: Run, overlay: str) -> None:
+def test_every_overlay_colours_sampled_tokens(client: TestClient, run: Run, overlay: str) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if item.paths and item.paths[0].advantage)
     html = page(client, f"/run/real/tokens/{whole.session_id}?overlay={overlay}")
     assert re.search(r'<i class="[a-z]', html)
@@ -143,14 +143,14 @@ def test_every_overlay_colours_what_was_sampled(client: TestClient, run: Run, ov
     assert words(table).count(" trained ") > 3
 
 
-def test_the_batch_agrees_with_what_was_sampled(client: TestClient) -> None:
+def test_batch_agrees_with_the_samples(client: TestClient) -> None:
     html = page(client, "/run/real/batch/1")
     assert "✕" not in html
     assert html.count("✓") > 10
     assert "Sampled, and not fed" in html
 
 
-def test_time_has_a_lane_for_each_rollout(client: TestClient) -> None:
+def test_timeline_has_a_lane_for_each_rollout(client: TestClient) -> None:
     html = page(client, "/run/real/time/1")
     assert len(links(html, "/run/real/episode/")) == 8
     assert html.count('class="t-model"') >= 8
@@ -166,7 +166,7 @@ def test_drift_shows_both_sides_and_the_cause(client: TestClient) -> None:
     assert "something else" in told
 
 
-def test_the_queue_of_the_embedded_sampler_is_kept(run: Run) -> None:
+def test_queue_of_the_embedded_sampler_is_shown(run: Run) -> None:
     traces, _ = run.calls(run.rollouts.of_step(1)[0].session_id)
     assert all(trace.timings["queue_s"] >= 0 for trace in traces)
 
@@ -180,7 +180,7 @@ def test_runs_are_compared_in_the_same_charts(look: Client, run_folder: Path, tm
     assert "real: training" in html
 
 
-def test_a_line_of_a_single_point_is_a_point_to_be_seen(look: Client, tmp_path: Path) -> None:
+def test_line_of_a_single_point_is_drawn_as_a_point(look: Client, tmp_path: Path) -> None:
     from .made import large_run
 
     run = large_run(tmp_path / "young", num_episodes=4)
@@ -208,13 +208,13 @@ def test_a_line_of_a_single_point_is_a_point_to_be_seen(look: Client, tmp_path: 
         ("/run/real?from=-1", 400, "use a whole number"),
     ],
 )
-def test_what_is_not_there_is_said_in_a_sentence(client: TestClient, path: str, status: int, told: str) -> None:
+def test_missing_page_shows_a_message(client: TestClient, path: str, status: int, told: str) -> None:
     answer = client.get(path)
     assert answer.status_code == status
     assert told in unescape(answer.text)
 
 
-def test_an_evaluation_shows_rewards_instead_of_advantages(client: TestClient) -> None:
+def test_evaluation_shows_rewards_instead_of_advantages(client: TestClient) -> None:
     trained, evaluated = page(client, "/run/real/step/1"), page(client, "/run/real/step/2?split=eval")
     assert "below each: its reward" in words(trained)
     assert "advantage" not in words(evaluated)
@@ -223,11 +223,11 @@ def test_an_evaluation_shows_rewards_instead_of_advantages(client: TestClient) -
     assert all(re.fullmatch(r"[01]( ✓)?( cut)?", cell) for cell in cells)
 
 
-def test_an_answer_without_a_word_is_said_to_be_none(look: Client, tmp_path: Path) -> None:
+def test_empty_answer_is_shown_as_nothing(look: Client, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.add([trace_of("mute", response={"role": "assistant", "content": ""})]).result(60)
     assert "assistant (nothing)" in words(page(look(tmp_path / "traces.db"), "/run/traces/episode/mute"))
 
 
-def test_the_path_of_a_model_keeps_its_slash_in_front(client: TestClient) -> None:
+def test_path_of_a_model_keeps_its_leading_slash(client: TestClient) -> None:
     assert re.search(r'<bdi dir="ltr">/[^<]*</bdi>', page(client, "/")), "the cell is cut off at its left side"

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def test_rollouts_and_tokens_of_a_server_are_shown(look: Client, postgres_url: str) -> None:  # noqa: F811
+def test_rollouts_and_tokens_on_a_server_are_shown(look: Client, postgres_url: str) -> None:  # noqa: F811
     trace = trace_of("one")
     about = {"task_id": "t@0.0.0", "index": 0, "split": "train", "training_step": 0, OUTCOME_KEY: outcome_of(trace)}
     with open_store(postgres_url) as store:
@@ -33,12 +33,12 @@ def test_rollouts_and_tokens_of_a_server_are_shown(look: Client, postgres_url: s
     assert postgres_url not in client.get("/").text, "an address may hold a password"
 
 
-def test_a_server_that_is_not_there_is_a_sentence(look: Client) -> None:
+def test_unreachable_server_shows_a_message(look: Client) -> None:
     answer = look("postgresql://nobody@127.0.0.1:1/none").get("/run/store/rollouts")
     assert answer.status_code == 503
     assert "check that the server runs" in answer.text
 
 
-def test_two_servers_have_names_of_their_own() -> None:
+def test_two_servers_have_distinct_names() -> None:
     runs = Runs(["postgresql://a/one", "postgresql://b/two"])
     assert sorted(run.name for run in runs.all()) == ["store", "store-2"]

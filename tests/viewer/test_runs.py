@@ -31,7 +31,7 @@ from .conftest import Client
 from .made import large_run, outcome_of, trace_of
 
 
-def test_a_folder_of_runs_shows_each_and_those_to_come(look: Client, tmp_path: Path) -> None:
+def test_folder_of_runs_shows_existing_and_new_runs(look: Client, tmp_path: Path) -> None:
     client = look(tmp_path)
     told = unescape(client.get("/").text)
     assert "There are no runs yet" in told
@@ -51,21 +51,21 @@ def test_equal_names_are_kept_apart(tmp_path: Path) -> None:
     ("name", "told"),
     [("nix", "there is no such folder; make one with `rllm demo`"), ("docs", "is not the folder of a run")],
 )
-def test_what_is_no_run_is_said_so(tmp_path: Path, name: str, told: str) -> None:
+def test_folder_without_a_run_is_reported(tmp_path: Path, name: str, told: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/readme.md").write_text("")
     with pytest.raises(ConfigError, match=told):
         Runs([str(tmp_path / name)])
 
 
-def test_a_store_alone_is_shown_without_metrics(look: Client, tmp_path: Path) -> None:
+def test_store_alone_is_shown_without_metrics(look: Client, tmp_path: Path) -> None:
     folder = large_run(tmp_path / "run", num_episodes=4)
     client = look(folder / "traces.db")
     assert "a trace store without a run" in client.get("/run/traces").text
     assert client.get("/run/traces/episode/s000001").status_code == 200
 
 
-def test_an_evaluation_says_what_it_found(look: Client, tmp_path: Path) -> None:
+def test_evaluation_page_shows_its_report(look: Client, tmp_path: Path) -> None:
     folder = large_run(tmp_path / "judged", num_episodes=4)
     for name in ("metrics.jsonl", "config.yaml"):
         (folder / name).unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def test_an_evaluation_says_what_it_found(look: Client, tmp_path: Path) -> None:
     assert "running" not in told
 
 
-def test_evaluations_are_told_side_by_side(look: Client, tmp_path: Path) -> None:
+def test_evaluations_are_compared_side_by_side(look: Client, tmp_path: Path) -> None:
     for name, is_correct in (("before", False), ("after", True)):
         folder = large_run(tmp_path / name, num_episodes=4)
         for file in ("metrics.jsonl", "config.yaml"):
@@ -95,7 +95,7 @@ def test_evaluations_are_told_side_by_side(look: Client, tmp_path: Path) -> None
     assert "before, an evaluation: accuracy 0 (0 to 0.793), mean reward 0.25, 1 rollout of 1 task" in told
 
 
-def test_an_evaluation_that_is_gone_on_with_is_shown_as_running(look: Client, tmp_path: Path) -> None:
+def test_resumed_evaluation_is_shown_as_running(look: Client, tmp_path: Path) -> None:
     tasks = [{"question": "2 + 2?"}]
     client = look(tmp_path)
 
@@ -123,7 +123,7 @@ def test_viewing_a_stopped_run_does_not_make_it_live(look: Client, tmp_path: Pat
         assert 'class="live"' not in client.get(f"/run/{tmp_path.name}/{page}".rstrip("/")).text
 
 
-def test_a_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:
+def test_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("num_steps: 3\n")
     client = look(tmp_path)
     assert "Nothing was measured yet" in client.get(f"/run/{tmp_path.name}").text
@@ -132,7 +132,7 @@ def test_a_run_before_its_first_rollout(look: Client, tmp_path: Path) -> None:
     assert "there are no traces yet" in unescape(answer.text)
 
 
-def test_what_a_training_adds_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_rollouts_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
     with open_store(str(tmp_path / "traces.db")) as store:
         rollouts = Rollouts(open_store(str(tmp_path / "traces.db"), read_only=True))
@@ -146,7 +146,7 @@ def test_what_a_training_adds_appears(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [item.session_id for item in rollouts.all()] == ["one"], "a resumed run has deleted it"
 
 
-def test_a_run_that_shares_its_store_shows_its_own_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_a_shared_store_shows_its_own_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -165,7 +165,7 @@ def test_a_run_that_shares_its_store_shows_its_own_rollouts(tmp_path: Path, monk
     run.close()
 
 
-def test_a_session_that_begins_while_pages_are_read_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_started_during_paging_hides_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.viewer.rollouts._PAGE", 2)
 
     class Growing(SqliteTraceStore):
@@ -184,7 +184,7 @@ def test_a_session_that_begins_while_pages_are_read_hides_none(tmp_path: Path, m
         assert rollouts.all()[0].session_id == "new"
 
 
-def test_a_large_store_is_read_in_few_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_store_is_read_in_few_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.viewer.rollouts._PAGE", 2)
     asked: list[tuple[int, int]] = []
 
@@ -200,7 +200,7 @@ def test_a_large_store_is_read_in_few_pages(tmp_path: Path, monkeypatch: pytest.
     assert asked == [(2, 0), (2, 2), (4, 4), (8, 8), (9, 9)]
 
 
-def test_what_can_be_chosen_grows_with_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_choices_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.viewer.rollouts._FRESH_S", 0.0)
     with open_store(str(tmp_path / "traces.db")) as store:
         rollouts = Rollouts(store)
@@ -222,7 +222,7 @@ def test_what_can_be_chosen_grows_with_what_is_read(tmp_path: Path, monkeypatch:
         assert rollouts.choices()["splits"] == ["train"], "a resumed run has deleted it"
 
 
-def test_what_others_say_of_their_sessions_is_taken_as_it_is(look: Client, tmp_path: Path) -> None:
+def test_unusual_session_metadata_is_accepted(look: Client, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("odd", {"index": "first", "training_step": "last", "split": 7, "task_id": None}).result(60)
     assert "1 in all" in look(tmp_path / "traces.db").get("/run/traces/rollouts").text
@@ -244,7 +244,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("outcome", FOREIGN.values(), ids=FOREIGN)
-def test_an_outcome_of_another_form_is_said_to_be_unreadable(look: Client, tmp_path: Path, outcome: object) -> None:
+def test_outcome_in_another_format_is_shown_as_unreadable(look: Client, tmp_path: Path, outcome: object) -> None:
     about = {"task_id": "t@0.0.0", "split": "train", "training_step": 0}
     with open_store(str(tmp_path / "traces.db")) as store:
         for name, ending in (("odd", outcome), ("good", outcome_of(trace_of("good")))):
@@ -260,7 +260,7 @@ def test_an_outcome_of_another_form_is_said_to_be_unreadable(look: Client, tmp_p
     assert "cannot be read" in client.get("/run/traces/episode/odd").text
 
 
-def test_a_row_that_is_being_read_stays_as_it_is(tmp_path: Path) -> None:
+def test_row_being_read_does_not_change(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step":1,"a":1}\n')
     metrics = MetricsFile(path)
@@ -283,7 +283,7 @@ def test_a_row_that_is_being_read_stays_as_it_is(tmp_path: Path) -> None:
         "\0\0",
     ],
 )
-def test_a_damaged_line_of_metrics_harms_no_page(look: Client, tmp_path: Path, line: str) -> None:
+def test_damaged_line_of_metrics_does_not_break_pages(look: Client, tmp_path: Path, line: str) -> None:
     folder = large_run(tmp_path / "run", num_episodes=4)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(f'{line}\n{{"step":3,"timing/step_s":1}}\n')
@@ -294,7 +294,7 @@ def test_a_damaged_line_of_metrics_harms_no_page(look: Client, tmp_path: Path, l
 
 
 @pytest.mark.parametrize("config", ["store: {backend: s3}", "store: 7", "store: redis://somewhere/0", "store: null"])
-def test_a_folder_of_another_program_hides_no_run(look: Client, tmp_path: Path, config: str) -> None:
+def test_folder_of_another_program_hides_no_run(look: Client, tmp_path: Path, config: str) -> None:
     """Which has a `config.yaml`, too."""
     large_run(tmp_path / "run", num_episodes=4)
     (tmp_path / "other").mkdir()
@@ -318,7 +318,7 @@ def shared_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_what_may_not_be_read_hides_no_run(look: Client, shared_folder: Path) -> None:
+def test_unreadable_folder_hides_no_run(look: Client, shared_folder: Path) -> None:
     for name in ("run", "unread", "hidden"):
         large_run(shared_folder / name, num_episodes=4)
     (shared_folder / "unread/metrics.jsonl").chmod(0)
@@ -328,7 +328,7 @@ def test_what_may_not_be_read_hides_no_run(look: Client, shared_folder: Path) ->
     assert [client.get(f"/run/{name}").status_code for name in ("run", "unread", "hidden")] == [200, 200, 404]
 
 
-def test_a_database_in_use_is_read_meanwhile(look: Client, tmp_path: Path) -> None:
+def test_database_in_use_can_be_read(look: Client, tmp_path: Path) -> None:
     folder = large_run(tmp_path / "run", num_episodes=4)
     writer = sqlite3.connect(folder / "traces.db")
     writer.execute("BEGIN IMMEDIATE")
@@ -338,7 +338,7 @@ def test_a_database_in_use_is_read_meanwhile(look: Client, tmp_path: Path) -> No
     writer.close()
 
 
-def test_a_locked_database_is_a_sentence(look: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_shows_a_message(look: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rllm.viewer.runs._TIMEOUT_S", 0.1)
     folder = large_run(tmp_path / "run", num_episodes=4)
     owner = sqlite3.connect(folder / "traces.db")
@@ -351,7 +351,7 @@ def test_a_locked_database_is_a_sentence(look: Client, tmp_path: Path, monkeypat
     assert "another process" in unescape(answer.text)
 
 
-def test_a_store_of_another_schema_is_refused(look: Client, tmp_path: Path) -> None:
+def test_store_of_another_schema_is_rejected(look: Client, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "newer.db") as newer:
         newer.execute(f"PRAGMA application_id = {0x724C4C4D}")
         newer.execute("PRAGMA user_version = 99")
@@ -362,7 +362,7 @@ def test_a_store_of_another_schema_is_refused(look: Client, tmp_path: Path) -> N
     assert "has schema 99" in unescape(answer.text)
 
 
-def test_thousands_of_episodes_are_a_page_at_a_time(look: Client, tmp_path: Path) -> None:
+def test_thousands_of_episodes_are_paged(look: Client, tmp_path: Path) -> None:
     client = look(large_run(tmp_path / "large", num_episodes=2_000))
     html = client.get("/run/large/rollouts").text
     assert "2000 in all" in html

@@ -55,18 +55,18 @@ def found(**given: str) -> list[str]:
         ({"sort": "lowest reward"}, ["s0", "s1", "s2", "s3"]),
     ],
 )
-def test_what_is_asked_for_is_found(given: dict[str, str], expected: list[str]) -> None:
+def test_filters_find_matching_episodes(given: dict[str, str], expected: list[str]) -> None:
     assert found(**given) == expected
 
 
 @pytest.mark.parametrize("given", [{"reward": "much"}, {"step": "first"}, {"sort": "beauty"}])
-def test_what_cannot_be_understood_is_refused(given: dict[str, str]) -> None:
+def test_invalid_filters_are_rejected(given: dict[str, str]) -> None:
     [value] = given.values()
     with pytest.raises(ConfigError, match=value):
         Query.of(given)
 
 
-def test_text_is_looked_for_a_page_at_a_time() -> None:
+def test_text_is_searched_one_page_at_a_time() -> None:
     texts = {
         f"s{number}": [trace_of(f"s{number}", response={"role": "assistant", "content": f"{number} FIGS"})]
         for number in (0, 2)
@@ -77,7 +77,7 @@ def test_text_is_looked_for_a_page_at_a_time() -> None:
     assert ([item.session_id for item in second.rollouts], second.next_offset) == (["s0"], None)
 
 
-def test_text_is_found_in_tool_calls_too() -> None:
+def test_text_is_found_in_tool_calls() -> None:
     call = {"function": {"name": "price", "arguments": '{"item": "kiwi"}'}}
     trace = trace_of("s", response={"role": "assistant", "content": None, "tool_calls": [call]})
     assert contains_text("KIWI", [trace])

@@ -12,7 +12,7 @@ TOKEN = "a very long token"
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:7070", "127.0.0.2:7070", "localhost:1", "localhost", "[::1]", "[::1]:7070", "LOCALHOST:7070"]
 )
-def test_this_machine_may_look_under_its_own_names(look: Client, host: str) -> None:
+def test_local_host_names_are_accepted(look: Client, host: str) -> None:
     assert look().get("/", headers={"host": host}).status_code == 200
 
 
@@ -32,13 +32,13 @@ def test_this_machine_may_look_under_its_own_names(look: Client, host: str) -> N
         "",
     ],
 )
-def test_a_name_that_leads_here_by_a_trick_is_refused(look: Client, host: str) -> None:
+def test_foreign_host_header_is_rejected(look: Client, host: str) -> None:
     answer = look().get("/", headers={"host": host})
     assert answer.status_code == 421
     assert "answers to localhost, 127.0.0.1" in answer.text
 
 
-def test_a_token_is_asked_for_once(look: Client) -> None:
+def test_token_is_requested_once(look: Client) -> None:
     client = look(token=TOKEN, base_url="http://gpu-box:7070")
     assert client.get("/").status_code == 401
     assert client.get("/static/viewer.css").status_code == 401
@@ -52,7 +52,7 @@ def test_a_token_is_asked_for_once(look: Client) -> None:
     assert client.get("/run/real").status_code == 200, "the cookie is enough"
 
 
-def test_two_viewers_of_one_host_leave_each_other_their_cookies(look: Client) -> None:
+def test_viewers_of_one_host_do_not_overwrite_their_cookies(look: Client) -> None:
     clients = [look(token=f"{port}", base_url=f"http://gpu-box:{port}") for port in (7070, 7071)]
     kept: dict[str, str] = {}  # a browser keeps them by host, whatever the port
     for client in clients:
@@ -64,7 +64,7 @@ def test_two_viewers_of_one_host_leave_each_other_their_cookies(look: Client) ->
         assert client.get("/").status_code == 200
 
 
-def test_a_program_presents_its_token_as_a_key(look: Client) -> None:
+def test_program_sends_its_token_as_a_key(look: Client) -> None:
     client = look(token=TOKEN)
     assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert client.get("/", headers={"authorization": "Bearer wrong"}).status_code == 401
@@ -72,22 +72,22 @@ def test_a_program_presents_its_token_as_a_key(look: Client) -> None:
     assert client.get("/", headers={"cookie": "rllm_viewer_7070=\xe9".encode("latin-1")}).status_code == 401
 
 
-def test_the_address_behind_a_token_is_the_same_for_any_name(look: Client) -> None:
+def test_redirect_after_login_does_not_depend_on_the_name(look: Client) -> None:
     led = look(token=TOKEN).get(f"/run/50%25%20a%3Fb%23c?token={TOKEN}")
     assert led.headers["location"] == "/run/50%25%20a%3Fb%23c"
 
 
-def test_the_address_behind_a_token_never_leads_elsewhere(look: Client) -> None:
+def test_redirect_after_login_stays_on_this_host(look: Client) -> None:
     led = look(token=TOKEN).get(f"http://127.0.0.1:7070//evil.example/?token={TOKEN}")
     assert led.headers["location"].startswith("/evil.example")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_changed(look: Client, method: str) -> None:
+def test_all_routes_are_read_only(look: Client, method: str) -> None:
     assert look().request(method, "/run/real").status_code == 405
 
 
-def test_pages_may_run_our_scripts_only_and_ask_nobody_else(look: Client) -> None:
+def test_content_security_policy_allows_only_our_scripts(look: Client) -> None:
     for path in ("/", "/run/real", "/run/nix", "/static/viewer.js", "/run/real/pulse.json"):
         policy = look().get(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy

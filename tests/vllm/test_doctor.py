@@ -11,7 +11,7 @@ from .conftest import VLLM
 pytestmark = pytest.mark.vllm
 
 
-def test_a_server_as_we_start_it_can_do_everything(vllm: VLLM) -> None:
+def test_server_started_by_us_has_all_capabilities(vllm: VLLM) -> None:
     capabilities = probe(vllm.url)
     assert capabilities.model == "policy"
     assert [finding for finding in capabilities.findings if not finding.ok] == []
@@ -20,6 +20,6 @@ def test_a_server_as_we_start_it_can_do_everything(vllm: VLLM) -> None:
     assert said["new weights"] == "by transfer, while it runs"
 
 
-def test_a_model_that_is_not_served(vllm: VLLM) -> None:
+def test_model_that_is_not_served(vllm: VLLM) -> None:
     capabilities = probe(vllm.url, model="other")
     assert [finding.fix for finding in capabilities.problems] == ["ask for one that it serves: --model policy"]

@@ -79,7 +79,7 @@ def messages(gateway: GatewayServer, turns: int, *, stream: bool, seed: int = 0)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("converse", [chat, responses, messages])
-def test_a_conversation_is_one_sequence_of_the_servers_own_tokens(
+def test_conversation_is_one_sequence_of_the_tokens_of_the_server(
     vllm: VLLM, served: tuple[GatewayServer, MemoryTraceStore], converse: Callable[..., None], stream: bool
 ) -> None:
     gateway, store = served
@@ -126,7 +126,7 @@ def test_tools_and_their_results(vllm: VLLM, served: tuple[GatewayServer, Memory
         assert_exact(vllm, trace)
 
 
-async def test_agents_of_this_process_ask_it_as_exactly(vllm: VLLM) -> None:
+async def test_agents_in_this_process_are_captured_as_exactly(vllm: VLLM) -> None:
     store = MemoryTraceStore()
     facts = {"logprobs_kind": "processed"}
     engine = ServedEngine(vllm.url, model="policy", tokens=TokenPrompts.load(str(vllm.folder)), facts=facts)

@@ -61,7 +61,7 @@ class Forgets:
             self.real.send(control, folder, served_name)
 
 
-def test_weights_arrive_in_a_running_server(vllm: VLLM, tmp_path: Path) -> None:
+def test_weights_are_transferred_to_a_running_server(vllm: VLLM, tmp_path: Path) -> None:
     model = copy.deepcopy(vllm.model)
     with vllm.sampler(model, tmp_path / "weights") as sampler:
         sampler.sync_weights(0)
@@ -74,7 +74,7 @@ def test_weights_arrive_in_a_running_server(vllm: VLLM, tmp_path: Path) -> None:
             assert sampler._published.logprobs.gap < ROUNDING
 
 
-def test_an_answer_in_the_making_goes_on_under_the_new_weights(vllm: VLLM, tmp_path: Path) -> None:
+def test_answer_in_progress_continues_under_the_new_weights(vllm: VLLM, tmp_path: Path) -> None:
     before, model = copy.deepcopy(vllm.model), copy.deepcopy(vllm.model)
     with vllm.sampler(model, tmp_path / "weights") as sampler:
         sampler.sync_weights(0)
@@ -111,7 +111,7 @@ async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[lis
     return [*prompt, *answer], told, call.route
 
 
-def test_the_server_tells_the_bits_of_its_weights(vllm: VLLM, tmp_path: Path) -> None:
+def test_server_reports_checksums_of_its_weights(vllm: VLLM, tmp_path: Path) -> None:
     model = changed(copy.deepcopy(vllm.model))
     with vllm.sampler(model, tmp_path / "weights") as sampler:
         sampler.sync_weights(1)
@@ -124,7 +124,7 @@ def test_the_server_tells_the_bits_of_its_weights(vllm: VLLM, tmp_path: Path) ->
             sampler.probe.check_bits(sampler.server.control)
 
 
-def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: Path) -> None:
+def test_transfer_without_effect_is_detected(vllm: VLLM, tmp_path: Path) -> None:
     model = copy.deepcopy(vllm.model)
     handover = Forgets(FileTransfer(), times=0)
     with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
@@ -139,9 +139,7 @@ def test_what_changes_nothing_on_the_server_is_found_out(vllm: VLLM, tmp_path: P
             sampler.sync_weights(2)
 
 
-def test_an_update_too_small_for_the_limit_is_found_out_by_its_bits_and_its_direction(
-    vllm: VLLM, tmp_path: Path
-) -> None:
+def test_small_update_is_verified_by_checksums_and_direction(vllm: VLLM, tmp_path: Path) -> None:
     model = copy.deepcopy(vllm.model)
     handover = Forgets(FileTransfer(), times=0)
     with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
@@ -155,7 +153,7 @@ def test_an_update_too_small_for_the_limit_is_found_out_by_its_bits_and_its_dire
             sampler.sync_weights(1)
 
 
-def test_a_reload_that_leaves_a_tied_head_as_it_was_is_found_out(vllm: VLLM, tmp_path: Path) -> None:
+def test_reload_that_skips_a_tied_head_is_detected(vllm: VLLM, tmp_path: Path) -> None:
     """On CPUs vLLM keeps a packed copy of the head, which its own reload does not renew."""
     model = changed(copy.deepcopy(vllm.model))
     with (
@@ -168,7 +166,7 @@ def test_a_reload_that_leaves_a_tied_head_as_it_was_is_found_out(vllm: VLLM, tmp
         sampler.sync_weights(1)
 
 
-def test_adapters_arrive_and_those_that_do_not_are_found_out(servers: Servers, tmp_path: Path) -> None:
+def test_adapters_are_transferred_and_failed_transfers_are_detected(servers: Servers, tmp_path: Path) -> None:
     vllm = servers.serve(lora_rank=4)
     model = copy.deepcopy(vllm.model)
     adapter = Adapter(model, LoraSettings(rank=4, alpha=8.0))
@@ -186,7 +184,7 @@ def test_adapters_arrive_and_those_that_do_not_are_found_out(servers: Servers, t
             sampler.sync_weights(3)
 
 
-def test_an_adapter_on_another_base_is_found_out(servers: Servers, tmp_path: Path) -> None:
+def test_adapter_on_another_base_is_detected(servers: Servers, tmp_path: Path) -> None:
     vllm = servers.serve(lora_rank=4)
     model = servers.new_model(1)
     adapter = Adapter(model, LoraSettings(rank=4, alpha=8.0))
@@ -197,7 +195,7 @@ def test_an_adapter_on_another_base_is_found_out(servers: Servers, tmp_path: Pat
         sampler.sync_weights(0)
 
 
-def test_a_quantised_policy_is_sampled_with_the_weights_that_it_computes_with(
+def test_quantised_policy_is_sampled_with_its_dequantised_weights(
     servers: Servers, vllm_command: str, tmp_path: Path
 ) -> None:
     """The server starts with the dequantised weights, and gets the adapter alone."""

@@ -24,7 +24,7 @@ def start(command: str, model: Path, log: Path, *more: str) -> VLLMServer:
     return VLLMServer.start(options, command=[command], log=log, start_timeout_s=START_S)
 
 
-def test_a_model_that_vllm_does_not_know(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
+def test_unsupported_model_is_rejected(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
     servers.close()
     shutil.copytree(servers.folder / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -35,6 +35,6 @@ def test_a_model_that_vllm_does_not_know(servers: Servers, vllm_command: str, tm
     assert "The end of its log" in str(caught.value)
 
 
-def test_an_argument_that_vllm_does_not_take(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
+def test_unsupported_argument_is_rejected(servers: Servers, vllm_command: str, tmp_path: Path) -> None:
     with pytest.raises(InferenceError, match=r"vllm\.args"):
         start(vllm_command, servers.folder / "model", tmp_path / "log", "--no-such-argument")

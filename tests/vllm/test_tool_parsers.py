@@ -124,7 +124,7 @@ def read_by_vllm(cases: dict[str, Case], vllm_command: str, tmp_path_factory: An
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES, *BY_HAND])
-def test_calls_are_read_alike(name: str, cases: dict[str, Case], read_by_vllm: dict[str, list[Any]]) -> None:
+def test_calls_are_parsed_alike(name: str, cases: dict[str, Case], read_by_vllm: dict[str, list[Any]]) -> None:
     if name not in cases:
         pytest.skip("prints no calls, or none that vLLM reads here")
     case = cases[name]
@@ -137,9 +137,7 @@ def test_calls_are_read_alike(name: str, cases: dict[str, Case], read_by_vllm: d
 
 
 @pytest.mark.parametrize("known", VLLM_DIFFERS)
-def test_the_known_differences_are_there(
-    known: str, cases: dict[str, Case], read_by_vllm: dict[str, list[Any]]
-) -> None:
+def test_known_differences_exist(known: str, cases: dict[str, Case], read_by_vllm: dict[str, list[Any]]) -> None:
     differing = [case for case in cases.values() if known in (case.name, case.format)]
     if not differing:
         pytest.skip("run `make test-vllm`")

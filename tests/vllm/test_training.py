@@ -90,7 +90,7 @@ def trained(run_dir: Path, *settings: str, tracker: Any = None) -> tuple[AgentTr
     return trainer, trainer.train()
 
 
-def test_the_demos_agent_learns_as_well_as_with_the_embedded_sampler(
+def test_demo_agent_learns_as_well_as_with_the_embedded_sampler(
     servers: Servers, vllm_command: str, tmp_path: Path, own_environment: None
 ) -> None:
     servers.close()
@@ -122,7 +122,7 @@ def test_the_demos_agent_learns_as_well_as_with_the_embedded_sampler(
     assert_exact(trainer.config.model.path, traces)
 
 
-def test_a_run_whose_server_will_not_come_back_ends_and_shows_its_log(
+def test_run_stops_with_the_log_if_its_server_does_not_return(
     servers: Servers, vllm_command: str, tmp_path: Path, own_environment: None
 ) -> None:
     servers.close()

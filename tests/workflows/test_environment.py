@@ -59,7 +59,7 @@ async def have(calls: BlockingCalls, had: asyncio.Event | None = None, kind: typ
 
 @pytest.mark.parametrize("kind", [Slow, SlowAsync])
 @pytest.mark.parametrize("one_thread", [False, True])
-async def test_one_that_is_made_too_late_is_closed(one_thread: bool, kind: type[Slow]) -> None:
+async def test_environment_created_too_late_is_closed(one_thread: bool, kind: type[Slow]) -> None:
     calls = BlockingCalls(one_thread=one_thread)
     having = asyncio.create_task(have(calls, kind=kind))
     await in_thread(Slow.begun.wait, name="watcher")
@@ -71,7 +71,7 @@ async def test_one_that_is_made_too_late_is_closed(one_thread: bool, kind: type[
     calls.close()
 
 
-async def test_one_whose_user_is_cancelled_is_closed_once() -> None:
+async def test_environment_of_a_cancelled_user_is_closed_once() -> None:
     calls, had = BlockingCalls(), asyncio.Event()
     Slow.go.set()
     having = asyncio.create_task(have(calls, had))
@@ -82,7 +82,7 @@ async def test_one_whose_user_is_cancelled_is_closed_once() -> None:
     assert Slow.was_closed.is_set()
 
 
-async def test_one_that_was_made_as_its_user_was_cancelled_is_closed() -> None:
+async def test_environment_created_during_cancellation_is_closed() -> None:
     calls = BlockingCalls()
     having = asyncio.create_task(have(calls))
     await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def test_one_that_was_made_as_its_user_was_cancelled_is_closed() -> None:
     assert Slow.was_closed.wait(60)
 
 
-async def test_one_that_cannot_be_made_is_named() -> None:
+async def test_constructor_error_is_named() -> None:
     class Broken(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -105,7 +105,7 @@ async def test_one_that_cannot_be_made_is_named() -> None:
             raise AssertionError
 
 
-async def test_coroutines_may_make_and_close_it() -> None:
+async def test_coroutines_may_create_and_close_an_environment() -> None:
     class Async(Countdown):
         @staticmethod
         async def from_dict(info: Any) -> Any:  # type: ignore[override]
@@ -121,7 +121,7 @@ async def test_coroutines_may_make_and_close_it() -> None:
 
 
 @pytest.mark.parametrize("calls", [{"one_thread": True}, {"max_workers": 1}])
-async def test_one_that_has_to_wait_for_its_turn_is_closed_all_the_same(
+async def test_environment_that_waits_for_a_thread_is_closed(
     calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 0.5)
@@ -143,7 +143,7 @@ async def test_one_that_has_to_wait_for_its_turn_is_closed_all_the_same(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_one_whose_user_is_cancelled_while_it_is_closed_or_waits_for_that_is_closed(is_async: bool) -> None:
+async def test_environment_is_closed_if_its_user_is_cancelled_meanwhile(is_async: bool) -> None:
     class Held(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Countdown:
@@ -179,7 +179,7 @@ async def test_one_whose_user_is_cancelled_while_it_is_closed_or_waits_for_that_
 
 @pytest.mark.parametrize("error", [OSError("gone"), SystemExit(1), asyncio.CancelledError()])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_one_that_cannot_be_closed_is_told(
+async def test_error_while_closing_is_logged(
     error: BaseException, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stuck(Countdown):

@@ -36,7 +36,7 @@ def path_of(*rewards: float | None, name: str = "agent") -> Trajectory:
     return Trajectory(name=name, steps=[Step(reward=reward) for reward in rewards])
 
 
-async def test_a_commit_is_a_copy() -> None:
+async def test_commit_is_a_copy() -> None:
     def do(workflow: Workflow) -> None:
         path = path_of(1.0)
         workflow.commit("first", trajectory=path)
@@ -48,7 +48,7 @@ async def test_a_commit_is_a_copy() -> None:
     assert episode.metrics == {"first_acc": 1.0, "second_acc": 0.0}
 
 
-async def test_a_commit_copies_what_is_plain_data_and_shares_the_rest() -> None:
+async def test_commit_copies_plain_data_and_shares_other_objects() -> None:
     client = threading.Lock()  # which cannot be copied
 
     def do(workflow: Workflow) -> None:
@@ -65,7 +65,7 @@ async def test_a_commit_copies_what_is_plain_data_and_shares_the_rest() -> None:
     assert (len(step.chat_completions), step.info) == (1, {"turns": [1]})
 
 
-async def test_a_reward_that_is_no_number_is_named_where_it_is_committed() -> None:
+async def test_invalid_reward_is_reported_at_commit() -> None:
     def do(workflow: Workflow) -> None:
         workflow.commit("solver", trajectory=Trajectory(steps=[Step()], reward=RewardOutput(reward=1.0)))  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ async def test_a_reward_that_is_no_number_is_named_where_it_is_committed() -> No
     assert error["message"].endswith(" as the reward of 'solver': use a number, or None for 'not scored'")
 
 
-async def test_agents_in_public_attributes_are_collected_unless_they_were_committed() -> None:
+async def test_agents_in_public_attributes_are_collected_unless_committed() -> None:
     class Team(Scripted):
         def __init__(self) -> None:
             super().__init__()
@@ -89,7 +89,7 @@ async def test_agents_in_public_attributes_are_collected_unless_they_were_commit
     assert [path.name for path in episode.trajectories] == ["kept", "judge"]
 
 
-async def test_committing_may_reset_the_agent_for_its_next_try() -> None:
+async def test_commit_may_reset_the_agent_for_its_next_attempt() -> None:
     class Tries(Scripted):
         def __init__(self) -> None:
             super().__init__()
@@ -105,7 +105,7 @@ async def test_committing_may_reset_the_agent_for_its_next_try() -> None:
     assert episode.metrics == {"solver_acc": 0.5}
 
 
-async def test_rewards_are_summed_discounted_and_given_a_bonus_for_rising() -> None:
+async def test_rewards_are_summed_discounted_and_shaped() -> None:
     def committed(workflow: Workflow) -> None:
         workflow.commit(trajectory=path_of(0.0, 1.0, 0.5))
 
@@ -120,14 +120,14 @@ async def test_rewards_are_summed_discounted_and_given_a_bonus_for_rising() -> N
 
 
 @pytest.mark.parametrize("shaping", [{}, {"gamma": 0.5}, {"reward_bonus_coeff": 0.5}])
-async def test_what_is_unscored_stays_so(shaping: dict[str, float]) -> None:
+async def test_unscored_rewards_stay_unscored(shaping: dict[str, float]) -> None:
     episode = await run(Scripted(**shaping), lambda workflow: workflow.commit(trajectory=Trajectory(steps=[Step()])))
     assert episode.trajectories[0].final_reward() is None
     assert not episode.is_correct
     assert episode.metrics == {}
 
 
-async def test_the_hooks_can_be_overridden() -> None:
+async def test_hooks_can_be_overridden() -> None:
     class Own(Scripted):
         def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
             trajectory.reward = max(float(step.reward or 0) for step in trajectory.steps)
@@ -143,7 +143,7 @@ async def test_the_hooks_can_be_overridden() -> None:
 
 
 @pytest.mark.parametrize(("said", "is_correct"), [(False, False), (True, True), (None, True)])
-async def test_what_a_returned_episode_says_of_itself_stays(said: bool | None, is_correct: bool) -> None:
+async def test_fields_of_a_returned_episode_are_kept(said: bool | None, is_correct: bool) -> None:
     paths = [path_of(1.0, name="solver"), path_of(0.0, name="judge")]
 
     def do(workflow: Workflow) -> Episode:
@@ -154,7 +154,7 @@ async def test_what_a_returned_episode_says_of_itself_stays(said: bool | None, i
     assert episode.metrics == {"solver_acc": 0.25, "judge_acc": 0.0}
 
 
-async def test_an_episode_that_run_has_postprocessed_is_not_shaped_again() -> None:
+async def test_episode_postprocessed_by_run_is_not_shaped_again() -> None:
     def do(workflow: Workflow) -> Episode:
         workflow.commit(trajectory=path_of(0.0, 1.0, 0.5))
         return workflow.postprocess_episode(workflow.collect_trajectories(), TerminationReason.MAX_TURNS_EXCEEDED)
@@ -164,7 +164,7 @@ async def test_an_episode_that_run_has_postprocessed_is_not_shaped_again() -> No
     assert (episode.is_correct, episode.termination_reason) == (True, TerminationReason.MAX_TURNS_EXCEEDED)
 
 
-async def test_without_an_engine_every_end_is_still_an_episode() -> None:
+async def test_any_outcome_without_an_engine_is_an_episode() -> None:
     def fail(workflow: Workflow) -> None:
         workflow.commit(trajectory=path_of(1.0))
         raise ZeroDivisionError("by zero")
@@ -180,12 +180,12 @@ async def test_without_an_engine_every_end_is_still_an_episode() -> None:
     assert (await run(Scripted(), end)).termination_reason is TerminationReason.UNKNOWN
 
 
-async def test_a_commit_needs_something_to_commit() -> None:
+async def test_commit_requires_an_agent_or_trajectory() -> None:
     episode = await run(Scripted(), lambda workflow: workflow.commit("nothing"))
     assert "an agent or a trajectory" in episode.info["error"]["message"]
 
 
-async def test_a_trajectory_without_steps_is_left_out_loudly(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trajectory_without_steps_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     episode = await run(Scripted(), lambda workflow: workflow.commit("empty", trajectory=Trajectory()))
     assert episode.trajectories == []
     assert "the trajectory 'empty' has no steps" in caplog.text
@@ -199,7 +199,7 @@ def last_word(task: dict[str, Any], answer: str) -> float:
 
 
 @pytest.mark.parametrize("key", ["question", "prompt", "problem"])
-async def test_simple_asks_once_and_judges(key: str) -> None:
+async def test_simple_workflow_calls_once_and_scores(key: str) -> None:
     model = ScriptedEngine(["It is four"])
     workflow = SimpleWorkflow(model, reward_function=last_word, system_prompt="Be brief.", name="solver")
     episode = await run(workflow, **{key: "2 + 2?", "answer": "four"})
@@ -209,7 +209,7 @@ async def test_simple_asks_once_and_judges(key: str) -> None:
     assert decode(path.steps[0].response_ids) == "It is four"
 
 
-async def test_a_simple_agent_holds_what_its_workflow_did() -> None:
+async def test_simple_agent_holds_the_steps_of_its_workflow() -> None:
     class Asks(Workflow):
         def __init__(self, rollout_engine: Any) -> None:
             super().__init__(rollout_engine)
@@ -228,7 +228,7 @@ async def test_a_simple_agent_holds_what_its_workflow_did() -> None:
     assert workflow.agent.trajectory.steps == []
 
 
-async def test_simple_takes_messages_and_says_what_it_needs() -> None:
+async def test_simple_workflow_accepts_messages_and_names_missing_fields() -> None:
     workflow = SimpleWorkflow(ScriptedEngine(["four"]), reward_function=last_word)
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}]
     assert (await run(workflow, messages=messages, answer="four")).is_correct
@@ -238,7 +238,7 @@ async def test_simple_takes_messages_and_says_what_it_needs() -> None:
         SimpleWorkflow(reward_function="f")  # type: ignore[arg-type]
 
 
-async def test_multi_turn_plays_to_the_end_and_can_be_used_again() -> None:
+async def test_multi_turn_workflow_plays_to_the_end_and_is_reusable() -> None:
     workflow = MultiTurnWorkflow(ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown, max_steps=3)
     for start, reason, reward in [(2, "ENV_DONE", 1.0), (5, "MAX_TURNS_EXCEEDED", 0.0), (3, "ENV_DONE", 1.0)]:
         episode = await run(workflow, start=start)
@@ -279,12 +279,12 @@ def test_environments_that_are_not_thread_safe_share_one_thread_among_all_workfl
         assert not thread.is_alive()
 
 
-def test_a_class_by_its_short_name_is_told_where_it_is() -> None:
+def test_class_given_by_a_short_name_is_rejected_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="agent_cls='math_agent'"):
         MultiTurnWorkflow(agent_cls="math_agent", env_cls=Countdown)  # type: ignore[arg-type]
 
 
-async def test_an_answer_that_is_cut_is_a_step_of_the_workflow_too() -> None:
+async def test_truncated_answer_is_a_step() -> None:
     workflow = MultiTurnWorkflow(
         ScriptedEngine(["a long answer"]), agent_cls=Talker, env_cls=Countdown, max_response_length=4
     )
@@ -294,12 +294,12 @@ async def test_an_answer_that_is_cut_is_a_step_of_the_workflow_too() -> None:
     assert (decode(step.response_ids), step.reward) == ("a lo", 0.0)
 
 
-async def test_single_turn_is_one_turn() -> None:
+async def test_single_turn_workflow_has_one_turn() -> None:
     workflow = SingleTurnWorkflow(ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown)
     assert len((await run(workflow, start=5)).trajectories[0].steps) == 1
 
 
-async def test_cumulative_is_bounded_by_its_tokens() -> None:
+async def test_cumulative_workflow_is_limited_by_its_tokens() -> None:
     workflow = CumulativeWorkflow(
         ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown, max_response_length=100, max_steps=50
     )
@@ -311,13 +311,13 @@ async def test_cumulative_is_bounded_by_its_tokens() -> None:
     assert len(last.prompt_ids) + len(last.response_ids) - len(first.prompt_ids) <= 100
 
 
-async def test_cumulative_has_five_turns_unless_it_is_given_more() -> None:
+async def test_cumulative_workflow_has_five_turns_by_default() -> None:
     workflow = CumulativeWorkflow(ScriptedEngine(["on"]), agent_cls=Talker, env_cls=Countdown)
     episode = await run(workflow, start=50)
     assert (len(episode.trajectories[0].steps), episode.termination_reason) == (5, TerminationReason.MAX_TURNS_EXCEEDED)
 
 
-async def test_an_environment_that_fails_is_named() -> None:
+async def test_environment_error_is_attributed_to_it() -> None:
     class Broken(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -329,7 +329,7 @@ async def test_an_environment_that_fails_is_named() -> None:
     assert "Broken.from_dict raised FileNotFoundError: map.txt" in episode.info["error"]["message"]
 
 
-def test_the_engine_may_be_missing() -> None:
+def test_engine_may_be_missing() -> None:
     assert Scripted(rollout_engine=None, executor=None).rollout_engine is None
     assert issubclass(Talker, BaseAgent)
     assert Action("x").action == "x"

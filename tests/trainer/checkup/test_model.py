@@ -32,7 +32,7 @@ def finding(template: str):
     return found
 
 
-def test_a_template_that_only_appends() -> None:
+def test_append_only_template_passes() -> None:
     found = finding(PLAIN)
     assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")
 
@@ -40,14 +40,14 @@ def test_a_template_that_only_appends() -> None:
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
 
 
-def test_a_template_without_a_generation_prompt_only_appends() -> None:
+def test_template_without_generation_prompt_is_append_only() -> None:
     """Mistral's: the user's turn ends with what asks for an answer."""
     end = "{{ '<|im_end|>' if m.role == 'assistant' else '[/INST]' }}"
     found = finding("{{ tools }}{% for m in messages %}[INST]{{ m.content }}" + CALLS + end + "{% endfor %}")
     assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")
 
 
-def test_a_template_that_asks_for_an_answer_after_every_message() -> None:
+def test_template_that_opens_an_answer_after_every_message() -> None:
     """Command A's: the header of an answer follows each message, whoever writes next."""
     header = "<|im_end|>assistant<|im_start|>"
     found = finding("{{ tools }}{% for m in messages %}{{ m.content }}" + CALLS + header + "{% endfor %}")
@@ -55,14 +55,14 @@ def test_a_template_that_asks_for_an_answer_after_every_message() -> None:
     assert "after an answer" in found.detail
 
 
-def test_a_template_that_drops_earlier_reasoning() -> None:
+def test_template_that_drops_earlier_reasoning() -> None:
     found = finding(TEMPLATES["qwen"])
     assert (found.ok, found.needed) == (False, False)
     assert found.detail == "not append-only: it prints earlier answers, reasoning, tool calls otherwise than at first"
     assert "gateway.exact_turns" in found.fix
 
 
-def test_a_template_that_nobody_can_go_on_from() -> None:
+def test_template_that_reorders_messages_cannot_be_continued() -> None:
     found = finding(LAST_FIRST)
     assert not found.ok
     assert "sampled tokens" in found.detail
@@ -80,7 +80,7 @@ def test_a_template_that_nobody_can_go_on_from() -> None:
         ),
     ],
 )
-def test_a_template_that_does_not_print_all(template: str, said: str, remedy: str) -> None:
+def test_template_that_omits_content(template: str, said: str, remedy: str) -> None:
     found = finding(template)
     assert not found.ok
     assert found.detail.endswith(said) or said in found.detail
@@ -88,7 +88,7 @@ def test_a_template_that_does_not_print_all(template: str, said: str, remedy: st
     assert found.fix.count("model.chat_template=PATH") == 1
 
 
-def test_no_template() -> None:
+def test_missing_template_is_reported() -> None:
     tokenizer = deepcopy(_trained())
     tokenizer.chat_template = None
     [found] = template_findings(tokenizer)
@@ -105,7 +105,9 @@ def test_no_template() -> None:
         ({"repetition_penalty": 1.05}, "asks for repetition_penalty=1.05"),
     ],
 )
-def test_sampling_that_the_model_asks_for(settings: dict[str, float] | None, said: str, tmp_path: Path) -> None:
+def test_sampling_recommended_by_the_model_is_reported(
+    settings: dict[str, float] | None, said: str, tmp_path: Path
+) -> None:
     if settings is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     found = generation_finding(tmp_path)
@@ -113,7 +115,7 @@ def test_sampling_that_the_model_asks_for(settings: dict[str, float] | None, sai
     assert said in found.detail
 
 
-def test_files_that_a_download_left_out(tmp_path: Path) -> None:
+def test_files_missing_from_a_download_are_reported(tmp_path: Path) -> None:
     assert missing_files(tmp_path) == ["config.json", "weights (*.safetensors)", "a tokenizer (tokenizer.json)"]
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
@@ -126,7 +128,7 @@ def test_files_that_a_download_left_out(tmp_path: Path) -> None:
     assert "lacks model-00002-of-00002.safetensors" in found.detail
 
 
-def test_files_that_were_cut_off(tmp_path: Path) -> None:
+def test_truncated_files_are_reported(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
     weights = tmp_path / "model.safetensors"
@@ -145,7 +147,7 @@ def test_files_that_were_cut_off(tmp_path: Path) -> None:
     assert "not JSON: model.safetensors.index.json" in found.detail
 
 
-def test_a_folder_that_is_not_there() -> None:
+def test_missing_folder_is_reported() -> None:
     [found] = model_findings("./nowhere")
     assert not found.ok
     assert "there is no such folder" in found.detail

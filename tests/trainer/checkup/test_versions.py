@@ -16,11 +16,11 @@ def told(**changed: Package) -> list[tuple[bool, bool, str, str]]:
     return [(item.ok, item.needed, item.detail, item.fix) for item in version_findings(packages)]
 
 
-def test_versions_that_fit_each_other() -> None:
+def test_compatible_versions_pass() -> None:
     assert told() == [(True, True, "torch 2.13.0+cpu transformers 5.10.4 peft 0.21 safetensors 0.8", "")]
 
 
-def test_one_that_another_does_not_take() -> None:
+def test_incompatible_requirement_is_a_problem() -> None:
     assert told(huggingface_hub=Package(version="2.4.0"))[1:] == [
         (
             False,
@@ -37,18 +37,18 @@ def test_installed_packages_of_our_extras_must_fit() -> None:
     ]
 
 
-def test_what_only_some_runs_use_is_a_note() -> None:
+def test_packages_used_by_some_runs_are_notes() -> None:
     assert told(ray=Package(version="2.60", requires=["msgpack<2,>=1"]))[1:] == [
         (False, False, "ray 2.60 asks for msgpack<2,>=1, and msgpack is not installed", "pip install 'msgpack<2,>=1'")
     ]
 
 
-def test_an_environment_that_cannot_train() -> None:
+def test_environment_that_cannot_train() -> None:
     found = version_findings({"rllm": Package(version="0.1")})
     assert [(item.ok, item.fix.partition(";")[0]) for item in found] == [(False, "pip install 'rllm[train]'")]
 
 
-def test_what_is_installed_here() -> None:
+def test_installed_packages_pass() -> None:
     packages = installed_packages()
     assert packages["rllm"].version
     assert any(item.startswith("pydantic") for item in packages["rllm"].requires)
