@@ -199,6 +199,13 @@ def first_line(error: BaseException) -> str:
     return _message_of(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def last_lines(text: str) -> str:
+    """Return the end of a program's output, for a message; `[...]` stands for what is left out."""
+    text = text.strip()
+    end = "\n".join(text.split("\n")[-8:])[-800:]
+    return end if end == text else f"[...] {end}"
+
+
 def shown(value: object) -> str:
     """Return a shortened form of a user's value, for a message."""
     try:
@@ -239,6 +246,15 @@ def place_of(error: BaseException) -> str:
         return ""
     file, line = own[-1] if own else installed[0]
     return f" (at {file.removeprefix(f'{Path.cwd()}{os.sep}')}:{line})"
+
+
+def is_explained(error: BaseException | None) -> bool:
+    """Return whether this package raised an error, and its causes, with messages that need no traceback."""
+    if error is None:
+        return True
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_own = isinstance(error, RolloutError) and bool(files) and files[-1].startswith(_OURS)
+    return is_own and is_explained(error.__cause__)
 
 
 NOISE = 1e-12

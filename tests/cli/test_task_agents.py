@@ -10,8 +10,11 @@ import pytest
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
 
-from ..sandbox.conftest import backend_or_skip
+from ..sandbox.conftest import DEBIAN, backend_or_skip, no_sandbox_is_left
+from ..tasks.conftest import write_task
 from .conftest import here
+
+__all__ = ["no_sandbox_is_left"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
 
@@ -67,3 +70,77 @@ def test_oracle_makes_no_model_calls(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"]["value"] == 1.0
     assert server.requests == []
+
+
+AGENT = """\
+import asyncio
+
+from openai import AsyncOpenAI
+
+KILL = {"local": "kill -9 {sandbox._process.pid}", "podman": "podman kill {sandbox.id}"}
+
+
+async def agent(instruction, sandbox, base_url, api_key):
+    await sandbox.exec("echo yes > done")
+    if "silently" in instruction:
+        return
+    if "elsewhere" in instruction:
+        called = await sandbox.exec(["python3", "-c", "import urllib.request as r; r.urlopen('http://example.com/v1')"])
+        raise RuntimeError(called.stderr[-200:])
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": instruction}])
+    if "kill" in instruction:
+        command = KILL["BACKEND"].format(sandbox=sandbox)
+        await (await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.DEVNULL)).wait()
+        await sandbox.exec("true")
+    if "raise" in instruction:
+        raise KeyError("no idea")
+"""
+NO_IMAGE = f"FROM {DEBIAN}\nRUN " + "echo a line of a long log; " * 20 + "echo no such package; exit 3\n"
+FAILING = {
+    "unbuilt": ({"environment/Dockerfile": NO_IMAGE}, "SandboxError", "no such package"),
+    "unscored": ({"tests/test.sh": "#!/bin/sh\necho checked\n"}, "RewardError", "/logs/verifier/reward.txt"),
+    "nan": ({"tests/test.sh": "#!/bin/sh\necho nan > /logs/verifier/reward.txt\n"}, "RewardError", "finite"),
+    "silent": ({"instruction.md": "Work silently."}, "CaptureError", "sandbox.open_route(base_url)"),
+    "elsewhere": ({"instruction.md": "Call elsewhere."}, "AgentError", "sandbox.open_route(base_url)"),
+    "killed": ({"instruction.md": "Be the one to kill."}, "SandboxError", "ended"),
+    "raised": ({"instruction.md": "Then raise."}, "AgentError", "KeyError"),
+}
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("backend", ["local", "podman"])
+def test_rollouts_that_fail_are_explained_with_all_that_is_known_of_them(backend, tmp_path):
+    """Each has an owner and a remedy, none counts as a reward of 0, and the task beside them is solved."""
+    backend_or_skip(backend)
+    (tmp_path / "own_agent.py").write_text(AGENT.replace("BACKEND", backend))
+    for name, (files, _, _) in {"solved": ({}, "", ""), **FAILING}.items():
+        write_task(tmp_path / "tasks" / name, files)
+    with ScriptedServer(ScriptedEngine(["Fine."]), model="big") as server:
+        given = ["tasks", "--agent", "own_agent.py:agent", "--sandbox", backend, "--base-url", server.base_url]
+        done = here("eval", *given, "--out", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    counts = ("num_rollouts", "num_correct", "num_failed", "num_unscored", "mean_reward")
+    assert [report[name] for name in counts] == [8, 1, 7, 0, 1.0]
+    [reason] = [reason for reason in report["failures"] if "CaptureError" in reason["text"]]
+    assert f"agent={tmp_path}/own_agent.py:agent made no model call" in reason["text"]
+    verdicts = {}
+    for name, (_, kind, remedy) in FAILING.items():
+        explained = json.loads(here("explain", "out", f"{name}:0", "--json", cwd=tmp_path).stdout)
+        error = explained["error"]
+        assert (error["type"], remedy in error["message"]) == (kind, True), error
+        assert len(error["message"]) < 1500
+        assert explained["rewards"] == {"agent": None}
+        if name not in ("raised", "elsewhere"):  # which have lines of the user's own code
+            assert error["traceback"] == ""
+        verdicts[name] = explained["verdicts"]["agent"]
+    for name in FAILING.keys() - {"unbuilt", "killed"}:
+        assert verdicts[name]["files changed"] == "added done (4 bytes)"
+        assert "+yes" in verdicts[name]["diff"]
+    assert verdicts["unscored"]["verifier output"] == "checked"
+    assert "agent" in verdicts["killed"]["seconds"]
+    assert "files changed" not in verdicts["killed"]
+    shown = here("explain", "out", "unscored:0", cwd=tmp_path).stdout
+    assert "reward unscored" in shown
+    assert "verifier output: checked" in shown

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -172,15 +173,43 @@ async def test_sandbox_killed_during_a_run_fails_the_rollout(local, task_folder)
 
 async def test_agent_is_installed_before_it_works_and_not_for_the_verifier(backend, task_folder):
     class Installed(Shell):
-        async def install(self, sandbox):
-            await sandbox.exec("mkdir -p /opt/agent; echo yes > /opt/agent/answer")
+        answer = "yes"
 
-    test = '#!/bin/sh\nls /opt; [ "$(cat /app/done)" = yes ] && echo 1 > /logs/verifier/reward.txt\n'
+        async def install(self, sandbox):
+            await sandbox.exec(f"mkdir -p /opt/agent; echo {self.answer} > /opt/agent/answer")
+
+    test = "#!/bin/sh\nls /opt; grep -c yes /app/done > /logs/verifier/reward.txt\n"
     task = read_task(task_folder({"tests/test.sh": test}))
     agent = Installed("cp /opt/agent/answer done")
     for outcome in [await run_task(task, agent, backend), await run_task(task, agent, backend)]:
         assert outcome.reward == 1.0
         assert "agent" not in outcome.verifier_output
+    other = Installed("cp /opt/agent/answer done")
+    other.answer = "no"
+    assert (await run_task(task, other, backend)).reward == 0.0
+
+
+async def test_mounted_agent_needs_no_snapshot(local, task_folder):
+    seen = []
+
+    class Mounted(Shell):
+        installs_into_image = False
+
+        async def install(self, sandbox):
+            seen.append(sandbox.id)
+
+        async def run(self, instruction, sandbox, **about):
+            seen.append(sandbox.id)
+
+    await run_task(read_task(task_folder()), Mounted(), local)
+    assert len(seen) == 2
+    assert len(set(seen)) == 1
+
+
+async def test_agent_is_not_blamed_for_this_machine(local, task_folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(SandboxError, match="/nowhere"):
+        await run_task(read_task(task_folder()), Idle(), local)
 
 
 async def test_dockerfile_is_built_in_the_sandbox_or_its_failure_is_reported(local, task_folder):

@@ -6,6 +6,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -15,10 +16,10 @@ from rllm.engine.join import awaited_ids, complete
 from rllm.engine.request import RolloutRequest
 from rllm.engine.signature import arguments_for, name_of, parameters_of
 from rllm.engine.validation import episode_from
-from rllm.errors import AgentError, CaptureError, ConfigError, boundary, counted
+from rllm.errors import AgentError, CaptureError, ConfigError, RolloutError, boundary, counted
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import hints_for
-from rllm.types import CLIENT_KEY, Episode, Trace
+from rllm.types import CLIENT_KEY, VERDICT_KEY, Episode, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,10 @@ class AgentFunctionEngine:
         if not callable(agent_run_func):
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question, **kwargs)`")
         self.agent_run_func = agent_run_func
-        self.name = name_of(agent_run_func)
+        self._own_remedies: Callable[[str], list[str]] | None = getattr(agent_run_func, "remedies", None)
+        """Advice of a function that has its own for rollouts without model calls; its `str` names the agent then."""
+        self.name = name_of(agent_run_func) if self._own_remedies is None else str(agent_run_func)
+        self._is_async = any(map(inspect.iscoroutinefunction, (agent_run_func, type(agent_run_func).__call__)))
         self._parameters = parameters_of(agent_run_func)
         self._outlived: dict[Any, str] = {}
         """Processes that have outlived their rollouts, and their names."""
@@ -83,17 +87,22 @@ class AgentFunctionEngine:
                 attempt.trajectories.extend(session.trajectories)
                 self._note_processes(session, earlier)
         episode = self._understood(returned)
-        traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
-        if not traces and _learns(episode):
-            unattributed = await self._capture.unattributed(attempt, started_at)
-            raise CaptureError(self._why_nothing_was_captured(session, unattributed))
-        return complete(episode, attempt, traces, seen=session.llm_calls)
+        try:
+            traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
+            if not traces and _learns(episode):
+                unattributed = await self._capture.unattributed(attempt, started_at)
+                raise CaptureError(self._why_nothing_was_captured(session, unattributed))
+            return complete(episode, attempt, traces, seen=session.llm_calls)
+        except RolloutError:
+            verdicts = [path for path in episode.trajectories if VERDICT_KEY in path.info]
+            attempt.trajectories.extend(replace(path, reward=None, reward_parts={}, steps=[]) for path in verdicts)
+            raise
 
     async def _call(self, attempt: RolloutRequest, base_url: str) -> Any:
         """Return the function's result; a sync function that returns an awaitable counts as async."""
         call = partial(self.agent_run_func, **arguments_for(self._parameters, attempt.own_task(), base_url))
         with boundary(AgentError, self.name):
-            if inspect.iscoroutinefunction(self.agent_run_func):
+            if self._is_async:
                 return await call()
             returned = await in_thread(call, name=f"rollout {attempt.task_id}:{attempt.index}")
             return await returned if inspect.isawaitable(returned) else returned
@@ -154,6 +163,8 @@ class AgentFunctionEngine:
             problem += f" (it called {', '.join(session.elsewhere)})"
         if session.programs:
             problem += f", nor did {', '.join(session.programs)}, which it started"
+        if self._own_remedies is not None:
+            return f"{problem}: {'; '.join(self._own_remedies(session.base_url or ''))}"
         to_processes = (
             "pass `base_url`, or functions bound with rllm.sdk.bind, to processes that are older than the rollout"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rllm.engine.request import RolloutRequest
 from rllm.engine.validation import has_form
-from rllm.errors import PromptTooLongError, RolloutError, RolloutTimeout
+from rllm.errors import PromptTooLongError, RolloutError, RolloutTimeout, is_explained
 from rllm.types import SOURCE_KEY, Episode, TerminationReason
 
 _VARYING = re.compile(
@@ -125,9 +125,9 @@ def failed_episode(attempt: RolloutRequest, error: RolloutError) -> Episode:
 
 
 def error_record(error: RolloutError) -> dict[str, str]:
-    """Return an error as `Episode.info["error"]` has it."""
+    """Return an error as `Episode.info["error"]` has it; its traceback is empty if the message has the whole reason."""
     return {
         "type": type(error).__name__,
         "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": "" if is_explained(error) else "".join(traceback.format_exception(error)),
     }

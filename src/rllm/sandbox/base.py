@@ -64,9 +64,10 @@ class ExecResult:
         """Return whether it succeeded."""
         return self.exit_code == 0 and not self.timed_out
 
-    def output_end(self, max_chars: int) -> str:
-        """Return the end of its output, stdout before stderr, for a message."""
-        return (self.stdout + self.stderr).strip()[-max_chars:]
+    @property
+    def output(self) -> str:
+        """Return stdout, and after it stderr."""
+        return "\n".join(filter(None, (self.stdout.rstrip(), self.stderr.rstrip())))
 
     def failure(self, timeout_s: float) -> str:
         """Return how a command with this deadline failed, for a message."""

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from rllm._runtime.head_and_tail import HeadAndTail
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
+from rllm.errors import last_lines
 from rllm.sandbox.base import Command, ExecResult, Sandbox, SandboxError, Stream
 from rllm.sandbox.files import holds_folder, max_archive_bytes, pack, unpack
 
@@ -123,15 +124,21 @@ async def run_program(
         env: all of its variables, by default those of this process.
         timeout_s: seconds until the deadline.
         kill: ends what the program started elsewhere, before the program itself is ended.
+
+    Raises:
+        SandboxError: if it cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=stdin or asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=env,
-        start_new_session=True,  # Ctrl-C is for this process, which then closes its sandboxes
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=stdin or asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+            start_new_session=True,  # Ctrl-C is for this process, which then closes its sandboxes
+        )
+    except OSError as error:  # the agent that wanted the command is not to blame
+        raise SandboxError(f"{argv[0]} cannot be started on this machine: {error}") from error
     assert process.stdout
     assert process.stderr
     failed = asyncio.get_running_loop().create_future()
@@ -219,7 +226,7 @@ def end_of(result: ExecResult) -> str:
     """Return the end of a client's output, for an error."""
     if result.timed_out:
         return "the program did not end in time"
-    return result.output_end(2000) or f"exit code {result.exit_code}"
+    return last_lines(result.output) or f"exit code {result.exit_code}"
 
 
 async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
@@ -309,7 +316,7 @@ class ClientSandbox(Sandbox):
         )
         if not result.timed_out and self.is_lost(result) and not await self.is_running():
             self._check_open()
-            reason = result.stderr[-500:].strip() or "it was killed, or its memory was used up"
+            reason = last_lines(result.stderr) or "it was killed, or its memory was used up"
             raise SandboxError(f"the sandbox ended while a command ran: {reason}")
         return result
 
@@ -396,7 +403,7 @@ def with_signal(exit_code: int) -> int:
 
 def reason_of(kept: OutputKeeper, ended: Ended) -> str:
     """Return why a program failed."""
-    return "the deadline passed" if ended.timed_out else kept.text("stderr").strip()[-500:] or "no reason was given"
+    return "the deadline passed" if ended.timed_out else last_lines(kept.text("stderr")) or "no reason was given"
 
 
 def _file_of(text: str) -> IO[bytes]:

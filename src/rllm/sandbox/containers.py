@@ -180,9 +180,8 @@ class _Containers(SandboxBackend):
     async def _make(self, *arguments: str, what: str) -> None:
         result = await self.run(*arguments, timeout_s=None, max_output_bytes=8000)
         if not result.ok:
-            output = end_of(result)
-            cause = output.rpartition("\n")[2]
-            raise SandboxError(f"{what}: {cause}\n{output}")
+            *before, cause = end_of(result).split("\n")
+            raise SandboxError("\n".join([f"{what}: {cause}", *before]))
 
     async def start(
         self,

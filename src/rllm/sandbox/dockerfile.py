@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from rllm.errors import last_lines
 from rllm.sandbox.base import Command, Sandbox, SandboxError
 
 NAME = "Dockerfile"
@@ -73,7 +74,7 @@ async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -
             continue
         ended = await sandbox.exec(step.command, cwd=step.cwd, env=step.env, timeout_s=timeout_s)
         if not ended.ok:
-            output = ended.output_end(1000) or "no output"
+            output = last_lines(ended.output) or "no output"
             raise SandboxError(f"{recipe.path}, line {step.line}: {ended.failure(timeout_s)}: {output}")
 
 

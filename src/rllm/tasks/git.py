@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from rllm._runtime.files import cache_folder, whole_folder
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, last_lines
 
 _URL = re.compile(r"(https?|ssh|git|file)://.+|[\w.-]+@[\w.-]+:.+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -88,7 +88,7 @@ def _git(source: str, *arguments: str) -> str:
         raise ConfigError(f"tasks={source!r}: git did not end within {_TIMEOUT_S} seconds") from error
     if done.returncode:
         raise ConfigError(
-            f"tasks={source!r} cannot be fetched: {done.stderr.strip()[-500:] or 'git failed'}; check the URL, the ref "
+            f"tasks={source!r} cannot be fetched: {last_lines(done.stderr) or 'git failed'}; check the URL, the ref "
             "and your access, or name a folder"
         )
     return done.stdout

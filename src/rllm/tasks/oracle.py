@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rllm.errors import AgentError
+from rllm.errors import AgentError, last_lines
 from rllm.sandbox.base import Sandbox
-from rllm.tasks.task import MAX_TEXT, SandboxAgent, TaskFolder
+from rllm.tasks.task import SandboxAgent, TaskFolder
 
 
 class Oracle(SandboxAgent):
@@ -36,7 +36,7 @@ class Oracle(SandboxAgent):
             "chmod +x /solution/solve.sh && exec /solution/solve.sh", env=self.task.solution_env, timeout_s=timeout_s
         )
         if not ended.ok:
-            raise AgentError(f"solution/solve.sh failed ({ended.failure(timeout_s)}): {ended.output_end(MAX_TEXT)}")
+            raise AgentError(f"solution/solve.sh failed ({ended.failure(timeout_s)}): {last_lines(ended.output)}")
 
 
 class Idle(SandboxAgent):

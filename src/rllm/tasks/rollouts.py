@@ -13,12 +13,13 @@ from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole
 from rllm.errors import ConfigError
 from rllm.sandbox import open_backend
 from rllm.sandbox.pool import SandboxPool
+from rllm.sdk.context import get_current_session
 from rllm.sdk.variables import gateway_variables
 from rllm.tasks.agents.named import open_agent
 from rllm.tasks.folder import read_task, read_tasks
 from rllm.tasks.run import run_task
 from rllm.tasks.shell_tasks import shell_task_folders
-from rllm.tasks.task import SandboxAgent, TaskFolder
+from rllm.tasks.task import SandboxAgent, TaskFolder, TaskOutcome
 from rllm.types import VERDICT_KEY, Trajectory
 
 MODEL = "policy"
@@ -56,7 +57,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     )
     rollouts.check()
     rows = [{"id": task.name, "folder": str(task.folder)} for task in read_tasks(source)]
-    return NamedEnvironment(tasks=Dataset.of_tasks(rows, name=name), agent_run_func=rollouts.play)
+    return NamedEnvironment(tasks=Dataset.of_tasks(rows, name=name), agent_run_func=rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +77,25 @@ class TaskRollouts:
         _agent(self.agent, self.max_steps)
         _pool(self.sandbox, self.concurrency, self.warm)
 
-    async def play(self, *, folder: str, base_url: str) -> Trajectory:
-        """Let the agent work on a task, and verify the result."""
+    def __str__(self) -> str:
+        return f"agent={self.agent}"
+
+    def remedies(self, base_url: str) -> list[str]:
+        """Return advice for an agent that made no model call, see `engine.AgentFunctionEngine`."""
+        return [
+            f"send its model calls to `base_url`, which it is given (here {base_url}); programs in the sandbox reach "
+            "it by the URL that `sandbox.open_route(base_url)` returns, and have no other network",
+            "only agent=oracle needs no model",
+        ]
+
+    async def __call__(self, *, folder: str, base_url: str) -> Trajectory:
+        """Let the agent work on a task, and verify the result; if that fails, keep what is known for the episode."""
         task, agent = _task(folder), _agent(self.agent, self.max_steps)
+
+        def keep(outcome: TaskOutcome) -> None:
+            if (session := get_current_session()) is not None:
+                session.trajectories.append(_trajectory(outcome, agent))
+
         outcome = await run_task(
             replace(task, limits=replace(task.limits, **dict(self.limits))),
             agent,
@@ -86,13 +103,18 @@ class TaskRollouts:
             base_url=base_url,
             api_key=gateway_variables(base_url)["OPENAI_API_KEY"],
             model=MODEL,
+            on_failure=keep,
         )
-        return Trajectory(
-            reward=outcome.reward,
-            reward_parts=dict(outcome.reward_parts),
-            info={VERDICT_KEY: outcome.verdict()},
-            trainable=agent.uses_model,
-        )
+        return _trajectory(outcome, agent)
+
+
+def _trajectory(outcome: TaskOutcome, agent: SandboxAgent) -> Trajectory:
+    return Trajectory(
+        reward=outcome.reward,
+        reward_parts=dict(outcome.reward_parts),
+        info={VERDICT_KEY: outcome.verdict()},
+        trainable=agent.uses_model,
+    )
 
 
 @cache

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 
-from rllm.errors import AgentError, boundary
+from rllm.errors import AgentError, RolloutError, boundary
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
+from rllm.sandbox.client import uncancelled
 from rllm.tasks.changes import changes, diff
-from rllm.tasks.task import SandboxAgent, TaskFolder, TaskOutcome
-from rllm.tasks.verifier import Verdict, verify
+from rllm.tasks.task import MAX_TEXT, SandboxAgent, TaskFolder, TaskOutcome
+from rllm.tasks.verifier import reward_of, run_verifier
 
 _EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier $2 && mkdir -p /logs/verifier'
 """Removes what the image has where the agent's files and the reward come."""
+_UNREACHABLE = re.compile(
+    r"name resolution|could not resolve|name or service not known|nodename nor servname|ENOTFOUND|EAI_AGAIN"
+    r"|network is unreachable|ENETUNREACH|connection refused|ECONNREFUSED",
+    re.IGNORECASE,
+)
+"""Messages of programs, curl, Python and Node.js among them, that could not reach a server."""
 
 
 async def run_task(
@@ -29,6 +37,7 @@ async def run_task(
     base_url: str = "",
     api_key: str = "",
     model: str = "policy",
+    on_failure: Callable[[TaskOutcome], None] | None = None,
 ) -> TaskOutcome:
     """Let an agent work on a task, and return its verifier's reward.
 
@@ -44,48 +53,92 @@ async def run_task(
         base_url: URL of the rollout's session, with `/v1`.
         api_key: key of that session.
         model: name of the model in the agent's requests.
+        on_failure: called before an error is raised, or if the rollout is cancelled, with what is known of it.
 
     Raises:
         AgentError: if the agent fails, or leaves no working directory.
         RewardError: if the verifier gives no reward; that is not a reward of 0.
-        SandboxError: if the image cannot be built, or a sandbox cannot be started or ends.
+        SandboxError: if the image cannot be built, a sandbox cannot be started or ends, or this machine fails.
     """
-    timings: dict[str, float] = {}
-    agent = agent.for_task(task)
-    with TemporaryDirectory(prefix="rllm-task-") as folder:
-        carried = Path(folder)
-        with _timed(timings, "start_s"):
-            image = await _image(task, task.image, backend)
-            verifier_image = await _image(task, task.verifier_image, backend) if task.verifier_image else image
-            sandbox = await _start_with_agent(task, agent, backend, image)
-        async with sandbox:
-            _check_workdir(task, sandbox.workdir)
-            await sandbox.download(sandbox.workdir, carried / "before", max_bytes=task.limits.disk_mb << 20)
-            with _timed(timings, "agent_s"), boundary(AgentError, f"agent {agent}"):
-                timed_out = not await _work(task, agent, sandbox, base_url=base_url, api_key=api_key, model=model)
-            await _take(task, sandbox, carried)
-        with _timed(timings, "verifier_s"):
-            workdir = None if task.verifier_image else task.workdir
-            # The verifier has room of its own beside the files of an agent that filled its disk.
-            limits = replace(task.limits, disk_mb=2 * task.limits.disk_mb)
-            fresh = await backend.start(verifier_image, limits=limits, workdir=workdir, env=task.env)
-            async with fresh:
-                await _give(task, fresh, sandbox.workdir, carried)
-                verdict = await verify(task, fresh)
-        return await asyncio.to_thread(_outcome, verdict, carried, timings, timed_out)
+    to_model = {"base_url": base_url, "api_key": api_key, "model": model}
+    with boundary(SandboxError, f"a rollout of {task.name} in sandbox={backend.name}"):
+        async with _new_folder() as carried:
+            known = _Known(carried)
+            try:
+                await _roll_out(task, agent, backend, known, to_model)
+            except BaseException:
+                if on_failure is not None:
+                    on_failure(await asyncio.to_thread(known.outcome))
+                raise
+            return await asyncio.to_thread(known.outcome)
 
 
-def _outcome(verdict: Verdict, carried: Path, timings: dict[str, float], timed_out: bool) -> TaskOutcome:
-    before, after = carried / "before", carried / "workdir"
-    return TaskOutcome(
-        reward=verdict.reward,
-        reward_parts=verdict.parts,
-        changes=changes(before, after),
-        diff=diff(before, after),
-        verifier_output=verdict.output,
-        timings=timings,
-        agent_timed_out=timed_out,
-    )
+@asynccontextmanager
+async def _new_folder() -> AsyncIterator[Path]:
+    """Make a folder, and remove it in a thread: it may have all files that a sandbox may have."""
+    folder = TemporaryDirectory(prefix="rllm-task-")
+    try:
+        yield Path(folder.name)
+    finally:
+        await uncancelled(asyncio.to_thread(folder.cleanup))
+
+
+@dataclass
+class _Known:
+    """Files, timings and reward of a rollout so far."""
+
+    carried: Path
+    """Folder for the files of the agent's sandbox."""
+    timings: dict[str, float] = field(default_factory=dict)
+    agent_timed_out: bool = False
+    verifier_output: str = ""
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+
+    def outcome(self) -> TaskOutcome:
+        """Compare the files, and return all that is known."""
+        before, after = self.carried / "before", self.carried / "workdir"
+        output = self.verifier_output
+        return TaskOutcome(
+            reward=self.reward,
+            reward_parts=self.reward_parts,
+            changes=changes(before, after) if after.exists() else None,
+            diff=diff(before, after) if after.exists() else "",
+            verifier_output=output if len(output) <= MAX_TEXT else f"[...]{output[5 - MAX_TEXT :]}",
+            timings=self.timings,
+            agent_timed_out=self.agent_timed_out,
+        )
+
+
+async def _roll_out(
+    task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend, known: _Known, to_model: Mapping[str, str]
+) -> None:
+    """Roll out the task, and note what comes to be known."""
+    with _timed(known.timings, "start_s"):
+        image = await _image(task, task.image, backend)
+        verifier_image = await _image(task, task.verifier_image, backend) if task.verifier_image else image
+        sandbox = await _start_with_agent(task, agent, backend, image)
+    async with sandbox:
+        _check_workdir(task, sandbox.workdir)
+        await sandbox.download(sandbox.workdir, known.carried / "before", max_bytes=task.limits.disk_mb << 20)
+        try:
+            with _timed(known.timings, "agent_s"), boundary(AgentError, f"agent {agent}"):
+                known.agent_timed_out = not await _work(task, agent.for_task(task), sandbox, to_model)
+        except RolloutError as error:
+            with suppress(SandboxError):  # its files are shown, if there are any
+                await _take_workdir(task, sandbox, known.carried)
+            raise _with_remedy(error) from error.__cause__
+        await _take(task, sandbox, known.carried)
+    with _timed(known.timings, "verifier_s"):
+        workdir = None if task.verifier_image else task.workdir
+        # The verifier has room of its own beside the files of an agent that filled its disk.
+        limits = replace(task.limits, disk_mb=2 * task.limits.disk_mb)
+        fresh = await backend.start(verifier_image, limits=limits, workdir=workdir, env=task.env)
+        async with fresh:
+            await _give(task, fresh, sandbox.workdir, known.carried)
+            ended = await run_verifier(task, fresh)
+            known.verifier_output = ended.output
+            known.reward, known.reward_parts = await reward_of(task, fresh, ended)
 
 
 async def _image(task: TaskFolder, source: ImageSource, backend: SandboxBackend) -> str:
@@ -117,9 +170,7 @@ async def _start(task: TaskFolder, backend: SandboxBackend, image: str, agent: S
 
 
 async def _start_with_agent(task: TaskFolder, agent: SandboxAgent, backend: SandboxBackend, image: str) -> Sandbox:
-    """Start a sandbox in which the agent is installed: from a snapshot where the backend has them."""
-    if type(agent).install is SandboxAgent.install:
-        return await _start(task, backend, image, agent)
+    """Start a sandbox in which the agent is installed: from a snapshot where that helps and the backend has them."""
 
     async def install() -> str | None:
         async with await _start(task, backend, image, agent) as sandbox:
@@ -129,7 +180,10 @@ async def _start_with_agent(task: TaskFolder, agent: SandboxAgent, backend: Sand
             except SandboxError:  # the backend has none
                 return None
 
-    ready = await _once((backend, image, str(agent)), install)
+    ready = None
+    if agent.installs_into_image and type(agent).install is not SandboxAgent.install:
+        # `install` holds the agent, so its id is of no other one.
+        ready = await _once((backend, image, id(agent), task.workdir, frozenset(task.env.items())), install)
     sandbox = await _start(task, backend, ready or image, agent)
     if ready is None:
         try:
@@ -145,20 +199,11 @@ async def _install(agent: SandboxAgent, sandbox: Sandbox) -> None:
         await agent.install(sandbox)
 
 
-async def _work(
-    task: TaskFolder, agent: SandboxAgent, sandbox: Sandbox, *, base_url: str, api_key: str, model: str
-) -> bool:
+async def _work(task: TaskFolder, agent: SandboxAgent, sandbox: Sandbox, to_model: Mapping[str, str]) -> bool:
     """Let the agent work; return whether it ended by itself."""
     try:
         async with asyncio.timeout(task.agent_timeout_s) as deadline:
-            await agent.run(
-                task.instruction,
-                sandbox,
-                base_url=base_url,
-                api_key=api_key,
-                model=model,
-                timeout_s=task.agent_timeout_s,
-            )
+            await agent.run(task.instruction, sandbox, timeout_s=task.agent_timeout_s, **to_model)
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -166,17 +211,30 @@ async def _work(
     return True
 
 
+def _with_remedy(error: RolloutError) -> RolloutError:
+    """Return the error of an agent, with advice if it could not reach a server."""
+    if not isinstance(error, AgentError) or not _UNREACHABLE.search(str(error)):
+        return error
+    return AgentError(
+        f"{error}\nA sandbox has no network: send model calls to the URL that `sandbox.open_route(base_url)` returns, "
+        "and put what the agent downloads into the image"
+    )
+
+
+async def _take_workdir(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
+    await sandbox.download(sandbox.workdir, carried / "workdir", max_bytes=task.limits.disk_mb << 20)
+
+
 async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
     """Copy the working directory and the artifacts out of the agent's sandbox."""
-    max_bytes = task.limits.disk_mb << 20
     try:
-        await sandbox.download(sandbox.workdir, carried / "workdir", max_bytes=max_bytes)
+        await _take_workdir(task, sandbox, carried)
     except SandboxError as error:
         await _check_running(sandbox)
         raise AgentError(f"the agent left no working directory {sandbox.workdir} that can be read: {error}") from error
     for number, path in enumerate(task.artifacts):
         try:
-            await sandbox.download(path, carried / f"artifact-{number}", max_bytes=max_bytes)
+            await sandbox.download(path, carried / f"artifact-{number}", max_bytes=task.limits.disk_mb << 20)
         except SandboxError:  # the agent did not make it, and the verifier will see that
             await _check_running(sandbox)
 
@@ -200,21 +258,28 @@ async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path)
             await sandbox.upload(source, path)
 
 
-_tasks_of: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[str | None]]] = WeakKeyDictionary()
+_Made = Callable[[], Coroutine[None, None, str | None]]
+_made_in: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, tuple[asyncio.Task[str | None], _Made]]] = (
+    WeakKeyDictionary()
+)
 
 
-async def _once(key: Hashable, make: Callable[[], Coroutine[None, None, str | None]]) -> str | None:
-    """Return the result of a coroutine that runs once for each key and event loop; again if it failed."""
+async def _once(key: Hashable, make: _Made) -> str | None:
+    """Return the result of a coroutine that runs once for each key and event loop; again if it failed.
+
+    `make` is kept with the result, and with it the objects that it uses.
+    """
     loop = asyncio.get_running_loop()
-    tasks = _tasks_of.setdefault(loop, {})
-    task = tasks.get(key) or loop.create_task(make())
-    tasks[key] = task
+    made = _made_in.setdefault(loop, {})
+    if key not in made:
+        made[key] = loop.create_task(make()), make
+    task, _ = made[key]
     try:
         return await asyncio.shield(task)
     finally:
         is_failed = task.done() and (task.cancelled() or task.exception() is not None)
-        if is_failed and tasks.get(key) is task:
-            del tasks[key]
+        if is_failed and key in made and made[key][0] is task:
+            del made[key]
 
 
 @contextmanager

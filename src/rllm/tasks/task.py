@@ -61,6 +61,8 @@ class SandboxAgent(ABC):
     """Name in messages, by default that of the class."""
     uses_model: bool = True
     """Its model calls are trained on; without any, a rollout has failed."""
+    installs_into_image: bool = True
+    """`install` writes files of the sandbox, which a snapshot keeps; if not, it only fills the folders of `mounts`."""
 
     def for_task(self, task: TaskFolder) -> SandboxAgent:
         """Return the agent for one task, by default itself; the oracle needs more than the instruction."""
@@ -72,7 +74,7 @@ class SandboxAgent(ABC):
         return {}
 
     async def install(self, sandbox: Sandbox) -> None:  # noqa: B027
-        """Prepare an image: called once for each image where the backend has snapshots, else in each sandbox.
+        """Prepare an image: called once for agent and image where the backend has snapshots, else in each sandbox.
 
         It runs before the instruction is known, and what it writes is not part of the agent's work.
         """
@@ -115,12 +117,14 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOutcome:
-    """Outcome of a rollout that its verifier has rewarded."""
+    """Outcome of a rollout, or what is known of one that failed."""
 
-    reward: float
+    reward: float | None = None
+    """`None` if the rollout failed."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """All numbers of `reward.json`; empty for a single number."""
-    changes: tuple[FileChange, ...] = ()
+    changes: tuple[FileChange, ...] | None = None
+    """`None` if the rollout failed before the files could be copied."""
     diff: str = ""
     """Unified diff of the text files changed, at most `MAX_TEXT` characters."""
     verifier_output: str = ""
@@ -131,8 +135,9 @@ class TaskOutcome:
 
     def verdict(self) -> JSONObject:
         """Return what the viewer and `rllm explain` show, for the trajectory's `info[VERDICT_KEY]`."""
+        changed = None if self.changes is None else "\n".join(map(str, self.changes))[:MAX_TEXT] or "none"
         shown: JSONObject = {
-            "files changed": "\n".join(map(str, self.changes))[:MAX_TEXT] or "none",
+            "files changed": changed,
             "diff": self.diff,
             "verifier output": self.verifier_output,
             "seconds": ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in self.timings.items()),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
 
-from rllm.errors import RewardError, shown
+from rllm.errors import RewardError, last_lines, shown
 from rllm.rewards.scoring import reward_output
 from rllm.sandbox.base import ExecResult, Sandbox
-from rllm.tasks.task import MAX_TEXT, TaskFolder
+from rllm.tasks.task import TaskFolder
 
 _RUN = "chmod +x /tests/test.sh && exec /tests/test.sh"
 # A link could lead anywhere, and a pipe would wait for ever, so only a regular file is read.
@@ -22,43 +21,41 @@ done
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Reward that a verifier gave, and the end of its output."""
-
-    reward: float
-    parts: dict[str, float] = field(default_factory=dict)
-    output: str = ""
-
-
-async def verify(task: TaskFolder, sandbox: Sandbox) -> Verdict:
-    """Run the verifier of a task, and return its reward.
+async def run_verifier(task: TaskFolder, sandbox: Sandbox) -> ExecResult:
+    """Run the verifier of a task.
 
     Args:
         task: the task, whose `tests` are copied to `/tests` unless the verifier's image has them.
         sandbox: a new one, with the agent's files and an empty `/logs/verifier`.
 
     Raises:
-        RewardError: if the verifier does not end in time, or writes no reward that is a finite number.
         SandboxError: if the sandbox ends.
     """
     if task.verifier_image is None:
         await sandbox.upload(task.tests, "/tests")
-    ended = await sandbox.exec(_RUN, env=task.verifier_env, timeout_s=task.verifier_timeout_s)
-    output = _end_of(ended)
+    return await sandbox.exec(_RUN, env=task.verifier_env, timeout_s=task.verifier_timeout_s)
+
+
+async def reward_of(task: TaskFolder, sandbox: Sandbox, ended: ExecResult) -> tuple[float, dict[str, float]]:
+    """Return the reward that the verifier has written, and its parts if it has several.
+
+    Raises:
+        RewardError: if the verifier did not end in time, or wrote no reward that is a finite number.
+        SandboxError: if the sandbox ends.
+    """
+    output = f". Its output ends: {last_lines(ended.output)}" if ended.output else ""
     if ended.timed_out:
         raise RewardError(
             f"the verifier of {task.name} did not end within verifier.timeout_sec={task.verifier_timeout_s:g}: mend "
-            f"tests/test.sh, or raise that in task.toml{_quoted(output)}"
+            f"tests/test.sh, or raise that in task.toml{output}"
         )
     found = await sandbox.exec(_READ, cwd="/", timeout_s=task.verifier_timeout_s)
     name, _, content = found.stdout.partition("\n")
     try:
-        reward, parts = reward_in(name, content)
+        return reward_in(name, content)
     except RewardError as error:
-        end = f"tests/test.sh ended with exit code {ended.exit_code}{_quoted(output)}"
+        end = f"tests/test.sh ended with exit code {ended.exit_code}{output}"
         raise RewardError(f"the verifier of {task.name} {error}; {end}") from None
-    return Verdict(reward=reward, parts=parts, output=output)
 
 
 def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
@@ -98,13 +95,3 @@ def _is_finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:  # an integer beyond the range of floats
         return False
-
-
-def _end_of(result: ExecResult) -> str:
-    """Return the end of a command's output."""
-    text = "\n".join(filter(None, (result.stdout.rstrip(), result.stderr.rstrip())))
-    return text if len(text) <= MAX_TEXT else f"[...]{text[5 - MAX_TEXT :]}"
-
-
-def _quoted(output: str) -> str:
-    return f". Its output ends: {output[-1000:]}" if output else ""

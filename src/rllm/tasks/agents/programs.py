@@ -15,7 +15,7 @@ from string import Template
 
 from rllm._runtime.files import cache_folder, whole_folder
 from rllm._runtime.threads import in_thread
-from rllm.errors import AgentError, ConfigError
+from rllm.errors import AgentError, ConfigError, last_lines
 from rllm.sandbox import Sandbox
 from rllm.sdk.variables import gateway_variables
 from rllm.tasks.task import SandboxAgent
@@ -39,6 +39,7 @@ class Program(SandboxAgent):
     """
 
     name: str = ""
+    installs_into_image = False
     package: str
     """Package of npm, or of PyPI if `python` is set."""
     version: str
@@ -90,7 +91,7 @@ class Program(SandboxAgent):
             max_output_bytes=_MAX_OUTPUT,
         )
         if done.exit_code and not done.timed_out:
-            output = done.output_end(1000) or "no output"
+            output = last_lines(done.output) or "no output"
             raise AgentError(f"{self.name} ended with exit code {done.exit_code}: {output}")
 
     async def _write(self, sandbox: Sandbox, path: str, text: str) -> None:
@@ -120,9 +121,9 @@ class Program(SandboxAgent):
             try:
                 self._install(folder)
             except (OSError, subprocess.SubprocessError) as error:
-                output = str(getattr(error, "stderr", None) or error).strip()[-1000:]
+                output = last_lines(str(getattr(error, "stderr", None) or error))
                 _failures[folder] = f"agent={self.name} {self.version} cannot be installed: {output}"
-                raise AgentError(_failures[folder]) from error
+                raise AgentError(_failures[folder]) from None  # the message has the output of npm or pip
 
     def _install(self, folder: Path) -> None:
         with whole_folder(folder) as target:
