@@ -53,7 +53,7 @@ def test_sandboxes_are_listed_with_missing_requirements(monkeypatch, capsys):
     rows = json.loads(printed_by(["sandboxes", "--json"], monkeypatch, capsys))["sandboxes"]
     found = {row["name"]: row["works here"] for row in rows}
     assert set(BACKENDS) <= set(found)
-    assert found["podman"].startswith("no: ")
+    assert found["podman"].startswith("no: podman is not installed")
 
 
 def test_environment_schemes_are_listed_with_their_extras(monkeypatch, capsys):

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import ScriptedServer
+from rllm.viewer.app import create_app
+from rllm.viewer.runs import Runs
 
 from ..sandbox.conftest import DEBIAN, backend_or_skip, no_sandbox_is_left
 from ..tasks.conftest import write_task
@@ -63,13 +66,17 @@ def test_rollout_is_evaluated_and_explained(tmp_path):
 
 
 @pytest.mark.sandbox
-def test_oracle_makes_no_model_calls(tmp_path):
+def test_oracle_needs_no_model_and_is_not_trained(tmp_path, fails):
     backend_or_skip("local")
-    with ScriptedServer(ScriptedEngine(["unused"]), model="big") as server:
-        done = here("eval", str(EXAMPLES), "--agent", "oracle", "--base-url", server.base_url, "--json", cwd=tmp_path)
+    done = here("eval", str(EXAMPLES), "--agent", "oracle", "--out", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accuracy"]["value"] == 1.0
-    assert server.requests == []
+    with TestClient(create_app(Runs([str(tmp_path / "out")])), base_url="http://127.0.0.1") as client:
+        page = client.get("/run/out").text
+    for name, value in (("env", f"tasks:{EXAMPLES}?agent=oracle"), ("agent", "oracle"), ("sandbox", "local")):
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
+    code, printed = fails("train", str(EXAMPLES), "--agent", "oracle", "--model", "some/model")
+    assert (code, "agent=oracle" in printed, "loading" in printed) == (2, True, False)
 
 
 AGENT = """\

@@ -317,7 +317,7 @@ def test_examples_pass_and_the_command_reports_it(local):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout.splitlines()[-1])
-    assert {row["task"]: (row["oracle"], row["nothing"], row["ok"]) for row in report["tasks"]} == {
+    assert {row["task"]: (row["solution"], row["nothing"], row["ok"]) for row in report["tasks"]} == {
         "fix-median": (1.0, 0.0, True),
         "log-report": (1.0, 0.0, True),
         "repair-git": (1.0, 0.0, True),

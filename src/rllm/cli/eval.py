@@ -102,8 +102,8 @@ def evaluate(
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import embedded, env_of_file, key_of_server, served, tasks_in_sandboxes
-    from rllm.cli.training import announce, lead_to_gateway
+    from rllm.cli.inputs import embedded, env_of_file, key_of_server, no_model, served, tasks_in_sandboxes
+    from rllm.cli.training import lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
     from rllm.environments.named import open_env
     from rllm.environments.players import PastPolicies
@@ -125,8 +125,7 @@ def evaluate(
         sampling = {**BENCHMARKS[benchmark].sampling, **sampling}
     config.gateway.port = lead_to_gateway(config)
     named = None if env is None else open_env(env, sandbox=config.sandbox)
-    if base_url is None:
-        announce(config)
+    _announce_model(config, named, base_url, model)
     from rllm.config.schema import refuse_changes
     from rllm.engine.scoring import Scoring
     from rllm.evaluation.evaluate import Evaluation  # which imports torch
@@ -138,9 +137,13 @@ def evaluate(
     if reward is None and benchmark is None:
         refuse_changes(config.reward, "reward", ["timeout_s"], "without --reward; leave it out")
     scoring = Scoring.of(rollouts.reward, config.reward, timeout_s=timeout)
-    source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
+    if named is not None and not named.uses_model:
+        source = no_model()
+    else:
+        source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
     folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
-    made_by = {"agent": agent and _identity_of(agent), "env": env, "reward": reward and _identity_of(reward)}
+    about = {"agent": agent, **({} if named is None else named.about), "reward": reward}
+    made_by = {"env": env, **{name: value and _identity_of(value) for name, value in about.items()}}
     identity = {**{name: value for name, value in made_by.items() if value}, **source.identity}
     with Evaluation.opened(
         data,
@@ -253,6 +256,24 @@ def _model(model: str | None, checkpoint: str | None, base_url: str | None, kind
     if checkpoint is not None:
         raise ConfigError(f"--checkpoint {checkpoint} would have no effect with --base-url: the server holds the model")
     return model
+
+
+def _announce_model(config: TrainConfig, env: NamedEnvironment | None, base_url: str | None, model: str | None) -> None:
+    """Print which model is loaded in this process, if one is.
+
+    Raises:
+        ConfigError: if none is named.
+    """
+    from rllm.cli.training import announce
+
+    if env is not None and not env.uses_model:
+        if unused := base_url or model:
+            message = f"agent={env.about['agent']} calls no model, so {unused} is not used."
+            terminal.console(stderr=True).print(message, soft_wrap=True, markup=False)
+    elif base_url is None:
+        if not config.model.path:
+            raise ConfigError("--model is missing: name a model folder or hub id, or a server with --base-url URL")
+        announce(config)
 
 
 def _complete(
@@ -398,8 +419,6 @@ def _settings(
     if any(pair.startswith("model.engine=") for pair in rest):
         why = "since the model answers in this process; start `rllm serve`, and pass its address with --base-url"
         refuse_changes(config.model, "model", ["engine"], why)
-    if not served and not config.model.path:
-        raise ConfigError("--model is missing: name a model folder or hub id, or a server with --base-url URL")
     return config, check_sampling(sampling)
 
 

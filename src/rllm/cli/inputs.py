@@ -293,6 +293,13 @@ def served(
     return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream), server=server)
 
 
+def no_model() -> ModelSource:
+    """Return the source for agents that call no model; a call would fail, since nothing listens at its address."""
+    nowhere = "http://127.0.0.1:1/v1"
+    server = OpenAIEngine("none", base_url=nowhere, api_key=None)
+    return ModelSource(name="no model", identity={}, upstream=nullcontext(HTTPUpstream(nowhere)), server=server)
+
+
 async def _models(server: HTTPUpstream, wanted: str | None) -> list[str]:
     try:
         return [str(item.get("id")) for item in await server.models()]

@@ -109,7 +109,7 @@ def _problem(name: str) -> str:
     try:
         open_backend(name)
     except (ConfigError, ImportError) as error:
-        return f"no: {error}"
+        return f"no: {str(error).removeprefix(f'sandbox={name}: ')}"
     return "yes"
 
 

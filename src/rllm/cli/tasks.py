@@ -70,7 +70,7 @@ def _print(checked: Sequence[TaskCheck]) -> None:
 
     table = Table("task", "solution", "nothing", "seconds", "")
     for task in checked:
-        rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.oracle, task.nothing))
+        rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.solution, task.nothing))
         verdict = "ok" if task.ok else "\n".join(task.problems)
         table.add_row(Text(task.task), *rewards, f"{task.seconds:.1f}", Text(verdict))
     console = terminal.console(wide=True)

@@ -101,7 +101,8 @@ def train(
     work: dict[str, Any] = {}
     if "env" in begun:
         refuse_beside_env(begun["env"], begun)
-        work["env"] = open_env(begun["env"], sandbox=config.sandbox)
+        work["env"] = named = open_env(begun["env"], sandbox=config.sandbox)
+        named.check_trainable()
     announce(config, dry_run=options.dry_run)
     if "env" in begun:
         held_out = env_of_file(begun.get("val")) or begun.get("val")

@@ -100,6 +100,18 @@ class NamedEnvironment:
     """Answers of the model in a rollout, unless `rollout.max_steps` is set."""
     agent_run_func: Callable[..., Any] | None = None
     """Instead of `env_class`: makes a rollout by itself, with model calls to `OPENAI_BASE_URL`."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Facts about an environment with its own agent: `agent` and `sandbox`, for the record of an evaluation."""
+    uses_model: bool = True
+    """Its own agent makes model calls."""
+
+    def check_trainable(self) -> None:
+        """Raise `ConfigError` if its agent calls no model."""
+        if not self.uses_model:
+            raise ConfigError(
+                f"agent={self.about.get('agent')} calls no model, so there is nothing to train: use another agent of "
+                "`rllm list agents`, or `rllm eval`"
+            )
 
 
 def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvironment:

@@ -190,6 +190,7 @@ class Bubblewrap(SandboxBackend):
             return LocalImage.read(source.name or HOST).name
         folder = source.folder
         recipe = read_dockerfile(folder)
+        warn_of_base(recipe.base)
         key = await in_thread(lambda: digest(folder), name="reading an image folder")
         image = cache_folder() / "sandboxes" / key
         async with lock_of(key):
@@ -202,7 +203,6 @@ class Bubblewrap(SandboxBackend):
             async with await self.start(HOST, workdir=recipe.workdir or "/") as sandbox:
                 await build(recipe, sandbox)
                 await sandbox.save(new, workdir=recipe.workdir, env=recipe.env)
-        warn_of_base(recipe.base)
 
     async def start(
         self,

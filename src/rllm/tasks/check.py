@@ -16,10 +16,10 @@ from rllm.types import JSONObject
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCheck:
-    """Rewards of the oracle and of an agent that does nothing; `None` if there is none."""
+    """Rewards of the task's solution and of doing nothing; `None` if there is none."""
 
     task: str
-    oracle: float | None
+    solution: float | None
     nothing: float | None
     problems: tuple[str, ...]
     seconds: float
@@ -66,21 +66,21 @@ async def check_tasks(
 
 
 async def check_task(task: TaskFolder, backend: SandboxBackend) -> TaskCheck:
-    """Check one task: the oracle must have a reward of 1 or more, and an agent that does nothing less than 1."""
+    """Check one task: its solution must have a reward of 1 or more, and doing nothing less than 1."""
     started = asyncio.get_running_loop().time()
-    oracle, solved, output = await _reward(task, Oracle(), backend)
+    solution, solved, output = await _reward(task, Oracle(), backend)
     nothing, idled, _ = await _reward(task, Idle(), backend)
     problems = [*solved, *(problem for problem in idled if problem not in solved)]
-    if oracle is not None and oracle < 1:
+    if solution is not None and solution < 1:
         problems.append(
-            f"the solution has a reward of {oracle:g}, not 1: mend solution/solve.sh or tests/test.sh; the verifier "
+            f"the solution has a reward of {solution:g}, not 1: mend solution/solve.sh or tests/test.sh; the verifier "
             f"sees the working directory and artifacts=[...] only; it printed: {_ends(output) or 'nothing'}"
         )
     if nothing is not None and nothing >= 1:
         problems.append(f"doing nothing has a reward of {nothing:g}: tests/test.sh must fail before the task is done")
     return TaskCheck(
         task=task.name,
-        oracle=oracle,
+        solution=solution,
         nothing=nothing,
         problems=tuple(problems),
         seconds=asyncio.get_running_loop().time() - started,

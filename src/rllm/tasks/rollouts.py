@@ -57,7 +57,12 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     )
     rollouts.check()
     rows = [{"id": task.name, "folder": str(task.folder)} for task in read_tasks(source)]
-    return NamedEnvironment(tasks=Dataset.of_tasks(rows, name=name), agent_run_func=rollouts)
+    return NamedEnvironment(
+        tasks=Dataset.of_tasks(rows, name=name),
+        agent_run_func=rollouts,
+        about={"agent": rollouts.agent, "sandbox": rollouts.sandbox},
+        uses_model=_agent(rollouts.agent, rollouts.max_steps).uses_model,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

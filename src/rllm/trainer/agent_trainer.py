@@ -444,7 +444,9 @@ def _named(env: str | NamedEnvironment, sandbox: SandboxSettings, *others: objec
     for name, value in zip(names, others, strict=True):
         if value is not None:
             raise ConfigError(f"{name} would have no effect with env={shown(env)}, which brings its own; leave one out")
-    return open_env(env, sandbox=sandbox) if isinstance(env, str) else env
+    opened = open_env(env, sandbox=sandbox) if isinstance(env, str) else env
+    opened.check_trainable()
+    return opened
 
 
 def _warn_of_shared_tasks(train_data: Dataset, val_data: Dataset | None) -> None:

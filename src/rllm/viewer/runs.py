@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import DecodeError, Struct
 from msgspec.json import decode
 
-from rllm._runtime.untrusted import TooLargeError, read_bytes
+from rllm._runtime.untrusted import TooLargeError, read_bytes, read_json
 from rllm.config.yaml_file import read_settings
 from rllm.engine.episode_log import task_of
 from rllm.errors import ConfigError, StoreError
@@ -33,7 +33,7 @@ MARKS = ("metrics.jsonl", SETTINGS, STORE)
 HOW_TO_MAKE_ONE = (
     "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
 )
-_REPORT = "report.json"
+_REPORT, _IDENTITY = "report.json", "evaluation.json"
 _BUSY_S = 120.0
 """Seconds without a new line or trace after which a run counts as stopped."""
 _SESSIONS_KEPT = 64
@@ -170,6 +170,16 @@ class Run:
             return decode(read_bytes(self.folder / _REPORT), type=Evaluated)
         except (OSError, TooLargeError, DecodeError, UnicodeDecodeError, RecursionError):
             return None
+
+    @property
+    def evaluation(self) -> dict[str, str]:
+        """Facts about the evaluation in this folder, such as env, agent, sandbox and model; empty if it has none."""
+        if self.folder is None:
+            return {}
+        try:
+            return {str(name): str(value) for name, value in read_json(self.folder / _IDENTITY).items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
 
     @property
     def is_live(self) -> bool:
