@@ -59,6 +59,21 @@ async def test_background_process_does_not_keep_a_command_open(local):
         assert "sleep\x001119" in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).stdout
 
 
+async def test_control_group_of_a_command_is_removed_once_it_has_no_processes(local):
+    async with await local.start("host", limits=SMALL) as sandbox:
+        groups = [group for group in left_groups() if sandbox.id in group.name]
+
+        def of_commands():
+            return [inner for group in groups for inner in group.iterdir() if inner.is_dir()]
+
+        await sandbox.exec("sleep 1117 >/dev/null 2>&1 & echo $! > /tmp/pid")
+        await sandbox.exec("true")
+        assert len(of_commands()) == 1
+        await sandbox.exec("kill -9 $(cat /tmp/pid); while kill -0 $(cat /tmp/pid); do sleep 0.01; done 2>/dev/null")
+        await sandbox.exec("true")
+        assert of_commands() == []
+
+
 async def test_user_id_belongs_to_the_sandbox(local):
     if os.geteuid() != 0:
         pytest.skip("needs root")

@@ -59,8 +59,11 @@ async def test_pod_runs_commands_and_is_deleted(kubectl, tmp_path, monkeypatch):
     limits = SandboxLimits(cpus=0.5, memory_mb=100, disk_mb=200)
     work = tmp_path / "work"
     sandbox = await open_backend("kubernetes").start("image:1", limits=limits, workdir=str(work), env={"A": "1"})
-    result = await sandbox.exec('pwd; echo "$B"; cat; echo wrong >&2; exit 3', env={"B": "two"}, input="typed")
-    assert (result.exit_code, result.stdout, result.stderr) == (3, f"{work}\ntwo\ntyped", "wrong\n")
+    secret = "it's\nthe $KEY"
+    result = await sandbox.exec('pwd; echo "$B"; cat; echo wrong >&2; exit 3', env={"B": secret}, input="typed")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, f"{work}\n{secret}\ntyped", "wrong\n")
+    assert "the $KEY" not in (kubectl / "calls").read_text()
+    assert (await sandbox.exec('cat; echo "$B"', env={"B": "two"})).stdout == "two\n"
     (tmp_path / "in").write_text("uploaded")
     await sandbox.upload(tmp_path / "in", f"{work}/sub/file")
     await sandbox.download(str(work), tmp_path / "out")

@@ -21,6 +21,8 @@ class Room(Sandbox):
         backend.open.append(self)
 
     async def exec(self, command, **_) -> ExecResult:
+        if self not in self.backend.open:
+            raise SandboxError("it has ended")
         return ExecResult(exit_code=0, stdout="", stderr="")
 
     async def upload(self, source: Path, target: str) -> None: ...
@@ -111,6 +113,20 @@ async def test_sandboxes_of_the_last_two_kinds_are_prestarted_and_used_once():
     await settled()
     assert unused(backend, *used) == ["b", "b", "c", "c"]
     assert len(set(used)) == 4
+
+
+async def test_warm_sandboxes_that_have_ended_are_replaced():
+    backend = Rooms()
+    pool = SandboxPool(backend, warm=2)
+    used = [await pool.start("a")]
+    await settled()
+    dead, alive = (room for room in backend.open if room not in used)
+    backend.open.remove(alive)
+    backend.open.remove(dead)
+    async with await pool.start("a") as sandbox:
+        assert sandbox not in (dead, alive)
+        assert (await sandbox.exec("true")).ok
+    await used[0].close()
 
 
 def test_unused_sandboxes_are_closed_with_the_event_loop():

@@ -206,7 +206,7 @@ class SandboxSettings(Section):
     disk_mb: PositiveInt | None = None
     """Mebibytes of files that it may write."""
     concurrency: PositiveInt = 32
-    """Sandboxes in use at the same time, in each process that makes rollouts; others wait."""
+    """Sandboxes in use at the same time, in each process (event loop) that makes rollouts; others wait."""
     warm: NonNegativeInt = 0
     """Sandboxes that are started before a rollout asks for one, for agents and as many for verifiers."""
 

@@ -121,6 +121,9 @@ class BubblewrapSandbox(ClientSandbox):
         if not await self._group.kill(mark):
             await self.end("a command had to be killed at its deadline, which needs control groups")
 
+    def command_ended(self, mark: str) -> None:
+        self._group.remove_of(mark)
+
     async def snapshot(self) -> str:
         """Save the files that the sandbox has written, as an image that lasts until this process ends."""
         self._check_open()

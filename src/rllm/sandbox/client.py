@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from weakref import WeakKeyDictionary
@@ -273,6 +274,13 @@ class ClientSandbox(Sandbox):
     def is_lost(self, result: ExecResult) -> bool:
         """Return whether the client may have failed, rather than the command."""
 
+    def stdin_of_client(self, env: Mapping[str, str]) -> str:
+        """Return text for the client's standard input before that of the command; a client may read variables there."""
+        return ""
+
+    def command_ended(self, mark: str) -> None:
+        """Clean up after a command; it may have left processes."""
+
     def own_stderr(self, stderr: str) -> str:
         """Return what a command wrote, without what the client adds."""
         return stderr
@@ -292,16 +300,17 @@ class ClientSandbox(Sandbox):
         self._check_open()
         mark = new_id()
         program = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        argv, client_env = self.client(
-            program, cwd=cwd or self.workdir, env={**(env or {}), MARK: mark}, stdin=bool(input)
-        )
+        variables = {**(env or {}), MARK: mark}
+        typed = self.stdin_of_client(variables) + input
+        argv, client_env = self.client(program, cwd=cwd or self.workdir, env=variables, stdin=bool(typed))
         kept = OutputKeeper(max_output_bytes, on_output)
         began = time.monotonic()
         with contextlib.ExitStack() as files:
-            ended = await run_program(
+            ended = await self._run(
+                mark,
                 argv,
                 kept.add,
-                stdin=files.enter_context(_file_of(input)) if input else None,
+                stdin=files.enter_context(_file_of(typed)) if typed else None,
                 env=client_env,
                 timeout_s=timeout_s,
                 kill=lambda: self._kill(mark),
@@ -371,13 +380,19 @@ class ClientSandbox(Sandbox):
             if on_output:
                 on_output(stream, data)
 
-        ended = await run_program(
-            argv, add, stdin=stdin, env=env, timeout_s=TRANSFER_TIMEOUT_S, kill=lambda: self._kill(mark, as_root=True)
-        )
+        kill = partial(self._kill, mark, as_root=True)
+        ended = await self._run(mark, argv, add, stdin=stdin, env=env, timeout_s=TRANSFER_TIMEOUT_S, kill=kill)
         if ended.exit_code != 0 and not await self.is_running():
             self._check_open()
             raise SandboxError(f"sandbox {self.id} has ended: {kept.text('stderr').strip()}")
         return kept, ended
+
+    async def _run(self, mark: str, *arguments: Any, **options: Any) -> Ended:
+        """Run a command's client, see `run_program`."""
+        try:
+            return await run_program(*arguments, **options)
+        finally:
+            self.command_ended(mark)
 
     async def _kill(self, mark: str, *, as_root: bool = False) -> None:
         """Kill a command and all that it started; end the sandbox where that fails, as with a fork bomb."""

@@ -100,6 +100,8 @@ class ControlGroup:
             "cpu.cfs_quota_us": int(limits.cpus * period),
         }
         self._folders: dict[str, Path] = {}
+        self._ended: set[Path] = set()
+        """Groups of commands that have ended, but left processes."""
         for controller, parent in parents().items():
             folder = parent / f"{_PREFIX}{name}"
             with suppress(OSError):
@@ -145,6 +147,16 @@ class ControlGroup:
                     os.kill(int(process), signal.SIGKILL)
             await asyncio.sleep(0.01)
         return False
+
+    def remove_of(self, command: str) -> None:
+        """Remove the group of a command that has ended, and those of earlier ones, unless they have processes left."""
+        if folder := self._killable(command):
+            self._ended.add(folder)
+        for ended in list(self._ended):
+            with suppress(OSError):
+                ended.rmdir()
+            if not ended.exists():
+                self._ended.remove(ended)
 
     async def remove(self) -> None:
         """Remove the group, whose processes have ended."""

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+import shlex
 import shutil
 import subprocess
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from rllm._runtime.ids import new_id
 from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
-from rllm.sandbox.client import ASK_TIMEOUT_S, FIND_FOLDER, ClientSandbox, ask, end_of, uncancelled
+from rllm.sandbox.client import ASK_TIMEOUT_S, FIND_FOLDER, MARK, ClientSandbox, ask, end_of, uncancelled
 from rllm.sandbox.owner import has_ended, run_after, this_process
 from rllm.sandbox.public_route import gateway_address, public_route
 
@@ -34,6 +35,15 @@ _POLL_S = 0.5
 _REMOVE_ALL = """
 for round in 1 2 3; do kubectl delete job,networkpolicy --selector "$1" --wait=false; sleep 2; done
 """
+_READ_VARIABLES = """
+variables=
+while IFS= read -r line && [ "$line" != "$1" ]; do variables="$variables$line
+"; done
+eval "$variables"
+unset variables line
+"""
+"""A shell reads single bytes of a pipe, so the rest is the command's."""
+_IN_FOLDER = 'cd "$2" && shift 2 && exec "$@"'
 _FAILURES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "RunContainerError"}
 )
@@ -53,9 +63,15 @@ class KubernetesSandbox(ClientSandbox):
     ) -> tuple[Sequence[str], Mapping[str, str] | None]:
         """Return the command line of `kubectl exec`, which always runs as the image's user."""
         options = ["--stdin"] if stdin else []
-        variables = [f"{name}={value}" for name, value in env.items()]
-        inside = ["env", *variables, "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", cwd, *program]
+        mark = env.get(MARK, "")
+        script = (_READ_VARIABLES if self.stdin_of_client(env) else "") + _IN_FOLDER
+        inside = ["env", f"{MARK}={mark}", "sh", "-c", script, "sh", mark, cwd, *program]
         return ["kubectl", "exec", *options, self._pod, "--", *inside], None
+
+    def stdin_of_client(self, env: Mapping[str, str]) -> str:
+        """Return variables as lines of a shell, and the mark as the last one: others see command lines."""
+        lines = [f"export {name}={shlex.quote(value)}\n" for name, value in env.items() if name != MARK]
+        return "".join([*lines, f"{env[MARK]}\n"]) if lines else ""
 
     def own_stderr(self, stderr: str) -> str:
         before, separator, _ = stderr.rpartition("command terminated with exit code ")

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError, SandboxLimits
 
 _LIMITS = SandboxLimits()
+_CHECK_TIMEOUT_S = 60.0
 _NUM_KINDS = 2
 """An agent's sandbox and its verifier's may differ."""
 
@@ -39,7 +40,7 @@ class SandboxPool(SandboxBackend):
 
         Args:
             backend: starts the sandboxes.
-            concurrency: sandboxes in use at the same time; `start` waits for others to be closed.
+            concurrency: sandboxes in use at the same time in one event loop; `start` waits for others to be closed.
             warm: unused sandboxes of each of the two kinds that were asked for last, in addition.
         """
         self.name = backend.name
@@ -98,8 +99,7 @@ class _LoopPool:
     async def start(self, kind: _Kind) -> Sandbox:
         await self._in_use.acquire()
         try:
-            unused = self._unused.get(kind.key)
-            sandbox = unused.pop() if unused else await self._backend.start(kind.image, **kind.arguments)
+            sandbox = await self._warm_one(kind) or await self._backend.start(kind.image, **kind.arguments)
         except BaseException:
             self._in_use.release()
             raise
@@ -110,6 +110,21 @@ class _LoopPool:
             self._kinds.popitem(last=False)
         self._wake.set()
         return sandbox
+
+    async def _warm_one(self, kind: _Kind) -> Sandbox | None:
+        """Return an unused sandbox that still runs, if there is one; close those that have ended."""
+        while unused := self._unused.get(kind.key):
+            sandbox = unused.pop()
+            try:
+                await sandbox.exec(["true"], cwd="/", timeout_s=_CHECK_TIMEOUT_S)
+            except SandboxError:
+                await _close([sandbox])
+            except BaseException:
+                await _close([sandbox])
+                raise
+            else:
+                return sandbox
+        return None
 
     def _release_at_close(self, sandbox: Sandbox) -> None:
         close, is_held = sandbox.close, True
