@@ -5,18 +5,21 @@
     python benchmarks/learning.py                  # draws what was gathered before
 
 A curve is the mean reward on held-out tasks after so many training steps. `tests/learning` defines the tasks and settings.
+`docs/shell_tasks.svg` is drawn too, from the table in the README of `examples/shell_tasks`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
 DOCS = Path(__file__).parents[1] / "docs"
+SHELL_TASKS, SHELL_PICTURE = DOCS.parent / "examples" / "shell_tasks" / "README.md", DOCS / "shell_tasks.svg"
 NUMBERS, PICTURE = DOCS / "learning.json", DOCS / "learning.svg"
 
 Curve: TypeAlias = Mapping[str, float]
@@ -68,6 +71,17 @@ def draw(
             "</svg>\n",
         ]
     )
+
+
+def draw_shell_tasks() -> str:
+    """The picture of the table of `SHELL_TASKS`, which has a row for each seed and a column for each evaluation."""
+    rows = re.findall(r"^\| seed (\d+) ((?:\| \d+ % )+)\|$", SHELL_TASKS.read_text(), re.MULTILINE)
+    seeds = {
+        seed: {str(6 * place): int(share) / 100 for place, share in enumerate(re.findall(r"\d+", shares))}
+        for seed, shares in rows
+    }
+    title = "Share of held-out shell tasks solved, by training steps"
+    return draw({"terminus in bubblewrap": seeds}, title)
 
 
 def _panel(place: int, name: str, seeds: Mapping[str, Curve], steps: int, highest: float) -> Iterator[str]:
@@ -126,6 +140,7 @@ def main() -> None:
         NUMBERS.write_text(json.dumps(gather(folder), indent=1) + "\n")
     curves = json.loads(NUMBERS.read_text())
     PICTURE.write_text(draw(curves))
+    SHELL_PICTURE.write_text(draw_shell_tasks())
     print("\n".join(table(curves)))
 
 

@@ -32,5 +32,6 @@ def test_all_curves_are_measured_after_the_same_steps(curves: Curves) -> None:
 
 
 def test_picture_is_drawn_from_the_numbers(curves: Curves) -> None:
-    draw = run_path(str(ROOT / "benchmarks" / "learning.py"))["draw"]
-    assert (ROOT / "docs" / "learning.svg").read_text() == draw(curves)
+    drawing = run_path(str(ROOT / "benchmarks" / "learning.py"))
+    assert (ROOT / "docs" / "learning.svg").read_text() == drawing["draw"](curves)
+    assert (ROOT / "docs" / "shell_tasks.svg").read_text() == drawing["draw_shell_tasks"]()
