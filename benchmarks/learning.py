@@ -1,4 +1,4 @@
-"""The learning curves of every algorithm as a picture: `docs/learning.svg`, and the numbers behind it, `docs/learning.json`.
+"""The learning curves of every algorithm as a picture: `docs/learning.svg`, and its numbers, `docs/learning.json`.
 
     make test-learning                         # trains, and leaves its curves in runs/learning
     python benchmarks/learning.py runs/learning    # gathers them, and draws

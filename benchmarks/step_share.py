@@ -152,7 +152,7 @@ def questions(number: int) -> list[str]:
 
 
 def shares(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Of the steps behind the first ones: their medians, and the share of them that is neither generation nor update."""
+    """Return the medians of the steps after the first ones, and the share that is neither generation nor update."""
     rows = []
     for before, step in zip(steps[SKIPPED - 1 :], steps[SKIPPED:], strict=False):
         generation = step["rolled out: engine"] - step["begun: engine"]

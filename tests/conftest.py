@@ -1,10 +1,10 @@
-"""What every test may rely on, wherever the suite is started.
+"""Environment of every test, wherever the suite is started.
 
 One thread for each process's tensors: tiny models gain nothing from more, and on a busy machine they lose a lot.
-Properties are tried on the same examples in each run, which may take as long as they like; `RLLM_EXAMPLES` says on how many.
-Bytecode is kept, whatever the environment says: hundreds of processes are started, and each would compile rllm anew.
-One certificate is trusted, which is nobody's: a client reads all that are, for longer than most tests take, and each test has
-a client of its own.
+Properties are tried on the same examples in each run, which may take as long as they like; `RLLM_EXAMPLES` is their number.
+Bytecode is kept in any environment: hundreds of processes are started, and each would compile rllm again.
+One dummy certificate is trusted: a client reads all trusted ones, for longer than most tests take, and each test has
+its own client.
 The key that seals runs is kept in a folder of the tests' own.
 Ctrl-C works: a shell that starts the suite in the background lets it, and all its children, ignore the signal.
 """
@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected is no garbage, and is not searched for any, neither meanwhile nor later."""
+    """Objects created by imports and collection are frozen, so that garbage collection never visits them."""
     gc.disable()
     try:
         return (yield)
@@ -58,8 +58,8 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_collection() -> Generator[None, None, None]:
-    """Python searches for no garbage meanwhile: in the depth of a recursion nothing is left for finalisers of what other tests
-    made, and each that fails there is told as a failure of this one."""
+    """Garbage collection is disabled: in a deep recursion no stack is left for finalisers of objects of other
+    tests, and each error there is reported as a failure of this one."""
     gc.disable()
     yield
     gc.enable()

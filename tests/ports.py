@@ -7,13 +7,13 @@ import socket
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 NEVER_LENT = range(15_000 + WORKER % 8, 32_000, 8)
-"""Ports that no other test process takes, nor the system gives to whoever takes any: its own begin above them."""
+"""Ports that neither another test process nor the system takes: the range of ephemeral ports begins above them."""
 
 _ports = itertools.cycle(random.sample(NEVER_LENT, len(NEVER_LENT)))
 
 
 def free_port() -> int:
-    """A port that nobody has, nor is given for as long as nobody listens on it."""
+    """Return a port that is free, and is not assigned by the system until a program listens on it."""
     for port in _ports:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

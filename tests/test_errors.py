@@ -120,17 +120,17 @@ def test_boundary_does_not_wrap_our_errors_and_exits(error: BaseException) -> No
 
 
 @pytest.mark.parametrize(
-    ("errors", "said"),
+    ("errors", "expected"),
     [
         ([ValueError("bad"), KeyError("k")], "agent raised ValueError: bad"),
         ([ExceptionGroup("inner", [InferenceError("busy")]), ValueError("bad")], "busy"),
         ([InferenceError("busy"), TokenMismatchError("ids differ")], "ids differ"),
     ],
 )
-def test_boundary_raises_one_error_of_a_group(errors: list[Exception], said: str) -> None:
+def test_boundary_raises_one_error_of_a_group(errors: list[Exception], expected: str) -> None:
     with pytest.raises(RLLMError) as caught, boundary(AgentError, "agent"):
         raise ExceptionGroup("unhandled errors in a TaskGroup", errors)
-    assert str(caught.value) == said
+    assert str(caught.value) == expected
     assert "TaskGroup" not in "".join(traceback.format_exception(caught.value))
 
 

@@ -16,7 +16,7 @@ import rllm
 PROGRAMS = {"rllm.__main__", "rllm.demo.agent"}
 """The command itself, and an agent that makes its client as it is imported; the tests of the command line run both."""
 IN_WORKERS = {"rllm.backends.verl.platform_cpu", "rllm.backends.verl.worker"}
-"""What subclasses verl's classes, and is imported by its processes only."""
+"""Modules that subclass verl's classes, and are imported by its processes only."""
 MODULES = sorted(
     {info.name for info in pkgutil.walk_packages(rllm.__path__, "rllm.")}
     - PROGRAMS
@@ -84,8 +84,8 @@ BY_NAME = {
     "sdk.propagation",
     "tracking.trackers",
 }
-"""Where modules are imported whose names a user or a table gives; all other imports are statements, which the layers' check
-sees. The harness imports what a test names, in a sandbox."""
+"""Modules that import others by names that a user or a table gives; all other imports are statements, which the layers' check
+sees. The harness imports the modules that a test names, in a sandbox."""
 
 
 def test_imports_by_name_are_known_to_the_layers_check() -> None:

@@ -22,7 +22,7 @@ def test_short_names_and_paths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         (
             "orderd",
@@ -37,10 +37,10 @@ def test_short_names_and_paths() -> None:
         ("collections:Ordered", "thing='collections:Ordered': module 'collections' has no 'Ordered'"),
     ],
 )
-def test_unresolvable_name_is_an_error(name: str, told: str) -> None:
+def test_unresolvable_name_is_an_error(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(name, KNOWN, kind="thing")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_transposed_letters_are_corrected() -> None:
@@ -77,8 +77,8 @@ def test_error_in_a_module_shows_only_its_own_lines(
 def test_syntax_error_in_a_module_names_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "users_draft.py").write_text("x = 1\nclass Thing(:\n")
     monkeypatch.syspath_prepend(tmp_path)
-    told = rf"thing='users_draft:Thing': {tmp_path}/users_draft\.py, line 2: SyntaxError: invalid syntax"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"thing='users_draft:Thing': {tmp_path}/users_draft\.py, line 2: SyntaxError: invalid syntax"
+    with pytest.raises(ConfigError, match=message):
         resolve("users_draft:Thing", KNOWN, kind="thing")
 
 

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def wait_for(read: Callable[[], T], timeout_s: float = 60.0) -> T:
-    """What `read` gives, once that is true."""
+    """Return the result of `read`, once that is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := read()):
         assert time.monotonic() < deadline, f"nothing came about within {timeout_s:g} s"

@@ -54,6 +54,6 @@ async def run_agent(question: str, ground_truth: str, **kwargs: Any) -> float:
     try:
         async for update in graph.astream({"messages": [("user", question)]}, {"recursion_limit": 2 * MAX_TURNS}):
             answer = next(iter(update.values()))["messages"][-1].text
-    except GraphRecursionError:  # it went on searching
+    except GraphRecursionError:  # it kept searching
         return 0.0
     return judge(RewardInput(task_info={"ground_truth": ground_truth}, action=answer)).reward

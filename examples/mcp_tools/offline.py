@@ -56,7 +56,7 @@ def _task(parcel: int, van: int, rng: random.Random) -> Task:
 
 
 def _conversations(tools: Sequence[MCPTool], seed: int, *, care: float) -> Iterator[list[Message]]:
-    """Endless conversations as the agent records them, about parcels and vans that the server has never heard of."""
+    """Endless conversations as the agent records them, about parcels and vans unknown to the server."""
     rng = random.Random(seed)
     agent = ToolAgent(**agent_args(tools))
     while True:

@@ -22,7 +22,7 @@ SETTINGS = {
     "gateway": {"port": 8080},
 }
 LONGEST = 8
-"""Letters that the model's teacher says at most."""
+"""Maximum number of letters in demonstrations."""
 STARTS_RIGHTLY = 0.15
 """Share of answers that begin with the right letter; others begin anywhere, an eighth of the time rightly."""
 

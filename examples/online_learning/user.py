@@ -1,4 +1,4 @@
-"""A user of a gateway: asks, reads the answer, and only then says how good it was."""
+"""A user of a gateway: asks, reads the answer, and then rewards it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_USERS = 16
 
 
 class User:
-    """Somebody who talks to the gateway at a URL, with the key of the program that they use."""
+    """User who talks to the gateway at a URL, with the key of the program that they use."""
 
     def __init__(self, url: str, key: str, seed: int) -> None:
         self._gateway = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=600)
@@ -32,10 +32,10 @@ class User:
         asked, wanted = offline.question(self._rng)
         session = self._gateway.post("/sessions", json={}).raise_for_status().json()
         with OpenAI(base_url=session["base_url"], api_key=session["api_key"]) as client:
-            said = client.chat.completions.create(
+            text = client.chat.completions.create(
                 model="policy", messages=[{"role": "user", "content": asked}], max_tokens=12
             )
-        reward = float(said.choices[0].message.content == wanted)
+        reward = float(text.choices[0].message.content == wanted)
         self._gateway.post(f"/sessions/{session['id']}/reward", json={"reward": reward}).raise_for_status()
         return reward
 

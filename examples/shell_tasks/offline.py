@@ -30,7 +30,7 @@ RECIPE = TinyPolicyRecipe(
 FIRST_SEED = 1_000_000
 """The model is taught with tasks of seeds from here on, never with those that it is trained on or measured with."""
 PICKS_RIGHTLY = 0.1
-"""How often it is shown the right command; otherwise one of any kind, an eighth of the time rightly."""
+"""Fraction of demonstrations with the right command; the others have one of any kind, an eighth of the time correctly."""
 COMMANDS = {
     "create": "echo {word} > {last}",
     "rename": "mv {first} {last}",

@@ -41,7 +41,7 @@ class ProposeAndCheck(Workflow):
         return Step.from_model_output(output, messages, action=output.content.strip())
 
     def assign_episode_correctness(self, episode: Episode) -> None:
-        """The last proposal counts, whatever the checker earned."""
+        """The last proposal counts, independently of the checker's reward."""
         proposals = [trajectory for trajectory in episode.trajectories if trajectory.name == "proposer"]
         episode.is_correct = bool(proposals) and proposals[-1].reward == 1.0
 

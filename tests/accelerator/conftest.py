@@ -33,7 +33,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _module() -> types.ModuleType:
-    """What `torch.strict` has to offer."""
+    """Operations that `torch.strict` supports."""
     module = types.ModuleType(NAME)
     for name, given in {
         "is_available": lambda: True,

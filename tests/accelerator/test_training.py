@@ -64,14 +64,14 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent(question: str) -> float:
     """Three turns, so that prompts begin with what is known."""
     messages: list[Any] = [{"role": "user", "content": question}]
-    said = ""
+    expected_message = ""
     with openai.OpenAI() as client:
         for _ in range(3):
             response = client.chat.completions.create(model="any", messages=messages, max_tokens=6)
             answer = response.choices[0].message.content or ""
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Sure?"}]
-            said += answer
-    return sum(letter < "n" for letter in said) / max(len(said), 1)
+            expected_message += answer
+    return sum(letter < "n" for letter in expected_message) / max(len(expected_message), 1)
 
 
 def trained(policy: Path, run_dir: Path, device: str, *overrides: str, resume: bool = False) -> dict[str, Any]:

@@ -27,7 +27,7 @@ async def test_a_reward_of_none_stays_unscored(play):
     trajectory = await play(MathAgent(), SingleTurnEnvironment(TASK, lambda task, action: None), ["5"])
     assert trajectory.steps[0].reward is None
     assert trajectory.final_reward() is None
-    assert UNSCORED == 0.0  # ... which is why nobody may compare with 0
+    assert UNSCORED == 0.0  # so a comparison with 0 is not possible
 
 
 async def test_error_in_reward_function_is_named(play):

@@ -1,4 +1,4 @@
-"""What all algorithms share: their options, and what the loss is made of."""
+"""Options that all algorithms share, and the terms of the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .values import batch_of, gradient, group_of
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"clip_low": 0.0}, r"algorithm\.clip_low=0\.0: use a number above 0"),
         ({"clip_low": -0.1}, r"algorithm\.clip_low=-0\.1"),
@@ -54,8 +54,8 @@ from .values import batch_of, gradient, group_of
         ({"fixed_length": 8}, r"algorithm\.fixed_length=8: only aggregation=fixed-length uses it"),
     ],
 )
-def test_invalid_settings_are_rejected(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Algorithm(**fields)
 
 

@@ -12,7 +12,7 @@ from rllm.errors import TokenMismatchError
 
 
 def sequence(prompt: list[int], *turns: tuple[list[int], list[int]], logprob: float = -1.0) -> TokenSequence:
-    """`prompt`, then for each turn its sampled tokens and what was inserted behind them."""
+    """`prompt`, then for each turn its sampled tokens and the tokens inserted after them."""
     ids, spans = list(prompt), []
     for number, (sampled, inserted) in enumerate(turns):
         spans.append(StepSpan(step_id=f"s{number}", start=len(ids), stop=len(ids) + len(sampled)))
@@ -147,7 +147,7 @@ def spans(*bounds: tuple[int, int]) -> list[StepSpan]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"spans": spans((1, 3)), "logprobs": [-1.0]}, "2 sampled tokens have 1 log-probabilities"),
         ({"spans": spans((2, 4)), "logprobs": [-1.0, -1.0]}, "tokens 2 to 4 of 3"),
@@ -155,6 +155,6 @@ def spans(*bounds: tuple[int, int]) -> list[StepSpan]:
         ({"spans": spans((1, 3), (2, 3)), "logprobs": [-1.0] * 3}, "in order"),
     ],
 )
-def test_misaligned_sequence_is_rejected(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(TokenMismatchError, match=told):
+def test_misaligned_sequence_is_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TokenMismatchError, match=message):
         TokenSequence(ids=[1, 2, 3], **fields)

@@ -48,7 +48,7 @@ def test_buffer_may_equal_the_maximum_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"clip_low": 0.3}, r"algorithm\.clip_high=0\.28: use at least clip_low"),
         ({"overlong_length": 100}, r"algorithm\.overlong_buffer=None: set it together with overlong_length"),
@@ -57,6 +57,6 @@ def test_buffer_may_equal_the_maximum_length() -> None:
         ({"overlong_length": 100, "overlong_buffer": 0}, r"algorithm\.overlong_buffer=0"),
     ],
 )
-def test_invalid_settings_are_rejected(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DAPO(**fields)

@@ -58,7 +58,7 @@ def test_gradient_is_zero_without_teacher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"teacher_coef": 0.0}, r"algorithm\.teacher_coef=0\.0: use a number above 0"),
         ({"teacher_coef": -1.0}, r"algorithm\.teacher_coef=-1\.0"),
@@ -66,6 +66,6 @@ def test_gradient_is_zero_without_teacher() -> None:
         ({"kl_coef": 0.1, "kl_in": "reward"}, r"algorithm\.kl_in='reward': distill ignores rewards"),
     ],
 )
-def test_invalid_settings_are_rejected(fields: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_settings_are_rejected(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Distill(**fields)  # type: ignore[arg-type]

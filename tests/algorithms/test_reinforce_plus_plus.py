@@ -75,5 +75,5 @@ def test_trajectory_without_tokens_counts_as_one_token() -> None:
     assert algorithm.credits([without]) == algorithm.credits([single])
 
 
-def test_no_groups() -> None:
+def test_empty_list_of_groups() -> None:
     assert ReinforcePlusPlusBaseline().credits([]) == []

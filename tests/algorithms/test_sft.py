@@ -55,7 +55,7 @@ def test_demonstrations_have_no_sampler_logprobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"clip_low": 0.1}, r"algorithm\.clip_low=0\.1: demonstrations are not sampled"),
         ({"dual_clip": 3.0}, r"algorithm\.dual_clip=3\.0"),
@@ -66,8 +66,8 @@ def test_demonstrations_have_no_sampler_logprobs() -> None:
         ({"teacher_coef": 1.0}, r"algorithm\.teacher_coef=1\.0"),
     ],
 )
-def test_settings_without_effect_on_demonstrations_are_rejected(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_settings_without_effect_on_demonstrations_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         SFT(**fields)
 
 

@@ -18,7 +18,7 @@ def spelt(tree: TokenTree) -> list[list[int]]:
 
 
 def num_prefixes(sequences: list[list[int]]) -> int:
-    """How many nodes a trie of single tokens has."""
+    """Return the number of nodes of a trie of single tokens."""
     return len({tuple(ids[:end]) for ids in sequences for end in range(1, len(ids) + 1)})
 
 
@@ -118,5 +118,5 @@ def test_number_of_forks_may_exceed_the_recursion_limit() -> None:
     assert [tree.ids[place] for place in tree.positions(len(steps) - 1)] == steps[-1]
 
 
-def test_no_sequences() -> None:
+def test_empty_list_of_sequences() -> None:
     assert build_tree([]).ids == []

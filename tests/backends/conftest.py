@@ -63,7 +63,7 @@ def make_backend(
 
 
 def in_float64(model: Any) -> Any:
-    """The model in float64 throughout; norms of its own kind would work in float32 whatever they are given."""
+    """The model in float64 throughout; custom norms would compute in float32 for any input."""
     for parent in list(model.modules()):
         for name, norm in list(parent.named_children()):
             if type(norm).__name__.endswith("RMSNorm"):

@@ -23,13 +23,13 @@ TOLD = {
 
 
 class ModelServer:
-    """Serves a copy of a model. What it is told to do wrong it does until it is told otherwise."""
+    """Server of a copy of a model, with faults that tests switch on and off."""
 
     def __init__(self, model: Any) -> None:
         self.model = copy.deepcopy(model)
         self.original = copy.deepcopy(model)
         self.cached = self.model
-        """What states of prompts were computed with."""
+        """Weights with which the states of prompts were computed."""
         self.weight_version = "default"
         self.calls: list[str] = []
         self.ignores = 0

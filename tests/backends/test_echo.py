@@ -20,7 +20,7 @@ from rllm.errors import ConfigError
 
 MakeBackend = Callable[..., LocalBackend]
 IDS = [7, 8, 20, 21, 30, 31, 32, 22, 33, 23]
-"""Prompt 7 8, answers 20 21 | 22 | 23, between which the environment said 30 31 32 | 33."""
+"""Prompt 7 8, answers 20 21 | 22 | 23, with observations 30 31 32 | 33 between them."""
 BOUNDS = [(2, 4), (7, 8), (9, 10)]
 
 

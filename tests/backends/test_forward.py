@@ -157,7 +157,7 @@ def exact_model(make_model: Make) -> Any:
     return model
 
 
-def test_neither_rows_nor_passes_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_passes_do_not_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tree = make_model().model, build_tree([[7, 7, token, *range(token)] for token in range(9)], min_saved=2)
     with torch.no_grad():
         whole = hidden_states(model, tree)

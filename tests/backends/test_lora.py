@@ -329,7 +329,7 @@ def test_damaged_checkpoint_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("lora", "told"),
+    ("lora", "message"),
     [
         (LoraSettings(rank=3, alpha=4), "keep model.lora_rank and model.lora_targets"),
         pytest.param(LoraSettings(rank=2, alpha=4, targets=["q_proj"]), "keep model.lora_rank", marks=pytest.mark.slow),
@@ -339,10 +339,10 @@ def test_damaged_checkpoint_is_rejected(
     ids=["rank", "targets", "alpha", "none"],
 )
 def test_checkpoint_of_another_adapter_is_rejected(
-    make_backend: MakeBackend, make_model: Make, tmp_path: Path, lora: LoraSettings | None, told: str
+    make_backend: MakeBackend, make_model: Make, tmp_path: Path, lora: LoraSettings | None, message: str
 ) -> None:
     make_backend(make_model(), lora=SMALL).save(tmp_path)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         make_backend(make_model(), lora=lora).load(tmp_path)
 
 

@@ -94,10 +94,10 @@ def test_experts_without_adapter_are_warned_about_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, "rllm"):
         make_backend(made("granitemoe"), lora=LoraSettings(rank=2, alpha=4))
-    (told,) = [record.getMessage() for record in caplog.records if "LoRA adapts" in record.getMessage()]
-    assert told.startswith("LoRA adapts 10 % of the weights: self_attn.q_proj, ")
-    assert "without an adapter: block_sparse_moe.input_linear (39 %), " in told
-    assert f"model.lora_targets=[all-linear,{','.join(GRANITE)}] adapts " in told
+    (found,) = [record.getMessage() for record in caplog.records if "LoRA adapts" in record.getMessage()]
+    assert found.startswith("LoRA adapts 10 % of the weights: self_attn.q_proj, ")
+    assert "without an adapter: block_sparse_moe.input_linear (39 %), " in found
+    assert f"model.lora_targets=[all-linear,{','.join(GRANITE)}] adapts " in found
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_minimal_settings_start_a_server(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "settings", "told"),
+    ("printed", "settings", "expected"),
     [
         ("<tool_call>", [], "hermes"),
         ("<tool_call><function=f><parameter=x>", [], "qwen3_coder"),
@@ -89,11 +89,11 @@ def test_minimal_settings_start_a_server(tmp_path: Path, model: Path) -> None:
     ],
 )
 def test_tool_call_parser_follows_the_template(
-    tmp_path: Path, model: Path, printed: str, settings: list[str], told: str
+    tmp_path: Path, model: Path, printed: str, settings: list[str], expected: str
 ) -> None:
     (model / "chat_template.jinja").write_text(printed + "{{ messages[0].content }}")
     with opened(configured(tmp_path, *settings)):
-        assert value_of(arguments_of(tmp_path), "--tool-call-parser") == told
+        assert value_of(arguments_of(tmp_path), "--tool-call-parser") == expected
 
 
 def test_the_chosen_template_reaches_the_server(tmp_path: Path, model: Path) -> None:
@@ -178,7 +178,7 @@ def test_running_server_is_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("abilities", "told"),
+    ("abilities", "message"),
     [
         ({"gives_ids": False}, "token ids: .*; use a server that returns token ids"),
         ({"routes": []}, "new weights: this server takes no new weights.*; start it"),
@@ -186,17 +186,17 @@ def test_running_server_is_joined(tmp_path: Path) -> None:
     ],
 )
 def test_server_without_training_support_is_rejected_at_once(
-    abilities: dict[str, Any], told: str, tmp_path: Path
+    abilities: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with endpoint(**abilities) as url:
         settings = ["model.engine=vllm", f"vllm.url={url}", "rollout.temperature=0.7", f"run_dir={tmp_path}"]
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             open_server(load_config(settings))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["vllm.port=8000"], r"vllm\.port=8000 would have no effect without a server; set model\.engine=vllm, too"),
         (["vllm.largest_gap=0.1"], r"vllm\.largest_gap=0\.1 would have no effect"),
@@ -209,8 +209,8 @@ def test_server_without_training_support_is_rejected_at_once(
         (["model.engine=vllm", "vllm.url=http://h/v1", "vllm.sleep=always", "rollout.max_staleness=1"], "take turns"),
     ],
 )
-def test_impossible_and_ineffective_settings_are_rejected(overrides: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_impossible_and_ineffective_settings_are_rejected(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_serving(load_config(overrides))
 
 
@@ -248,8 +248,8 @@ def test_weights_are_compared_under_nested_names(make_model: Any, tokenizer: Any
         bits = bits_of(norm)
 
         def weight_bits(self) -> list[dict[str, Any]]:
-            told = [list(norm.shape), str(norm.dtype), self.bits]
-            return [{"language_model.model.norm.weight": told, "visual.merger.norm.weight": told}]
+            found = [list(norm.shape), str(norm.dtype), self.bits]
+            return [{"language_model.model.norm.weight": found, "visual.merger.norm.weight": found}]
 
     server, probe = Server(), Probe(model, tokenizer)
     assert probe.check_bits(cast("Any", server)) == 1

@@ -152,7 +152,7 @@ def test_update_hidden_by_rounding_is_detected_by_bits(
     server = ModelServer(model)
     backend = trained_with(server, model)
     with torch.no_grad():
-        backend.model.model.norm.weight[0] *= 1.01  # one number of thousands, by the least that the format can tell
+        backend.model.model.norm.weight[0] *= 1.01  # one number of thousands, by the smallest difference in this format
     server.ignores = 2
     with pytest.raises(WeightSyncError, match=r"model\.norm\.weight"):
         backend.publish()
@@ -186,7 +186,7 @@ def test_restarted_server_gets_weights_before_calls(
     improve(backend, groups)
     backend.publish()
     known = server.weight_version
-    # The trainer goes on; what is given back are the weights that were published.
+    # The trainer continues; the restored weights are the published ones.
     published = {name: weight.clone() for name, weight in backend.model.state_dict().items()}
     improve(backend, groups)
     server.start_anew()

@@ -39,7 +39,7 @@ def test_sequences_of_a_trajectory_may_be_in_several_minibatches() -> None:
 
 
 def test_weights_of_minibatches_count_truncated_tokens() -> None:
-    """Two of four sequences teach nothing, so each minibatch is half of what it would be without them."""
+    """Two of four sequences have no advantage, so each minibatch has half of the value that it would have otherwise."""
     answers = [[2, 3, 4], [5], [6, 7], [8, 9]]
     whole = Batch.of([sequence_of([1], answer) for answer in answers]).with_weights("seq-mean-token-sum")
     batch = whole.select([0, 1])

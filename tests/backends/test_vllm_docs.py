@@ -1,4 +1,4 @@
-"""What docs/vllm.md names is there."""
+"""docs/vllm.md names existing settings and commands."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .conftest import in_float64
 
 Make = Callable[..., Any]
 SEQUENCES = st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7)
-pytestmark = [  # without a GPU, FlexAttention writes all scores down, and says so
+pytestmark = [  # without a GPU, FlexAttention writes all scores down, and warns
     pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),  # by the compiler for GPUs
@@ -65,7 +65,7 @@ def test_attention_crosses_block_boundaries(exact_model: Any) -> None:
 
 LONG = st.lists(
     st.tuples(st.integers(0, 2), st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5
-)  # of which stem, how much of it, and how many tokens behind that
+)  # parent stem, tokens shared with it, and number of tokens after them
 
 
 @given(LONG, st.sampled_from([1, 8, 1000]))

@@ -1,4 +1,4 @@
-"""A headless Chromium, the runs that it looks at, and pages that report whatever goes wrong in them."""
+"""A headless Chromium, the runs that it shows, and pages that report any error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def folders(demo: Path, run_folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def address(folders: dict[str, Path]) -> Iterator[str]:
-    """Where the viewer shows all of them."""
+    """URL of the viewer for all of them."""
     with ServerThread(create_app(Runs([str(folder) for folder in folders.values()]))) as server:
         yield server.url
 

@@ -1,4 +1,4 @@
-"""The viewer as somebody sees and touches it. Pictures of its pages are left in `build/viewer`."""
+"""The viewer as a user sees and touches it. Pictures of its pages are left in `build/viewer`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NewLook = Callable[..., Look]
 
 
 def first(look: Look, path: str, selector: str) -> str:
-    """Where the first such link of a page leads."""
+    """Return the target of the first such link of a page."""
     link: str = look.at(path).locator(selector).first.get_attribute("href")
     return link
 
@@ -98,8 +98,8 @@ def test_nothing_overflows_a_narrow_window(look: NewLook, paths: dict[str, str],
 @pytest.mark.parametrize("name", NAMES)
 def test_every_page_is_readable_without_scripts(look: NewLook, paths: dict[str, str], name: str) -> None:
     plain, full = look(java_script_enabled=False), look()
-    told = [one.at(paths[name]).inner_text("main") for one in (plain, full)]
-    assert told[0].split() == told[1].split()
+    found = [one.at(paths[name]).inner_text("main") for one in (plain, full)]
+    assert found[0].split() == found[1].split()
 
 
 def test_segments_and_sub_agents_form_a_tree(look: NewLook) -> None:
@@ -193,9 +193,9 @@ def test_token_popup_shows_all_values(look: NewLook, paths: dict[str, str]) -> N
     page.wait_for_selector("#tokens[data-ready]")
     token = page.locator("#tokens i[class]").last
     token.hover()
-    told = page.locator(".inspect").inner_text()
+    found = page.locator(".inspect").inner_text()
     for name in ("id", "bytes", "sampler", "trainer", "ratio", "entropy", "advantage", "version", "clipped", "call"):
-        assert re.search(rf"^{name}$", told, re.MULTILINE), name
+        assert re.search(rf"^{name}$", found, re.MULTILINE), name
     one.picture("token")
     place = int(page.locator(".inspect dd").first.inner_text())
     page.locator("#tokens").focus()

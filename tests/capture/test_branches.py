@@ -29,7 +29,7 @@ def called(arguments: Any, *, name: str = "search", content: str | None = None) 
 
 
 def answer(branches: Branches, messages: Sequence[Message], response: Message, known_ids: Sequence[int] = ()) -> Trace:
-    """Given to these messages, with tokens of its own behind what was known."""
+    """Answer to these messages, with new tokens after the known ones."""
     known, traces = branches
     number = 10 * (len(traces) + 1)
     trace = Trace(
@@ -50,10 +50,10 @@ def answer(branches: Branches, messages: Sequence[Message], response: Message, k
 
 def prior_of(branches: Branches, messages: Sequence[Message]) -> PriorAnswer | None:
     known, traces = branches
-    said = MessageDigests.of(messages, None, known)
-    if missing := known.missing_trace(said):
-        known.provide_tokens(said, traces[missing])
-    return known.prior_answer(said)
+    text = MessageDigests.of(messages, None, known)
+    if missing := known.missing_trace(text):
+        known.provide_tokens(text, traces[missing])
+    return known.prior_answer(text)
 
 
 def branches_of(*responses: Message) -> Branches:
@@ -154,7 +154,7 @@ TURNS = st.tuples(st.integers(0, 30), st.sampled_from([USER, RESULT]), st.intege
 def test_any_branch_is_continued_exactly(
     write_back: Callable[[Message], Message], answers: list[Message], turns: list[tuple[int, Message, int]]
 ) -> None:
-    """Each turn goes on from some earlier answer, or begins anew; what was said tells which."""
+    """Each turn continues some earlier answer, or starts again; the messages decide which."""
     branches: Branches = (Conversations(), {})
     latest: dict[str, Trace] = {}
     for place, message, number in turns:

@@ -1,4 +1,4 @@
-"""Answers recognised by what was said, however clients write them back."""
+"""Answers recognised by their content, however clients write them back."""
 
 from __future__ import annotations
 

@@ -76,13 +76,13 @@ def test_missing_tokens_are_reported_and_never_invented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"logprobs": [-0.5]}, "2 sampled ids but 1 log-probabilities"),
         ({"logprobs": [-0.5, 1.0]}, r"logprobs\[1\].logprob=1.0"),
         ({"completion_ids": [3, -4]}, r"completion_ids\[1\]=-4"),
     ],
 )
-def test_contradicting_tokens_raise_an_error(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(TokenMismatchError, match=said):
+def test_contradicting_tokens_raise_an_error(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TokenMismatchError, match=message):
         trace(output(**changes))

@@ -263,8 +263,8 @@ def test_only_quoted_answers_of_one_prompt_belong_to_the_task():
     chosen = trace("main", [user(f"Do this: {answers[1]}")], "ok", tools=TOOLS)
     assert set(side_calls([*drafts, chosen])) == {"draft 0", "draft 2"}
     judge = trace("judge", [user("Which is best?\n" + "\n".join(answers))], "The second, since it needs nothing else.")
-    told = trace("main", [user(f"The second, since it needs nothing else.\n{answers[1]}")], "ok", tools=TOOLS)
-    assert side_calls([*drafts, judge, told]) == {}
+    found = trace("main", [user(f"The second, since it needs nothing else.\n{answers[1]}")], "ok", tools=TOOLS)
+    assert side_calls([*drafts, judge, found]) == {}
 
 
 FOUND = "The reader of quoted fields is in src/parser.py, and it drops the last field of each line."
@@ -280,9 +280,11 @@ FOUND = "The reader of quoted fields is in src/parser.py, and it drops the last 
 )
 @pytest.mark.parametrize("answer", ["4", "The last field of each line is dropped.", SUMMARY])
 def test_final_summary_of_the_task_belongs_to_it(found, prompt, answer):
-    said = FOUND if found["role"] == "assistant" else ""
-    main = trace("main", ASKED, said, tools=TOOLS)
-    on = trace("on", [*ASKED, {"role": "assistant", "content": said}, *([] if said else [found])], "", tools=TOOLS)
+    answers = FOUND if found["role"] == "assistant" else ""
+    main = trace("main", ASKED, answers, tools=TOOLS)
+    on = trace(
+        "on", [*ASKED, {"role": "assistant", "content": answers}, *([] if answers else [found])], "", tools=TOOLS
+    )
     title = trace("title", [user("Title of: fix the bug")], "Bug of the reader")
     final = trace("final", [user(prompt)], answer)
     assert set(side_calls([title, main, on, final])) == {"title"}
@@ -324,8 +326,8 @@ def test_identical_calls_are_not_side_calls():
 
 
 def test_calls_of_a_started_program_can_be_side_calls():
-    told = {"session_uids": ["ctx_1"], "of_program": True}
-    traces = [trace("main", ASKED, tools=TOOLS, metadata=told), trace("title", ASKED, metadata=told)]
+    found = {"session_uids": ["ctx_1"], "of_program": True}
+    traces = [trace("main", ASKED, tools=TOOLS, metadata=found), trace("title", ASKED, metadata=found)]
     assert set(side_calls(traces)) == {"title"}
 
 

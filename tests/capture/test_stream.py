@@ -97,7 +97,7 @@ def chunks_of_choice(draw: st.DrawFn, choice: dict[str, Any]) -> list[dict[str, 
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A response, and one of the streams that say the same."""
+    """A response, and one of the streams with the same content."""
     response = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -160,18 +160,18 @@ def test_stream_interrupted_before_any_token_has_an_error():
 
 @pytest.mark.parametrize("more", [{"token_ids": [3]}, {"finish_reason": "stop", "token_ids": []}])
 def test_answers_with_the_same_index_are_not_merged(more: dict[str, Any]):
-    said = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": "stop"}
-    stream = assemble([{"choices": [said]}])
+    answer = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": "stop"}
+    stream = assemble([{"choices": [answer]}])
     with pytest.raises(TokenMismatchError, match="same index"):
         stream.feed({"choices": [{"index": 0, "delta": {"content": "b"}, **more}]})
     assert stream.response()["choices"][0]["token_ids"] == [2]
 
 
 def test_empty_finish_reason_does_not_end_the_stream():
-    said = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": ""}
-    stream = assemble([{"choices": [said]}] * 2)
+    answer = {"index": 0, "delta": {"content": "a"}, "token_ids": [2], "finish_reason": ""}
+    stream = assemble([{"choices": [answer]}] * 2)
     assert not stream.finished
-    stream.feed({"choices": [{**said, "finish_reason": "stop"}]})
+    stream.feed({"choices": [{**answer, "finish_reason": "stop"}]})
     [choice] = stream.response()["choices"]
     assert (stream.finished, choice["token_ids"], choice["finish_reason"]) == (True, [2, 2, 2], "stop")
 

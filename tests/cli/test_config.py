@@ -1,4 +1,4 @@
-"""`rllm config`: what a person reads, and what is said of a file."""
+"""`rllm config`: output for people, and validation of a file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_part_of_the_configuration_is_printed(tmp_path):
         "  # Rollouts of each task in a training step. [whole number > 0]",
         "  group_size: 8",
     ]
-    told = json.loads(here("config", "rollout.group_size", "--json", cwd=tmp_path).stdout)
-    assert [item["key"] for item in told["settings"]] == ["rollout.group_size"]
+    output = json.loads(here("config", "rollout.group_size", "--json", cwd=tmp_path).stdout)
+    assert [item["key"] for item in output["settings"]] == ["rollout.group_size"]
 
 
 def test_valid_file_passes_validation(tmp_path):

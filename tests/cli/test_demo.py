@@ -82,8 +82,8 @@ def test_tasks_follow_from_the_seed_and_need_a_lookup():
 def test_simulated_clerk_has_the_stated_accuracy(clerk, expected):
     rng = random.Random(0)
     rows = tasks.shop_tasks(2000, seed=1)
-    said = [tasks._conversation(row, clerk, "", rng)[-1]["content"] for row in rows]
-    right = sum(text == str(row["answer"]) for text, row in zip(said, rows, strict=True)) / len(rows)
+    answers = [tasks._conversation(row, clerk, "", rng)[-1]["content"] for row in rows]
+    right = sum(text == str(row["answer"]) for text, row in zip(answers, rows, strict=True)) / len(rows)
     assert right == pytest.approx(expected, abs=0.03)
 
 

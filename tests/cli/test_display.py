@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on."""
+"""The display of a running training."""
 
 from __future__ import annotations
 

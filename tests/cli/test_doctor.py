@@ -48,9 +48,9 @@ def test_json_report_for_programs(monkeypatch, capsys):
     with endpoint(key="secret", models=["a", "b"]) as url:
         code, out, err = doctor(monkeypatch, capsys, "--endpoint", url, "--model", "b", "--api-key", "secret", "--json")
     assert code == 0
-    told = json.loads(out)
-    assert (told["model"], told["ok"]) == ("b", True)
-    assert {finding["name"]: finding["ok"] for finding in told["findings"]}["tools"] is True
+    output = json.loads(out)
+    assert (output["model"], output["ok"]) == ("b", True)
+    assert {finding["name"]: finding["ok"] for finding in output["findings"]}["tools"] is True
     assert "token ids" in err
 
 
@@ -70,9 +70,9 @@ def test_this_machine_and_model_are_checked(monkeypatch, capsys, policy):
 
 def test_missing_model_is_reported_as_json(monkeypatch, capsys):
     code, out, err = doctor(monkeypatch, capsys, "--model", "./nowhere", "--json")
-    told = json.loads(out)
-    assert (code, told["ok"]) == (1, False)
-    [problem] = [finding for finding in told["findings"] if finding["name"] == "model"]
+    output = json.loads(out)
+    assert (code, output["ok"]) == (1, False)
+    [problem] = [finding for finding in output["findings"] if finding["name"] == "model"]
     assert "there is no such folder" in problem["detail"]
-    assert all(finding["ok"] or finding["fix"] for finding in told["findings"])
+    assert all(finding["ok"] or finding["fix"] for finding in output["findings"])
     assert "1 problem to fix before training." in err

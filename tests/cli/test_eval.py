@@ -116,24 +116,24 @@ def test_agent_is_evaluated_against_a_server(eval_work, server):
     assert report["tasks"][1]["cost"]["prompt_tokens"] - report["tasks"][0]["cost"]["prompt_tokens"] == 1
     assert report["tasks"][0]["cost"]["num_calls"] == 1.0
     assert {(asked["model"], asked["temperature"], asked["top_p"]) for asked in server.requests} == {("big", 0.5, 0.9)}
-    for said in ("accuracy", "25.0% [", "pass@2", "5: 1 always solved, 0 sometimes, 3 never", "4 of 10 rollouts failed",
+    for expected in ("accuracy", "25.0% [", "pass@2", "5: 1 always solved, 0 sometimes, 3 never", "4 of 10 rollouts failed",
                  "2 of 10 rollouts were not scored", "10/10 rollouts, 2 correct, 4 failed"):  # fmt: skip
-        assert said in done.stderr
+        assert expected in done.stderr
     with open_store(str(eval_work / "out" / "traces.db"), read_only=True) as store:
         assert len(store.sessions()) == 10
 
 
 def test_repeated_command_runs_only_failed_rollouts(eval_work, server, runs):
     write_tasks(eval_work, [*ROWS, {"id": "b", "question": "bug", "answer": "BUG"}])
-    printed, said = runs(*arguments(server))
+    printed, text = runs(*arguments(server))
     assert "accuracy     33.3% [" in printed
-    again = shlex.split(said.split("continue with: ")[1].splitlines()[0])
+    again = shlex.split(text.split("continue with: ")[1].splitlines()[0])
     [folder] = (eval_work / "evals").iterdir()
     assert again[-2:] == ["--out", str(folder.relative_to(eval_work))]
     server.requests.clear()
-    _, said = runs(*again[again.index("eval") :])
+    _, text = runs(*again[again.index("eval") :])
     assert [asked["messages"][0]["content"] for asked in server.requests] == ["bug"]
-    assert "2 kept" in said
+    assert "2 kept" in text
     assert json.loads((folder / "report.json").read_text())["num_failed"] == 1
 
 
@@ -141,13 +141,13 @@ def test_results_are_broken_down_by_environment(eval_work, server, runs):
     lake = "gymnasium:FrozenLake-v1?size=2&max_steps=3&is_slippery=false"
     rows = [{"env": lake}, {"env": "gymnasium:CliffWalking-v1?size=1&max_steps=3"}]
     (eval_work / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    printed, said = runs("eval", "--data", "mixed.jsonl", "--base-url", server.base_url, "--json")
+    printed, answer = runs("eval", "--data", "mixed.jsonl", "--base-url", server.base_url, "--json")
     report = json.loads(printed)
     assert {name: (part["num_tasks"], part["mean_reward"]) for name, part in report["sources"].items()} == {
         "FrozenLake-v1": (2, 0.0),
         "CliffWalking-v1": (1, -1.0),  # the last number of "Legal actions: 0, 1, 2, 3" is a step
     }
-    assert "CliffWalking-v1  0.0% [" in said
+    assert "CliffWalking-v1  0.0% [" in answer
 
 
 STUCK = """
@@ -206,8 +206,8 @@ def test_kill_9_loses_only_unfinished_rollouts(eval_work, server, runs):
     with (eval_work / "out" / "episodes.jsonl").open("a") as file:
         file.write('{"id": "torn')  # as a crash of the machine may leave it
     server.engine.held = set()
-    printed, said = runs(*arguments(server, "--out", "out", "--json"))
-    assert "1/2 rollouts, 1 correct, 1 kept" in said
+    printed, answer = runs(*arguments(server, "--out", "out", "--json"))
+    assert "1/2 rollouts, 1 correct, 1 kept" in answer
     assert json.loads(printed)["accuracy"]["value"] == 0.5
     assert [asked["messages"][0]["content"] for asked in server.requests] == ["fig", "lime", "lime"]
     episodes = EpisodeLog.read(eval_work / "out" / "episodes.jsonl")
@@ -217,9 +217,9 @@ def test_kill_9_loses_only_unfinished_rollouts(eval_work, server, runs):
 def test_ctrl_c_saves_results_and_prints_resume_command(eval_work, server):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
+        printed = process.stderr.read()
         assert process.wait(timeout=60) == 130
-    lines = said.splitlines()  # nothing of the calls that were cut off
+    lines = printed.splitlines()  # nothing of the calls that were cut off
     assert lines[:2] == ["", "Stopped. 1 of 2 rollouts are done and kept in out."]
     assert re.fullmatch(r"Continue with: .*rllm eval .*--out out .*", lines[2])
     assert len(lines) == 3
@@ -267,7 +267,7 @@ def test_later_turns_use_the_prompt_settings_of_the_gateway(eval_work, policy, r
 
 
 def go_on(folder):
-    """Whether the second call of each session begins with the tokens of the first."""
+    """Return whether the second call of each session begins with the tokens of the first."""
     with open_store(str(folder / "traces.db"), read_only=True) as store:
         pairs = [store.by_session(session.id) for session in store.sessions()]
     known = [[*first.prompt_ids, *first.response_ids] for first, _ in pairs]
@@ -285,9 +285,9 @@ def test_server_without_token_ids_is_enough(eval_work, server, runs):
 def test_complete_evaluation_makes_no_calls(eval_work, server, runs):
     first, _ = runs(*arguments(server, "--out", "out"))
     num_calls = len(server.requests)
-    again, said = runs(*arguments(server, "--out", "out"))
+    again, answer = runs(*arguments(server, "--out", "out"))
     assert again == first
-    assert "All rollouts are done already" in said
+    assert "All rollouts are done already" in answer
     assert len(server.requests) == num_calls
 
 
@@ -335,18 +335,18 @@ def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fail
     write_tasks(eval_work, ROWS[:1])
     code, errors = fails(*arguments(server, "--out", "out", "--model", "small", "--temperature", "0"))
     assert code == 2
-    for said in (
+    for message in (
         "out='out' holds another evaluation",
         "agent was my_agent.py:agent (sha256 ",
         "model was big, and is now small",
         "dataset was 2 tasks (sha256 ",
         'sampling was {}, and is now {"temperature":0.0}',
     ):
-        assert said in errors
+        assert message in errors
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--dataset", "none.jsonl"], "'none.jsonl' cannot be read"),
         (["--dataset", "empty.jsonl"], "is empty"),
@@ -366,18 +366,18 @@ def test_evaluated_agent_of_a_folder_cannot_change(eval_work, server, runs, fail
         (["temperature"], "use key=value"),
     ],
 )  # fmt: skip
-def test_invalid_arguments_are_reported_before_any_call(eval_work, server, fails, more, said):
+def test_invalid_arguments_are_reported_before_any_call(eval_work, server, fails, more, message):
     (eval_work / "empty.jsonl").touch()
     (eval_work / "odd.jsonl").write_text('{"question": "a"}\n')
     code, errors = fails(*arguments(server, *more))
     assert code == 2
-    assert said in errors
+    assert message in errors
     assert "Traceback" not in errors
     assert server.requests == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--model", "m"], "--data is missing"),
         (
@@ -393,10 +393,10 @@ def test_invalid_arguments_are_reported_before_any_call(eval_work, server, fails
         (["--data", "tasks.jsonl", "--model", "m", "model.lora_rank=8"], "because nothing is trained here"),
     ],
 )
-def test_missing_and_ineffective_arguments_are_reported(eval_work, fails, arguments, said):
+def test_missing_and_ineffective_arguments_are_reported(eval_work, fails, arguments, message):
     code, errors = fails("eval", "my_agent.py:agent", *arguments)
     assert code == 2
-    assert said in errors
+    assert message in errors
 
 
 def test_checkpoint_of_a_run_is_evaluated(eval_work, policy, runs, fails):

@@ -1,4 +1,4 @@
-"""`rllm explain`, on the run that `rllm train` leaves behind."""
+"""`rllm explain`, on the files of a run of `rllm train`."""
 
 import json
 
@@ -66,9 +66,9 @@ def test_episodes_can_be_filtered_by_split_and_step(run):
 def test_explain_points_to_calls_outside_of_rollouts(tmp_path):
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {}).result()
-    told = here("explain", "traces.db", cwd=tmp_path).stdout
-    assert told.startswith("traces.db has no episodes yet; ")
-    look = told.partition("traces list ")[2].removesuffix(" lists other calls.\n")
+    printed = here("explain", "traces.db", cwd=tmp_path).stdout
+    assert printed.startswith("traces.db has no episodes yet; ")
+    look = printed.partition("traces list ")[2].removesuffix(" lists other calls.\n")
     assert "first" in here("traces", "list", *look.split(), cwd=tmp_path).stdout
     assert "tokens in the batch" not in here("explain", "traces.db", "first", cwd=tmp_path).stdout
     missing = here("explain", "traces.db", "0:0", cwd=tmp_path).stderr
@@ -105,8 +105,8 @@ def test_table_shows_which_tokens_are_trained(run):
 
 
 def test_json_has_every_token(run):
-    told = json.loads(here("explain", run, episode_of(run), "--json", cwd=run).stdout)
-    (step,) = told["steps"]
+    output = json.loads(here("explain", run, episode_of(run), "--json", cwd=run).stdout)
+    (step,) = output["steps"]
     assert abs(step["advantage"]) == pytest.approx(1.0, abs=1e-4)
     for token in step["tokens"]:
         assert token["sampler_logprob"] == pytest.approx(token["trainer_logprob"], abs=1e-4)
@@ -133,8 +133,8 @@ def test_zero_advantage_is_explained(tmp_path, policy):
     (tmp_path / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=3", "rollout.max_tokens=4", "run_dir=run"]
     here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=tmp_path)
-    told = [here("explain", "run", f"a:b@0.0.0:{index}", cwd=tmp_path).stdout for index in range(3)]
-    assert sorted("no: its advantage is 0" in one for one in told) == [False, False, True]
+    printed = [here("explain", "run", f"a:b@0.0.0:{index}", cwd=tmp_path).stdout for index in range(3)]
+    assert sorted("no: its advantage is 0" in one for one in printed) == [False, False, True]
 
 
 def test_failed_episode_names_its_failure(tmp_path, policy):
@@ -143,21 +143,21 @@ def test_failed_episode_names_its_failure(tmp_path, policy):
     (tmp_path / "tasks.jsonl").write_text('{"id": "a:b", "question": "Who?"}\n')
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "rollout.max_tokens=4", "run_dir=run"]
     here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=tmp_path)
-    told = here("explain", "run", "a:b@0.0.0:0", cwd=tmp_path).stdout
-    assert "failed: AgentError: agent raised ZeroDivisionError: division by zero (at agent.py:9)\n" in told
-    assert f'File "{tmp_path / "agent.py"}", line 9, in agent\n' in told
-    assert "no running event loop" not in told, "which is nothing that the agent did"
+    printed = here("explain", "run", "a:b@0.0.0:0", cwd=tmp_path).stdout
+    assert "failed: AgentError: agent raised ZeroDivisionError: division by zero (at agent.py:9)\n" in printed
+    assert f'File "{tmp_path / "agent.py"}", line 9, in agent\n' in printed
+    assert "no running event loop" not in printed, "which is nothing that the agent did"
     error = json.loads(here("explain", "run", "a:b@0.0.0:0", "--json", cwd=tmp_path).stdout)["error"]
     assert error["type"] == "AgentError"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["nowhere", "a:0"], "run='nowhere': there is no such folder; use the folder of a run or an evaluation"),
         ([None, "b:0"], "episode='b:0' is not in"),
     ],
 )
-def test_missing_episode_is_reported(run, arguments, told):
+def test_missing_episode_is_reported(run, arguments, expected):
     done = here("explain", *(item or run for item in arguments), cwd=run)
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr

@@ -35,17 +35,17 @@ def test_rescoring_reports_changed_rewards(run):
     before = (run / "traces.db").read_bytes()
     done = here("rescore", "run", "--reward", "judge.py:reward", "--json", cwd=run.parent)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["num_trajectories"] == 2 * 4 + 2
-    lines = [json.loads(line) for line in (run.parent / told["file"]).read_text().splitlines()]
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert output["num_trajectories"] == 2 * 4 + 2
+    lines = [json.loads(line) for line in (run.parent / output["file"]).read_text().splitlines()]
     questions = {"0": len("How many figs?"), "1": len("How many limes?")}
     assert [line["after"] for line in lines] == [
         float(questions[line["episode_id"][0]] + len(line["answer"])) for line in lines
     ]
-    assert told["mean_after"] == pytest.approx(sum(line["after"] for line in lines) / len(lines))
+    assert output["mean_after"] == pytest.approx(sum(line["after"] for line in lines) / len(lines))
     assert "10 of 10 rewards change" in done.stderr
     assert (run / "traces.db").read_bytes() == before
-    here("export", "run", "--rewards", told["file"], "--chat", "new.jsonl", cwd=run.parent)
+    here("export", "run", "--rewards", output["file"], "--chat", "new.jsonl", cwd=run.parent)
     assert [json.loads(line)["reward"] for line in (run.parent / "new.jsonl").read_text().splitlines()] == [
         line["after"] for line in lines
     ]
@@ -94,7 +94,7 @@ def test_merged_model_generates_the_same_as_the_adapter(run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["export", "run"], "nothing to write"),
         (["export", "run", "--html", "r.html", "--rewards", "new.jsonl"], "--rewards new.jsonl would have no effect"),
@@ -112,10 +112,10 @@ def test_merged_model_generates_the_same_as_the_adapter(run):
         ),
     ],
 )
-def test_errors_name_the_mistake(run, arguments, said):
+def test_errors_name_the_mistake(run, arguments, expected):
     done = here(*arguments, cwd=run.parent)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert expected in done.stderr
 
 
 def test_reward_in_a_file_with_a_client_needs_no_key(run, monkeypatch):

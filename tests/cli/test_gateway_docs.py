@@ -1,4 +1,4 @@
-"""What docs/gateway.md names is there."""
+"""docs/gateway.md names existing options, commands, routes and metrics."""
 
 import re
 from pathlib import Path
@@ -53,6 +53,6 @@ async def test_documented_metrics_are_the_exported_ones():
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         given = set(re.findall(r"^# TYPE rllm_gateway_(\w+)", (await client.get("/metrics")).text, re.MULTILINE))
     table = TEXT.partition("`rllm_gateway_`")[2].partition("`--otel`")[0]
-    told = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
-    assert set(re.findall(r"\w+", " ".join(told))) == given
+    found = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert set(re.findall(r"\w+", " ".join(found))) == given
     await pool.close()

@@ -1,4 +1,4 @@
-"""What goes on with a run: the arguments that began it, and what is said beside them."""
+"""Resuming a run: the stored arguments of its command, and new ones."""
 
 import os
 
@@ -81,7 +81,7 @@ def test_run_not_started_by_a_command_needs_an_agent(work, fails):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (
             ["train", "--resume", "nowhere"],
@@ -96,26 +96,26 @@ def test_run_not_started_by_a_command_needs_an_agent(work, fails):
         (["train", "num_steps=1"], "the agent is missing: rllm train FILE.py:function"),
     ],
 )
-def test_missing_arguments_are_reported(work, fails, arguments, said):
+def test_missing_arguments_are_reported(work, fails, arguments, expected):
     code, errors = fails(*arguments)
-    assert (code, errors.startswith(f"rllm: {said}")) == (2, True), errors
+    assert (code, errors.startswith(f"rllm: {expected}")) == (2, True), errors
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "expected"),
     [
         (["second"], "--resume second: there is no run (no config.yaml); {}runs/second"),
         (["runs/secnod"], "--resume runs/secnod: there is no run (no config.yaml); {}runs/second"),
         (["absent"], "--resume absent: there is no run (no config.yaml); {}runs/first"),
     ],
 )
-def test_missing_run_error_lists_the_runs(work, fails, named, said):
+def test_missing_run_error_lists_the_runs(work, fails, named, expected):
     for age, name in enumerate(["first", "second"]):
         (work / "runs" / name).mkdir(parents=True)
         (work / "runs" / name / "config.yaml").touch()
         os.utime(work / "runs" / name / "config.yaml", (1e9 - age, 1e9 - age))
     there = f"runs in {work / 'runs'}: first, second; name one by its path, such as "
-    assert fails("train", "--resume", *named) == (2, f"rllm: {said.format(there)}\n")
+    assert fails("train", "--resume", *named) == (2, f"rllm: {expected.format(there)}\n")
 
 
 def test_damaged_run_file_is_reported(run):

@@ -1,4 +1,4 @@
-"""What docs/run.md shows runs, and what it names is there."""
+"""The programs of docs/run.md run, and the names in it exist."""
 
 import re
 import shlex

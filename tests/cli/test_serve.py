@@ -59,9 +59,9 @@ def test_turns_through_a_gateway_with_tokenizer_are_one_sequence(work, policy):
         for turn in range(3):
             body = {"model": "any", "max_tokens": 9, "seed": turn, "messages": messages}
             answer = httpx.post(f"{front}/sessions/s/v1/chat/completions", json=body, timeout=60).json()
-            said = answer["choices"][0]["message"]["content"]
+            answers = answer["choices"][0]["message"]["content"]
             messages += [
-                {"role": "assistant", "content": f"  {said.strip()}\n"},
+                {"role": "assistant", "content": f"  {answers.strip()}\n"},
                 {"role": "user", "content": "And limes?"},
             ]
     with open_store(str(work / "front.db"), read_only=True) as store:
@@ -79,7 +79,7 @@ def test_turns_through_a_gateway_with_tokenizer_are_one_sequence(work, policy):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["./nowhere"], "there is no such folder"),
         (["model", "optim.lr=1"], "optim.lr=1: it has no effect here"),
@@ -91,10 +91,10 @@ def test_turns_through_a_gateway_with_tokenizer_are_one_sequence(work, policy):
         ([".", "model.lora_rank=8"], "model.lora_rank=8 would have no effect because nothing is trained here"),
     ],
 )
-def test_errors_name_the_mistake(work, fails, arguments, said):
+def test_errors_name_the_mistake(work, fails, arguments, message):
     code, errors = fails("serve", *arguments)
     assert code == 2
-    assert said in errors
+    assert message in errors
 
 
 def test_vllm_rejects_an_adapter_without_its_model(work, fails):

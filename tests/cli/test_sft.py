@@ -38,10 +38,10 @@ def test_dry_run_prints_the_plan(work, policy, chats, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
-    told = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
-    assert told["algorithm.name"][0] == "sft"
-    assert told["rollout.group_size"][0] == "1"
-    assert told["sft.train_on"] == ["all", "default"]
+    printed = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert printed["algorithm.name"][0] == "sft"
+    assert printed["rollout.group_size"][0] == "1"
+    assert printed["sft.train_on"] == ["all", "default"]
     assert not (work / "run").exists()
 
 
@@ -58,7 +58,7 @@ def test_unreadable_data_is_reported_before_importing_torch(work):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["chats.jsonl"], "model.path is not set"),
         (["none.jsonl"], "'none.jsonl' cannot be read"),
@@ -72,9 +72,9 @@ def test_unreadable_data_is_reported_before_importing_torch(work):
         (["chats.jsonl", "sft.reward_threshold=2"], "sft.reward_threshold needs rewards"),
     ],
 )
-def test_invalid_settings_are_reported_before_anything_starts(work, policy, chats, fails, arguments, said):
-    model = [] if said.startswith("model.path") else ["--model", str(policy)]
+def test_invalid_settings_are_reported_before_anything_starts(work, policy, chats, fails, arguments, message):
+    model = [] if message.startswith("model.path") else ["--model", str(policy)]
     code, errors = fails("sft", *arguments, *model)
     assert code == 2
-    assert said in errors
+    assert message in errors
     assert "Traceback" not in errors

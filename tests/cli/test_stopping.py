@@ -35,7 +35,7 @@ def agent(question, answer):
 
 @pytest.fixture(autouse=True)
 def signals_as_at_a_terminal():
-    """Whoever started the tests may have had some ignored, as nohup does."""
+    """The shell that started the tests may have some signals ignored, as nohup does."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
@@ -140,10 +140,10 @@ def test_run_stopped_before_its_first_step_reports_its_state(work, policy):
     small = ["num_steps=1", "tasks_per_step=1", "rollout.group_size=2", "eval.at_start=false", "run_dir=run"]
     done = here("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=work)
     assert done.returncode == 143
-    told = done.stderr.splitlines()
-    assert told[-2] == "Stopped. No step is saved, so nothing is learned; run keeps its settings."
-    assert told[-1].startswith("Resume with: ")
-    again = shlex.split(told[-1].partition("rllm ")[2])
+    printed = done.stderr.splitlines()
+    assert printed[-2] == "Stopped. No step is saved, so nothing is learned; run keeps its settings."
+    assert printed[-1].startswith("Resume with: ")
+    again = shlex.split(printed[-1].partition("rllm ")[2])
     (work / "my_agent.py").write_text(ENDED_BY_ITS_AGENT.replace("== 0", "< 0"))
     done = here(*again, cwd=work)
     assert done.returncode == 0, done.stderr
@@ -152,12 +152,12 @@ def test_run_stopped_before_its_first_step_reports_its_state(work, policy):
 
 def test_run_stopped_before_it_started_is_reported(tmp_path, capsys):
     print_stopped(terminal.console(), tmp_path / "run", ["train"], num_steps=1)
-    told = "\nStopped. The run had not started, so there is nothing to keep; run the same command again.\n"
-    assert capsys.readouterr().out == told
+    message = "\nStopped. The run had not started, so there is nothing to keep; run the same command again.\n"
+    assert capsys.readouterr().out == message
 
 
 @pytest.mark.parametrize(
-    ("saved", "told"),
+    ("saved", "expected"),
     [
         (
             None,
@@ -176,7 +176,7 @@ def test_run_stopped_before_it_started_is_reported(tmp_path, capsys):
     ],
     ids=["steps that were not saved", "an evaluation", "all but the last evaluation", "all"],
 )
-def test_report_after_stopping_matches_the_saved_state(tmp_path, monkeypatch, saved, told):
+def test_report_after_stopping_matches_the_saved_state(tmp_path, monkeypatch, saved, expected):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     run.mkdir()
@@ -184,4 +184,4 @@ def test_report_after_stopping_matches_the_saved_state(tmp_path, monkeypatch, sa
     (run / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "rollout/rew')
     if saved is not None:
         Checkpoints(run, keep=1).save(saved["step"], lambda folder: None, saved)
-    assert saved_state(run, ["train", "--resume", "run"], num_steps=3) == told
+    assert saved_state(run, ["train", "--resume", "run"], num_steps=3) == expected

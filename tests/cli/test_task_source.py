@@ -30,7 +30,7 @@ def test_file_takes_precedence_over_a_registered_name(home):
 
 
 @pytest.mark.parametrize(
-    ("source", "split", "said"),
+    ("source", "split", "expected"),
     [
         ("sums", None, "--split is missing: dataset 'sums' has the splits test, train"),
         ("sums", "val", "--split val: dataset 'sums' has the splits test, train"),
@@ -45,10 +45,10 @@ def test_file_takes_precedence_over_a_registered_name(home):
         ),
     ],
 )
-def test_missing_file_or_dataset_is_reported(source, split, said):
+def test_missing_file_or_dataset_is_reported(source, split, expected):
     with pytest.raises(ConfigError) as raised:
         read_tasks(source, split, option="--data")
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
 
 
 @pytest.mark.parametrize("source", ["-", ""])
@@ -68,7 +68,7 @@ def agent(question, answer):
 
 
 @pytest.mark.parametrize(
-    ("content", "split", "said"),
+    ("content", "split", "expected"),
     [
         ('{"question": \n', None, "--val: tasks.jsonl, line 1, column 13 is not valid JSON"),
         ("", None, "--val: tasks is empty"),
@@ -76,8 +76,8 @@ def agent(question, answer):
         ('{"question": "c"}\n', "test", "--val-split test: 'tasks.jsonl' is a file"),
     ],
 )
-def test_errors_name_the_option_at_fault(home, content, split, said):
+def test_errors_name_the_option_at_fault(home, content, split, expected):
     (home / "tasks.jsonl").write_text(content)
     with pytest.raises(ConfigError) as raised:
         tasks_for(agent, "tasks.jsonl", split, option="--val")
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(expected)

@@ -1,4 +1,4 @@
-"""What a terminal is shown, in a real pseudo-terminal, and what a pipe gets."""
+"""Output on a terminal, in a real pseudo-terminal, and in a pipe."""
 
 import os
 import pty
@@ -22,7 +22,7 @@ terminal.console().print("[bold]loss[/] [red]0.5[/]")
 
 
 def shown(*arguments, **variables):
-    """What the program prints on a terminal."""
+    """Return the output of the program on a terminal."""
     screen, theirs = pty.openpty()
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     with subprocess.Popen(
@@ -37,7 +37,7 @@ def shown(*arguments, **variables):
 def _read(screen):
     try:
         return os.read(screen, 65536)
-    except OSError:  # as Linux says that the other end is closed
+    except OSError:  # as Linux reports that the other end is closed
         return b""
 
 

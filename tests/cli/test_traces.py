@@ -48,7 +48,7 @@ def store(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    """What a command that works prints."""
+    """Return the output of a command that succeeds."""
     done = CliRunner().invoke(cli.app, list(map(str, arguments)), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -87,7 +87,7 @@ def test_single_call_is_shown_with_its_messages(store):
 
 
 def test_calls_with_malformed_messages_are_shown(store):
-    """Agents send what they like, and the odd server answers likewise."""
+    """Agents and servers may send malformed messages."""
     odd = {"role": "assistant", "content": 7, "tool_calls": ["x", {"function": "add"}, {"function": {"name": "sub"}}]}
     with open_store(str(store)) as opened:
         opened.add([trace_of("odd", "third", messages=["hello", {"content": [1]}, odd], response=odd)]).result()
@@ -128,7 +128,7 @@ def test_copying_a_store_twice_adds_nothing(store):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["traces", "list", "--store", "."], "is a directory: name a file in it"),
         (["traces", "list", "--store", "sqlite:///."], "is a directory: name a file in it"),
@@ -150,9 +150,9 @@ def test_copying_a_store_twice_adds_nothing(store):
         (["gateway", "--upstream", "http://127.0.0.1:1", "--max-gb", "-1"], "--max-gb=-1.0"),
     ],
 )
-def test_user_errors_print_a_message_and_exit_with_code_2(store, fails, arguments, told):
+def test_user_errors_print_a_message_and_exit_with_code_2(store, fails, arguments, message):
     code, error = fails(*arguments)
-    assert (code, told in error) == (2, True), error
+    assert (code, message in error) == (2, True), error
     with open_store(str(store), read_only=True) as opened:
         assert [info.num_traces for info in opened.sessions()] == [1, 2]
 

@@ -40,10 +40,10 @@ def test_dry_run_prints_the_plan_and_does_nothing(work, policy):
     arguments = ["my_agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *FAST, "algorithm.clip_high=0.3"]
     done = here("train", *arguments, "--dry-run", cwd=work)
     assert done.returncode == 0, done.stderr
-    told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
-    assert told["algorithm.clip_high"] == ["0.3", "key=value"]
-    assert told["algorithm.clip_low"] == ["0.2", "default"]
-    assert told["model.path"] == [str(policy), "key=value"]
+    printed = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
+    assert printed["algorithm.clip_high"] == ["0.3", "key=value"]
+    assert printed["algorithm.clip_low"] == ["0.2", "default"]
+    assert printed["model.path"] == [str(policy), "key=value"]
     assert "2 tasks x 4 rollouts = 8 episodes a step, 1 update" in done.stdout
     assert "LoRA" not in done.stdout
     adapted = here("train", *arguments, "model.lora_rank=2", "--dry-run", cwd=work).stdout
@@ -85,9 +85,9 @@ def test_dry_run_of_online_learning(work, fails, policy):
     given = ["train", "--from-sessions", "sessions.db", "--model", str(policy), "gateway.port=8080", "run_dir=run"]
     done = here(*given, "--dry-run", cwd=work)
     assert done.returncode == 0, done.stderr
-    told = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line}
-    assert (told["algorithm.name"], told["algorithm.correction"]) == ("online", "truncate")
-    assert told["rollout.group_size"] == "1"
+    printed = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line}
+    assert (printed["algorithm.name"], printed["algorithm.correction"]) == ("online", "truncate")
+    assert printed["rollout.group_size"] == "1"
     assert not (work / "run").exists()
     code, errors = fails(*given, "--data", "tasks.jsonl")
     assert (code, errors.count("leave out --data")) == (2, 1)
@@ -96,7 +96,7 @@ def test_dry_run_of_online_learning(work, fails, policy):
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "expected"),
     [
         ("optim.rl=1", "optim.rl is not a setting"),
         ("model.path=./nowhere", "'./nowhere': there is no such folder"),
@@ -104,11 +104,11 @@ def test_dry_run_of_online_learning(work, fails, policy):
         ("optim.num_minibatches=9", "does not divide the 8 episodes of a step"),
     ],
 )
-def test_dry_run_finds_what_would_stop_the_run(work, fails, policy, setting, said):
+def test_dry_run_finds_what_would_stop_the_run(work, fails, policy, setting, expected):
     arguments = ["my_agent.py:agent", "--data", "tasks.jsonl", f"model.path={policy}", *FAST, setting]
     for dry in (["--dry-run"], []):
         code, errors = fails("train", *arguments, *dry)
-        assert (code, errors.count(said)) == (2, 1)
+        assert (code, errors.count(expected)) == (2, 1)
         assert not (work / "run").exists()
 
 
@@ -141,7 +141,7 @@ def test_agent_is_resumed_from_its_checkpoint(work, policy):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train", "my_agent.py"], "use FILE.py:function"),
         (["train", "no_agent.py:agent"], "no_agent.py' does not exist: run this in its folder"),
@@ -165,10 +165,10 @@ def test_agent_is_resumed_from_its_checkpoint(work, policy):
         (["train", "my_agent.py:agent", "--model", "./no-model"], "no-model"),
     ],
 )
-def test_errors_are_reported_before_anything_starts(work, fails, arguments, said):
+def test_errors_are_reported_before_anything_starts(work, fails, arguments, message):
     code, errors = fails(*arguments, "--data", "tasks.jsonl")
     assert code == 2
-    assert said in errors
+    assert message in errors
     assert "Traceback" not in errors
 
 
@@ -180,7 +180,7 @@ def test_error_in_an_environment_variable_is_attributed_to_it(work, fails, monke
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "is empty"),
         ('{"question": "a", "answer": "b"}\n{"question": \n', "tasks.jsonl, line 2, column"),
@@ -191,11 +191,11 @@ def test_error_in_an_environment_variable_is_attributed_to_it(work, fails, monke
         ("[1]\n", "tasks.jsonl, line 1 is a list"),
     ],
 )
-def test_invalid_data_error_names_the_file_and_line(work, fails, content, said):
+def test_invalid_data_error_names_the_file_and_line(work, fails, content, message):
     (work / "tasks.jsonl").write_text(content)
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 2
-    assert said in errors
+    assert message in errors
 
 
 def test_missing_data_is_reported(work, fails):
@@ -240,10 +240,10 @@ def test_syntax_error_in_an_agent_file_names_the_line(work, fails):
     )
     code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", "any")
     assert code == 2
-    [head, place, *_, told] = errors.splitlines()
+    [head, place, *_, found] = errors.splitlines()
     assert head == f"rllm: {work / 'my_agent.py'} cannot be imported:"
     assert place == f'  File "{work / "my_agent.py"}", line 4'
-    assert told == "SyntaxError: '(' was never closed"
+    assert found == "SyntaxError: '(' was never closed"
 
 
 def test_error_in_an_agent_module_shows_only_user_frames(work, fails):
@@ -404,9 +404,9 @@ def test_ctrl_c_saves_the_last_complete_step_and_prints_resume_command(work, pol
             if line.startswith("step 2/500:"):
                 process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
-    said = "".join(printed)
-    assert "Traceback" not in said
-    again = said.split("Resume with: ")[1].splitlines()[0]
+    answer = "".join(printed)
+    assert "Traceback" not in answer
+    again = answer.split("Resume with: ")[1].splitlines()[0]
     [saved] = (work / "run" / "checkpoints").iterdir()
     steps_done = int(saved.name.removeprefix("step-"))
     assert steps_done >= 2

@@ -77,7 +77,7 @@ def test_report_is_one_file_without_network_requests(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["nix"], "run='nix': there is no such folder; make one with `rllm demo`"),
         ([], "run='runs': there is no such folder; make one with `rllm demo`"),
@@ -86,11 +86,11 @@ def test_report_is_one_file_without_network_requests(tmp_path):
         (["s3://bucket/run"], "'s3'"),
     ],
 )
-def test_invalid_input_prints_a_message(tmp_path, arguments, told):
+def test_invalid_input_prints_a_message(tmp_path, arguments, expected):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("")
     done = here("view", *arguments, cwd=tmp_path)
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
 
 
 def test_port_in_use_prints_a_message(tmp_path):

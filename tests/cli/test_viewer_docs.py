@@ -31,9 +31,9 @@ def test_documented_commands_work(tmp_path, line):
     ]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as viewer:
-        told = viewer.stdout.readline()
+        printed = viewer.stdout.readline()
         if serves:
-            address = re.search(r"http://\S+", told)[0]
+            address = re.search(r"http://\S+", printed)[0]
             with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(address, timeout=60) as answer:
                 assert "Reward" in answer.read().decode()
             viewer.send_signal(signal.SIGINT)

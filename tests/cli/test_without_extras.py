@@ -1,4 +1,4 @@
-"""What the commands say where rllm is installed by itself, without what training needs."""
+"""Errors of commands if rllm is installed without the packages for training."""
 
 import re
 import subprocess
@@ -63,8 +63,8 @@ def test_commands_with_missing_packages_name_the_extra(work):
     ],
 )
 def test_public_names_with_missing_packages_name_the_extra(tmp_path, statement, name):
-    told = bare(statement, cwd=tmp_path).stderr.splitlines()[-1]
-    assert told.endswith(f"{name} needs the package 'torch', which is not installed: pip install 'rllm[train]'")
+    printed = bare(statement, cwd=tmp_path).stderr.splitlines()[-1]
+    assert printed.endswith(f"{name} needs the package 'torch', which is not installed: pip install 'rllm[train]'")
 
 
 def test_unrelated_missing_package_is_not_attributed_to_an_extra(tmp_path):

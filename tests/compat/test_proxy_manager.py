@@ -137,7 +137,7 @@ def test_key_may_name_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({}, "no models"),
         (config({"model_name": "m"}), r"model_list\[0\] lacks 'litellm_params'"),
@@ -146,6 +146,6 @@ def test_key_may_name_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -
         (config(entry("a", "a", api_base=NOWHERE), entry("b", "c", api_base=NOWHERE)), "server's own name"),
     ],
 )
-def test_unsupported_config_is_rejected(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_config_is_rejected(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ProxyManager().start_proxy_subprocess(wrong)

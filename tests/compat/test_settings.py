@@ -243,7 +243,7 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("actor_rollout_ref.rollout.top_p=0.9", "=0.9: training samples from the whole distribution: use 1"),
         ("algorithm.adv_estimator=magic", "='magic': use one of ["),
@@ -275,14 +275,14 @@ def test_rejection_sampling_fills_the_batch_in_rounds() -> None:
         ("trainer.test_freq=.inf", "=inf: use a whole number"),
     ],
 )
-def test_unsupported_keys_are_rejected(override: str, told: str) -> None:
+def test_unsupported_keys_are_rejected(override: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([override])
-    assert str(caught.value).startswith(override.partition("=")[0] + told)
+    assert str(caught.value).startswith(override.partition("=")[0] + expected)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (
             ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=48"],
@@ -303,10 +303,10 @@ def test_unsupported_keys_are_rejected(override: str, told: str) -> None:
         (["trainer=4"], "trainer is not a setting; known here: actor_rollout_ref, data, fireworks, ray_init, rllm, "),
     ],
 )
-def test_errors_name_the_published_key(overrides: list[str], told: str) -> None:
+def test_errors_name_the_published_key(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_all_errors_are_reported_at_once() -> None:

@@ -17,7 +17,7 @@ from rllm.trainer.settings import make_algorithm
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ({"optim": {"lrr": 1e-5}}, "optim.lrr is not a setting; did you mean 'optim.lr'?"),
         ({"rollouts": {}}, "rollouts is not a setting; did you mean 'rollout'?"),
@@ -58,10 +58,10 @@ from rllm.trainer.settings import make_algorithm
         (["seed.x=3", "seed.x.y=4"], "seed.x.y=4': 'x' is a value, not a section"),
     ],
 )
-def test_errors_name_the_value_and_the_remedy(source: Any, told: str) -> None:
+def test_errors_name_the_value_and_the_remedy(source: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(source)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_all_errors_are_reported_at_once() -> None:
@@ -137,7 +137,7 @@ def test_empty_source_gives_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (
             "optim: {lr: 1",
@@ -159,13 +159,13 @@ def test_empty_source_gives_the_defaults(tmp_path: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_invalid_yaml_is_reported(tmp_path: Path, content: str | None, told: str) -> None:
+def test_invalid_yaml_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "run.yaml"
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError) as caught:
         load_config(str(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_yaml_in_another_encoding_is_rejected(tmp_path: Path) -> None:
@@ -179,19 +179,19 @@ def test_error_names_the_source_of_the_winning_value(tmp_path: Path, monkeypatch
     path = tmp_path / "run.yaml"
     path.write_text("optim:\n  lr: 0.5\n")
 
-    def told(*overrides: str) -> str:
+    def outcome_of(*overrides: str) -> str:
         with pytest.raises(ConfigError) as caught:
             load_config(path, overrides)
         return str(caught.value)
 
-    assert told("optim.lr=fast").startswith("optim.lr='fast'")
-    assert told("seed=x").startswith("seed='x'")
+    assert outcome_of("optim.lr=fast").startswith("optim.lr='fast'")
+    assert outcome_of("seed=x").startswith("seed='x'")
     monkeypatch.setenv("RLLM__OPTIM__LR", "slow")
-    assert told().startswith("environment: optim.lr='slow'")
+    assert outcome_of().startswith("environment: optim.lr='slow'")
 
 
 @pytest.mark.parametrize(
-    ("mistake", "told"),
+    ("mistake", "expected"),
     [
         ("seed=3: no", "environment: seed=3: no"),
         ("algorithm.clip_lo is not a setting of grpo", "run.yaml, line 2: algorithm.clip_lo is not a setting of grpo"),
@@ -201,14 +201,14 @@ def test_error_names_the_source_of_the_winning_value(tmp_path: Path, monkeypatch
     ],
 )
 def test_later_error_names_the_source_of_the_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("algorithm:\n  clip_lo: 0.5\noptim: {lr: 1}\n")
     monkeypatch.setenv("RLLM__SEED", "3")
     with pytest.raises(ConfigError) as caught, locating_errors(layers_of("run.yaml", ["optim.lr=1"])):
         raise ConfigError(mistake)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 def test_assignments_are_validated() -> None:
@@ -236,7 +236,7 @@ def test_custom_algorithm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["algorithm.name=grp0"], "algorithm.name='grp0' is not known: did you mean 'grpo'?"),
         (["algorithm.name=collections:OrderedDict"], "is not an algorithm"),
@@ -253,10 +253,10 @@ def test_custom_algorithm() -> None:
         (["rollout.group_size=1"], "rollout.group_size=1: grpo compares"),
     ],
 )
-def test_invalid_algorithm_is_rejected(overrides: list[str], told: str) -> None:
+def test_invalid_algorithm_is_rejected(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_algorithm(load_config(overrides))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_text_settings_are_not_converted():
@@ -304,25 +304,25 @@ def test_every_setting_has_an_origin(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RLLM__OPTIM__LR", "0.2")
     overrides = ["actor_rollout_ref.rollout.n=4", "algorithm.clip_high=0.3"]
     settings = origins(load_config(file, overrides), layers_of(file, overrides), {})
-    told = {setting.key: (setting.value, setting.origin) for setting in settings}
-    assert told["seed"] == (1, str(file))
-    assert told["optim.lr"] == (0.2, "environment")
-    assert told["rollout.group_size"] == (4, "key=value, as actor_rollout_ref.rollout.n")
-    assert told["algorithm.clip_high"] == (0.3, "key=value")
-    assert told["num_steps"] == (100, "default")
+    found = {setting.key: (setting.value, setting.origin) for setting in settings}
+    assert found["seed"] == (1, str(file))
+    assert found["optim.lr"] == (0.2, "environment")
+    assert found["rollout.group_size"] == (4, "key=value, as actor_rollout_ref.rollout.n")
+    assert found["algorithm.clip_high"] == (0.3, "key=value")
+    assert found["num_steps"] == (100, "default")
 
 
 def test_origin_of_settings_of_a_role_with_a_dot(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("roles:\n  my.judge:\n    weight: 0.5\n")
-    told = {item.key: (item.value, item.origin) for item in origins(load_config(file), layers_of(file), {})}
-    assert told["roles.my.judge.weight"] == (0.5, str(file))
+    found = {item.key: (item.value, item.origin) for item in origins(load_config(file), layers_of(file), {})}
+    assert found["roles.my.judge.weight"] == (0.5, str(file))
 
 
 def test_origin_of_steps_computed_from_epochs() -> None:
     config = load_config(["num_steps=7", "num_epochs=2"])
-    told = {item.key: item.origin for item in origins(config, layers_of(["num_steps=7", "num_epochs=2"]), {})}
-    assert (told["num_steps"], told["num_epochs"]) == ("num_epochs", "key=value")
+    found = {item.key: item.origin for item in origins(config, layers_of(["num_steps=7", "num_epochs=2"]), {})}
+    assert (found["num_steps"], found["num_epochs"]) == ("num_epochs", "key=value")
 
 
 def test_fixed_length_defaults_to_the_response_length() -> None:

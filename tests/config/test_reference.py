@@ -1,4 +1,4 @@
-"""What `rllm config` shows is the schema, and what it prints is a configuration."""
+"""`rllm config` shows the schema, and prints a valid configuration."""
 
 from __future__ import annotations
 

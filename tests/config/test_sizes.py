@@ -96,8 +96,8 @@ def test_rate_by_size_adapter_and_training(settings: list[str], demonstrates: bo
     config, origin = with_learning_rate(config, demonstrates=demonstrates)
     assert config.optim.lr == expected
     assert origin is not None
-    [told] = rate_in_words(config, origin, demonstrates=demonstrates)
-    assert told.startswith(f"optim.lr={expected:g}, by model size")
+    [found] = rate_in_words(config, origin, demonstrates=demonstrates)
+    assert found.startswith(f"optim.lr={expected:g}, by model size")
 
 
 def test_learning_rate_of_the_user_is_kept(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_learning_rate_of_the_user_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lr", "told"),
+    ("lr", "expected"),
     [
         ("1e-5", ""),
         ("1e-7", ""),
@@ -116,10 +116,10 @@ def test_learning_rate_of_the_user_is_kept(tmp_path: Path) -> None:
         ("5e-8", "is 1/20 of the usual 1e-06"),
     ],
 )
-def test_unusual_learning_rate_is_reported(lr: str, told: str) -> None:
+def test_unusual_learning_rate_is_reported(lr: str, expected: str) -> None:
     config = load_config(["model.path=a/m-8B", f"optim.lr={lr}"])
     lines = rate_in_words(config, None, demonstrates=False)
-    assert [told in line for line in lines] == ([True] if told else [])
+    assert [expected in line for line in lines] == ([True] if expected else [])
 
 
 def agent(word: str) -> float:
@@ -147,8 +147,8 @@ def test_memory_estimate_is_a_sum(tmp_path: Path) -> None:
     assert sum(trained_bytes(1e9, itemsize=2, offload=True).values()) == 4e9
     model = model_of(tmp_path / "model", 10**7)
     config = load_config([f"model.path={model}", "model.device=cpu"])
-    told, saving = training_memory(config)
-    assert told.startswith(
+    found, saving = training_memory(config)
+    assert found.startswith(
         "predicted peak of memory for training on cpu: 0.70 GB (0.04 GB weights, 0.08 GB AdamW, 0.50"
     )
     assert saving.startswith("what saves most: model.lora_rank=16 (0.62 GB)")
@@ -165,7 +165,7 @@ def weights(*shape: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "expected"),
     [
         ({"a.safetensors": weights(1000, 134_500), "b.safetensors": weights(12)}, "135M parameters"),
         ({"a.safetensors": weights(10, 100)}, "1K parameters"),
@@ -177,10 +177,10 @@ def weights(*shape: int) -> bytes:
         ({"a.safetensors": (3).to_bytes(8, "little") + b"[1]"}, ""),
     ],
 )
-def test_model_size_is_read_from_its_files(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
+def test_model_size_is_read_from_its_files(tmp_path: Path, files: dict[str, bytes], expected: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    assert size_in_words(str(tmp_path)) == told
+    assert size_in_words(str(tmp_path)) == expected
 
 
 def in_words(config: TrainConfig, num_tasks: int) -> list[str]:
@@ -243,7 +243,7 @@ def test_tasks_per_step_is_bounded_unless_set(asked: list[str], num_tasks: int, 
 
 
 @pytest.mark.parametrize(("parts", "remedy"), [(9, "8"), (3, "2 or 4"), (7, "4 or 8")])
-def test_indivisible_minibatches_are_refused(parts: int, remedy: str) -> None:
+def test_indivisible_minibatches_are_rejected(parts: int, remedy: str) -> None:
     sizes = ["tasks_per_step=2", "rollout.group_size=4"]
     check_sizes(load_config([*sizes, "optim.num_minibatches=8"]), 5)
     with pytest.raises(ConfigError) as refused:
@@ -268,5 +268,5 @@ def test_endless_critic_warmup_is_reported(caplog: pytest.LogCaptureFixture) -> 
     check_sizes(load_config([*sizes, "optim.warmup_steps=6"]), 2)
     assert not caplog.records
     check_sizes(load_config([*sizes, "optim.warmup_steps=7"]), 2)
-    told = "optim.warmup_steps=7 is more than the 6 updates of the run: the learning rate never reaches optim.lr"
-    assert [record.getMessage() for record in caplog.records] == [told]
+    message = "optim.warmup_steps=7 is more than the 6 updates of the run: the learning rate never reaches optim.lr"
+    assert [record.getMessage() for record in caplog.records] == [message]

@@ -33,7 +33,7 @@ def test_dataset_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ([{"a": 1}, "b"], "row 1 of the dataset is 'b': use an object"),
         ("tasks.jsonl", r"Dataset\('tasks.jsonl'\): pass rows; Dataset.load reads files"),
@@ -43,8 +43,8 @@ def test_dataset_can_be_pickled() -> None:
         (7, "pass a list of rows"),
     ],
 )
-def test_non_rows_are_rejected(data: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_non_rows_are_rejected(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Dataset(data)
 
 
@@ -119,7 +119,7 @@ def test_split_into_puts_each_row_into_one_part(sizes: tuple[float, ...], length
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "message"),
     [
         ((), "use numbers of rows, or fractions"),
         ((0.5, 4), "only numbers of rows, or only fractions"),
@@ -130,8 +130,8 @@ def test_split_into_puts_each_row_into_one_part(sizes: tuple[float, ...], length
         ((0.99,), r"gives parts of \[8, 0\] rows"),
     ],
 )
-def test_impossible_splits_are_rejected(sizes: tuple[float, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_impossible_splits_are_rejected(sizes: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         LETTERS.split_into(*sizes)
 
 

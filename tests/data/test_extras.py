@@ -1,4 +1,4 @@
-"""What needs an optional package says which, and how to get it."""
+"""Errors about missing optional packages name the extra."""
 
 from __future__ import annotations
 

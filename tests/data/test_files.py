@@ -60,7 +60,7 @@ def test_parquet_gives_plain_python_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("t.jsonl", '{"n": 1}\n\n{"n": }\n', r"t\.jsonl, line 3, column 7 is not valid JSON: Expecting value"),
         ("t.jsonl", '{"n": 1}\n\n\n7\n', r"t\.jsonl, line 4: row 1 of dataset 't' is 7: use an object"),
@@ -91,8 +91,8 @@ def test_parquet_gives_plain_python_values(tmp_path: Path) -> None:
         ("t.csv", "", "t is empty"),
     ],
 )
-def test_unreadable_file_is_reported(tmp_path: Path, name: str, content: str | bytes, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_unreadable_file_is_reported(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Dataset.load(file(tmp_path, name, content))
 
 

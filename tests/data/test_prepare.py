@@ -158,7 +158,7 @@ def test_every_grid_world_is_solvable(home: Path, is_slippery: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "wrong", "told"),
+    ("make", "wrong", "message"),
     [
         (prepare.prepare_grid_world, {"size": 1}, "size=1: use 2 to 64"),
         (prepare.prepare_grid_world, {"p": 1.5}, "p=1.5: use a probability"),
@@ -168,8 +168,8 @@ def test_every_grid_world_is_solvable(home: Path, is_slippery: bool) -> None:
         (prepare.prepare_countdown, {"train": 0}, "train=0: use at least 1 task"),
     ],
 )
-def test_invalid_parameters_are_rejected(home: Path, make: Any, wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_parameters_are_rejected(home: Path, make: Any, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make(**wrong)
     assert DatasetRegistry.get_dataset_names() == []
 
@@ -240,7 +240,9 @@ def test_answer_is_in_the_last_box(solution: str, answer: str) -> None:
     assert boxed_answer(solution) == answer
 
 
-@pytest.mark.parametrize(("solution", "told"), [("It is 5.", r"there is no .boxed"), (r"\boxed{5", "no closing brace")])
-def test_solution_without_answer_is_rejected(solution: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(
+    ("solution", "message"), [("It is 5.", r"there is no .boxed"), (r"\boxed{5", "no closing brace")]
+)
+def test_solution_without_answer_is_rejected(solution: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         boxed_answer(solution)

@@ -40,7 +40,7 @@ def test_numpy_numbers_are_kept_as_numbers(home: Path) -> None:
     assert type(data[0]["n"]) is int
 
 
-def test_registering_again_replaces_rows_and_notes(home: Path) -> None:
+def test_repeated_registration_replaces_rows_and_notes(home: Path) -> None:
     DatasetRegistry.register_dataset("again", [{"n": 1}] * 3, seed=1)
     DatasetRegistry.register_dataset("again", ({"n": n} for n in (7, 8)))
     assert list(DatasetRegistry.load_dataset("again") or []) == [{"n": 7}, {"n": 8}]
@@ -67,7 +67,7 @@ def test_datasets_are_listed_and_removed(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "told"),
+    ("name", "split", "expected"),
     [
         ("count", "train", "dataset 'count' is not registered; registered datasets: mine"),
         ("mine", "test", "dataset 'mine' has no split 'test'; it has train"),
@@ -75,13 +75,13 @@ def test_datasets_are_listed_and_removed(home: Path) -> None:
     ],
 )
 def test_missing_dataset_is_none_with_a_warning(
-    home: Path, caplog: pytest.LogCaptureFixture, name: str, split: str, told: str
+    home: Path, caplog: pytest.LogCaptureFixture, name: str, split: str, expected: str
 ) -> None:
     DatasetRegistry.register_dataset("mine", [{"n": 1}], "train")
     assert DatasetRegistry.load_dataset(name, split) is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert told in record.getMessage()
+    assert expected in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_dataset_name_cannot_be_a_path(home: Path, name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ([], "dataset 'bad', split 'default': there are no rows to register"),
         ([{"n": 1}, 2], "row 1 of dataset 'bad' is 2"),
@@ -108,9 +108,9 @@ def test_dataset_name_cannot_be_a_path(home: Path, name: Any) -> None:
         ),
     ],
 )
-def test_invalid_rows_keep_the_existing_dataset(home: Path, data: Any, told: str) -> None:
+def test_invalid_rows_keep_the_existing_dataset(home: Path, data: Any, message: str) -> None:
     DatasetRegistry.register_dataset("bad", [{"n": 0}])
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         DatasetRegistry.register_dataset("bad", data)
     assert list(DatasetRegistry.load_dataset("bad") or []) == [{"n": 0}]
 

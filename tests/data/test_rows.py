@@ -33,7 +33,7 @@ def test_values_become_plain_python(value: Any, kept: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (
             {"at": [date(2026, 1, 2)]},
@@ -44,6 +44,6 @@ def test_values_become_plain_python(value: Any, kept: Any) -> None:
         ({"choice": {1, 2}}, "'set'"),
     ],
 )
-def test_lossy_values_are_rejected(value: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_lossy_values_are_rejected(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         json_value(value, "row 3")

@@ -167,7 +167,7 @@ def test_sampling_starts_uniform() -> None:
 
 
 def test_step_uses_only_outcomes_available_to_its_rollouts() -> None:
-    """With rollouts two steps ahead, step 3 may begin when step 0 is done, whatever is done by then."""
+    """With rollouts two steps ahead, step 3 may begin when step 0 is done; it ignores later outcomes."""
     early, late = (sampler_of(20, per_step=5, sampling="difficulty", delay=2) for _ in range(2))
     for sampler in (early, late):
         sampler.record(0, {str(task): 0.0 for task in range(10)})

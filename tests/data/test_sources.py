@@ -45,7 +45,7 @@ def fails() -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (fails, "data function 'fails' raised ValueError after 1 row: no more"),
         (lambda: [{"n": 1}, 2], "row 1 of data function '<lambda>' is 2"),
@@ -55,13 +55,13 @@ def fails() -> Iterator[dict[str, int]]:
         ([{"n": 1}], r"use a path, or a function"),
     ],
 )
-def test_function_without_rows_is_rejected(function: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_function_without_rows_is_rejected(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Dataset.load(function)
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("", "'' names no data: name a file"),
         ("hf:", "'hf:' names no data"),
@@ -78,8 +78,8 @@ def test_function_without_rows_is_rejected(function: Any, told: str) -> None:
         ("rllm.types:UNSCORED", "use a path, or a function"),
     ],
 )
-def test_unknown_source_is_rejected(source: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_unknown_source_is_rejected(source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Dataset.load(source)
 
 

@@ -25,15 +25,15 @@ def test_registered_dataset_in_verl_format(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([{"a": 1}, {"a": "x"}], "field 'a' of 'mine' does not fit one Parquet column"),
         ([{"a": 2**80}], "field 'a' of 'mine'"),
         ([{"a": {}}], "'mine' cannot be written as Parquet"),
     ],
 )
-def test_values_unsupported_by_parquet_are_reported(home: Path, rows: list[dict[str, object]], told: str) -> None:
+def test_values_unsupported_by_parquet_are_reported(home: Path, rows: list[dict[str, object]], message: str) -> None:
     data = DatasetRegistry.register_dataset("mine", rows)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         data.get_verl_data_path()
     assert sorted(path.suffix for path in (home / "datasets" / "mine").iterdir()) == [".jsonl", ".metadata"]

@@ -69,7 +69,7 @@ def on_small_machine(words: list[str], policy: Path) -> list[str]:
 
 
 def steps_done(words: list[str]) -> int:
-    """How many steps the run has behind it that `--resume` names."""
+    """Return the number of finished steps of the run that `--resume` names."""
     if "--resume" not in words:
         return 0
     checkpoints = Path(words[words.index("--resume") + 1], "checkpoints").glob("step-*")

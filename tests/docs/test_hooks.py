@@ -66,9 +66,9 @@ def test_every_public_name_is_documented(pages: dict[str, str]) -> None:
 
 def test_reference_covers_every_package_without_duplicates(hooks: Any, pages: dict[str, str]) -> None:
     page = pages["reference/api.md"]
-    told = [line for line in page.splitlines() if line.startswith("::: ")]
-    assert len(told) == len(set(told))
-    assert "::: rllm.algorithms.base.Algorithm" in told
+    found = [line for line in page.splitlines() if line.startswith("::: ")]
+    assert len(found) == len(set(found))
+    assert "::: rllm.algorithms.base.Algorithm" in found
     assert "`Trajectory`: see [`rllm.Trajectory`][rllm.Trajectory]." in page
     assert "`SessionContext`: see [`rllm.sdk.Session`][rllm.sdk.Session]." in page
     for package in hooks.PACKAGES:

@@ -26,7 +26,7 @@ from .pages import (
 )
 
 FOLDERS = ("tutorials", "concepts", "howto")
-"""Pages elsewhere have tests of their own, beside the code that they tell of."""
+"""Pages in other folders are tested next to their code."""
 PAGES = [
     DOCS / "index.md",
     DOCS / "environments.md",
@@ -95,7 +95,7 @@ def test_pages_named_in_the_code_exist() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    """What mkdocs warns of, without mkdocs; it finds the frameworks' pages by itself."""
+    """Problems for which mkdocs warns, without mkdocs; it finds the frameworks' pages by itself."""
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     listed = set(re.findall(r"([\w/\-]+\.md)", navigation)) - {"frameworks/index.md"}
     generated = {"reference/settings.md", "reference/commands.md", "reference/capabilities.md", "reference/api.md"}

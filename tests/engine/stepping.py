@@ -9,7 +9,7 @@ from rllm.environments.base.base_env import BaseEnv
 
 
 class Talker(BaseAgent):
-    """Says what the model says."""
+    """Agent that returns the model's answer as its action."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -37,7 +37,7 @@ class Talker(BaseAgent):
 
 
 class Countdown(BaseEnv):
-    """Counts down from `start`, and pays 1 at 0; every step returns what the task's other fields say."""
+    """Counts down from `start`, with reward 1 at 0; every step returns the values of the task's other fields."""
 
     closed: ClassVar[list[int]] = []
 

@@ -20,7 +20,7 @@ from .stepping import Countdown, Talker
 
 
 def count(messages: list[dict[str, Any]]) -> str:
-    """Says which turn it is."""
+    """Model that answers with the number of the turn."""
     return f"turn {sum(message['role'] == 'assistant' for message in messages)}"
 
 
@@ -201,12 +201,12 @@ def test_old_name_is_the_same_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "said", "correct"), [(0.9, True, True), (1.0, np.False_, False), (0.9, None, False)]
+    ("reward", "expected", "correct"), [(0.9, True, True), (1.0, np.False_, False), (0.9, None, False)]
 )
-async def test_environment_may_set_is_correct(reward: float, said: Any, correct: bool) -> None:
+async def test_environment_may_set_is_correct(reward: float, expected: Any, correct: bool) -> None:
     class Judging(Countdown):
         def step(self, action: Any) -> Any:
-            return "done", reward, True, {} if said is None else {"is_correct": said}
+            return "done", reward, True, {} if expected is None else {"is_correct": expected}
 
     assert (await one(made_by(Judging))).is_correct is correct
 
@@ -360,7 +360,7 @@ def made_by(env: type[Countdown]) -> type[Countdown]:
 
 
 @pytest.mark.parametrize(
-    ("env", "kind", "said"),
+    ("env", "kind", "message"),
     [
         (made_by(Raises), "EnvError", "Raises.step raised RuntimeError: no ground"),
         (made_by(RaisesReward), "RewardError", "judge raised ZeroDivisionError"),
@@ -374,7 +374,7 @@ def made_by(env: type[Countdown]) -> type[Countdown]:
         (NoEnvironment, "EnvError", "NoEnvironment.from_dict returned None of type NoneType: return an environment"),
     ],
 )
-async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: str, said: str) -> None:
+async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: str, message: str) -> None:
     class Mixed(Countdown):
         """Every second task has the faulty environment."""
 
@@ -387,7 +387,7 @@ async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: s
     assert faulty.info["error"]["type"] == kind
     assert faulty.termination_reason is TerminationReason.ERROR
     if env is not NoEnvironment:
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             raise AssertionError(problem(faulty))
 
 
@@ -412,7 +412,7 @@ def adding(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"update_from_model": raising}, "Broken.update_from_model raised KeyError: 'thought'"),
         ({"update_from_env": raising}, "Broken.update_from_env raised KeyError: 'thought'"),
@@ -430,12 +430,12 @@ def adding(**fields: Any) -> Any:
         ({"chat_completions": []}, "Broken.chat_completions is empty: update_from_env must add a message"),
     ],
 )
-async def test_agent_error_is_attributed_to_it(changes: dict[str, Any], said: str) -> None:
+async def test_agent_error_is_attributed_to_it(changes: dict[str, Any], expected: str) -> None:
     episode = await one(
         agent=type("Broken", (Talker,), changes), agent_args={"more": 1} if "__init__" in changes else {}
     )
     assert episode.info["error"]["type"] == "AgentError"
-    assert said in problem(episode)
+    assert expected in problem(episode)
 
 
 async def test_steps_before_a_failure_are_kept_but_not_trained() -> None:
@@ -758,7 +758,7 @@ class ClassWide(Talker):
 
 
 class Fresh(Talker):
-    """Makes its trajectory anew whenever it is asked for it."""
+    """Agent that creates a new trajectory at each access."""
 
     @property
     def trajectory(self) -> Trajectory:
@@ -830,7 +830,7 @@ class WrongState(Talker):
 
 
 @pytest.mark.parametrize(
-    ("env", "agent", "kind", "said"),
+    ("env", "agent", "kind", "expected"),
     [
         (ReadOnlyIndex, Talker, "EnvError", "setting idx of ReadOnlyIndex raised AttributeError"),
         (Exits, Talker, "AgentError", "rollout 0:0 called sys.exit(2)"),
@@ -843,7 +843,7 @@ class WrongState(Talker):
     ],
 )
 async def test_faulty_user_classes_do_not_affect_other_rollouts(
-    env: type[Countdown], agent: type[Talker], kind: str, said: str
+    env: type[Countdown], agent: type[Talker], kind: str, expected: str
 ) -> None:
     class Sometimes(Talker):
         """Is the agent of the case in the first rollout only."""
@@ -863,7 +863,7 @@ async def test_faulty_user_classes_do_not_affect_other_rollouts(
     strange, sound = await episodes(tasks, Mixed, Sometimes, n_parallel_agents=1)
     assert sound.is_correct
     assert strange.info["error"]["type"] == kind
-    assert said in problem(strange)
+    assert expected in problem(strange)
 
 
 # Settings
@@ -878,7 +878,7 @@ class Abstract(BaseAgent):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"agent": Abstract}, "agent_class=Abstract has no trajectory, update_from_env, update_from_model: define"),
         ({"agent": Talker()}, "agent_class=<.*Talker.*>"),
@@ -895,8 +895,8 @@ class Abstract(BaseAgent):
         ({"trajectory_timeout": -1}, "timeout_s=-1"),
     ],
 )
-def test_invalid_settings_are_reported_before_anything_starts(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_are_reported_before_anything_starts(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         engine_of(**settings)
 
 

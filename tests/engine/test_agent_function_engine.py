@@ -79,7 +79,7 @@ def ask(client: Any, text: str, **options: Any) -> Any:
 
 
 class DistantStore(MemoryTraceStore):
-    """Says that it is across a network, and remembers which threads read it."""
+    """Store that claims to be remote, and records the threads that read it."""
 
     is_local = False
 
@@ -93,7 +93,7 @@ class DistantStore(MemoryTraceStore):
 
 
 def said(steps: list[Step]) -> list[str]:
-    """What the steps' own tokens say."""
+    """Return the text of the steps' tokens."""
     return [decode(step.response_ids) for step in steps]
 
 
@@ -379,15 +379,15 @@ async def test_abandoned_stream_is_not_trained_on(engine_of: Engine) -> None:
 
 
 async def test_reference_rollouts_are_distinguished_from_untrainable_trajectories() -> None:
-    def told(*trainable: bool, **of_attempt: Any) -> list[bool]:
+    def outcome_of(*trainable: bool, **of_attempt: Any) -> list[bool]:
         episode = Episode(trajectories=[Trajectory(reward=1.0, trainable=one, steps=[Step()]) for one in trainable])
         complete(episode, RolloutRequest(task={}, task_id="t", **of_attempt), [])
         assert not any(path.trainable for path in episode.trajectories)
         return [REFERENCE_KEY in path.info for path in episode.trajectories]
 
-    assert told(True, False, trainable=False) == [True, False]
-    assert told(True, trainable=False, split="eval") == [False]
-    assert told(False) == [False]
+    assert outcome_of(True, False, trainable=False) == [True, False]
+    assert outcome_of(True, trainable=False, split="eval") == [False]
+    assert outcome_of(False) == [False]
 
 
 async def test_validation_keeps_the_reward_and_trains_nothing(engine_of: Engine) -> None:
@@ -396,7 +396,7 @@ async def test_validation_keeps_the_reward_and_trains_nothing(engine_of: Engine)
     assert [one.trainable for one in episode.trajectories] == [False]
 
 
-# What goes wrong, and what is said then
+# Failures and their messages
 
 
 async def test_agent_exception_does_not_affect_siblings(engine_of: Engine) -> None:
@@ -420,9 +420,9 @@ async def test_missing_reward_is_reported_at_once_and_only_once(
         return text
 
     episodes = await run(engine_of(agent), {"text": "figs"}, {"text": "figs"})
-    [told] = [record.getMessage() for record in caplog.records if record.name.startswith("rllm.")]
-    assert "agent returned 'figs'" in told
-    assert [problem(one) for one in episodes] == [told, told]
+    [found] = [record.getMessage() for record in caplog.records if record.name.startswith("rllm.")]
+    assert "agent returned 'figs'" in found
+    assert [problem(one) for one in episodes] == [found, found]
 
 
 @pytest.mark.parametrize("code", ["exit", "async exit"])

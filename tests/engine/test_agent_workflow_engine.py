@@ -340,20 +340,20 @@ async def test_token_mismatch_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "expected_message"),
     [
         ([1, 2], r"Odd.run returned \[1, 2\] of type list: return an Episode, or None after self.commit"),
         (0.5, "Odd.run returned 0.5 of type float"),
         (None, "Odd.run ended without a trajectory"),
     ],
 )
-async def test_invalid_return_value_of_a_workflow_is_named(returned: Any, said: str) -> None:
+async def test_invalid_return_value_of_a_workflow_is_named(returned: Any, expected_message: str) -> None:
     class Odd(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any:
             return returned
 
     (episode,) = await episodes(Odd, "fig", retry_limit=1)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=expected_message):
         raise AssertionError(episode.info["error"]["message"])
 
 
@@ -373,15 +373,15 @@ class NotAsync(Workflow):
 
 
 @pytest.mark.parametrize(
-    ("workflow", "said"),
+    ("workflow", "message"),
     [
         (Workflow, "workflow_cls=Workflow has no run"),
         (dict, "rllm.workflows.workflow.Workflow"),
         (NotAsync, "NotAsync.run is not a coroutine: write `async def run"),
     ],
 )
-def test_unsuitable_class_is_rejected(workflow: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unsuitable_class_is_rejected(workflow: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         engine_of(workflow)
 
 
@@ -537,7 +537,7 @@ async def odd_trajectory(self: Any, task: Any, uid: str, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"reset": failing}, "Odd.reset raised ValueError: hook"),
         ({"collect_trajectories": failing}, "Odd.run raised ValueError: hook"),
@@ -551,7 +551,7 @@ async def odd_trajectory(self: Any, task: Any, uid: str, **kwargs: Any) -> Any:
         ({"run": wrong_setting}, "Odd.run raised ConfigError: the task has no question"),
     ],
 )
-async def test_error_in_a_hook_affects_no_other_rollout(changes: dict[str, Any], said: str) -> None:
+async def test_error_in_a_hook_affects_no_other_rollout(changes: dict[str, Any], expected: str) -> None:
     odd = type("Odd", (Solve,), changes)
 
     def make(*args: Any, **kwargs: Any) -> Workflow:
@@ -562,7 +562,7 @@ async def test_error_in_a_hook_affects_no_other_rollout(changes: dict[str, Any],
     mixed = type("Odd", (Solve,), {"__new__": lambda cls, *args, **kwargs: make(*args, **kwargs)})
     strange, sound = await episodes(mixed, "fig", "apple", retry_limit=1, n_parallel_tasks=1)
     assert sound.is_correct
-    assert said in strange.info["error"]["message"]
+    assert expected in strange.info["error"]["message"]
 
 
 async def test_duplicate_trajectory_counts_once() -> None:

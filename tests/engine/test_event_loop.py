@@ -27,7 +27,7 @@ INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
 
 
 @pytest.mark.parametrize(
-    ("error", "is_told"),
+    ("error", "is_logged"),
     [
         (INTERRUPT, False),
         (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT]), False),
@@ -37,12 +37,12 @@ INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
     ],
 )
 async def test_interrupted_tasks_are_not_logged(
-    caplog: pytest.LogCaptureFixture, error: BaseException | None, is_told: bool
+    caplog: pytest.LogCaptureFixture, error: BaseException | None, is_logged: bool
 ) -> None:
     ignore_interrupted_tasks()
     ended = {"message": "Task exception was never retrieved", **({} if error is None else {"exception": error})}
     asyncio.get_running_loop().call_exception_handler(ended)
-    assert [record.getMessage() for record in caplog.records] == ["Task exception was never retrieved"] * is_told
+    assert [record.getMessage() for record in caplog.records] == ["Task exception was never retrieved"] * is_logged
 
 
 def block_until(true: Callable[[], object]) -> None:
@@ -55,7 +55,7 @@ def block_until(true: Callable[[], object]) -> None:
 async def test_blocked_loop_is_reported_once_with_the_line(caplog: pytest.LogCaptureFixture) -> None:
     with watched_loop(limit_s=0.1):
         block_until(lambda: caplog.records)  # this is the blocking call
-        time.sleep(0.5)  # noqa: ASYNC251  # and so it goes on, long enough for another report
+        time.sleep(0.5)  # noqa: ASYNC251  # and so on, long enough for another report
     assert len(caplog.records) == 1
     assert "in block_until" in caplog.text
     assert "an async agent makes a blocking call" in caplog.text

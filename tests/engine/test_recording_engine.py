@@ -194,7 +194,7 @@ async def test_several_answers_per_call_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "expected_message"),
     [
         ("fig", r"messages='fig': use a list of messages, such as \[\{"),
         (ask("fig")[0], r"messages=\{.*: use a list of messages"),
@@ -203,8 +203,8 @@ async def test_several_answers_per_call_are_rejected() -> None:
         ([{"content": "fig"}], r"messages\[0\]=\{'content': 'fig'\}: use a message"),
     ],
 )
-async def test_messages_that_are_not_a_list_are_rejected(messages: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+async def test_messages_that_are_not_a_list_are_rejected(messages: Any, expected_message: str) -> None:
+    with pytest.raises(ConfigError, match=expected_message):
         await RecordingEngine(ScriptedEngine(shout)).get_model_response(messages)
 
 

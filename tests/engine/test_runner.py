@@ -28,7 +28,7 @@ from ..ports import free_port
 
 
 class Scripted:
-    """Rollouts that do what their task says."""
+    """Rollouts that do what their task asks for."""
 
     def __init__(self) -> None:
         self.seen: list[RolloutRequest] = []
@@ -94,10 +94,10 @@ async def test_ten_thousand_attempts_use_few_asyncio_tasks() -> None:
 
 async def test_failure_is_an_episode_and_does_not_affect_siblings(pass_time: Any) -> None:
     def hear(episode: Episode) -> None:
-        heard.append(episode)
+        received.append(episode)
         pass_time(60)
 
-    heard: list[Episode] = []
+    received: list[Episode] = []
     both = attempts({"sleep": 60}, {"raise": AgentError("division by zero")})
     good, bad = await RolloutRunner(Scripted()).run(both, on_episode=hear)
     assert not good.failed
@@ -107,7 +107,7 @@ async def test_failure_is_an_episode_and_does_not_affect_siblings(pass_time: Any
     assert bad.info["error"]["type"] == "AgentError"
     assert bad.info["error"]["message"] == "division by zero"
     assert "in rollout" in bad.info["error"]["traceback"]
-    assert heard == [bad, good]
+    assert received == [bad, good]
 
 
 async def test_only_server_failures_are_retried_in_a_new_session() -> None:
@@ -275,7 +275,7 @@ def test_invalid_settings_are_reported(setting: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected_message"),
     [
         (
             SystemExit(3),
@@ -286,11 +286,11 @@ def test_invalid_settings_are_reported(setting: dict[str, float]) -> None:
         (pytest.fail.Exception("2 tests failed"), "rollout task:0:0 raised Failed: 2 tests failed"),
     ],
 )
-async def test_system_exit_in_a_rollout_ends_only_that_rollout(error: BaseException, said: str) -> None:
+async def test_system_exit_in_a_rollout_ends_only_that_rollout(error: BaseException, expected_message: str) -> None:
     bad, good = await RolloutRunner(Scripted()).run(attempts({"raise": error}, {"sleep": 0.01}))
     assert not good.failed
     assert bad.info["error"]["type"] == "AgentError"
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=expected_message):
         raise AssertionError(bad.info["error"]["message"])
 
 

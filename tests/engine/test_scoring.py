@@ -20,19 +20,19 @@ class Saying:
     """Rollouts that answer with a text of their task's list; an `AgentError` in it is raised."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
-        said = attempt.task["said"][attempt.index]
-        if isinstance(said, AgentError):
-            raise said
-        paths = said if isinstance(said, list) else [Trajectory(output=said)]
+        answer = attempt.task["said"][attempt.index]
+        if isinstance(answer, AgentError):
+            raise answer
+        paths = answer if isinstance(answer, list) else [Trajectory(output=answer)]
         return Episode(task=attempt.task, task_id=attempt.task_id, index=attempt.index, trajectories=paths)
 
 
-async def run(scoring: Scoring, **said: list[Any]) -> tuple[dict[str, Episode], list[str]]:
+async def run(scoring: Scoring, **expected: list[Any]) -> tuple[dict[str, Episode], list[str]]:
     """Return the episodes by id, and the ids in the order in which they were reported."""
     attempts = [
         RolloutRequest(task={"id": name, "said": texts}, task_id=name, index=index)
-        for index in range(max(map(len, said.values())))
-        for name, texts in said.items()
+        for index in range(max(map(len, expected.values())))
+        for name, texts in expected.items()
         if index < len(texts)
     ]
     reported: list[str] = []

@@ -45,7 +45,7 @@ def test_matching_signatures_are_accepted(function: Any, columns: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("function", "columns", "says"),
+    ("function", "columns", "content"),
     [
         (exact, ["question"], r"exact needs 'answer'.*the data has \['question'\]"),
         (exact, ["question", "answer", "Level"], r"exact does not take the column 'Level'.*add \*\*kwargs"),
@@ -57,8 +57,8 @@ def test_matching_signatures_are_accepted(function: Any, columns: list[str]) -> 
         (with_kwargs, ["question", 1], "with_kwargs cannot take the column 1: columns are passed by name"),
     ],
 )
-def test_mismatched_signatures_are_reported(function: Any, columns: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_mismatched_signatures_are_reported(function: Any, columns: list[str], content: str) -> None:
+    with pytest.raises(ConfigError, match=content):
         check_signature(function, columns)
 
 

@@ -59,7 +59,7 @@ def test_error_text_fails_the_rollout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected_message"),
     [
         ({"metrics": {"note": "slow"}}, "the metric 'note' 'slow'"),
         ({"metrics": [1.0]}, r"the metrics of its episode \[1.0\]: use a dict"),
@@ -103,8 +103,8 @@ def test_error_text_fails_the_rollout() -> None:
         ),
     ],
 )
-def test_invalid_values_are_reported(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(AgentError, match=f"solve returned {told}"):
+def test_invalid_values_are_reported(fields: dict[str, Any], expected_message: str) -> None:
+    with pytest.raises(AgentError, match=f"solve returned {expected_message}"):
         checked(**fields)
 
 
@@ -159,7 +159,7 @@ def test_trajectories_keep_their_rewards() -> None:
     assert episode.trajectories == [solver, judge]
     assert [item.final_reward() for item in episode.trajectories] == [0.5, 1.0]
     assert type(solver.steps[0].reward) is float
-    assert episode.is_correct  # the last one says
+    assert episode.is_correct  # the last one decides
     assert episode_from([*episode.trajectories, Trajectory(name="critic")], "agent").is_correct  # that has a reward
     assert not episode_from(solver, "agent").is_correct
 

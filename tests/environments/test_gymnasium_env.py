@@ -13,7 +13,7 @@ from rllm.types import Action
 
 
 class Doors(gymnasium.Env):
-    """Two actions; says what it was told, in numpy's types."""
+    """Two actions; returns its input in numpy's types."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
@@ -181,6 +181,6 @@ def test_constructor_error_is_named():
 
 
 def test_missing_gymnasium_error_names_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "gymnasium", None)  # Python's own way to say that it is not there
+    monkeypatch.setitem(sys.modules, "gymnasium", None)  # Python's own error for a missing module
     with pytest.raises(MissingDependencyError, match=r"pip install 'rllm\[gym\]'"):
         GymnasiumEnv("CartPole-v1")

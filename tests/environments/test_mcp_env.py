@@ -66,8 +66,8 @@ async def test_server_that_exits_during_a_rollout_is_reported_and_restarted(name
 
     healthy, died = await rollouts(named, model)
     assert healthy.reward == 1.0
-    told = died.steps[-1].chat_completions[-2]["content"]
-    assert "tool 'die': the server ended during the call" in told
+    found = died.steps[-1].chat_completions[-2]["content"]
+    assert "tool 'die': the server ended during the call" in found
     assert [path.reward for path in await rollouts(named, adding)] == [1.0, 0.0]
 
 

@@ -126,7 +126,7 @@ async def test_hanging_tool_is_cancelled_at_its_deadline(caplog, pass_time):
         "2": "Error: tool 'block' did not finish within 60 s",
         "3": "2",
     }
-    assert "tool block" in caplog.text  # the thread that is left behind has its name and stack in the log
+    assert "tool block" in caplog.text  # the name and stack of the abandoned thread are in the log
 
 
 async def test_long_tool_output_is_truncated():

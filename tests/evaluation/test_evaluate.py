@@ -16,7 +16,7 @@ TASKS = Dataset([{"id": "a", "answer": 1}, {"id": "b", "answer": 2}])
 
 
 class Answering:
-    """A rollout that answers as its table says: a reward, or an error to raise. It remembers what it was asked."""
+    """Rollout with the reward or error of its table. It records its calls."""
 
     def __init__(self, **rewards):
         self.rewards = rewards
@@ -87,7 +87,7 @@ async def test_only_failed_and_missing_rollouts_are_repeated(tmp_path):
     assert (first.num_failed, first.num_unscored, first.accuracy.value) == (2, 1, 0.25)
     again = Answering(b0=AgentError("still no"))
     second = await run(again, tmp_path, num_rollouts=2)
-    assert sorted(again.made) == ["a1", "b0"]  # what nobody judged did not fail
+    assert sorted(again.made) == ["a1", "b0"]  # unscored is not failed
     assert [reason.text for reason in second.failures] == ["AgentError: still no"]
     more = Answering()
     third = await run(more, tmp_path, num_rollouts=3)
@@ -178,7 +178,7 @@ async def test_rows_with_the_same_id_are_one_task(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"identity": {"model": "other"}}, "model was m, and is now other"),
         ({"identity": {"model": "m", "agent": "f"}}, "agent was not set, and is now f"),
@@ -186,10 +186,10 @@ async def test_rows_with_the_same_id_are_one_task(tmp_path):
         ({"sampling": {"temperature": 0.5}}, r'sampling was {}, and is now {"temperature":0.5}'),
     ],
 )
-async def test_folder_of_another_evaluation_is_rejected(tmp_path, changed, said):
+async def test_folder_of_another_evaluation_is_rejected(tmp_path, changed, message):
     await run(Answering(), tmp_path)
     rollout = Answering()
-    with pytest.raises(ConfigError, match=f"holds another evaluation: {said}.*Name another folder"):
+    with pytest.raises(ConfigError, match=f"holds another evaluation: {message}.*Name another folder"):
         await run(rollout, tmp_path, **changed)
     assert rollout.made == []
 
@@ -212,7 +212,7 @@ async def test_folder_without_identity_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"num_rollouts": 0}, "num_rollouts=0: use at least 1"),
         ({"limit": 0}, "limit=0: use at least 1 task"),
@@ -221,8 +221,8 @@ async def test_folder_without_identity_is_rejected(tmp_path):
         ({"timeout_s": 0}, "timeout_s=0"),
     ],
 )  # fmt: skip
-async def test_invalid_setting_is_reported(tmp_path, settings, said):
-    with pytest.raises(ConfigError, match=said):
+async def test_invalid_setting_is_reported(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
         await run(Answering(), tmp_path, **settings)
 
 

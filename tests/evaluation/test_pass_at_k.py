@@ -17,7 +17,7 @@ from rllm.types import Trajectory
         (4, 2, 2, 5 / 6),
         (4, 1, 4, 1.0),
         (4, 0, 4, 0.0),
-        (4, 3, 2, 1.0),  # no pair is without a correct one
+        (4, 3, 2, 1.0),  # every pair has a correct one
         (1000, 1, 500, 1 / 2),
     ],
 )
@@ -109,10 +109,10 @@ def test_task_is_identified_by_its_id_if_it_has_one():
 
 
 @pytest.mark.parametrize(
-    ("results", "said"), [([], "no trajectories"), ([1.0], "takes trajectories, and this is float")]
+    ("results", "message"), [([], "no trajectories"), ([1.0], "takes trajectories, and this is float")]
 )
-def test_invalid_results_are_reported(results, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_results_are_reported(results, message):
+    with pytest.raises(ConfigError, match=message):
         compute_pass_at_k(results)
 
 

@@ -22,7 +22,7 @@ from rllm.types import Message
 Example = Callable[[str, str], ModuleType]
 
 AUTOGEN = Path(__file__).parents[2] / ".autogen"
-"""Where `make test-examples` installs it, beside what it does not go with."""
+"""Folder into which `make test-examples` installs it, apart from packages in conflict with it."""
 TASK = {"question": "Make 12 of 9 and 3.", "target": 12, "nums": [9, 3]}
 RIGHT, WRONG = "So <answer>9 + 3</answer>", "Maybe <answer>9 * 3</answer>"
 

@@ -82,7 +82,7 @@ def test_program_trains_any_model(one_step):
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_improves_the_agent(train, seed):
-    """As the README says."""
+    """As the README states."""
     first, *_, last = train("grid_world", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.5
     assert last["eval/accuracy"] >= 0.8

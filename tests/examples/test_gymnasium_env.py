@@ -71,7 +71,7 @@ def test_program_trains_any_model(one_step):
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_improves_the_agent(train, seed):
-    """As the README says."""
+    """As the README states."""
     first, *_, last = train("gymnasium_env", f"seed={seed}")
     assert first["eval/reward"] <= -0.3
-    assert last["eval/reward"] >= first["eval/reward"] + 0.25  # whoever always sticks gains 0.2
+    assert last["eval/reward"] >= first["eval/reward"] + 0.25  # always sticking gains 0.2

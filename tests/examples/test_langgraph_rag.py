@@ -74,7 +74,7 @@ def calls(tool: str) -> Answer:
 
 
 def searching(messages: list[Message]) -> Answer:
-    """Searches first, then says the first number that it was shown."""
+    """Model that searches first, then answers with the first number of its prompt."""
     if messages[-1]["role"] != "tool":
         return calls("search")
     return next(word for word in str(messages[-1]["content"]).split() if word.isdigit())
@@ -123,8 +123,8 @@ async def test_call_of_an_unknown_tool_returns_an_error_result(roll_out: RollOut
         return "59" if messages[-1]["role"] == "tool" else calls("find")
 
     (episode,) = await roll_out(confused)
-    told = path_of(episode).steps[1].chat_completions[-2]["content"]
-    assert "find is not a valid tool" in told
+    found = path_of(episode).steps[1].chat_completions[-2]["content"]
+    assert "find is not a valid tool" in found
     assert path_of(episode).reward == 1.0
 
 

@@ -92,9 +92,9 @@ async def test_error_of_the_server_is_a_tool_result(example: Example, tools: lis
         return calls("locate", parcel=7) if len(messages) == 2 else "0"
 
     (path,) = await play(example, tools, model, [{"question": "Which van has parcel 7?", "answer": 0}])
-    told = str(path.steps[1].chat_completions[-2]["content"])
-    assert told.startswith("Error: MCP server 'parcels', tool 'locate' reports: ")
-    assert "there is no parcel 7" in told
+    found = str(path.steps[1].chat_completions[-2]["content"])
+    assert found.startswith("Error: MCP server 'parcels', tool 'locate' reports: ")
+    assert "there is no parcel 7" in found
     assert path.reward == 1.0, "the rollout went on"
 
 
@@ -113,8 +113,8 @@ class FreezingModel:
             self.server.suspend()
         if self.num_calls == self.num_rollouts:
             threading.Timer(0.3, self.server.kill).start()
-        says = using_tools(messages)
-        return "7" if says.isdigit() and self.num_calls % 3 == 0 else says
+        content = using_tools(messages)
+        return "7" if content.isdigit() and self.num_calls % 3 == 0 else content
 
 
 class ParcelBackend(ScriptedBackend):
@@ -159,8 +159,8 @@ async def test_server_that_dies_during_a_batch_is_reported_and_training_continue
     store = open_store(str(tmp_path / "run" / "traces.db"), read_only=True)
     traces = [trace for session in store.sessions() for trace in store.by_session(session.id)]
     store.close()
-    told = [str(trace.messages[-1]["content"]) for trace in traces if trace.messages[-1]["role"] == "tool"]
-    errors = [text for text in told if text.startswith("Error")]
+    found = [str(trace.messages[-1]["content"]) for trace in traces if trace.messages[-1]["role"] == "tool"]
+    errors = [text for text in found if text.startswith("Error")]
     assert errors
     for error in errors:
         assert error.startswith("Error: MCP server 'parcels', tool 'locate': ")

@@ -32,8 +32,8 @@ def test_user_rewards_correct_answers(example: Example) -> None:
     with GatewayServer(store, EngineUpstream(engine, "policy"), GatewayConfig(api_key="key")) as gateway:
         rewards = []
         for _ in range(2):
-            with user.User(gateway.url, "key", 3) as somebody:
-                rewards.append(somebody.talk())
+            with user.User(gateway.url, "key", 3) as a_user:
+                rewards.append(a_user.talk())
     assert rewards == [1.0, 0.0]
     assert [session.metadata["reward"] for session in store.sessions(oldest_first=True)] == rewards
     assert store.by_session(store.sessions()[0].id)[0].messages[0]["content"] == asked

@@ -53,9 +53,9 @@ def test_each_answer_is_a_trajectory_with_its_own_reward(roll_out, answers, rewa
 def test_second_attempt_continues_the_tokens_of_the_first(roll_out):
     [episode] = roll_out(["4", "no", "9", "yes"])
     first, _, second, _ = [trajectory.steps[0] for trajectory in episode.trajectories]
-    said = first.prompt_ids + first.response_ids
-    assert second.prompt_ids[: len(said)] == said
-    assert "No. Try again." in decode(second.prompt_ids[len(said) :])
+    answer = first.prompt_ids + first.response_ids
+    assert second.prompt_ids[: len(answer)] == answer
+    assert "No. Try again." in decode(second.prompt_ids[len(answer) :])
 
 
 def test_number_of_attempts_is_limited(roll_out):
@@ -85,7 +85,7 @@ def test_program_trains_any_model(one_step):
 @pytest.mark.examples
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_improves_both_roles(train, seed):
-    """As the README says."""
+    """As the README states."""
     first, *_, last = train("workflow_retry", f"seed={seed}")
     assert first["eval/accuracy"] <= 0.5
     assert last["eval/accuracy"] >= 0.9

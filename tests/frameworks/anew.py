@@ -1,4 +1,4 @@
-"""What prompts would be without token-exact continuation: rendered anew from the messages that a framework sends back."""
+"""Prompts without token-exact continuation: rendered again from the messages that a framework sends back."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def rendered_anew(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:
     conversations = Conversations()
     made: dict[str, Trace] = {}
     for trace in traces:
-        said = MessageDigests.of(trace.messages, trace.tools, conversations)
+        answer = MessageDigests.of(trace.messages, trace.tools, conversations)
         prompt_ids = engine.template.render(for_template(trace.messages), trace.tools)
-        if missing := conversations.missing_trace(said):
-            conversations.provide_tokens(said, made[missing])
-        drift = conversations.drift_of(said, prompt_ids)
+        if missing := conversations.missing_trace(answer):
+            conversations.provide_tokens(answer, made[missing])
+        drift = conversations.drift_of(answer, prompt_ids)
         metadata = {name: value for name, value in trace.metadata.items() if name != DRIFT_KEY}
         made[trace.id] = replace(
             trace, prompt_ids=prompt_ids, metadata=metadata if drift is None else {**metadata, DRIFT_KEY: drift}
         )
-        conversations.add(conversations.prepare(said, made[trace.id]))
+        conversations.add(conversations.prepare(answer, made[trace.id]))
     return list(made.values())

@@ -23,7 +23,7 @@ def shell(command: str) -> str:
 
 @tool
 def delegate(task: str) -> str:
-    """Let somebody else do a part of the task."""
+    """Delegate a part of the task."""
     helper = create_agent(model, [shell], middleware=[])
     return helper.invoke({"messages": [("user", task)]})["messages"][-1].content
 

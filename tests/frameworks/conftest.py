@@ -24,7 +24,7 @@ def engine() -> Iterator[ForcedEngine]:
 
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """What is found out of the module's `FRAMEWORK`, by variant; what was not tried keeps its earlier result."""
+    """Results for the module's `FRAMEWORK`, by variant; variants that were not run keep their earlier result."""
     framework: Framework = request.module.FRAMEWORK
     rows: dict[str, Any] = {}
     yield rows
@@ -48,6 +48,6 @@ def proven(engine: ForcedEngine, rows: dict[str, Any]) -> Callable[[Framework, V
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what was wrong, which is where Python says it; without what pytest adds."""
-    said = str(error).partition("\nassert ")[0].strip() or type(error).__name__
-    return said.splitlines()[-1].strip().replace(f"{ROOT}/", "")[:FAILURE_CHARACTERS]
+    """The last line of Python's error, without the additions of pytest."""
+    answer = str(error).partition("\nassert ")[0].strip() or type(error).__name__
+    return answer.splitlines()[-1].strip().replace(f"{ROOT}/", "")[:FAILURE_CHARACTERS]

@@ -51,7 +51,7 @@ async def main(url: str, way: str) -> None:
         assert not episode.failed, episode.info
         [trajectory] = episode.trajectories
         steps = [{"prompt_ids": step.prompt_ids, "response_ids": step.response_ids} for step in trajectory.steps]
-        print()  # behind the bars
+        print()  # after the bars
         print(json.dumps({"buyer": buyer, "reward": trajectory.reward, "steps": steps}))
 
 

@@ -1,4 +1,4 @@
-"""What the model says on an errand that is too long for its window and has a part for a sub-agent.
+"""Answers of the model in a task that is too long for its window and has a part for a sub-agent.
 
 The notes fill the window, so the agent's program asks for a summary; the price on the menu is looked up by a sub-agent.
 Like `Shopper`, the script sees nothing but the prompt, and decides by what it finds there.

@@ -1,4 +1,4 @@
-"""The embedded engine with the choice of each token taken from it, and nothing else: a script says what is sampled.
+"""The embedded engine with sampling replaced by a script, and nothing else.
 
 Chat template, tool parser, continuation, log-probabilities (of the script's tokens, under a tiny random model) are real.
 Like a model, the script sees nothing but the prompt's tokens, as text.
@@ -26,7 +26,7 @@ Script: TypeAlias = Callable[[str], str]
 
 
 class ForcedEngine(LocalEngine):
-    """Says what `script` says, which may be replaced between calls."""
+    """Engine that samples the text of `script`, which may be replaced between calls."""
 
     def __init__(self, script: Script, *, template: str = "qwen") -> None:
         """`template`: the name of one of `TEMPLATES`, or a template's text."""
@@ -61,6 +61,6 @@ class ForcedEngine(LocalEngine):
 
 
 def _texts() -> list[str]:
-    """What agents' prompts are like: English and JSON."""
+    """Typical prompts of agents: English and JSON."""
     docs = Path(__file__).parents[2] / "docs"
     return [path.read_text() for path in (docs / "architecture.md", docs / "gateway.md")] * 2

@@ -1,9 +1,9 @@
-"""Install frameworks, each into an environment of its own: their pins contradict each other.
+"""Install frameworks, each into its own environment: their pins contradict each other.
 
     python tests/frameworks/install.py FOLDER [NAME ...]
 
 Without names, all of examples/frameworks. An environment whose requirements have not changed is left as it is. What does
-not install is named, and is red in the tests; the others are installed all the same.
+not install is reported, and is red in the tests; the others are installed nevertheless.
 """
 
 from __future__ import annotations

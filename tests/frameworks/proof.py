@@ -1,7 +1,7 @@
-"""What is held of every framework: each call in its session, each sampled token in the store, each conversation in one piece.
+"""Requirements for every framework: each call in its session, each sampled token in the store, each conversation one sequence.
 
 An agent is run twice: with a model that thinks and comments, and with one that does neither. The drift that its framework
-causes is measured by rendering anew what it has sent (`anew.py`), as a gateway without token-exact continuation does.
+causes is measured by rendering its messages again (`anew.py`), as a gateway without token-exact continuation does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Variant:
     num_sequences: int = 1
     """With continuation."""
     num_sequences_plain: int | None = None
-    """Where answers without reasoning make another number of them."""
+    """Variants in which answers without reasoning change their number."""
     speech: Speech = field(default_factory=Speech)
     moods: tuple[Mood, ...] = (THINKING, PLAIN)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class Variant:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What its row says before anything is tried."""
+        """Its row before anything is run."""
         return {"way": self.way, "endpoint": self.endpoint, "streaming": self.streaming, "notes": self.notes}
 
 
 def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[str, Any]:
-    """Run the agent, and give what the table tells of it.
+    """Run the agent, and return its row of the table.
 
     Raises:
         AssertionError: if anything is not as it should be.
@@ -69,15 +69,15 @@ def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[
     for mood in variant.moods:
         rollout = _rollout(framework, variant, engine, mood)
         check_captured(rollout, variant)
-        anew = rendered_anew(rollout.turns, engine)
+        rerendered = rendered_anew(rollout.turns, engine)
         num_sequences, drifts = num_sequences_of(rollout.turns), drifts_of(rollout.turns)
         assert num_sequences == variant.expected_sequences(mood), (mood.name, drifts)
         row |= {"calls": len(rollout.turns), "side_calls": len(rollout.side_calls)}
         row[mood.name] = {
             "sequences": num_sequences,
-            "sequences_without": num_sequences_of(anew),
+            "sequences_without": num_sequences_of(rerendered),
             "drift": drifts,
-            "drift_without": drifts_of(anew),
+            "drift_without": drifts_of(rerendered),
         }
     return row
 
@@ -105,7 +105,7 @@ def check_captured(rollout: Rollout, variant: Variant) -> None:
 
 
 def check_tokens(rollout: Rollout) -> None:
-    """What the store has is what was sampled: prompts, answers and log-probabilities, number by number.
+    """Compare the store with the samples: prompts, answers and log-probabilities, number by number.
 
     A server counts a prompt's tokens by sampling one, which is no answer.
     """

@@ -47,7 +47,7 @@ class Framework:
 
     @property
     def version(self) -> str | None:
-        """What is installed; `None`: nothing is."""
+        """Installed frameworks; `None` if there are none."""
         described = INSTALLED / self.name / "node_modules" / self.package / "package.json"
         if described.exists():
             return str(json.loads(described.read_text())["version"])
@@ -56,7 +56,7 @@ class Framework:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Where its programs are found."""
+        """Folder of its programs."""
         folders = [INSTALLED / self.name / "bin", INSTALLED / self.name / "node_modules" / ".bin"]
         return {"PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]])}
 
@@ -66,12 +66,12 @@ class Framework:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What came of one run of an agent."""
+    """Result of one run of an agent."""
 
     session_id: str
     store: MemoryTraceStore
     sampled: Sequence[Request]
-    """What the sampler made, in the order in which it was asked."""
+    """Outputs of the sampler, in call order."""
     program: ProgramResult
 
     @cached_property
@@ -89,7 +89,7 @@ class Rollout:
 
 
 def num_sequences_of(turns: Sequence[Trace]) -> int:
-    """How many token sequences the trainer makes of calls; 1 is one conversation without a break."""
+    """Return the number of token sequences that the trainer makes of calls; 1 is one uninterrupted conversation."""
     steps = [Step(id=trace.id) for trace in turns]
     for step, trace in zip(steps, turns, strict=True):
         step.fill_from(trace)
@@ -97,7 +97,7 @@ def num_sequences_of(turns: Sequence[Trace]) -> int:
 
 
 def drifts_of(turns: Sequence[Trace]) -> list[str]:
-    """Why calls do not go on from the tokens before them, each reason once."""
+    """Return the reasons why calls do not continue the tokens before them, each once."""
     return sorted({trace.metadata[DRIFT_KEY] for trace in turns if DRIFT_KEY in trace.metadata})
 
 
@@ -118,11 +118,11 @@ class Run:
     mood: Mood = THINKING
     speech: Speech = field(default_factory=Speech)
     script: Script | None = None
-    """What the model says, if it is no shopper."""
+    """Answers of the model, if it is not a shopper."""
     variables: Mapping[str, str] = field(default_factory=dict)
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """What lies in the folder that it works in."""
+    """Files in its working directory."""
 
     def __call__(self, engine: ForcedEngine, session_id: str) -> Rollout:
         with self._served(engine) as served:
@@ -131,7 +131,7 @@ class Run:
         return Rollout(session_id=session_id, store=served.store, sampled=engine.sampled, program=done)
 
     def by_rllm_run(self, engine: ForcedEngine, session_id: str) -> tuple[Rollout, Episode]:
-        """Started by `rllm run`, in a process that knows the gateway only; with the episode that this gives back."""
+        """Started by `rllm run`, in a process that knows only the gateway; with the episode that this returns."""
         with self._served(engine) as served:
             options = ["--gateway", served.gateway.url, "--session", session_id, "--out", "episode.json"]
             command = [sys.executable, "-m", "rllm", "run", *options, "--", *self.command]
@@ -156,6 +156,6 @@ class Run:
             yield Served(gateway, store, Path(home))
 
     def _run(self, command: Sequence[str], served: Served, session: Mapping[str, str]) -> ProgramResult:
-        # A home without the settings of whoever runs the tests.
+        # A home without the settings of the user who runs the tests.
         own = {"HOME": str(served.home), "PYTHONPATH": "", **self.variables}
         return run_program(command, timeout_s=TIMEOUT_S, cwd=served.home, env={**session, **own})

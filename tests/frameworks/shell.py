@@ -1,4 +1,4 @@
-"""What the model says to agents whose tool is a shell: a price is a line of a file, which it copies into another."""
+"""Answers of the model to agents whose tool is a shell: a price is a line of a file, which it copies into another."""
 
 from __future__ import annotations
 

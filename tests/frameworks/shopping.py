@@ -1,7 +1,7 @@
-"""What the model says in the tests of frameworks: it asks the price of two things, one after the other, and adds them up.
+"""Answers of the model in the tests of frameworks: it asks for two prices, one after the other, and adds them.
 
 Every example has the same task and the same tool, so that what differs is the framework. The arguments are what frameworks
-trip over when they write them anew: two spaces, 7.0, nested objects, escapes, letters beyond ASCII, keys in another order.
+trip over when they serialise them again: two spaces, 7.0, nested objects, escapes, letters beyond ASCII, keys in another order.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MOST_CALLS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Mood:
-    """How the model speaks."""
+    """Style of the model's answers."""
 
     name: str
     thinks: bool
-    """Whether its answers begin with reasoning."""
+    """Answers begin with reasoning."""
     comments: bool
-    """Whether it says something before it calls a tool."""
+    """A comment precedes each tool call."""
     hurries: bool = False
-    """Whether it asks for all prices at once."""
+    """All prices are requested in one turn."""
 
 
 THINKING = Mood(name="thinking", thinks=True, comments=True)
@@ -51,19 +51,19 @@ def sentence(prompt: str, total: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """How a framework wants the model to write; each function has the prompt as its first argument."""
+    """Format in which a framework expects tool calls; each function takes the prompt as its first argument."""
 
     call: Callable[[str, str], str] = hermes_call
     """A tool call with these arguments."""
     final: Callable[[str, str], str] = sentence
     """The last answer, with this total in it."""
     aside: Callable[[str], str | None] = field(default=lambda prompt: None)
-    """What is said to a prompt of another kind, such as one that asks for a title."""
+    """Answer to other prompts, such as one that asks for a title."""
 
 
 @dataclass(kw_only=True)
 class Shopper:
-    """The script of one rollout: the prices that the prompt tells decide what is said next."""
+    """The script of one rollout: the prices in the prompt decide the next answer."""
 
     mood: Mood
     speech: Speech = field(default_factory=Speech)

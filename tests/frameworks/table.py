@@ -1,4 +1,4 @@
-"""The table of docs/frameworks/index.md, made of the results that the tests of each framework left behind.
+"""The table of docs/frameworks/index.md, made of the results of the tests of each framework.
 
 python tests/frameworks/table.py
 """
@@ -27,7 +27,7 @@ HEAD = (
 
 
 def read_rows(framework: str) -> list[dict[str, Any]]:
-    """What was found out of a framework, a row for each variant."""
+    """Results for a framework, a row for each variant."""
     path = RESULTS / f"{framework}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows
@@ -58,7 +58,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _sequences(measured: Mapping[str, Any] | None) -> str:
-    """How many sequences the calls are without continuation and with it, and why the prompts drift."""
+    """Return the number of sequences without continuation and with it, and why the prompts drift."""
     if measured is None:
         return ""
     before, after = measured["sequences_without"], measured["sequences"]

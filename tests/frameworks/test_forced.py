@@ -1,4 +1,4 @@
-"""The engine of these tests, in the fast suite: it says what its script says, and all else about it is real."""
+"""The engine of these tests, in the fast suite: its samples come from a script, and everything else is real."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USER = {"role": "user", "content": "What is it?"}
 
 
 def said_to(engine: ForcedEngine, turns: int, behind: str, exact_turns: bool = True, **asked: Any) -> list[Trace]:
-    """The calls of an agent that puts something behind each answer, and asks again."""
+    """Return the calls of an agent that adds text after each answer, and asks again."""
     store, messages = MemoryTraceStore(), [USER]
     config = GatewayConfig(exact_turns=exact_turns, shutdown_timeout_s=1.0)
     with GatewayServer(store, EngineUpstream(engine, "m"), config) as server:
@@ -71,8 +71,11 @@ def test_nothing_can_be_added_after_the_end_of_a_turn(engine, asked):
 @pytest.mark.parametrize("behind", ["", " ", " Or not."], ids=["same", "white-space", "edited"])
 def test_rerendered_prompts_equal_those_without_exact_turns(engine, behind):
     engine.script = lambda prompt: f"{THOUGHT}Something."
-    anew = rendered_anew(said_to(engine, 3, behind), engine)
+    rerendered = rendered_anew(said_to(engine, 3, behind), engine)
     real = said_to(engine, 3, behind, exact_turns=False)
-    assert [trace.prompt_ids for trace in anew] == [trace.prompt_ids for trace in real]
-    assert [trace.metadata for trace in anew] == [trace.metadata for trace in real]
-    assert (num_sequences_of(anew), drifts_of(anew)) == (3, ["edited"] if "not" in behind else ["reasoning"])
+    assert [trace.prompt_ids for trace in rerendered] == [trace.prompt_ids for trace in real]
+    assert [trace.metadata for trace in rerendered] == [trace.metadata for trace in real]
+    assert (num_sequences_of(rerendered), drifts_of(rerendered)) == (
+        3,
+        ["edited"] if "not" in behind else ["reasoning"],
+    )

@@ -1,4 +1,4 @@
-"""An engine that answers, and a store that has written, when a test tells them to, so that no test guesses how long anything takes."""
+"""An engine whose answers, and a store whose writes, are released by the test, so that tests do not depend on timing."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ class HeldEngine(ScriptedEngine):
 
 
 class HeldStore(MemoryTraceStore):
-    """Finishes no write before it is told to."""
+    """Store that finishes no write before it is released."""
 
     def __init__(self):
         super().__init__()

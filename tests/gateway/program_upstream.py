@@ -1,4 +1,4 @@
-"""An inference server that repeats what it is told, until it is killed: `python program_upstream.py PORT`."""
+"""An inference server that repeats its prompt, until it is killed: `python program_upstream.py PORT`."""
 
 import sys
 import threading

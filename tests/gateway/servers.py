@@ -1,4 +1,4 @@
-"""Inference servers of raw sockets that do exactly what a test says, for tests of what is in front of them."""
+"""Inference servers of raw sockets with scripted behaviour, for tests of their clients."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ class RawServer:
         self.num_broken_off = 0
         """Calls whose client left before they were answered."""
         self.hangs = False
-        """Whether checks get no answer."""
+        """Health checks stay unanswered."""
         self.models = http(200, {"data": [{"id": "m"}]})
         """The answer to a check."""
         self._port = free_port()

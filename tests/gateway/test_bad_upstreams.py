@@ -1,4 +1,4 @@
-"""Whatever an upstream does wrong: the dialect's own error, the right status, a trace of the failure, a gateway in good health."""
+"""Faulty upstreams: the dialect's own error, the right status, a trace of the failure, and a healthy gateway."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ WRONG = {
 }
 
 LOST = [WRONG[name][0] for name in ("breaks off", "says nothing", "garbled chunks", "no HTTP")]
-"""What another server might have answered, so that each call was made three times."""
+"""Errors that another server might not have, so that each call was made three times."""
 
 WRONG_STREAMS = {
     "breaks off": (event_stream({"choices": [{"index": 0, "delta": {"content": "h"}}]}, end=False), "broke off"),
@@ -128,8 +128,8 @@ async def test_error_object_with_any_types_is_normalised():
 
 @pytest.mark.parametrize("route", CALLS)
 async def test_stream_with_empty_finish_reasons_until_its_end_is_valid(route):
-    said = {**ANSWER["choices"][0], "delta": {"content": "h"}, "finish_reason": ""}
-    events = [{"choices": [said]}, {"choices": [said]}, {"choices": [{**said, "finish_reason": "stop"}]}]
+    answers = {**ANSWER["choices"][0], "delta": {"content": "h"}, "finish_reason": ""}
+    events = [{"choices": [answers]}, {"choices": [answers]}, {"choices": [{**answers, "finish_reason": "stop"}]}]
     async with RawServer(event_stream(*events)) as server:
         store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
         transport = httpx.ASGITransport(create_app(store, upstream))
@@ -146,8 +146,8 @@ async def test_stream_with_empty_finish_reasons_until_its_end_is_valid(route):
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("more", [b"[DONE]", b'{"error": {"message": "too late"}}'])
 async def test_data_after_the_end_of_a_stream_is_not_read(more, together):
-    said = {**ANSWER["choices"][0], "delta": {"content": "h"}}
-    pieces = [b"data: %s\n\n" % piece for piece in (json.dumps({"choices": [said]}).encode(), b"[DONE]", more)]
+    answers = {**ANSWER["choices"][0], "delta": {"content": "h"}}
+    pieces = [b"data: %s\n\n" % piece for piece in (json.dumps({"choices": [answers]}).encode(), b"[DONE]", more)]
     pieces = [b"".join(pieces)] if together else pieces
     body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
     async with RawServer(HEAD.replace(b"application/json", b"text/event-stream") + CHUNKED + body) as server:
@@ -164,8 +164,8 @@ async def test_data_after_the_end_of_a_stream_is_not_read(more, together):
 @pytest.mark.parametrize("rest", [pytest.param(b"", id="broken off"), pytest.param(b"3\r\n: }", id="never ended")])
 async def test_complete_answer_is_valid_however_its_connection_ends(rest, monkeypatch):
     monkeypatch.setattr("rllm.gateway.upstream.connection._REST_S", 0.05)
-    said = {**ANSWER["choices"][0], "delta": {"content": "h"}}
-    whole = event_stream({"choices": [said], "prompt_token_ids": [1]}).removesuffix(b"0\r\n\r\n")
+    answers = {**ANSWER["choices"][0], "delta": {"content": "h"}}
+    whole = event_stream({"choices": [answers], "prompt_token_ids": [1]}).removesuffix(b"0\r\n\r\n")
     async with RawServer(whole + rest) as server:
         store, upstream = MemoryTraceStore(), HTTPUpstream(server.url)
         transport = httpx.ASGITransport(create_app(store, upstream))
@@ -235,13 +235,13 @@ def assert_healthy(relay):
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("route", CALLS)
 def test_invalid_answer_is_an_upstream_failure(relay, wrong, route):
-    answer, status, told = WRONG[wrong]
+    answer, status, found = WRONG[wrong]
     answered, [trace] = call(relay, answer, route, f"{wrong}-{route}".replace(" ", "-").replace("/", "-"))
     assert answered.status_code == status, answered.text
     shown = answered.json()
-    assert told in shown["error"]["message"]
+    assert found in shown["error"]["message"]
     assert ("type" in shown) is (route == "messages")  # Anthropic's objects are {"type": "error", "error": {...}}.
-    assert told in trace.error
+    assert found in trace.error
     assert (trace.response_ids, trace.finish_reason) == ([], "error")
     retries = trace.metadata.get("rllm.upstream", {}).get("retries", [])
     assert len(retries) == (2 if answer in LOST else 0)
@@ -251,17 +251,17 @@ def test_invalid_answer_is_an_upstream_failure(relay, wrong, route):
 @pytest.mark.parametrize("wrong", WRONG_STREAMS)
 @pytest.mark.parametrize("route", CALLS)
 def test_invalid_stream_is_an_upstream_failure(relay, wrong, route):
-    answer, told = WRONG_STREAMS[wrong]
+    answer, found = WRONG_STREAMS[wrong]
     answered, [trace] = call(
         relay, answer, route, f"s-{wrong}-{route}".replace(" ", "-").replace("/", "-"), stream=True
     )
-    assert told in answered.text
+    assert found in answered.text
     if answered.status_code == 200:
         payloads = [line[6:] for line in answered.text.splitlines() if line.startswith("data: {")]
-        assert any(told in str(json.loads(payload)) for payload in payloads)
+        assert any(found in str(json.loads(payload)) for payload in payloads)
     else:
-        assert told in answered.json()["error"]["message"]
-    assert told in trace.error
+        assert found in answered.json()["error"]["message"]
+    assert found in trace.error
     assert trace.finish_reason == "error"
     assert_healthy(relay)
 

@@ -1,4 +1,4 @@
-"""Answers to one prompt whose tool calls have the same ids: each is gone on from by itself."""
+"""Answers to one prompt whose tool calls have the same ids: each is continued separately."""
 
 import pytest
 
@@ -35,5 +35,5 @@ async def test_both_answers_with_the_same_call_ids_are_continued(serve, other, e
     # A session that is read from the store again knows them, too.
     again = (await Sessions(served.store).get("s")).conversations
     first = written_back(choices[0]["message"], '{ "q": "cats" }')
-    said = MessageDigests.of([USER, first, RESULT, {"role": "assistant", "content": "Done."}, USER], None, again)
-    assert again.missing_trace(said) == traces[2].id
+    answer = MessageDigests.of([USER, first, RESULT, {"role": "assistant", "content": "Done."}, USER], None, again)
+    assert again.missing_trace(answer) == traces[2].id

@@ -100,8 +100,8 @@ def test_equal_requests_of_two_agents_are_separate_calls(serve, departures):
     served = serve(engine)
 
     def headers_of(agent, count):
-        told = {"x-rllm-metadata": f'{{"agent":"{agent}"}}'}
-        return {"x-stainless-retry-count": count, "x-stainless-read-timeout": "0.01", **told}
+        found = {"x-rllm-metadata": f'{{"agent":"{agent}"}}'}
+        return {"x-stainless-retry-count": count, "x-stainless-read-timeout": "0.01", **found}
 
     for agent in ("first", "second"):
         served.ask_and_leave(json=BODY, headers=headers_of(agent, "0"))

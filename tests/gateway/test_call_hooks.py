@@ -76,9 +76,9 @@ def test_values_unsupported_by_spans_are_left_out(serve, collector):
     )
     served.server.stop()
     [span] = collector.spans()
-    told = span.attributes
-    assert told["gen_ai.request.top_p"] == 0.5
-    assert {"gen_ai.request.seed", "gen_ai.request.temperature"}.isdisjoint(told)
+    found = span.attributes
+    assert found["gen_ai.request.top_p"] == 0.5
+    assert {"gen_ai.request.seed", "gen_ai.request.temperature"}.isdisjoint(found)
 
 
 def test_each_dialect_and_failure_has_its_span(serve, collector):

@@ -1,4 +1,4 @@
-"""What agent frameworks were seen to need on the wire, requirement by requirement, through every dialect."""
+"""Requirements of agent frameworks on the wire, one by one, through every dialect."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ def events_of(text):
 
 
 def text_of(answer):
-    """What an answer says, in any dialect."""
+    """Return the text of an answer, in any dialect."""
     if "choices" in answer:
         return "".join(
             choice.get("text") or choice.get("message", {}).get("content") or "" for choice in answer["choices"]
@@ -141,8 +141,8 @@ def test_line_2_unknown_members_of_messages_names_and_lists_of_parts(serve, rout
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
 def test_line_2_developer_and_system_messages_become_one_system_message(serve, upstream, route):
     served = serve(upstream=upstream)
-    said = [("system", "a"), ("developer", "b"), ("user", "hi"), ("developer", "c")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    answer = [("system", "a"), ("developer", "b"), ("user", "hi"), ("developer", "c")]
+    messages = [{"role": role, "content": content} for role, content in answer]
     served.post(f"/v1/{route}", json={"model": "m", ("input" if route == "responses" else "messages"): messages})
     [output] = served.engine.outputs
     prompt = bytes(token for token in output.prompt_ids if token < 256).decode()
@@ -292,11 +292,11 @@ def test_line_4_usage_is_always_included(serve, upstream, route):
     usage = served.post(f"/v1/{route}", json={"model": "m", **REQUESTS[route]}).json()["usage"]
     assert 6 in usage.values()
     body = {"model": "m", **REQUESTS[route], "stream": True, "stream_options": {"include_usage": True}}
-    told = [
+    shown = [
         event.get("usage") or event.get("response", {}).get("usage")
         for event in events_of(served.post(f"/v1/{route}", json=body).text)
     ]
-    assert [value for value in told if value][-1] == usage
+    assert [value for value in shown if value][-1] == usage
 
 
 @every_dialect
@@ -509,7 +509,7 @@ def test_line_8_retry_gets_the_answer_of_the_repeated_request(serve, departures,
 @pytest.mark.slow
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
-def test_line_8_calls_are_held_while_the_server_is_restarted(serve, route, stream):
+def test_line_8_calls_are_held_during_a_restart_of_the_server(serve, route, stream):
     served = serve(["hello"], upstream="pool", upstream_port=(port := free_port()))
     served.upstream.stop()
     restarted = ScriptedServer(served.engine, port=port)

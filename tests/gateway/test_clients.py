@@ -73,9 +73,9 @@ def test_reasoning_is_streamed_before_the_content(serve, upstream):
     served = serve([{"reasoning": "hm", "content": "so"}], upstream=upstream)
     chunks = served.client().chat.completions.create(model="m", messages=HI, stream=True)
     deltas = [chunk.choices[0].delta.model_dump() for chunk in chunks]
-    said = [name for delta in deltas for name in ("reasoning_content", "content") if delta.get(name)]
-    assert said[0] == "reasoning_content"
-    assert said[-1] == "content"
+    shown = [name for delta in deltas for name in ("reasoning_content", "content") if delta.get(name)]
+    assert shown[0] == "reasoning_content"
+    assert shown[-1] == "content"
 
 
 def test_finish_reason_is_in_a_separate_chunk_and_usage_on_request(serve, upstream):

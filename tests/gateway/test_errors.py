@@ -60,8 +60,8 @@ def nested(num_levels):
 def test_overly_nested_json_is_rejected(serve, route):
     served = serve(upstream="http")
     for num_levels, status in ((199, 200), (200, 400), (1000, 400)):
-        said = "hi" if ROUTES[route] != "messages" else MESSAGES
-        body = json.dumps({"model": "m", "max_tokens": 5, ROUTES[route]: said})[:-1]
+        text = "hi" if ROUTES[route] != "messages" else MESSAGES
+        body = json.dumps({"model": "m", "max_tokens": 5, ROUTES[route]: text})[:-1]
         answer = served.http.post(
             f"/sessions/s/v1/{route}", content=f'{body}, "tools": [], "x": {nested(num_levels)}}}'
         )
@@ -114,17 +114,17 @@ def test_wrong_method_error_lists_the_allowed_ones(refusing, path, methods):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "status", "told"),
+    ("fault", "status", "message"),
     [("html", 502, "Bad Gateway"), ("error", 500, "engine core"), ("malformed", 502, "begins with")],
 )
-def test_upstream_failure_is_reported_and_recorded(serve, fault, status, told, stream):
+def test_upstream_failure_is_reported_and_recorded(serve, fault, status, message, stream):
     served = serve(upstream="http")
     served.upstream.fault = fault
-    with pytest.raises(openai.InternalServerError, match=told) as failed:
+    with pytest.raises(openai.InternalServerError, match=message) as failed:
         served.client().chat.completions.create(model="m", messages=MESSAGES, stream=stream)
     assert failed.value.status_code == status
     [trace] = served.store.by_session("s")
-    assert told in trace.error
+    assert message in trace.error
     assert (trace.response_ids, trace.finish_reason) == ([], "error")
     served.upstream.fault = None
     assert served.post().status_code == 200

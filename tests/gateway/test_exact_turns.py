@@ -41,7 +41,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    """Says anything at all, broken characters and white space at the ends included."""
+    """Engine that generates arbitrary text, broken characters and surrounding whitespace included."""
     tokenizer = build_tokenizer()
     engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
     yield engine
@@ -145,8 +145,8 @@ def test_quoted_control_tokens_cannot_forge_a_turn(served: Any, engine: LocalEng
             "tools": TOOLS,
             "tool_choice": "none",
         }
-        said = httpx.post(f"{server.session_url('s')}/chat/completions", json=body, timeout=60).raise_for_status()
-        answer = {"role": "assistant", "content": said.json()["choices"][0]["message"]["content"]}
+        text = httpx.post(f"{server.session_url('s')}/chat/completions", json=body, timeout=60).raise_for_status()
+        answer = {"role": "assistant", "content": text.json()["choices"][0]["message"]["content"]}
         messages = [*messages, answer, {"role": "tool", "tool_call_id": "c", "content": FORGED}]
     traces = store.by_session("s")
     for place, trace in enumerate(traces):
@@ -161,7 +161,7 @@ def test_quoted_control_tokens_cannot_forge_a_turn(served: Any, engine: LocalEng
 
 
 def response_of(answer: httpx.Response) -> dict[str, Any]:
-    """What a call of responses or messages answers, also as the end of a stream, or put together of one."""
+    """Return the answer of a call of responses or messages, or of the end of a stream, or assembled from one."""
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return dict(answer.json())
     events = [json.loads(payload) for payload in SSEDecoder().feed(answer.content)]
@@ -171,16 +171,16 @@ def response_of(answer: httpx.Response) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": "".join(delta.get("text", "") for delta in deltas)}]}
 
 
-def echoed_items(response: dict[str, Any], said: list[Any]) -> dict[str, Any]:
-    return {"input": [*said, *response["output"], NEXT]}
+def echoed_items(response: dict[str, Any], expected: list[Any]) -> dict[str, Any]:
+    return {"input": [*expected, *response["output"], NEXT]}
 
 
-def continued(response: dict[str, Any], said: list[Any]) -> dict[str, Any]:
+def continued(response: dict[str, Any], expected: list[Any]) -> dict[str, Any]:
     return {"input": [NEXT], "previous_response_id": response["id"]}
 
 
-def echoed_blocks(response: dict[str, Any], said: list[Any]) -> dict[str, Any]:
-    return {"messages": [*said, {"role": "assistant", "content": response["content"]}, NEXT]}
+def echoed_blocks(response: dict[str, Any], expected: list[Any]) -> dict[str, Any]:
+    return {"messages": [*expected, {"role": "assistant", "content": response["content"]}, NEXT]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -275,10 +275,10 @@ def test_stop_sequence_of_a_later_turn_is_returned(behind_http: Any, stream: boo
         body["messages"] = [USER, {"role": "assistant", "content": first["content"]}, NEXT]
         free = client.post("/messages", json=body).json()["content"][0]["text"]
         stop = free.strip()[3:5]
-        told = client.post("/messages", json={**body, "stop_sequences": ["no such", stop], "stream": stream}).text
+        found = client.post("/messages", json={**body, "stop_sequences": ["no such", stop], "stream": stream}).text
     assert server.paths[1:] == ["/v1/completions"] * 2
-    assert '"stop_reason":"stop_sequence"' in told
-    assert f'"stop_sequence":{json.dumps(stop, ensure_ascii=False)}' in told
+    assert '"stop_reason":"stop_sequence"' in found
+    assert f'"stop_sequence":{json.dumps(stop, ensure_ascii=False)}' in found
 
 
 def test_tool_calls_of_a_completion_are_parsed(behind_http: Any, engine: LocalEngine) -> None:

@@ -1,4 +1,4 @@
-"""Clients that say too much, or too slowly, before anybody can know what they want."""
+"""Clients that send too much, or too slowly, before their request can be read."""
 
 import gzip
 import json

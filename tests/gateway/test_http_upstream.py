@@ -184,15 +184,15 @@ async def test_overlong_answer_is_shortened_to_the_limit():
 
 
 async def test_sglang_error_in_the_answer_is_recognised():
-    told = b"Requested token count exceeds the model's maximum context length of 2048 tokens."
-    body = b'{"object":"error","message":"%s","type":"BadRequestError","param":null,"code":400}' % told
+    found = b"Requested token count exceeds the model's maximum context length of 2048 tokens."
+    body = b'{"object":"error","message":"%s","type":"BadRequestError","param":null,"code":400}' % found
     refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     server = Server([refused], [FRAMED], [refused])
     async with server.upstream() as upstream:
         assert await upstream.complete(UpstreamCall(id="c", request={**REQUEST, "max_tokens": 48000}))
         with pytest.raises(UpstreamError) as too_long:
             await complete(upstream)
-    assert str(too_long.value) == told.decode()
+    assert str(too_long.value) == found.decode()
     assert too_long.value.details["code"] == "context_length_exceeded"
 
 

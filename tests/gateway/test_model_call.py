@@ -1,4 +1,4 @@
-"""What a trace says about the program that called."""
+"""Metadata of a trace about the program that called."""
 
 from rllm.types import SIDE_CALL_KEY
 

@@ -560,7 +560,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 
 def sample(dialect: str, key: str) -> Any:
-    """A request that has the field; one whose value matters to nobody is a word."""
+    """A request that has the field; a word if its value does not matter."""
     return SAMPLES[dialect].get(key) or SHARED.get(key) or ({} if key in SAMPLES[dialect] else {key: "x"})
 
 
@@ -590,7 +590,7 @@ OTHER_NAMES = {"output_format": "output_config.format", "tool_choice[custom]": "
 
 
 def found_fate(answer: httpx.Response, key: str) -> str:
-    """What became of a field, as its client sees it."""
+    """Return the treatment of a field, as its client sees it."""
     key = OTHER_NAMES.get(key, key)
     if answer.status_code != 200:
         assert answer.status_code == 400, answer.text
@@ -795,7 +795,7 @@ def logprobs_of_chat(openai: OpenAI, stream: bool, **options: Any) -> tuple[str,
 
 
 def shown(tokens: Iterable[list[int]]) -> str:
-    """What tokens spell together, without those that no text shows."""
+    """Return the text of tokens, without those that have no text."""
     spelled = b"".join(map(bytes, tokens)).decode(errors="replace")
     return re.sub(r"<\|\w+\|>", "", spelled)
 

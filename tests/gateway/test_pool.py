@@ -322,7 +322,7 @@ async def test_replica_without_model_list_recovers(status, caplog):
         await call
     assert len(server.requests) == 1
     assert "is down, and gets no calls until it answers" in caplog.text
-    assert "answers again" in caplog.text  # who was told the one is told the other
+    assert "answers again" in caplog.text  # each logged outage has its recovery
 
 
 async def test_models_come_from_any_replica_that_lists_them():

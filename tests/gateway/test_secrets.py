@@ -73,14 +73,14 @@ def use_it(client, upstream):
     return [*answers, *(client.get(path, headers=bearer) for path in paths)]
 
 
-def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
+def test_keys_are_never_stored_logged_or_exported(upstream, tmp_path):
     process, url, greeting = start_gateway(tmp_path, "--upstream", upstream.base_url)
     try:
         with httpx.Client(base_url=url, timeout=60, verify=False) as client:
             answers = use_it(client, upstream)
         stored = b"".join(path.read_bytes() for path in map(tmp_path.joinpath, TRACE_FILES) if path.exists())
         process.send_signal(signal.SIGTERM)
-        said = greeting + process.communicate(timeout=60)[0]
+        content = greeting + process.communicate(timeout=60)[0]
     finally:
         process.kill()
         process.wait()
@@ -95,7 +95,7 @@ def test_no_key_is_stored_logged_or_exported(upstream, tmp_path):
         "store file": stored.decode("latin-1"),
         "traces": repr([trace.to_dict() for trace in traces]),
         "logs": logs,
-        "output": said,
+        "output": content,
         "answers": "".join(f"{answer.headers}{answer.text}" for answer in answers[1:]),
     }
     for place, text in places.items():
@@ -150,8 +150,10 @@ async def test_headers_of_an_agent_are_not_sent_to_the_upstream(header):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_key_repeated_in_an_error_of_the_server_is_redacted(stream):
-    said = f"no such key: Bearer {UPSTREAM_KEY}"
-    async with RawServer(http(401, {"error": {"message": said}}), http(500, said.encode())) as server:
+    expected_message = f"no such key: Bearer {UPSTREAM_KEY}"
+    async with RawServer(
+        http(401, {"error": {"message": expected_message}}), http(500, expected_message.encode())
+    ) as server:
         store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=UPSTREAM_KEY)
         app = create_app(store, upstream)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -165,22 +167,22 @@ async def test_key_repeated_in_an_error_of_the_server_is_redacted(stream):
 
 
 async def told_by(server, key, stream):
-    """The store, and what an agent is told, of a call to a server that is given this key."""
+    """Return the store and the answer for an agent, of a call to a server with this key."""
     store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=key)
     transport = httpx.ASGITransport(create_app(store, upstream))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        told = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
+        found = await client.post("/sessions/s/v1/chat/completions", json={**CHAT, "stream": stream})
     await upstream.close()
-    return store, told
+    return store, found
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_key_repeated_in_an_answer_is_redacted(stream):
     error = {"error": {"message": f"no such key: Bearer {UPSTREAM_KEY}", "code": UPSTREAM_KEY}}
     async with RawServer(event_stream(error) if stream else http(200, error)) as server:
-        store, told = await told_by(server, UPSTREAM_KEY, stream)
-    assert "no such key: Bearer ***" in told.text
-    assert UPSTREAM_KEY not in told.text + repr(store.by_session("s"))
+        store, found = await told_by(server, UPSTREAM_KEY, stream)
+    assert "no such key: Bearer ***" in found.text
+    assert UPSTREAM_KEY not in found.text + repr(store.by_session("s"))
 
 
 _ESCAPED_KEY = "sk-upstream/0123456789"
@@ -201,10 +203,10 @@ _SAID = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/
 )
 async def test_key_in_another_encoding_or_field_is_redacted(stream, answer):
     async with RawServer(answer) as server:
-        store, told = await told_by(server, _ESCAPED_KEY, stream)
-    assert "***" in told.text
+        store, found = await told_by(server, _ESCAPED_KEY, stream)
+    assert "***" in found.text
     (trace,) = store.by_session("s")
-    assert _ESCAPED_KEY not in told.text + repr(trace)
+    assert _ESCAPED_KEY not in found.text + repr(trace)
 
 
 ROUTES = {

@@ -191,9 +191,9 @@ def test_call_interrupted_by_shutdown_is_reported_to_its_client_and_in_its_trace
             assert time.monotonic() < deadline
             time.sleep(0.01)
         served.server.stop()
-        told = answer.result(timeout=60)
-    error = json.loads(told.text.removesuffix("\n\n").rpartition("data: ")[2])["error"]
-    assert (told.status_code, error["code"]) == (200 if stream else 503, "stopped")
+        found = answer.result(timeout=60)
+    error = json.loads(found.text.removesuffix("\n\n").rpartition("data: ")[2])["error"]
+    assert (found.status_code, error["code"]) == (200 if stream else 503, "stopped")
     [trace] = served.store.by_session("s")
     assert (trace.error, trace.finish_reason) == (STOPPED, "abort")
     assert not [record for record in caplog.records if record.exc_info], "a stop is no failure of the program"

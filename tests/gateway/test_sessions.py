@@ -337,7 +337,7 @@ def test_invalid_number_of_answers_is_not_imposed(refusing, n):
 
 
 class SlowlyDeleted(MemoryTraceStore):
-    """Deletes at once, and says so one deletion after another, as it is told to."""
+    """Store that deletes at once, and confirms deletions one by one when the test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -363,7 +363,7 @@ async def test_session_reopened_between_two_deletions_stays_open():
 
 
 class Undeletable(MemoryTraceStore):
-    """Deletes nothing, and says so once it is told to."""
+    """Store that deletes nothing, and fails when the test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -409,7 +409,7 @@ async def test_session_is_read_after_a_failed_deletion():
 
 
 class SlowToRead(MemoryTraceStore):
-    """Says when it is asked for traces, and gives them when it may."""
+    """Store that signals when traces are read, and returns them when the test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -461,8 +461,8 @@ async def test_large_sessions_are_evicted_least_recently_used_first():
         session = await sessions.get(session_id)
         trace = said_in(session_id, 0, num_tokens)
         store.add([trace], session=session.ref).result(60)
-        said = MessageDigests.of(trace.messages, None)
-        session.conversations.add(session.conversations.prepare(said, trace))
+        answer = MessageDigests.of(trace.messages, None)
+        session.conversations.add(session.conversations.prepare(answer, trace))
         session.conversations.provide_tokens(MessageDigests.of([*HI["messages"], trace.response], None), trace)
         sessions.update_size(session)
 

@@ -1,4 +1,4 @@
-"""What is particular to streams: relayed as they come, ended only when durable, cancelled when the client leaves."""
+"""Properties of streams: relayed as they arrive, ended only when durable, cancelled when the client disconnects."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def test_answers_are_acknowledged_after_their_trace_is_durable(serve, upstream, 
     assert store.asked.wait(60)
     if stream:
         wait_for(lambda: len(seen) > 1)
-    time.sleep(0.1)  # Whatever else might come would come now.
+    time.sleep(0.1)  # Any further event would arrive now.
     early = "".join(map(str, seen))
     assert "stop" not in early
     assert "[DONE]" not in early
@@ -147,21 +147,21 @@ class Fatal(ScriptedEngine):
 
 @pytest.mark.parametrize(("stream", "n"), [(False, 1), (False, 2), (True, 1)])
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         # As one does whose own tasks are cancelled, and one that ends its program.
         (asyncio.CancelledError(), "the engine cancelled the call by itself: ask again"),
         (SystemExit(3), "the engine raised SystemExit: 3"),
     ],
 )
-def test_engine_that_cancels_a_call_by_itself_has_failed(serve, error, said, stream, n):
+def test_engine_that_cancels_a_call_by_itself_has_failed(serve, error, message, stream, n):
     served = serve(Fatal(error))
     refused = served.post(CHAT, json={**BODY, "stream": stream, "n": n})
     assert refused.status_code == (200 if stream else 503)
-    assert said in refused.text
+    assert message in refused.text
     assert "[DONE]" not in refused.text
     trace, *_ = served.store.by_session("s")
-    assert (trace.finish_reason, trace.error) == ("error", said)
+    assert (trace.finish_reason, trace.error) == ("error", message)
     assert bytes(trace.response_ids) == (b"abcd" if stream else b"")
     assert served.post(CHAT, json=BODY).status_code == 200
 

@@ -1,4 +1,4 @@
-"""Prompts of token ids: what a gateway with a tokenizer sends to a gateway behind it, and what any client may send."""
+"""Prompts of token ids, from a gateway with a tokenizer to a second gateway, and from any client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG = GatewayConfig(shutdown_timeout_s=1.0)
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    """Says anything at all; what it says before it is cut off is thought."""
+    """Engine that generates arbitrary text, whose reasoning may be cut off."""
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
     engine = LocalEngine(build_model("Qwen3", len(tokenizer)), tokenizer)
@@ -46,7 +46,7 @@ def engine() -> Iterator[LocalEngine]:
 
 @dataclass
 class Two:
-    """A gateway behind another one."""
+    """A gateway whose upstream is another gateway."""
 
     behind: GatewayServer
     front: GatewayServer
@@ -103,11 +103,11 @@ def test_turns_through_two_gateways_are_one_sequence(two: Two, stream: bool) -> 
     messages: list[Any] = [USER]
     num_thought = 0
     for turn in range(4):
-        said = ask(
+        answer = ask(
             two.front.session_url(f"turns-{stream}"), messages, stream=stream, seed=turn, max_tokens=12 + 4 * turn
         )
-        num_thought += bool(said.get("reasoning_content"))
-        messages = [*messages, {"role": "assistant", "content": f"\n {said['content'] or ''}\t"}, NEXT]
+        num_thought += bool(answer.get("reasoning_content"))
+        messages = [*messages, {"role": "assistant", "content": f"\n {answer['content'] or ''}\t"}, NEXT]
     assert num_thought
     traces = two.kept.by_session(f"turns-{stream}")
     assert [goes_on(one, other) for one, other in pairwise(traces)] == [True] * 3
@@ -161,8 +161,8 @@ def test_streamed_answer_equals_the_whole_answer(two: Two, n: int) -> None:
             pieces = [item for event in events for item in event["choices"] if item["index"] == choice["index"]]
             assert "".join(piece["text"] for piece in pieces) == choice["text"]
             assert [i for piece in pieces for i in piece.get("token_ids") or ()] == choice["token_ids"]
-            told = [piece["prompt_token_ids"] for piece in pieces if piece.get("prompt_token_ids")]
-            assert told[0] == choice["prompt_token_ids"] == [9, 10, 11]
+            shown = [piece["prompt_token_ids"] for piece in pieces if piece.get("prompt_token_ids")]
+            assert shown[0] == choice["prompt_token_ids"] == [9, 10, 11]
             numbers = [value for piece in pieces if piece["logprobs"] for value in piece["logprobs"]["token_logprobs"]]
             assert numbers == choice["logprobs"]["token_logprobs"]
             assert pieces[-1]["finish_reason"] == choice["finish_reason"] == "length"
@@ -196,9 +196,9 @@ def test_trace_of_a_failed_call_has_its_prompt(two: Two) -> None:
     for stream in (False, True):
         body = {"model": "m", "prompt": [5, 287], "stream": stream}
         assert httpx.post(f"{url}/completions", json=body, timeout=60).status_code == 400
-    said = ask(url, [USER], stream=False)
-    ask(url, [USER, {"role": "assistant", "content": said["content"]}, NEXT], stream=False)
-    turns = [USER, {"role": "assistant", "content": said["content"]}, {**NEXT, "content": NEXT["content"] * 4000}]
+    answer = ask(url, [USER], stream=False)
+    ask(url, [USER, {"role": "assistant", "content": answer["content"]}, NEXT], stream=False)
+    turns = [USER, {"role": "assistant", "content": answer["content"]}, {**NEXT, "content": NEXT["content"] * 4000}]
     body = {"model": "m", "messages": turns}
     assert httpx.post(f"{url}/chat/completions", json=body, timeout=60).status_code == 400
     *refused, first, _, too_long = two.kept_behind.by_session("failed")

@@ -158,7 +158,7 @@ def test_admin_routes_are_read_only_without_any_key(pooled, method, path, body):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "told"),
+    ("method", "path", "body", "status", "expected_message"),
     [
         ("POST", "/upstreams/version", [], 400, "a JSON array: send an object with version"),
         ("POST", "/upstreams/pause", {"id": 9}, 400, "'id'"),
@@ -169,10 +169,10 @@ def test_admin_routes_are_read_only_without_any_key(pooled, method, path, body):
         ("POST", "/upstreams/version", {"version": "7"}, 400, "version='7'"),
     ],
 )
-def test_invalid_requests_report_the_error(guarded, method, path, body, status, told):
+def test_invalid_requests_report_the_error(guarded, method, path, body, status, expected_message):
     refused = guarded.operate(method, path, body)
     assert refused.status_code == status
-    assert told in refused.json()["error"]["message"]
+    assert expected_message in refused.json()["error"]["message"]
     assert state_of(guarded) == (False, 1)
 
 

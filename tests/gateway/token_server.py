@@ -1,4 +1,4 @@
-"""A real sampler behind HTTP that answers chat and completions as vLLM does: it renders chat messages anew, as vLLM would."""
+"""A real sampler with an HTTP server that answers chat and completions like vLLM, rendering chat messages itself."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WEIGHT_ROUTES = [
 
 @dataclass
 class Abilities:
-    """Of a vLLM that can be trained with, unless said otherwise."""
+    """Of a vLLM that can be trained with, unless specified otherwise."""
 
     models: list[str] = field(default_factory=lambda: ["policy"])
     gives_ids: bool = True
@@ -65,13 +65,13 @@ def endpoint(**abilities: Any) -> Iterator[str]:
             try:
                 if able.key is not None and self.headers.get("authorization") != f"Bearer {able.key}":
                     raise Refused(401, "no key")
-                said = answer(able, self.path, body)
+                answers = answer(able, self.path, body)
             except Refused as error:
-                status, said = error.status, json.dumps({"error": {"message": str(error)}})
+                status, answers = error.status, json.dumps({"error": {"message": str(error)}})
             self.send_response(status)
             self.send_header("content-type", kind)
             self.end_headers()
-            self.wfile.write(said.encode())
+            self.wfile.write(answers.encode())
 
         def log_message(self, *args: object) -> None:
             """Quiet."""
@@ -109,11 +109,11 @@ def answer(able: Abilities, path: str, body: dict[str, Any]) -> str:
 
 
 def chat(able: Abilities, body: dict[str, Any]) -> dict[str, Any]:
-    told = {} if not able.gives_ids else {able.ids_field: ANSWER_IDS}
+    found = {} if not able.gives_ids else {able.ids_field: ANSWER_IDS}
     logprobs = {
         "content": [{"token": "x", "logprob": -0.5, "top_logprobs": alternatives(able, body)}] * len(ANSWER_IDS)
     }
-    choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "logprobs": logprobs, **told}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "logprobs": logprobs, **found}
     return {"prompt_token_ids": PROMPT_IDS, "choices": [choice] * min(body.get("n", 1), able.num_choices)}
 
 
@@ -127,7 +127,9 @@ def alternatives(able: Abilities, body: dict[str, Any]) -> list[dict[str, Any]]:
 def streamed(able: Abilities) -> str:
     chunks: list[dict[str, Any]] = [{"choices": [], "prompt_token_ids": PROMPT_IDS}]
     for token in ANSWER_IDS:
-        told = {"token_ids": [token]} if able.streams_ids else {}
+        found = {"token_ids": [token]} if able.streams_ids else {}
         delta = {"content": "a line\u2028separator, which ends no line of the stream"}
-        chunks.append({"choices": [{"index": 0, "delta": delta, "logprobs": {"content": [{"logprob": -0.5}]}, **told}]})
+        chunks.append(
+            {"choices": [{"index": 0, "delta": delta, "logprobs": {"content": [{"logprob": -0.5}]}, **found}]}
+        )
     return "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

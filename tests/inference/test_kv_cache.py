@@ -1,4 +1,4 @@
-"""Slots keep their contents however the cache is laid out anew, and lie close together."""
+"""Slots keep their contents whenever the cache is laid out again, and lie close together."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_folder_is_loaded_ready_to_use(folder: Path, new_model: Any) -> None:
 
 
 def test_generation_config_is_saved_unchanged(folder: Path, tmp_path: Path) -> None:
-    settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "pad_token_id": -1}  # nothing says do_sample
+    settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "pad_token_id": -1}  # do_sample is not set
     (folder / "generation_config.json").write_text(json.dumps(settings))
     model = load_model(folder, device="cpu").model
     save_model(model, tmp_path / "saved")

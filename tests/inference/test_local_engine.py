@@ -192,12 +192,12 @@ async def test_cpu_answers_are_bitwise_independent_of_the_batch(
     async def talk(engine: Any, number: int, length: int) -> list[tuple[list[int], list[float]]]:
         await asyncio.sleep(0.003 * (number % 4))  # some come when others are half done
         system = prompt_of(64, start=4) if length in (90, 310) else []  # two that share a prefix
-        prompt, said = [*system, *prompt_of(length - len(system), start=5 + lengths.index(length))], []
+        prompt, answer = [*system, *prompt_of(length - len(system), start=5 + lengths.index(length))], []
         for turn in range(2):
             output = await engine.complete(prompt, max_tokens=5, seed=10 * number + turn, ignore_eos=True)
-            said.append((output.completion_ids, output.logprobs))
+            answer.append((output.completion_ids, output.logprobs))
             prompt = [*prompt, *output.completion_ids, 7, 8, 9]
-        return said
+        return answer
 
     lengths = (1, 5, 310, 90, 9, 33, 33, 34, 130, 190, 230, 300, 300, 420)
     options = {"autocast": autocast, "model_options": {"head_dim": head_dim}}
@@ -492,7 +492,7 @@ async def test_prompt_that_fills_the_context_is_rejected_with_numbers(make_engin
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "message"),
     [
         ([], r"prompt_token_ids=\[\]: send at least one token"),
         ([5, 287], "287 is not a token of this model: use ids from 0 to 286"),
@@ -502,9 +502,11 @@ async def test_prompt_that_fills_the_context_is_rejected_with_numbers(make_engin
         (["a"], "use a list of integers"),
     ],
 )
-async def test_invalid_prompt_is_rejected_without_affecting_other_calls(make_engine: Any, ids: Any, said: str) -> None:
+async def test_invalid_prompt_is_rejected_without_affecting_other_calls(
+    make_engine: Any, ids: Any, message: str
+) -> None:
     engine = make_engine()
-    with pytest.raises(InferenceError, match=said) as refused:
+    with pytest.raises(InferenceError, match=message) as refused:
         await engine.complete(ids)
     assert refused.value.status_code == 400
     assert (await engine.complete(np.array([5, 286]), max_tokens=2, ignore_eos=True)).prompt_ids == [5, 286]

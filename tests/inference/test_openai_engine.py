@@ -132,8 +132,8 @@ async def test_extra_body_is_sent(server: ScriptedServer) -> None:
 
 
 async def test_tools_and_reasoning_are_passed_through() -> None:
-    said = {"content": "so", "reasoning": "hm", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
-    with ScriptedServer(ScriptedEngine([said])) as server:
+    answers = {"content": "so", "reasoning": "hm", "tool_calls": [{"name": "add", "arguments": {"a": 1}}]}
+    with ScriptedServer(ScriptedEngine([answers])) as server:
         output = await answer(server, settings={"tools": [ADD]})
         assert server.requests[0]["tools"] == [ADD]
         tool = Tool(function=lambda a: a, name="add")
@@ -149,16 +149,16 @@ async def test_tools_and_reasoning_are_passed_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "said"),
+    ("fault", "status", "message"),
     [
         ("html", 502, "the server answered 502"),
         ("error", 500, "the engine core has died"),
         ("malformed", 502, "JSON .*chatcmpl-1"),
     ],
 )
-async def test_server_errors_are_transient(server: ScriptedServer, fault: Fault, status: int, said: str) -> None:
+async def test_server_errors_are_transient(server: ScriptedServer, fault: Fault, status: int, message: str) -> None:
     server.fault = fault
-    with pytest.raises(InferenceError, match=said) as raised:
+    with pytest.raises(InferenceError, match=message) as raised:
         await answer(server)
     assert raised.value.status_code == status
     assert is_transient(raised.value)
@@ -226,10 +226,10 @@ def test_engine_can_be_used_from_several_event_loops(server: ScriptedServer) -> 
         return outputs[0].text
 
     async def ask_and_close() -> str:
-        said = await ask()
+        answers = await ask()
         await engine.close()
         await engine.close()
-        return said
+        return answers
 
     first = asyncio.new_event_loop()
     assert first.run_until_complete(ask()) == "four"

@@ -1,4 +1,4 @@
-"""How a decoder with slots divides the memory that it may use."""
+"""Division of the available memory by a decoder with slots."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 
 
 def answer_to(messages):
-    """What the model says, by what it was asked."""
+    """Answers of the model, by prompt."""
     asked = messages[-1]["content"]
     return {"tool": {"tool_calls": [CALL]}, "think": {"content": "4", "reasoning": "2 and 2"}}.get(
         asked, f"You said: {asked}."
@@ -147,8 +147,8 @@ def test_streamed_and_unstreamed_calls_give_equal_traces(proxy):
 
 def test_later_turns_continue_earlier_ones(proxy):
     first = ask(proxy, "turns", "one").json()
-    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "You said: one."}]
-    second = ask(proxy, "turns", "one", messages=[*said, {"role": "user", "content": "two"}]).json()
+    answer = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "You said: one."}]
+    second = ask(proxy, "turns", "one", messages=[*answer, {"role": "user", "content": "two"}]).json()
     traces = proxy[1].by_session("turns")
     assert [(trace.id, trace.parent_id) for trace in traces] == [(first["id"], None), (second["id"], first["id"])]
 
@@ -212,7 +212,7 @@ def test_calls_translated_by_litellm_are_captured_once(proxy, path, body, stream
 
 
 async def test_litellm_upstream_serves_evaluation_and_rejects_training(proxy, upstream):
-    """A provider behind LiteLLM gives no token ids; `upstream` is told to be one."""
+    """A provider called through LiteLLM gives no token ids; `upstream` is configured as one."""
     from openai import AsyncOpenAI
 
     async def agent(base_url):
@@ -235,7 +235,7 @@ async def test_litellm_upstream_serves_evaluation_and_rejects_training(proxy, up
     finally:
         upstream.fault = None
     assert trained.info["error"]["type"] == "CaptureError"
-    for told in ("lacks prompt_token_ids and choices[0].token_ids", "return_token_ids: true", "not trained on"):
-        assert told in trained.info["error"]["message"]
+    for expected in ("lacks prompt_token_ids and choices[0].token_ids", "return_token_ids: true", "not trained on"):
+        assert expected in trained.info["error"]["message"]
     [trajectory] = evaluated.trajectories
     assert (trajectory.reward, trajectory.steps[0].model_response) == (1.0, "You said: hi.")

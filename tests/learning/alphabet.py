@@ -1,4 +1,4 @@
-"""The task that every algorithm learns: say the letters from one to another; and a tiny policy that can, but starts anywhere."""
+"""The task that every algorithm learns: list the letters from one to another; and a tiny policy that can, but starts anywhere."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RECIPE = TinyPolicyRecipe(
     batch_size=64,
 )
 LONGEST = 8
-"""Letters that the policy's teacher says at most."""
+"""Maximum number of letters in demonstrations."""
 STARTS_RIGHTLY = 0.15
-"""How often it begins with the letter that it should; otherwise it begins anywhere, an eighth of the time rightly."""
+"""Fraction of demonstrations that begin with the right letter; the others begin anywhere, an eighth of the time correctly."""
 NUM_HELD_OUT = 30
 
 

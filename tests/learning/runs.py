@@ -1,4 +1,4 @@
-"""A training run of one algorithm with one seed: its settings, and the curve that it leaves behind."""
+"""A training run of one algorithm with one seed: its settings, and its curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllm.workflows.simple_workflow import SimpleWorkflow
 from .alphabet import NUM_HELD_OUT, reward, tasks
 
 BESIDE_RL = {"sft", "distill", "sdft", "online"}
-"""Names in the registry that learn from what others say, or from sessions of users (`examples/online_learning`)."""
+"""Names in the registry that learn from demonstrations, a teacher or sessions of users (`examples/online_learning`)."""
 NAMES = sorted(ALGORITHMS.keys() - BESIDE_RL)
 SEEDS = (0, 1, 2)
 
@@ -50,10 +50,10 @@ OWN: dict[str, list[str]] = {
     "reinforce_plus_plus": ["algorithm.kl_coef=0.001", "algorithm.kl_in=reward"],
     "reinforce_plus_plus_baseline": ["algorithm.kl_coef=0.001"],
 }
-"""What the form of a paper adds to the shared settings; the others, and whatever is registered later, need nothing."""
+"""Settings that the form of a paper adds to the shared ones; other algorithms need none."""
 
 CURVES = Path(__file__).parents[2] / "runs" / "learning"
-"""Where curves are left for `benchmarks/learning.py`."""
+"""Folder of the curves for `benchmarks/learning.py`."""
 
 
 def train(name: str, seed: int, *, policy: Path, run_dir: Path, settings: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Every algorithm improves the tiny policy, by more than luck can, whatever the seed; and luck alone does not."""
+"""Every algorithm improves the tiny policy, by more than chance, with any seed; and chance alone does not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_policy_improves(name: str, seed: int, beginner: Path, tmp_path: Path) -
 
 @dataclass(frozen=True, kw_only=True)
 class Coin(Algorithm):
-    """Credits whatever a coin says."""
+    """Random credits."""
 
     def credit(self, group: TrajectoryGroup) -> list[float]:
         coin = random.Random(group.group_id)
@@ -71,8 +71,8 @@ def test_critic_distinguishes_right_from_wrong_beginnings(beginner: Path, tmp_pa
 
 def test_teacher_has_the_stated_accuracy() -> None:
     rows = {task["question"]: task for split in tasks(seed=0) for task in split}
-    said = islice(conversations(0, starts_rightly=STARTS_RIGHTLY), 4000)
-    right = fmean(reward(rows[question["content"]], answer["content"]) for question, answer in said)
+    text = islice(conversations(0, starts_rightly=STARTS_RIGHTLY), 4000)
+    right = fmean(reward(rows[question["content"]], answer["content"]) for question, answer in text)
     assert right == pytest.approx(0.15 + 0.85 / 8, abs=0.03)
 
 

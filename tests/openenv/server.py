@@ -66,16 +66,16 @@ class Walk(Environment):
 
 class WalkInWords(Walk):
     def _observation(self) -> Observation:
-        told = super()._observation()
+        found = super()._observation()
         return Heard(
             text=f"You are at {self.position} of {self.goal}. Answer with a number of steps.",
-            done=told.done,
-            reward=told.reward,
+            done=found.done,
+            reward=found.reward,
         )
 
 
 class Spell(Environment):
-    """Say the letters from one to another, which depend on the seed, in one answer."""
+    """List the letters from one to another, which depend on the seed, in one answer."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -94,7 +94,7 @@ class Spell(Environment):
 
 
 class Safe(MCPEnvironment):
-    """A safe with a number that a tool tells; opening it is worth 1."""
+    """A safe with a number that a tool returns; opening it is worth 1."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

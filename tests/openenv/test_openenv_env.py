@@ -86,8 +86,8 @@ async def test_single_field_actions_are_plain_text(text_url: str) -> None:
     start = int(observation.split()[3])
     assert f"You are at {start} of 12." in observation, "goal reached the server"
     assert (await env.reset())[0] == observation, "so did the seed"
-    told = observation.replace(f"at {start}", f"at {start + 2}")
-    assert await env.step("  2 ") == (told, 0.0, False, {"num_invalid_actions": 0})
+    found = observation.replace(f"at {start}", f"at {start + 2}")
+    assert await env.step("  2 ") == (found, 0.0, False, {"num_invalid_actions": 0})
     _, reward, done, info = await env.step("12")
     assert (reward, done, info["state"]["step_count"]) == (1.0, True, 2)
     await env.close()

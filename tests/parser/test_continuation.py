@@ -1,4 +1,4 @@
-"""Conversations that go on from sampled tokens, through the templates of six families."""
+"""Conversations that continue sampled tokens, through the templates of six families."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"typ
 
 @st.composite
 def conversations(draw: Any) -> list[Message]:
-    """A question, then answers, of which some call a tool and are told its result, and others are asked again."""
+    """A question, then answers, of which some call a tool and get its result, and others are asked again."""
     messages: list[Message] = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": "Be kind."})
@@ -55,7 +55,7 @@ def places_of_answers(messages: list[Message]) -> list[int]:
 def test_conversation_is_one_append_only_sequence(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message], garble: list[int]
 ) -> None:
-    """Whatever ids an answer was sampled as: they stay, and what follows is what the template prints behind an answer."""
+    """Sampled ids are kept in any tokenisation, and the template's text follows them."""
     parser = parser_of(family)
     continuation = Continuation(parser.tokenizer, parser.template)
     first, *_ = places_of_answers(messages)
@@ -199,11 +199,11 @@ GLM = """\
 {%- endif -%}
 {%- endfor -%}
 {{ "<|assistant|>\n" if add_generation_prompt }}"""
-"""In the manner of GLM 4: nothing is printed behind an answer, so models end theirs with what begins the next turn."""
+"""In the manner of GLM 4: nothing is rendered after an answer, so models end theirs with the beginning of the next turn."""
 
 
 @pytest.mark.parametrize(
-    ("said", "end", "later"),
+    ("expected", "end", "later"),
     [
         ({"content": "no"}, "<|user|>", {"role": "user", "content": "42"}),
         (
@@ -214,11 +214,11 @@ GLM = """\
     ],
 )  # fmt: skip
 def test_end_of_an_answer_may_begin_the_next_turn(
-    parser_of: Callable[..., ChatTemplateParser], said: Message, end: str, later: Message
+    parser_of: Callable[..., ChatTemplateParser], expected: Message, end: str, later: Message
 ) -> None:
     parser = parser_of(GLM)
     continuation = Continuation(parser.tokenizer, parser.template)
-    messages = [{"role": "user", "content": "yes"}, {"role": "assistant", **said}, later]
+    messages = [{"role": "user", "content": "yes"}, {"role": "assistant", **expected}, later]
     as_printed = parser.template.render(messages)
     answer = parser.template.render(messages[:2], add_generation_prompt=False)
     for sampled in (answer, [*answer, *parser.tokenizer.encode(end)]):

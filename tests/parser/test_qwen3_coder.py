@@ -58,7 +58,7 @@ def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, str]]]:
         ("text", "", '""'),
         ("count", "5", "5"),
         ("count", " 5 ", "5"),
-        ("count", "5.5", "5.5"),  # the tool says what is wrong with it
+        ("count", "5.5", "5.5"),  # the tool reports the error
         ("count", "many", '"many"'),
         ("count", "true", '"true"'),  # no number, although Python's is one
         ("share", "1e3", "1e3"),
@@ -184,9 +184,9 @@ def test_calls_rendered_by_a_template_are_parsed_unchanged(
     }
     prompt, ids, mask = parser.tokenize_and_mask([asked, answer], TOOLS)
     sampled = [token for token, is_sampled in zip(ids, mask, strict=True) if is_sampled]
-    said = parser.parse_completion(sampled, prompt, TOOLS)
-    assert said["content"].strip() == "So."
-    (one,) = said["tool_calls"]
+    answers = parser.parse_completion(sampled, prompt, TOOLS)
+    assert answers["content"].strip() == "So."
+    (one,) = answers["tool_calls"]
     assert (one["function"]["name"], json.loads(one["function"]["arguments"])) == ("find", arguments)
 
 

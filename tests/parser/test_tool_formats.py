@@ -23,7 +23,7 @@ def r1(name: str, arguments: str) -> str:
 
 
 def found(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
-    """What a parser finds in a text: the content, and each call's name and arguments."""
+    """Return the content of a text, and each call's name and arguments."""
     parsed = tool_parser(name).parse(text)
     return parsed.content, [(call["function"]["name"], call["function"]["arguments"]) for call in parsed.tool_calls]
 
@@ -194,7 +194,7 @@ DSML_CALL = (
 @pytest.mark.parametrize(
     ("name", "text", "arguments"),
     [
-        ("deepseek_v32", DSML_CALL, {"n": [2, {"x": None}], "s": "2"}),  # each value tells whether it is text
+        ("deepseek_v32", DSML_CALL, {"n": [2, {"x": None}], "s": "2"}),  # each value has a mark for text
         (
             "gemma4",
             '<|tool_call>call:f{n:-2.5,s:<|"|>a "b", {c}<tool_call|>\n<|"|>,l:[1,true,null,{k:<|"|>2<|"|>}],o:{}}<tool_call|>',

@@ -13,7 +13,7 @@ from rllm.types import Task
 from rllm.workflows.simple_workflow import SimpleWorkflow
 
 GAIN = 0.12
-"""What training adds to the share of right answers to held-out tasks, at least."""
+"""Minimum improvement of the accuracy on held-out tasks by training."""
 NUM_HELD_OUT = 200
 SETTINGS = {
     "model.device": "cpu",

@@ -60,7 +60,9 @@ def test_vllm_samples_with_the_weights_of_each_update(
 @pytest.mark.filterwarnings("ignore")
 def test_verl_trains_the_model_for_two_steps(smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_spec("verl"), "verl is not there: run `make test-pretrained`"
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a key into the home of whoever runs the tests
+    monkeypatch.setenv(
+        "RAY_AUTH_MODE", "disabled"
+    )  # else Ray writes a key into the home of the user who runs the tests
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     lines = train(smollm, tmp_path / "run", *SMALL, "backend=verl", "verl.timeout_s=1800")

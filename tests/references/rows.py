@@ -32,7 +32,7 @@ class Rows:
 
     @cached_property
     def groups_of(self) -> list[int]:
-        """Which group each row belongs to."""
+        """Group of each row."""
         return [row // GROUP_SIZE for row in range(len(self.mask))]
 
     def random(self, name: str, low: float = -1.0, high: float = 1.0) -> Tensor:

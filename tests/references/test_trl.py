@@ -1,4 +1,4 @@
-"""Our losses against those of TRL's GRPOTrainer, on the same random numbers; where we differ on purpose, the test says how."""
+"""Our losses against those of TRL's GRPOTrainer, on the same random numbers; deliberate differences are explained in the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our arithmetic against that of verl, on the same random numbers; where we differ on purpose, the test says how."""
+"""Our arithmetic against that of verl, on the same random numbers; deliberate differences are explained in the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release must pass: build it from what is committed, look into the wheel, install it by itself, and use it there.
+"""Checks of a release: build it from the commit, inspect the wheel, install it by itself, and use it there.
 
     python tests/release/check.py [--out DIR] [--demo]
 
@@ -89,10 +89,10 @@ def check_wheel(wheel: Path, source: Path) -> None:
 
 
 def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
-    """What a user does first, far from the source."""
+    """First steps of a user, outside of the source folder."""
     folder.mkdir()
-    told = run(environment, "rllm", "--version", cwd=folder)
-    require(version in told, f"rllm --version says {told!r}, and pyproject.toml {version!r}")
+    found = run(environment, "rllm", "--version", cwd=folder)
+    require(version in found, f"rllm --version says {found!r}, and pyproject.toml {version!r}")
     run(environment, "rllm", "demo", "--help", cwd=folder)
     run(
         environment,
@@ -105,9 +105,9 @@ def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
     run(environment, "python", "-m", "pytest", "-q", cwd=folder / "project")
     say("installed by itself, it makes a project that passes its tests")
     if demo:
-        told = json.loads(run(environment, "rllm", "demo", "--json", cwd=folder).splitlines()[-1])
-        before, after = told["accuracy_before"], told["accuracy_after"]
-        require(after > before, f"the demo learns nothing: {told}")
+        found = json.loads(run(environment, "rllm", "demo", "--json", cwd=folder).splitlines()[-1])
+        before, after = found["accuracy_before"], found["accuracy_after"]
+        require(after > before, f"the demo learns nothing: {found}")
         say(f"the demo's held-out accuracy went from {before:.0%} to {after:.0%}")
 
 
@@ -121,7 +121,7 @@ def pip(environment: Path, *arguments: object) -> None:
 
 
 def run(environment: Path, program: str, *arguments: object, cwd: Path) -> str:
-    """What a program of the environment prints; nothing of this process's own Python reaches it."""
+    """Return the output of a program of the environment; this process's own Python does not affect it."""
     command = [str(environment / "bin" / program), *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is refused of a wheel, before it is ever installed."""
+"""Checks of a wheel, before it is installed."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_declared_pythons_are_those_of_the_workflows() -> None:
 
 def test_missing_or_outdated_python_is_reported(tmp_path: Path) -> None:
     old = tmp_path / "old"
-    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 2.7.18 >&2\nexit 1\n')  # as Python 2 tells it
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 2.7.18 >&2\nexit 1\n')  # the format of Python 2
     old.chmod(0o755)
-    for python, said in [
+    for python, expected in [
         (old, "this is Python 2.7.18. Use: make PYTHON="),
         ("no-python", "not found. Use: make PYTHON="),
     ]:
         command = ["make", "-C", str(ROOT), f"PYTHON={python}", f"VENV={tmp_path / 'venv'}", "demo"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        [told] = [line for line in done.stdout.splitlines() if line.startswith("rllm ")]
-        assert told.startswith("rllm needs Python 3.11 or newer; this is ")
-        assert said in told
+        [reported] = [line for line in done.stdout.splitlines() if line.startswith("rllm ")]
+        assert reported.startswith("rllm needs Python 3.11 or newer; this is ")
+        assert expected in reported

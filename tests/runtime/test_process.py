@@ -65,9 +65,7 @@ print("started")
     ],
 )
 def test_program_is_started_while_other_threads_fork(start: str) -> None:
-    silent = (
-        "ignore::DeprecationWarning"  # of Python 3.12 and newer, which tell whoever forks beside threads of the dangers
-    )
+    silent = "ignore::DeprecationWarning"  # of Python 3.12 and newer, which warn about forks in processes with threads
     program = [sys.executable, "-W", silent, "-c", STARTS.format(start=start)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("started\n", "")

@@ -237,5 +237,5 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
 def test_failure_to_start_a_thread_is_an_error_of_its_call() -> None:
-    told = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines() == ["begun", "can't start new thread", "can't start new thread", "begun"]
+    printed = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["begun", "can't start new thread", "can't start new thread", "begun"]

@@ -64,7 +64,7 @@ def test_escaping_names_links_and_devices_are_skipped(tmp_path):
 
 
 def test_link_below_a_link_is_rejected(tmp_path):
-    """Its target leads out of the folder from where it would be, though not from where its name says."""
+    """Its target leads out of the folder from its real position, though not from its name."""
     members = [
         member("b", tarfile.DIRTYPE),
         member("x/y/a", tarfile.SYMTYPE, to="../../b"),

@@ -1,4 +1,4 @@
-"""Images, snapshots and what is left behind, with the real podman."""
+"""Images, snapshots and cleanup, with the real podman."""
 
 from __future__ import annotations
 

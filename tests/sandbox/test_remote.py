@@ -148,7 +148,7 @@ def modal(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [E2B, Daytona, Modal])
-async def test_commands_and_files(server, modal, kind, tmp_path):
+async def test_commands_run_and_files_are_transferred(server, modal, kind, tmp_path):
     backend = kind()
     backend.check()
     async with await backend.start(

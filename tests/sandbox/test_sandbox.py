@@ -1,4 +1,4 @@
-"""What every backend promises."""
+"""Properties of every backend."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Received:
 
 @dataclass
 class ModelServer:
-    """A small OpenAI-compatible server: it says the prompt back, after `sleep` seconds if the request names some."""
+    """A small OpenAI-compatible server: it repeats the prompt, after `sleep` seconds if the request has them."""
 
     url: str = ""
     received: list[Received] = field(default_factory=list)

@@ -116,9 +116,9 @@ def in_fork(function: Callable[[str], str], text: str) -> str:
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
-        said = answer.read()
+        answers = answer.read()
     os.waitpid(child, 0)
-    return said
+    return answers
 
 
 CURL = r"""curl -s "$OPENAI_BASE_URL/chat/completions" -H 'content-type: application/json' \

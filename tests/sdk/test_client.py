@@ -327,12 +327,12 @@ def test_client_serves_several_event_loops_concurrently(server: ModelServer) -> 
     together = threading.Barrier(3)
 
     async def ask(text: str) -> list[str | None]:
-        said = []
+        answers = []
         for _ in range(3):
             together.wait(60)
             answer = await client.chat.completions.create(model="m", messages=user(text))
-            said.append(answer.choices[0].message.content)
-        return said
+            answers.append(answer.choices[0].message.content)
+        return answers
 
     with ThreadPoolExecutor(3) as threads:
         texts = ["one", "two", "three"]

@@ -42,7 +42,7 @@ RollOut = Callable[[Callable[..., Any]], Awaitable[list[Episode]]]
 
 
 def scripted_model(messages: list[dict[str, Any]]) -> Answer:
-    """Says the last message back in brackets; "look up X" makes it call a tool twice, and "reply X" do as a schema wants."""
+    """Model that repeats the last message in brackets; "look up X" makes it call a tool twice, and "reply X" follow a schema."""
     match str(messages[-1]["content"]).split():
         case ["look", "up", word]:
             return {"tool_calls": [{"name": "look_up", "arguments": {"word": f"{word}-{n}"}} for n in (1, 2)]}
@@ -101,7 +101,7 @@ def path_of(episode: Episode) -> Trajectory:
 
 
 def said(path: TrajectoryView) -> list[str]:
-    """What the sampled tokens say, call by call."""
+    """Return the text of the sampled tokens, call by call."""
     return [decode(step.response_ids) for step in path.steps]
 
 

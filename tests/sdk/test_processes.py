@@ -124,7 +124,7 @@ async def test_jobs_of_a_pool_created_before_the_rollouts(gateway: ScriptedGatew
 
 
 class Workers:
-    """A process that takes jobs from a queue, started by whoever needs it first."""
+    """A process that takes jobs from a queue, started by its first user."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Programs are supervised, bounded in what they print, and leave nothing behind."""
+"""Programs are supervised, limited in their output, and leave no processes."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def test_output_flood_is_limited() -> None:
 
 
 def test_output_is_passed_on_as_it_arrives_within_the_limit() -> None:
-    heard: list[tuple[str, bytes]] = []
-    done = python("print('abcdefgh', end='')", max_output_bytes=4, on_output=lambda *part: heard.append(part))
-    text = b"".join(data for stream, data in heard if stream == "stdout").decode()
+    received: list[tuple[str, bytes]] = []
+    done = python("print('abcdefgh', end='')", max_output_bytes=4, on_output=lambda *part: received.append(part))
+    text = b"".join(data for stream, data in received if stream == "stdout").decode()
     assert text == done.stdout == "ab\n[... 4 bytes left out ...]\ngh"
 
 
@@ -177,7 +177,7 @@ async def test_empty_command_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "env", "said"),
+    ("command", "env", "message"),
     [
         (["echo", "a\0b"], {}, r"argument 1 of 'echo' has a NUL character \('a\\x00b'\)"),
         (["echo"], {"TASK": "a\0b"}, "the variable TASK of 'echo' has a NUL character"),
@@ -187,8 +187,8 @@ async def test_empty_command_is_rejected() -> None:
         (["echo", "a" * 2_000_000], {}, "'echo' cannot be started: .*stdin"),
     ],
 )
-def test_invalid_arguments_and_variables_are_reported(command: list[Any], env: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_arguments_and_variables_are_reported(command: list[Any], env: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run_supervised(command, Limits(), env=env)
 
 
@@ -203,16 +203,16 @@ signal.signal(signal.SIGTERM, end)
 os.write(1, b"up")
 time.sleep(600)
 """
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def interrupted(stream: str, data: bytes) -> None:
-        heard.append(data)
-        if len(heard) == 1:
+        received.append(data)
+        if len(received) == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         python(code, cwd=tmp_path, grace_s=60.0, on_output=interrupted)
-    assert b"".join(heard) == b"up" + b"x" * 200_000 + b"\n"
+    assert b"".join(received) == b"up" + b"x" * 200_000 + b"\n"
     assert (tmp_path / "left").exists()
 
 

@@ -43,7 +43,7 @@ from rllm.workflows.workflow import Workflow
 from .conftest import ModelServer
 
 PROXY = "http://localhost:4000/v1"
-"""Where the tutorials' clients point. In training nothing listens there: sessions lead calls to the gateway."""
+"""Address of the tutorials' clients. In training nothing listens there: sessions redirect calls to the gateway."""
 
 COUNTDOWN = {"question": "Reach 12 with 3 and 9.", "target": 12, "nums": [3, 9]}
 
@@ -178,7 +178,7 @@ def roll_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[RollOut]:
 
 
 def said(trajectory: TrajectoryView) -> list[str]:
-    """What the tokens to be trained on say."""
+    """Return the text of the tokens to be trained."""
     return [decode(step.response_ids) for step in trajectory.steps]
 
 

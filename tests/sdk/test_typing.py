@@ -1,4 +1,4 @@
-"""What mypy makes of an agent that is annotated, as its author would check it."""
+"""Types that mypy infers for an annotated agent, as its author would check it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def told_by_mypy(folder: Path, agent: str) -> list[str]:
 
 @pytest.mark.slow
 def test_types_of_a_recorded_function(tmp_path: Path) -> None:
-    told = told_by_mypy(tmp_path, AGENT + MISTAKES)
-    assert told == [
+    found = told_by_mypy(tmp_path, AGENT + MISTAKES)
+    assert found == [
         'Argument 1 to "judge" has incompatible type "int"; expected "str"  [arg-type]',
         '"Trajectory" has no attribute "rewrad"; maybe "reward"?  [attr-defined]',
     ]

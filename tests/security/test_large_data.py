@@ -136,7 +136,7 @@ def packed(data: bytes, kind: str = "i4") -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected",
     [
         {"ids": packed(bomb(100)), "num_tokens": 100 * MEGABYTE // 4},
         {"ids": packed(zlib.compress(b"1234")[:-5]), "num_tokens": 1},
@@ -145,9 +145,11 @@ def packed(data: bytes, kind: str = "i4") -> dict[str, str]:
         {"ids": packed(zlib.compress(b"1234"), "i8"), "num_tokens": 1},
     ],
 )
-def test_batch_that_decompresses_beyond_the_limit_is_reported(tmp_path: Path, told: dict[str, Any]) -> None:
+def test_batch_that_decompresses_beyond_the_limit_is_reported(tmp_path: Path, expected: dict[str, Any]) -> None:
     (tmp_path / "batches").mkdir()
-    (tmp_path / "batches/step-000001.json").write_text(json.dumps({"step": 1, "sequences": [], "tokens": {}, **told}))
+    (tmp_path / "batches/step-000001.json").write_text(
+        json.dumps({"step": 1, "sequences": [], "tokens": {}, **expected})
+    )
     with at_most(150), pytest.raises(StoreError, match=r"step-000001.json"):
         read_batch(tmp_path, 1)
 

@@ -1,4 +1,4 @@
-"""An attacker writes the model folder: code in it never runs, and nobody is asked whether it may."""
+"""An attacker writes the model folder: code in it never runs, and no prompt asks for permission."""
 
 from __future__ import annotations
 

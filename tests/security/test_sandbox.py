@@ -35,7 +35,7 @@ def refused(function, *arguments):
 
 
 def attempt(*calls: str) -> list[str]:
-    """What became of each call of a function, as one line each."""
+    """Return the result of each call of a function, as one line each."""
     code = TRY + "\n".join(f"print(refused({call}), flush=True)" for call in calls)
     result = run_python(code, timeout_s=60)
     lines = result.stdout.splitlines()

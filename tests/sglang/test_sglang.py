@@ -25,7 +25,7 @@ ROUNDING = 1e-4
 
 
 class Forgets(DiskUpdate):
-    """Says that it hands over, and does not, so many times."""
+    """Transfer that claims success, and does nothing, a number of times."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -40,9 +40,9 @@ def test_capabilities_of_the_server_are_detected(sglang: SGLang) -> None:
     found = probe(sglang.url)
     assert found.ok
     assert [finding.name for finding in found.findings if not finding.ok] == ["streamed ids"]
-    said = {finding.name: finding.detail for finding in found.findings}
-    assert said["kind of log-probabilities"].startswith("processed")
-    assert said["new weights"] == "by disk, while it runs"
+    answer = {finding.name: finding.detail for finding in found.findings}
+    assert answer["kind of log-probabilities"].startswith("processed")
+    assert answer["new weights"] == "by disk, while it runs"
 
 
 async def test_tokens_equal_those_of_a_forward_pass(sglang: SGLang) -> None:
@@ -91,16 +91,16 @@ def test_weights_are_transferred_and_failed_transfers_are_detected(sglang: SGLan
 
 
 def test_training_uses_the_running_server(sglang: SGLang, tmp_path: Path) -> None:
-    """Two turns each, the second behind the tokens of the first."""
+    """Two turns each, the second after the tokens of the first."""
     from openai import OpenAI
 
     def agent(question: str, base_url: str) -> float:
         client = OpenAI(base_url=base_url, api_key="none")
         messages: list[Any] = [{"role": "user", "content": question}]
         for _ in range(2):
-            said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
-        return float(len(said) % 2)
+            answer = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]
+        return float(len(answer) % 2)
 
     model = [f"model.path={sglang.folder}", "model.device=cpu", "model.engine=vllm", f"vllm.url={sglang.url}"]
     sizes = ["num_steps=2", "tasks_per_step=2", "rollout.group_size=4", "rollout.max_tokens=8", "optim.lr=1e-3"]

@@ -1,4 +1,4 @@
-"""What can be done with any store."""
+"""Functions that work with any store."""
 
 from __future__ import annotations
 

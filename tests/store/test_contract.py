@@ -1,4 +1,4 @@
-"""What every trace store does, whatever it keeps its traces in."""
+"""Behaviour of every trace store."""
 
 import asyncio
 import random
@@ -59,7 +59,7 @@ def test_trace_round_trip_is_lossless(store: TraceStore, trace: Trace):
 
 @pytest.mark.parametrize("odd", ["half \ud83e", "nul \0"])
 def test_names_with_invalid_characters_are_found(store: TraceStore, odd: str):
-    """Which agents and servers choose: a database may hold an escape in their place."""
+    """Agents and servers choose these names: a database may hold an escape in their place."""
     store.open_session(odd, {"of": "me"})
     store.add([trace_of("before", odd, started_at=1.0)]).result()
     store.add(
@@ -189,8 +189,8 @@ def test_deleted_session_gets_no_more_traces(store: TraceStore):
     store.open_session("s", {}, session=session).result()
     store.add([trace_of("a")], session=session).result()
     store.delete("s")
-    for anew in (False, True):
-        if anew:
+    for rerendered in (False, True):
+        if rerendered:
             store.add([trace_of("b")]).result()
         with pytest.raises(SessionDeletedError, match="session 's' was deleted meanwhile"):
             store.add([trace_of("c")], session=session).result()

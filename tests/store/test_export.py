@@ -27,8 +27,8 @@ def test_json_lines_have_every_field(tmp_path: Path):
 def test_json_lines_are_valid_json_for_any_content(tmp_path: Path, words: str):
     trace = trace_of(logprobs=[math.nan, -math.inf], response={"role": "assistant", "content": words})
     export_traces([trace], tmp_path / "out.jsonl", "jsonl")
-    told = json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=pytest.fail)
-    assert (told["logprobs"], told["response"]["content"]) == ([None, None], words)
+    output = json.loads((tmp_path / "out.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (output["logprobs"], output["response"]["content"]) == ([None, None], words)
 
 
 def test_parquet_has_ids_as_numbers_and_messages_as_json(tmp_path: Path):
@@ -63,7 +63,7 @@ def test_failed_export_keeps_the_old_file(tmp_path: Path):
 
 
 def test_export_does_not_replace_a_device(tmp_path: Path):
-    """Whoever may replace `/dev/stdout` by a file has nobody to stop him."""
+    """A user who may replace `/dev/stdout` by a file is not prevented from it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     link = tmp_path / "out"

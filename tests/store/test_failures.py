@@ -1,4 +1,4 @@
-"""What no store can prevent: processes that are killed, disks that are full, files that vanish. Nothing acknowledged is lost."""
+"""Failures that no store can prevent: killed processes, full disks, lost files. Nothing acknowledged is lost."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own; what all stores do is in `test_contract.py`."""
+"""Behaviour specific to PostgreSQL; that of all stores is in `test_contract.py`."""
 
 import subprocess
 import sys
@@ -180,10 +180,10 @@ def test_lost_host_is_detected_in_time(postgres: Any, postgres_url: str):
 
     with PostgresTraceStore(f"{postgres_url}&keepalives_count=9", timeout_s=60.0) as store:
         connection = store.server.connect()
-        told = connection.info.get_parameters()
+        found = connection.info.get_parameters()
         connection.close()
-    assert (told["tcp_user_timeout"], told["keepalives_idle"], told["keepalives_interval"]) == ("60000", "30", "10")
-    assert told["keepalives_count"] == "9"
+    assert (found["tcp_user_timeout"], found["keepalives_idle"], found["keepalives_interval"]) == ("60000", "30", "10")
+    assert found["keepalives_count"] == "9"
 
 
 def test_missing_psycopg_error_names_the_extra(tmp_path: Path):

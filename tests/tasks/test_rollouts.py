@@ -192,7 +192,7 @@ def test_sandbox_that_cannot_start_is_rejected_with_the_remedy(monkeypatch: pyte
 
 @in_sandboxes
 def test_sandbox_limits_come_from_settings_unless_the_name_sets_them() -> None:
-    """The kernel says so: what is written beyond 1 MiB does not fit."""
+    """Limit of the kernel: data beyond 1 MiB does not fit."""
     settings = SandboxSettings(cpus=0.5, memory_mb=300, disk_mb=1)
     script = ["head -c 3000000 /dev/zero > big; wc -c < big", "done"]
     shown = {}

@@ -74,7 +74,7 @@ def _value(value):
 
 @contextmanager
 def collecting(monkeypatch):
-    """What this process exports once telemetry is on; leaves it off."""
+    """Spans that this process exports once telemetry is enabled; disables it afterwards."""
     requests: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -7,7 +7,7 @@ from .collector import collecting
 
 @pytest.fixture
 def collector(monkeypatch):
-    """What this process exports once telemetry is on."""
+    """Spans that this process exports once telemetry is enabled."""
     with collecting(monkeypatch) as collected:
         yield collected
 

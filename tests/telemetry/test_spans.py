@@ -89,14 +89,14 @@ async def test_async_agent_has_one_span_with_its_calls(spans):
     agent_span, call_span = spans.named("invoke_agent solver"), spans.named("chat policy")
     assert spans.named("execute_tool add").parent_id == agent_span.span_id
     assert (call_span.parent_id, call_span.kind) == (agent_span.span_id, "CLIENT")
-    told = call_span.attributes
-    assert told["gen_ai.response.id"] == done.result
-    assert told["gen_ai.request.temperature"] == 0.5
-    assert told["gen_ai.usage.output_tokens"] == told["rllm.response_ids.length"] == len("four") + 1
-    assert told["gen_ai.usage.input_tokens"] == told["rllm.prompt_ids.length"] == len(done.steps[0].prompt_ids)
-    assert told["gen_ai.response.finish_reasons"] == ["stop"]
-    assert (told["rllm.weight_version"], told["rllm.usable"]) == (7, True)
-    assert "rllm.response_ids" not in told
+    found = call_span.attributes
+    assert found["gen_ai.response.id"] == done.result
+    assert found["gen_ai.request.temperature"] == 0.5
+    assert found["gen_ai.usage.output_tokens"] == found["rllm.response_ids.length"] == len("four") + 1
+    assert found["gen_ai.usage.input_tokens"] == found["rllm.prompt_ids.length"] == len(done.steps[0].prompt_ids)
+    assert found["gen_ai.response.finish_reasons"] == ["stop"]
+    assert (found["rllm.weight_version"], found["rllm.usable"]) == (7, True)
+    assert "rllm.response_ids" not in found
     assert agent_span.attributes["rllm.num_steps"] == 1
 
 
@@ -130,8 +130,8 @@ def test_span_with_an_unpaired_surrogate_in_its_name_is_exported(spans):
     telemetry.record_call([trace])
     assert spans.named("execute_tool add").attributes["gen_ai.tool.name"] == "add"
     assert spans.named("invoke_agent half \\ud83e").attributes["gen_ai.agent.name"] == "half \\ud83e"
-    told = spans.named("chat m\\ud83e").attributes
-    assert (told["rllm.session_id"], told["gen_ai.response.finish_reasons"]) == ("s\\ud83e", ["\\ud83e"])
+    found = spans.named("chat m\\ud83e").attributes
+    assert (found["rllm.session_id"], found["gen_ai.response.finish_reasons"]) == ("s\\ud83e", ["\\ud83e"])
 
 
 async def test_rollout_is_a_span_with_its_task_and_calls(spans):

@@ -127,9 +127,9 @@ def test_terminal_shows_a_progress_bar(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    build(cache_dir=tmp_path, on_progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, 5) for done in range(1, 6)]
+    found: list[tuple[int, int]] = []
+    build(cache_dir=tmp_path, on_progress=lambda done, total: found.append((done, total)))
+    assert found == [(done, 5) for done in range(1, 6)]
 
 
 def test_policy_is_an_ordinary_model_folder(folder: Path) -> None:
@@ -189,11 +189,11 @@ def test_only_tokens_of_the_assistant_are_trained(template: ChatTemplate) -> Non
         {"role": "user", "content": "Thanks"},
     ]  # fmt: skip
     tokenizer = template.tokenizer
-    ids, said = encode(template, conversation, TOOLS, end_id=tokenizer.eos_token_id)
-    assert len(ids) == len(said)
+    ids, text = encode(template, conversation, TOOLS, end_id=tokenizer.eos_token_id)
+    assert len(ids) == len(text)
     runs: list[list[int]] = []
-    for place, (token, own) in enumerate(zip(ids, said, strict=True)):
-        if own and not said[place - 1]:
+    for place, (token, own) in enumerate(zip(ids, text, strict=True)):
+        if own and not text[place - 1]:
             runs.append([])
         if own:
             runs[-1].append(token)
@@ -201,7 +201,7 @@ def test_only_tokens_of_the_assistant_are_trained(template: ChatTemplate) -> Non
         '<tool_call>\n{"name": "get_price", "arguments": {"item": "fig"}}\n</tool_call><|im_end|>',
         "37<|im_end|>",
     ]
-    assert said[-1], "nothing behind the last answer"
+    assert text[-1], "nothing behind the last answer"
     assert ids == template.render(conversation[:5], TOOLS, add_generation_prompt=False)[: len(ids)]
 
 

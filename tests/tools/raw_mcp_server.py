@@ -45,15 +45,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any] | None:
         meeting.wait()
     if name == "forget":
         sessions.clear()
-    said = name if name in ("look_up", "計算") else str(os.getpid())
-    return {"result": {"content": [{"type": "text", "text": said}]}}
+    answers = name if name in ("look_up", "計算") else str(os.getpid())
+    return {"result": {"content": [{"type": "text", "text": answers}]}}
 
 
 def serve_stdio() -> None:
     for line in sys.stdin:
         request = json.loads(line)
-        if "id" in request and (said := answer(request)):
-            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **said}) + "\n")
+        if "id" in request and (text := answer(request)):
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], **text}) + "\n")
             sys.stdout.flush()
 
 
@@ -94,9 +94,13 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, request, answer(request), session)
 
     def reply(
-        self, status: int, request: dict[str, Any] | None = None, said: dict[str, Any] | None = None, session: str = ""
+        self,
+        status: int,
+        request: dict[str, Any] | None = None,
+        expected: dict[str, Any] | None = None,
+        session: str = "",
     ) -> None:
-        body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **(said or {})}).encode() if request else b""
+        body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), **(expected or {})}).encode() if request else b""
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))

@@ -1,4 +1,4 @@
-"""What each tracker has really written, read back from its own files: numbers by step and name, and tables by name."""
+"""Values that each tracker has written, read from its own files: numbers by step and name, and tables by name."""
 
 from __future__ import annotations
 

@@ -7,24 +7,24 @@ from rllm.tracking.base import Background
 
 
 def test_calls_are_made_in_order_and_all_before_closing() -> None:
-    heard: list[int] = []
+    received: list[int] = []
     background = Background("test")
     for number in range(5):
-        background.do(lambda number=number: heard.append(number))  # type: ignore[misc]
+        background.do(lambda number=number: received.append(number))  # type: ignore[misc]
     background.close()
     background.close()
-    assert heard == [0, 1, 2, 3, 4]
+    assert received == [0, 1, 2, 3, 4]
 
 
 def test_background_error_is_raised_by_the_next_call() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     background = Background("test")
     background.do(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         background.close()
     with pytest.raises(ZeroDivisionError):
-        background.do(lambda: heard.append("later"))
-    assert not heard
+        background.do(lambda: received.append("later"))
+    assert not received
 
 
 def test_hanging_call_does_not_block_the_caller() -> None:

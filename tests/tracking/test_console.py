@@ -177,14 +177,14 @@ def test_progress_of_a_resumed_run_continues_its_steps(tmp_path: Path) -> None:
 
 
 def test_tracker_without_log_rollout_gets_the_other_calls() -> None:
-    heard = []
+    received = []
 
     class Plain:
         def progress(self, *args: object) -> None:
-            heard.append(args)
+            received.append(args)
 
     Trackers([Plain()]).progress("roll out", 1, 2, rollout(1.0))  # type: ignore[list-item]
-    assert heard == [("roll out", 1, 2)]
+    assert received == [("roll out", 1, 2)]
 
 
 @pytest.mark.parametrize(("split", "shown"), [("train", {1, 10, 20}), ("eval", {0})], ids=["training", "evaluation"])

@@ -35,7 +35,7 @@ EACH = ["jsonl", *(pytest.param(name, marks=optional) for name in READERS if nam
 
 @pytest.fixture
 def nobody_calls_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever asks another host, helper processes included, comes by here first."""
+    """Connections to other hosts, those of helper processes included, are recorded here."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
@@ -146,7 +146,7 @@ signal.pause()
 
 
 def tell_and_be_killed(name: str, run_dir: Path) -> None:
-    """A process that has told three steps, and is killed once they have arrived."""
+    """A process that logs three steps, and is killed once they have arrived."""
     own = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}  # and not this process's service
     command = [sys.executable, "-c", TELLS_FOR_EVER, name, str(run_dir)]
     training = subprocess.Popen(command, env=own, stderr=subprocess.DEVNULL)
@@ -171,7 +171,7 @@ def has_arrived(name: str, run_dir: Path, step: int) -> bool:
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_steps_repeated_after_a_kill_are_logged_once(name: str, run_dir: Path) -> None:
     tell_and_be_killed(name, run_dir)
-    forget_after(run_dir / "metrics.jsonl", 1)  # the checkpoint that is gone on from is of step 1
+    forget_after(run_dir / "metrics.jsonl", 1)  # the checkpoint that is resumed is of step 1
     again = Trackers.start(["jsonl", name], run_dir)
     for step in (2, 3, 4):
         again.log(step, {"rollout/reward": float(step)})

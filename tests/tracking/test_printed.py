@@ -34,10 +34,10 @@ def test_stream_without_a_file_descriptor_is_supported() -> None:
 def test_text_of_a_model_is_escaped() -> None:
     stream = io.StringIO()
     console = LastingConsole(stream, color_system=None)
-    said = "a\x1b]52;c;ZXZpbA==\x07b\x9b2Jc\x7f\td\ne"
+    message = "a\x1b]52;c;ZXZpbA==\x07b\x9b2Jc\x7f\td\ne"
     table = Table(box=None, show_header=False)
-    table.add_row(Text(said))
-    for shown in (said, Text(said), table):
+    table.add_row(Text(message))
+    for shown in (message, Text(message), table):
         console.print(shown)
     printed = stream.getvalue()
     assert not set(printed) & {*map(chr, range(0x7F, 0xA0)), *map(chr, range(0x20))} - {"\n"}

@@ -36,10 +36,10 @@ def test_row_has_the_outcome_and_the_conversation() -> None:
         trajectories=[Trajectory(name="buyer", reward=1.0, steps=[Step(chat_completions=chat)])],
     )
     failed = Episode(id="figs:3", info={"error": {"type": "AgentError"}}, trajectories=[Trajectory()])
-    said = 'user: A fig?\n\nassistant: price({"item": "fig"})\n\ntool: 3'
+    message = 'user: A fig?\n\nassistant: price({"item": "fig"})\n\ntool: 3'
     assert sample_rows(7, [done, failed], most=4) == [
         [7, "figs:3", "agent", None, False, "AgentError", ""],
-        [7, "figs:2", "buyer", 1.0, True, "env_done", said],
+        [7, "figs:2", "buyer", 1.0, True, "env_done", message],
     ]
 
 

@@ -20,7 +20,7 @@ from rllm.types import Episode
 
 
 class Notes:
-    """A tracker that keeps what it hears, and fails where it is told to."""
+    """A tracker that records its calls, and fails on request."""
 
     def __init__(self, run_dir: Path | None = None, *, failing: str = "") -> None:
         self.heard: list[object] = []

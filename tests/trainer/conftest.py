@@ -27,7 +27,7 @@ TASKS = [{"word": word} for word in ("fig", "kiwi", "apple", "papaya")]
 
 
 class RecordingEngine(ScriptedEngine):
-    """Says the last message back, and keeps the parameters of every call."""
+    """Scripted model that repeats the last message, and records the parameters of every call."""
 
     def __init__(self) -> None:
         super().__init__(lambda messages: messages[-1]["content"])
@@ -45,7 +45,7 @@ class RecordingEngine(ScriptedEngine):
             self.num_live -= 1
 
     def continued_prompt(self, known_ids: list[int], messages: Any, num_known: int, **options: Any) -> list[int]:
-        """What is asked for with it shows in `params`."""
+        """Recorded in `params`."""
         return [*known_ids, *encode_prompt(messages[num_known:], None)]
 
 
@@ -65,7 +65,7 @@ class ScriptedBackend:
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        """Any configuration will do."""
+        """Any configuration is accepted."""
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Self:
@@ -139,7 +139,7 @@ def ask_for(
 
 @dataclass
 class Run:
-    """What a run did."""
+    """Result of a run."""
 
     trainer: AgentTrainer
     backend: ScriptedBackend

@@ -1,9 +1,9 @@
-"""The fields that KubeRay's resources have, with their types, and what is wrong with a manifest by them.
+"""The fields that KubeRay's resources have, with their types, and a check of manifests against them.
 
 They are those of the operator's API types, which its custom resource definitions are generated from
 (`ray-operator/apis/ray/v1/{raycluster,rayjob}_types.go` of ray-project/kuberay at commits 3275ee0 and f6ef3f7, of v1.4), and of its CRD
 reference for v1.6.2 (https://docs.ray.io/en/master/cluster/kubernetes/references/api.html) for what came later: `authOptions`, and
-the mode `SidecarMode`. Of pods only what manifests of ours say is here; the rest is Kubernetes' own.
+the mode `SidecarMode`. Of pods only fields of our manifests are here; the rest is Kubernetes' own.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ SCHEMAS = {
 
 
 def problems(value: Any, schema: Any, place: str = "spec") -> Iterator[str]:
-    """Where a value is not what the schema says: another type, an unknown field, a missing one."""
+    """Return the positions of values that violate the schema: another type, an unknown field, a missing one."""
     match schema:
         case Fields(types, needed) if isinstance(value, Mapping):
             yield from (f"{place}.{name} is unknown" for name in value.keys() - types.keys())
@@ -155,7 +155,7 @@ def problems(value: Any, schema: Any, place: str = "spec") -> Iterator[str]:
 
 
 def _is(value: Any, schema: Any) -> bool:
-    """Whether a single value is one of the schema's; a mapping or a list that is none has come here, too."""
+    """Return whether a single value matches the schema; a mapping or list in its place does not."""
     match schema:
         case OneOf():
             return value in schema

@@ -1,8 +1,8 @@
-"""A real training run of a very small policy that can be told when to die: a program, and what it is made of.
+"""A real training run of a very small policy that is killed at given points: a program, and its parts.
 
-python mortal_run.py RUN_DIR POLICY NUM_STEPS DATA    takes lines that say when to die, such as update:3, and dies as often
+python mortal_run.py RUN_DIR POLICY NUM_STEPS DATA    reads lines with points, such as update:3, and dies at each
 
-Each life is a fork of the program, which has imported everything by then, and goes on where the one before it ended.
+Each life is a fork of the program, which has imported everything by then, and continues where the previous one ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUESTIONS = [{"question": f"How many {item} are left?"} for item in ("figs", "li
 
 
 def policy(cache_dir: Path) -> Path:
-    """A model that has heard a few conversations of the demo's clerk."""
+    """A model trained on a few conversations of the demo's clerk."""
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     recipe = TinyPolicyRecipe(
         hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=12, habit_steps=2, batch_size=8
@@ -86,7 +86,7 @@ def die() -> None:
 
 
 def agent(question: str, base_url: str) -> float:
-    """Two turns; what was said decides the reward."""
+    """Two turns; the answers decide the reward."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(2):
         body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8}).encode()

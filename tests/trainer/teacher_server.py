@@ -18,7 +18,7 @@ class TeacherServer:
     """Set `fault` to make it fail; `requests` has what it was sent."""
 
     def __init__(self, model: Any, tokenizer: Any, *, names: tuple[str, ...] = ("teacher",), **about: Any) -> None:
-        """`about`: what `/v1/models` says of each."""
+        """`about`: fields of each model in `/v1/models`."""
         self.model, self.tokenizer, self.names = model, tokenizer, names
         self.about = about
         self.fault: str | None = None
@@ -43,8 +43,8 @@ class TeacherServer:
     async def _models(self, request: Request) -> Response:
         if self.fault == "no list":
             return JSONResponse({"error": {"message": "no such page", "code": 404}}, status_code=404)
-        told = [{"id": name, "object": "model", **self.about} for name in self.names]
-        return JSONResponse({"object": "list", "data": told})
+        found = [{"id": name, "object": "model", **self.about} for name in self.names]
+        return JSONResponse({"object": "list", "data": found})
 
     async def _complete(self, request: Request) -> Response:
         asked = await request.json()
@@ -74,12 +74,12 @@ class TeacherServer:
     def _prompt_logprobs(self, ids: list[int]) -> list[Any]:
         with torch.no_grad():
             logprobs = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        told: list[Any] = [None]
+        found: list[Any] = [None]
         for place, token_id in enumerate(ids[1:]):
             text = self.tokenizer.decode([token_id])
-            told.append(
+            found.append(
                 {str(token_id): {"logprob": float(logprobs[place, token_id]), "rank": 1, "decoded_token": text}}
             )
         if self.fault == "nan":
-            told[1] = {"0": {"logprob": None}}
-        return told[:-1] if self.fault == "short" else told
+            found[1] = {"0": {"logprob": None}}
+        return found[:-1] if self.fault == "short" else found

@@ -90,9 +90,9 @@ def nll(folder: Path, conversations: list[list[Message]]) -> float:
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
                 asked = tokenizer.apply_chat_template(messages[:place], tokenize=False, add_generation_prompt=True)
-                said = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False).removesuffix("\n")
+                text = tokenizer.apply_chat_template(messages[: place + 1], tokenize=False).removesuffix("\n")
                 prompt = tokenizer.encode(asked, add_special_tokens=False)
-                answer = tokenizer.encode(said.removeprefix(asked), add_special_tokens=False)
+                answer = tokenizer.encode(text.removeprefix(asked), add_special_tokens=False)
                 with torch.no_grad():
                     logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
                 targets = torch.tensor(answer)
@@ -187,10 +187,10 @@ async def test_best_of_an_evaluation_is_trained_token_for_token(policy: Path, tm
     async def agent(question: str, base_url: str) -> list[Trajectory]:
         asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
         async with AsyncOpenAI(base_url=base_url, api_key="unused") as client:
-            judged, said = [await client.chat.completions.create(model="policy", messages=asked) for _ in range(2)]
+            judged, answer = [await client.chat.completions.create(model="policy", messages=asked) for _ in range(2)]
         return [
             Trajectory(name="judge", steps=[Step(id=judged.id)], reward=1.0, trainable=False),
-            Trajectory(steps=[Step(id=said.id, chat_completions=[*asked])], reward=float(question == "figs?")),
+            Trajectory(steps=[Step(id=answer.id, chat_completions=[*asked])], reward=float(question == "figs?")),
         ]
 
     folder, questions = tmp_path / "eval", Dataset([{"question": "figs?"}, {"question": "limes?"}])
@@ -202,12 +202,12 @@ async def test_best_of_an_evaluation_is_trained_token_for_token(policy: Path, tm
     ):
         await evaluation.run(engine)
         traces = {trace.id: trace for info in store.sessions() for trace in store.by_session(info.id)}
-    [said] = [item.trajectories[1].steps[0] for item in EpisodeLog.read(folder / "episodes.jsonl") if item.is_correct]
+    [answer] = [item.trajectories[1].steps[0] for item in EpisodeLog.read(folder / "episodes.jsonl") if item.is_correct]
     config = config_of(policy, tmp_path / "sft", sft={"reward_threshold": 0.5})
     for source in (folder, str(folder / "episodes.jsonl")):
         (row,) = AgentSFTTrainer(config, source).train_data
         (step,) = row["demonstration"].trajectory().steps
-        assert (step.prompt_ids, step.response_ids) == (traces[said.id].prompt_ids, traces[said.id].response_ids)
+        assert (step.prompt_ids, step.response_ids) == (traces[answer.id].prompt_ids, traces[answer.id].response_ids)
 
 
 def test_adapter_is_trained_and_the_best_checkpoint_kept(policy: Path, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_roles_have_weights_and_can_be_frozen(policy: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"rollout": {"group_size": 4}}, r"rollout\.group_size=4"),
         ({"rollout": {"group_size": 8}}, r"rollout\.group_size=8"),
@@ -249,8 +249,8 @@ def test_roles_have_weights_and_can_be_frozen(policy: Path, tmp_path: Path) -> N
         ({"teacher": {"path": "x"}}, r"teacher is set"),
     ],
 )
-def test_ineffective_settings_are_rejected(policy: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_ineffective_settings_are_rejected(policy: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         AgentSFTTrainer(load_config(config_of(policy, tmp_path / "run", **changes)), TRAIN, HELD_OUT).train()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -262,7 +262,7 @@ def test_inference_server_is_rejected_as_ineffective() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected_message"),
     [
         ([], "train_dataset is empty"),
         ([{"messages": []}], "train_dataset: row 0: no assistant message"),
@@ -270,16 +270,16 @@ def test_inference_server_is_rejected_as_ineffective() -> None:
         (["text"], "row 0 is 'text': use an object with messages"),
     ],
 )
-def test_invalid_data_is_reported(policy: Path, tmp_path: Path, data: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_data_is_reported(policy: Path, tmp_path: Path, data: Any, expected_message: str) -> None:
+    with pytest.raises(ConfigError, match=expected_message):
         AgentSFTTrainer(config_of(policy, tmp_path), data)
 
 
 def test_gateway_store_without_rewards_is_rejected_with_the_remedy(policy: Path, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "traces.db")) as store:
         store.open_session("first", {"reward": 1.0}).result()
-    told = r"traces\.db' has no rollouts with a reward, and no session .* `reward` in its metadata"
-    with pytest.raises(ConfigError, match=told):
+    message = r"traces\.db' has no rollouts with a reward, and no session .* `reward` in its metadata"
+    with pytest.raises(ConfigError, match=message):
         AgentSFTTrainer(config_of(policy, tmp_path / "run"), tmp_path / "traces.db")
 
 
@@ -296,11 +296,11 @@ def test_agent_trainer_rejects_fine_tuning(policy: Path, tmp_path: Path) -> None
     def agent(question: str) -> float:
         return 1.0
 
-    for changes, told in (
+    for changes, message in (
         ({"algorithm": {"name": "sft"}}, r"algorithm\.name=sft learns from demonstrations.*use AgentSFTTrainer"),
         ({"sft": {"train_on": "last"}}, r"sft\.train_on='last' would have no effect"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             AgentTrainer(
                 agent_run_func=agent, train_dataset=[{"question": "?"}], config=config_of(policy, tmp_path, **changes)
             )

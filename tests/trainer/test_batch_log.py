@@ -1,4 +1,4 @@
-"""The files that say what the optimiser was fed."""
+"""Files with the input of the optimiser."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def batch() -> Batch:
 def test_file_has_every_token_with_its_numbers(tmp_path: Path, batch: Batch) -> None:
     update = UpdateResult(entropies=torch.tensor([0.5, 0.25, 2.0]), ratios=torch.tensor([1.0, 1.5, 1.0]))
     BatchLog(tmp_path, steps_done=0).write(1, batch, update, GRPO())
-    told = json.loads((tmp_path / "batches/step-000001.json").read_text())
-    assert array(told["ids"]) == [8, 9, 70_000]
-    assert array(told["tokens"]["advantage"]) == [1.0, 1.0, -1.0]
-    assert array(told["tokens"]["entropy"]) == [0.5, 0.25, 2.0]
-    assert array(told["tokens"]["ratio"]) == [1.0, 1.5, 1.0]
-    assert array(told["tokens"]["weight"]) == pytest.approx([1 / 3] * 3)
-    assert [sequence["spans"] for sequence in told["sequences"]] == [[["a", 1, 3]], [["b", 1, 2]]]
-    assert (told["num_tokens"], told["sampler_logprob_sum"], told["clip"]) == (3, -4.0, [0.8, 1.2])
+    output = json.loads((tmp_path / "batches/step-000001.json").read_text())
+    assert array(output["ids"]) == [8, 9, 70_000]
+    assert array(output["tokens"]["advantage"]) == [1.0, 1.0, -1.0]
+    assert array(output["tokens"]["entropy"]) == [0.5, 0.25, 2.0]
+    assert array(output["tokens"]["ratio"]) == [1.0, 1.5, 1.0]
+    assert array(output["tokens"]["weight"]) == pytest.approx([1 / 3] * 3)
+    assert [sequence["spans"] for sequence in output["sequences"]] == [[["a", 1, 3]], [["b", 1, 2]]]
+    assert (output["num_tokens"], output["sampler_logprob_sum"], output["clip"]) == (3, -4.0, [0.8, 1.2])
 
 
 def test_clipping_is_recorded_for_algorithms_that_clip_tokens(tmp_path: Path, batch: Batch) -> None:
     BatchLog(tmp_path, steps_done=0).write(1, batch, UpdateResult(), GSPO())
-    told = json.loads((tmp_path / "batches/step-000001.json").read_text())
-    assert (told["clip"], "ratio" in told["tokens"]) == (None, False)
+    output = json.loads((tmp_path / "batches/step-000001.json").read_text())
+    assert (output["clip"], "ratio" in output["tokens"]) == (None, False)
 
 
 def test_batches_of_repeated_steps_are_removed(tmp_path: Path, batch: Batch) -> None:
@@ -101,5 +101,5 @@ def test_resumed_run_that_keeps_fewer_batches_removes_the_others(tmp_path: Path,
 def test_run_keeps_every_batch(run_trainer: RunTrainer) -> None:
     run = run_trainer()
     for step, trained in enumerate(run.backend.batches, start=1):
-        told = json.loads((run.trainer.run_dir / f"batches/step-{step:06d}.json").read_text())
-        assert array(told["ids"]) == trained.ids.tolist()
+        output = json.loads((run.trainer.run_dir / f"batches/step-{step:06d}.json").read_text())
+        assert array(output["ids"]) == trained.ids.tolist()

@@ -206,17 +206,17 @@ def cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [(cut, "weights has 2 bytes instead of 3"), (Path.unlink, "weights is missing")],
 )
 def test_damaged_checkpoint_error_names_the_previous_one(
-    tmp_path: Path, harm: Callable[[Path], None], told: str
+    tmp_path: Path, harm: Callable[[Path], None], message: str
 ) -> None:
     checkpoints = Checkpoints(tmp_path, keep=9)
     folders = [checkpoints.save(step, write("abc"), {}) for step in (1, 2, 3)]
     for folder in folders[1:]:
         harm(folder / "weights")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         read_state(folders[2])
     assert checkpoints.way_back(folders[2]).startswith(f"delete this folder to resume from '{folders[0]}'")
     assert "no complete checkpoint before it" in checkpoints.way_back(folders[0])

@@ -265,7 +265,7 @@ def test_batch_has_its_token_tree() -> None:
 
 
 def greedy() -> dict[str, Any]:
-    """What a trajectory of a greedy attempt has."""
+    """Info of a trajectory of a greedy attempt."""
     return {"trainable": False, "info": {REFERENCE_KEY: True}}
 
 
@@ -403,7 +403,7 @@ def test_divergence_is_subtracted_from_the_reward_of_its_own_token() -> None:
 
 
 def test_tokens_are_credited_in_the_order_of_sampling() -> None:
-    """The second step begins a sequence of its own, and the third goes on with the first one's."""
+    """The second step starts a new sequence, and the third continues that of the first."""
     aside = step([1, 9], [7])
     steps = [step(), aside, step([1, 2, 3, 4, 5], [6])]
     steps[0].reward, steps[1].reward, steps[2].reward = 1.0, 2.0, 4.0

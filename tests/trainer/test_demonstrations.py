@@ -164,7 +164,7 @@ def test_sampled_tokens_are_kept(of: LoadedTokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected_message"),
     [
         ({}, r"row 0: messages=None: use a list of chat messages, or `steps`.*the row has no fields"),
         ({"question": "?"}, r"the row has 'question'"),
@@ -201,18 +201,18 @@ def test_sampled_tokens_are_kept(of: LoadedTokenizer) -> None:
         ({"steps": [{"prompt_ids": [1], "response_ids": [999_999]}]}, "token id 999999, and the model has"),
     ],
 )
-def test_untrainable_row_is_reported(of: LoadedTokenizer, row: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_untrainable_row_is_reported(of: LoadedTokenizer, row: dict[str, Any], expected_message: str) -> None:
+    with pytest.raises(ConfigError, match=expected_message):
         read(of, row)
 
 
 def test_tokens_of_another_tokenizer_are_rejected(of: LoadedTokenizer) -> None:
-    said = "It costs 42"
+    message = "It costs 42"
     row = {
-        "messages": [SHOP[1], {"role": "assistant", "content": said}],
-        "steps": [{"prompt_ids": [5], "response_ids": of.tokenizer.encode(said)}],
+        "messages": [SHOP[1], {"role": "assistant", "content": message}],
+        "steps": [{"prompt_ids": [5], "response_ids": of.tokenizer.encode(message)}],
     }
-    other = {**row, "steps": [{"prompt_ids": [5], "response_ids": list(said.encode())}]}
+    other = {**row, "steps": [{"prompt_ids": [5], "response_ids": list(message.encode())}]}
     own_words = {
         "messages": [SHOP[1], {"role": "assistant", "content": "As the agent tells it"}],
         "steps": row["steps"],

@@ -37,7 +37,7 @@ QUESTIONS = [{"question": f"How many {item} are left?"} for item in ("figs", "li
 
 @pytest.fixture(scope="module")
 def policy(policies: Path) -> Path:
-    """A model that has heard a few conversations of the demo's clerk."""
+    """A model trained on a few conversations of the demo's clerk."""
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     return tiny_policy(
         lambda seed: speech(seed=seed),
@@ -48,7 +48,7 @@ def policy(policies: Path) -> Path:
 
 
 class Sampled:
-    """What the engine sampled, as it left the engine: (prompt ids, answer ids) of every call."""
+    """Samples of the engine, as it returned them: (prompt ids, answer ids) of every call."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -77,7 +77,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> Sampled:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """What the loss was computed on."""
+    """Batches on which the loss was computed."""
     kept: list[Batch] = []
     original = LocalBackend.begin_update
 

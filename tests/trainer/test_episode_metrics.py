@@ -1,4 +1,4 @@
-"""What is made known of rollouts, by whether rewards are needed."""
+"""Metrics of rollouts, by whether rewards are needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_unscored_episodes_do_not_lower_the_accuracy() -> None:
     ):
         assert found == 0.5, name
     verdicts = {"rollout/accuracy", "eval/accuracy", "val/pass@1", "batch/solve_none"}
-    told = judge.of_evaluation([UNSCORED]) | judge.of_training([UNSCORED])
-    assert not verdicts & told.keys()
-    assert (told["eval/num_episodes"], told["rollout/num_unscored"]) == (1.0, 1.0)
+    reported = judge.of_evaluation([UNSCORED]) | judge.of_training([UNSCORED])
+    assert not verdicts & reported.keys()
+    assert (reported["eval/num_episodes"], reported["rollout/num_unscored"]) == (1.0, 1.0)
     assert verdicts <= (RolloutMetrics().of_evaluation([SCORED]) | RolloutMetrics().of_training([SCORED])).keys()

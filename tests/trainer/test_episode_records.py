@@ -1,4 +1,4 @@
-"""What a run keeps is enough to put its episodes together again."""
+"""Episodes of a run can be rebuilt from its files."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_sums_over_episodes_equal_those_of_the_batch(run: Run, store: TraceStore
     for step in steps:
         assert step.group_id is not None
         assert step.baseline == pytest.approx(2 / 3)
-        # The scripted backend says half a nat less than its sampler.
+        # The scripted backend's log-probabilities are half a nat below its sampler's.
         assert all(token.trainer_logprob == pytest.approx(token.sampler_logprob - 0.5) for token in step.tokens)
     store.close()
 
@@ -156,12 +156,12 @@ def test_summary_is_trained_on_and_a_title_is_a_side_call(
     with open_store(str(run.trainer.run_dir / "traces.db"), read_only=True) as store:
         episodes = [explain(store, name) for name in names(store, "train")]
     for episode in episodes:
-        said = {text_of(step.answer): step for step in episode.steps}
-        advantages = {step.advantage for text, step in said.items() if text != TITLE}
+        answers = {text_of(step.answer): step for step in episode.steps}
+        advantages = {step.advantage for text, step in answers.items() if text != TITLE}
         assert len(advantages) == 1, "that of the rollout"
-        assert said[SUMMARY].num_trained_tokens == len(said[SUMMARY].tokens) > 0
-        assert (said[TITLE].side_call, said[TITLE].num_trained_tokens) == ("without tools", 0)
-        assert said[SUMMARY].side_call is None
+        assert answers[SUMMARY].num_trained_tokens == len(answers[SUMMARY].tokens) > 0
+        assert (answers[TITLE].side_call, answers[TITLE].num_trained_tokens) == ("without tools", 0)
+        assert answers[SUMMARY].side_call is None
     spans = [[span.step_id for span in sequence.spans] for batch in run.backend.batches for sequence in batch.sequences]
     summaries = [step.trace_id for episode in episodes for step in episode.steps if text_of(step.answer) == SUMMARY]
     assert sorted(ids for ids in spans if set(ids) & set(summaries)) == sorted([trace_id] for trace_id in summaries)

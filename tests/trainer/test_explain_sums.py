@@ -1,4 +1,4 @@
-"""What `rllm explain` says of all episodes together is what the optimiser was fed, whatever the run is like."""
+"""The sums of `rllm explain` over all episodes equal the input of the optimiser, for runs of any kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def conversation(word: str, base_url: str, turns: int = 3) -> Trajectory:
 
 
 def edited(word: str, base_url: str) -> Trajectory:
-    """An agent that forgets what was said, so that its steps are sequences apart."""
+    """An agent that drops its history, so that its steps are separate sequences."""
     won = luck(word)
     return Trajectory(steps=[Step(id=call(base_url, [user(f"{word} {turn}")])[0]) for turn in range(2)], reward=won)
 
@@ -164,9 +164,9 @@ def test_every_drop_reason_is_counted_and_stored_with_its_call(run_trainer: RunT
     filters = {"truncated": True, "ended_by": ["unknown"]}
     config = {"num_steps": 1, "tasks_per_step": 1, "rollout": rollout, "filters": filters}
     run = run_trainer(config, agent=mixed)
-    told = {name: value for name, value in run.lines[-1].items() if name.startswith("dropped/")}
+    found = {name: value for name, value in run.lines[-1].items() if name.startswith("dropped/")}
     reasons = ("truncated", "unknown", "timeout", "error", "unscored", "not_trainable", "too_few_siblings")
-    assert told == {f"dropped/{reason}": 1.0 for reason in reasons}
+    assert found == {f"dropped/{reason}": 1.0 for reason in reasons}
     steps = explained(run.trainer.run_dir)
     assert Counter(step.dropped for step in steps) == {**dict.fromkeys(reasons, 1), None: 2}
     assert {step.training_step for step in steps} == {0}

@@ -23,9 +23,9 @@ def episode(*chats: list[dict[str, str]], **fields: object) -> Episode:
 
 
 def test_conversation_is_exported_as_one_row() -> None:
-    told = episode([ASK, SEVEN], [ASK, SEVEN, MORE, EIGHT])
-    told.trajectories[0].steps[1].info["tools"] = [{"type": "function"}]
-    assert list(chat_rows([told])) == [
+    found = episode([ASK, SEVEN], [ASK, SEVEN, MORE, EIGHT])
+    found.trajectories[0].steps[1].info["tools"] = [{"type": "function"}]
+    assert list(chat_rows([found])) == [
         {
             "messages": [ASK, SEVEN, MORE, EIGHT],
             "tools": [{"type": "function"}],
@@ -46,20 +46,20 @@ def test_failed_rollout_is_not_exported() -> None:
 
 
 def test_untrainable_trajectory_is_not_exported() -> None:
-    told = episode([ASK, SEVEN], info={"split": "train"})
-    told.trajectories.append(Trajectory(name="opponent", trainable=False, steps=[Step(chat_completions=[ASK, EIGHT])]))
-    assert [row["name"] for row in chat_rows([told])] == ["agent"]
-    told.info["split"] = "eval"  # of `rllm eval`
-    assert [row["name"] for row in chat_rows([told])] == ["agent"]
-    told.trajectories[0].trainable = False  # of a training run
-    assert [row["name"] for row in chat_rows([told])] == ["agent", "opponent"]
+    found = episode([ASK, SEVEN], info={"split": "train"})
+    found.trajectories.append(Trajectory(name="opponent", trainable=False, steps=[Step(chat_completions=[ASK, EIGHT])]))
+    assert [row["name"] for row in chat_rows([found])] == ["agent"]
+    found.info["split"] = "eval"  # of `rllm eval`
+    assert [row["name"] for row in chat_rows([found])] == ["agent"]
+    found.trajectories[0].trainable = False  # of a training run
+    assert [row["name"] for row in chat_rows([found])] == ["agent", "opponent"]
 
 
 def test_episodes_are_exported_as_lines(tmp_path: Path) -> None:
-    told = episode([ASK, SEVEN], session_id="s", info={"split": "train", "training_step": 3})
-    assert export_episodes([told], tmp_path / "e.jsonl") == 1
+    found = episode([ASK, SEVEN], session_id="s", info={"split": "train", "training_step": 3})
+    assert export_episodes([found], tmp_path / "e.jsonl") == 1
     [line] = (tmp_path / "e.jsonl").read_text().splitlines()
-    assert Episode.from_dict(json.loads(line)) == told
+    assert Episode.from_dict(json.loads(line)) == found
 
 
 def test_other_file_extension_is_rejected(tmp_path: Path) -> None:

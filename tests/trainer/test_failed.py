@@ -10,8 +10,8 @@ ERROR = {"error": {"type": "AgentError", "message": "", "traceback": ""}}
 
 
 def trace(name: str, session_id: str) -> Trace:
-    told: dict[str, Any] = {"model": "policy", "messages": [], "response": {}, "prompt_ids": [1], "response_ids": [2]}
-    return Trace(id=name, call_id=name, session_id=session_id, logprobs=[-1.0], **told)
+    found: dict[str, Any] = {"model": "policy", "messages": [], "response": {}, "prompt_ids": [1], "response_ids": [2]}
+    return Trace(id=name, call_id=name, session_id=session_id, logprobs=[-1.0], **found)
 
 
 def test_every_call_of_a_failed_rollout_is_recorded() -> None:

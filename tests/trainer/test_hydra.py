@@ -87,7 +87,7 @@ data.filter_overlong_prompts_workers=32 algorithm.norm_adv_by_std_in_grpo=true r
 rllm.agent.trajectory_timeout=5400 rllm.env.name=swe rllm.agent.name=sweagent rllm.workflow.n_parallel_tasks=256
 rllm.workflow.retry_limit=1 rllm.compact_filtering.enable=True ray_init.num_cpus=64 trainer.log_episodes=True
 """.split()
-"""What the example programs of version 0.2.1 set beside the keys of the tutorials, as their launch scripts write it."""
+"""Keys that the example programs of version 0.2.1 set besides those of the tutorials, as in their launch scripts."""
 NOT_HERE = [
     "fireworks.deployment_id=d",
     "actor_rollout_ref.actor.fsdp_config.dtype=float16",
@@ -136,11 +136,11 @@ def test_configuration_may_contain_omegaconf_anywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [("???", "Missing mandatory value: seed"), ("${nowhere}", "Interpolation key 'nowhere' not found")],
 )
-def test_unresolvable_omegaconf_is_a_config_error(value: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_unresolvable_omegaconf_is_a_config_error(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_config(OmegaConf.create({"seed": value}))
 
 
@@ -195,8 +195,8 @@ def test_tutorial_script_runs_with_verl_installed(tmp_path: Path) -> None:
     )
     done = run_script(tmp_path, TUTORIAL, *overrides)
     assert done.returncode == 0, done.stderr
-    *log, told = done.stdout.splitlines()  # hydra logs to stdout
-    generated, config = json.loads(told)
+    *log, found = done.stdout.splitlines()  # hydra logs to stdout
+    generated, config = json.loads(found)
     assert generated == config["tasks_per_step"] == 32
     assert config["run_dir"] == "runs/simple-math/grpo-baseline"
     logged = "\n".join(log)

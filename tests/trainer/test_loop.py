@@ -178,8 +178,8 @@ def test_interrupted_run_is_saved_and_resumed(run_trainer: RunTrainer) -> None:
     first = run_trainer(config, raises=KeyboardInterrupt, trackers=[At(2, interrupt)])
     assert first.steps == [1, 2]
     assert first.backend.saved_at == [2]
-    [told] = getattr(first.error, "__notes__", [])
-    assert "step-000002); resume=True with this run_dir continues from it" in told
+    [found] = getattr(first.error, "__notes__", [])
+    assert "step-000002); resume=True with this run_dir continues from it" in found
     second = run_trainer(config, resume=True)
     assert second.steps == [1, 2, 3, 4]
     assert second.backend.saved_at == [4], "weights and version were taken up"
@@ -195,7 +195,7 @@ class InterruptWhileUpdating(ScriptedBackend):
         if len(self.batches) == 1:
             for _ in range(self.presses):
                 interrupt()
-                time.sleep(0.1)  # the event loop hears of it before the update is over
+                time.sleep(0.1)  # the event loop handles it before the update is over
         return super().begin_update(batch)
 
 
@@ -215,8 +215,8 @@ def test_ctrl_c_during_an_update_finishes_the_step(
     assert run.backend.events == ["update", "publish", "update", "publish", "close"]
     assert run.steps == [1, 2]
     assert run.backend.saved_at == [2]
-    told = [record.getMessage() for record in caplog.records if record.name == "rllm.trainer.loop"]
-    assert told == [
+    printed = [record.getMessage() for record in caplog.records if record.name == "rllm.trainer.loop"]
+    assert printed == [
         "stopping when step 2 is finished; Ctrl-C again discards it",
         "stopping when step 2 is saved",
     ]
@@ -240,12 +240,12 @@ def test_ctrl_c_while_loading_a_model_does_not_wait_for_it(run_trainer: RunTrain
 
 
 class InterruptTwiceWhileSaving(ScriptedBackend):
-    """Gets Ctrl-C in the middle of its save, and once more from somebody who cannot wait."""
+    """Gets Ctrl-C in the middle of its save, and once more from an impatient user."""
 
     def save(self, folder: Path) -> None:
         for _ in range(2):
             interrupt()
-            time.sleep(0.5)  # the event loop hears of it before the save is over
+            time.sleep(0.5)  # the event loop handles it before the save is over
         super().save(folder)
 
 
@@ -260,7 +260,7 @@ def test_second_ctrl_c_during_a_save_does_not_damage_it(run_trainer: RunTrainer)
 
 
 def wait_until_closed() -> None:
-    """Longer than the run lasts, which leaves this thread behind."""
+    """Longer than the run lasts, which abandons this thread."""
     deadline = time.monotonic() + 60
     while "close" not in ScriptedBackend.latest.events and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -326,7 +326,7 @@ def test_original_error_is_raised_instead_of_the_failed_save(
 
 def test_killed_run_writes_repeated_steps_once(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 2, "save_every": 1}, val=True)
-    with (run.trainer.run_dir / "metrics.jsonl").open("a") as file:  # as if it had gone on without saving
+    with (run.trainer.run_dir / "metrics.jsonl").open("a") as file:  # as if it had continued without saving
         file.write('{"step":3,"timing/step_s":1.0}\n{"step":4,"timi')
     second = run_trainer({"num_steps": 4}, val=True, resume=True)
     assert second.steps == [1, 2, 3, 4]
@@ -500,7 +500,7 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"train_dataset": []}, "train_dataset is empty: give it at least one task"),
         ({"val_dataset": []}, "val_dataset is empty"),
@@ -521,12 +521,12 @@ def test_eval_rollouts_are_not_trained_on(run_trainer: RunTrainer) -> None:
         ({"config": ["model.path=x", "eval.top_k=5"]}, "eval.top_k=5 would have no effect without held-out tasks"),
     ],
 )
-def test_invalid_arguments_are_rejected_before_the_run(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_rejected_before_the_run(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     def agent(word: str) -> float:
         return 1.0
 
     settings = {"agent_run_func": agent, "train_dataset": TASKS, "config": ["model.path=x", f"run_dir={tmp_path}"]}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         AgentTrainer(**{**settings, **change})
     assert list(tmp_path.iterdir()) == []
 
@@ -593,7 +593,7 @@ def test_resuming_a_finished_run_is_reported(run_trainer: RunTrainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         ({"run_dir": "taken/run"}, "run_dir='{here}/taken/run' cannot be created: '{here}/taken' is a file"),
         ({"run_dir": "/proc/run"}, "run_dir='/proc/run' cannot be written to ("),
@@ -604,7 +604,7 @@ def test_resuming_a_finished_run_is_reported(run_trainer: RunTrainer) -> None:
     ],
 )
 def test_unwritable_paths_are_rejected_at_once(
-    settings: dict[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
@@ -618,7 +618,7 @@ def test_unwritable_paths_are_rejected_at_once(
             train_dataset=TASKS,
             config={"backend": BACKEND, "model": {"path": "scripted"}, **settings},
         )
-    assert told.format(here=tmp_path) in str(caught.value)
+    assert expected.format(here=tmp_path) in str(caught.value)
 
 
 def test_agent_that_changes_the_folder_does_not_move_the_run(

@@ -155,9 +155,9 @@ def test_rates() -> None:
 
 
 def test_rates_of_early_rollouts_are_omitted() -> None:
-    told = rates({"rollout": 0.001, "update": 3.999}, [episode(num_tokens=12)], ahead=True)
-    assert told["tokens/per_second"] == 3.0
-    assert "tokens/per_second_rollout" not in told
+    found = rates({"rollout": 0.001, "update": 3.999}, [episode(num_tokens=12)], ahead=True)
+    assert found["tokens/per_second"] == 3.0
+    assert "tokens/per_second_rollout" not in found
 
 
 def test_memory_is_in_gigabytes() -> None:

@@ -29,7 +29,7 @@ KEY = "a-key-of-the-operator"
 
 
 class User:
-    """A program that opens sessions, talks, and rewards what it has heard."""
+    """A program that opens sessions, talks, and rewards the answers."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"

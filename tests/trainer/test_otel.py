@@ -1,4 +1,4 @@
-"""`gateway.otel`: a run whose rollouts a collector hears of."""
+"""`gateway.otel`: a run whose rollouts are exported to a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept beside the traces of each rollout, so that a run can be looked through without reading them."""
+"""Outcome stored with the traces of each rollout, so that a run can be browsed without reading them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def outcomes_of(run):
 
 def test_every_rollout_has_an_outcome(run_trainer: RunTrainer) -> None:
     run = run_trainer({"num_steps": 1}, val=True)
-    told = outcomes_of(run)
-    assert [metadata["split"] for metadata, _, _ in told].count("eval") == 4
-    trained = [(outcome, traces) for metadata, outcome, traces in told if metadata["split"] == "train"]
+    found = outcomes_of(run)
+    assert [metadata["split"] for metadata, _, _ in found].count("eval") == 4
+    trained = [(outcome, traces) for metadata, outcome, traces in found if metadata["split"] == "train"]
     assert len(trained) == 6
     for outcome, [trace] in trained:
         (path,) = outcome["trajectories"]
@@ -54,20 +54,20 @@ def test_run_with_only_failed_rollouts_lists_the_reasons(run_trainer: RunTrainer
         raise ValueError("no fruit today")
 
     run = run_trainer({"num_steps": 1}, agent=broken, raises=RolloutError)
-    told = outcomes_of(run)
-    assert len(told) == 6
-    assert all("no fruit today" in outcome["error"]["message"] for _, outcome, _ in told)
+    found = outcomes_of(run)
+    assert len(found) == 6
+    assert all("no fruit today" in outcome["error"]["message"] for _, outcome, _ in found)
 
 
 @pytest.mark.parametrize("reward", ["good", float("nan"), float("inf")])
 def test_non_finite_reward_is_stored_as_none(reward: object) -> None:
     step = Step(id="a", reward=reward)  # type: ignore[arg-type]
-    told = outcome_of(Episode(trajectories=[Trajectory(name="solver", steps=[step])]), {})
-    (path,) = told["trajectories"]
+    found = outcome_of(Episode(trajectories=[Trajectory(name="solver", steps=[step])]), {})
+    (path,) = found["trajectories"]
     assert (path["reward"], path["steps"]) == (None, [{"id": "a"}])
 
 
 def test_tool_call_in_another_format_is_ignored() -> None:
     answer = {"role": "assistant", "tool_calls": ["count", {"function": {"name": "search"}}]}
-    told = outcome_of(Episode(trajectories=[Trajectory(steps=[Step(chat_completions=[answer])])]), {})
-    assert told["trajectories"][0]["tools"] == ["search"]
+    found = outcome_of(Episode(trajectories=[Trajectory(steps=[Step(chat_completions=[answer])])]), {})
+    assert found["trajectories"][0]["tools"] == ["search"]

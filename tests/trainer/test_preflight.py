@@ -1,4 +1,4 @@
-"""What a node's answers lead to; that real nodes are asked is tried in tests/verl."""
+"""Checks of a node's answers; real nodes are tested in tests/verl."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_node_with_the_same_packages_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (
             replace(HERE, versions={**HERE.versions, "python": "3.12.1"}),
@@ -43,8 +43,8 @@ def test_node_with_the_same_packages_passes() -> None:
         (replace(HERE, unreached="http://10.0.0.1:81: refused"), r"cannot reach .*10.0.0.1:81: refused.*gateway.host"),
     ],
 )
-def test_unsuitable_node_is_rejected_with_the_remedy(answer: Answer, told: str) -> None:
-    with pytest.raises(ConfigError, match=f"node 10.0.0.9 {told}"):
+def test_unsuitable_node_is_rejected_with_the_remedy(answer: Answer, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"node 10.0.0.9 {message}"):
         check_node("10.0.0.9", answer, HERE)
 
 
@@ -59,15 +59,15 @@ def test_node_reports_its_packages_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["verl.workers_per_node=8"], "need 8 GPUs on a node, and no node has them (node 10.0.0.1 has 1 GPU)"),
         (["verl.num_nodes=2"], "need 1 GPU on each of 2 nodes, and 1 node has it (node 10.0.0.1 has 1 GPU)"),
     ],
 )
-def test_cluster_with_too_few_resources_is_rejected(settings: list[str], told: str) -> None:
+def test_cluster_with_too_few_resources_is_rejected(settings: list[str], message: str) -> None:
     node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
-    with pytest.raises(ConfigError, match=re.escape(told)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         check_room(config_of(*settings), [node])
 
 
@@ -75,13 +75,13 @@ def test_plan_uses_singular_forms() -> None:
     node = ClusterNode(id="1", address="10.0.0.1", num_cpus=1, num_gpus=1)
     config = config_of("rollout.runner=ray", "rollout.max_concurrent=1")
     text = "\n".join(plan(config, [node], {"1": HERE}))
-    for told in (
+    for message in (
         "Ray cluster of 1 node:",
         "10.0.0.1: 1 CPU, 1 GPU",
         "training: 1 node x 1 worker, on a GPU, holds the model\n",
         "rollouts: 1 process on the nodes, 1 rollout under way at a time",
     ):
-        assert told in text
+        assert message in text
 
 
 def test_plan_shows_placement_and_step_size() -> None:
@@ -89,11 +89,11 @@ def test_plan_shows_placement_and_step_size() -> None:
     answers = {node.id: replace(HERE, gpus=["NVIDIA H100, 81559 MiB"]) for node in nodes}
     config = config_of("verl.num_nodes=2", "verl.workers_per_node=8", "rollout.runner=ray")
     text = "\n".join(plan(config, nodes, answers))
-    for told in (
+    for message in (
         "Ray cluster of 2 nodes:",
         "10.0.0.2: 16 CPUs, 8 GPUs (NVIDIA H100, 81559 MiB); python 3.11.7 rllm 0.1.0",
         "training: 2 nodes x 8 workers, a GPU each, hold the model in pieces",
         "sampling: the process of the trainer, on this machine",
         "rollouts: 2 processes on the nodes, 64 rollouts under way at a time",
     ):
-        assert told in text
+        assert message in text

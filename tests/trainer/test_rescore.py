@@ -74,10 +74,10 @@ def test_changes_by_new_rewards_are_reported() -> None:
             before=before, after=after, answer="",
         )  # fmt: skip
 
-    told = compare([one(0, 1.0, 1.0), one(1, 0.0, 0.5), one(2, 1.0, 0.0), one(3, None, 0.25)], num_largest=2)
-    assert (told.num_trajectories, told.num_changed, told.num_failed) == (4, 3, 0)
-    assert (told.mean_before, told.mean_after) == (pytest.approx(2 / 3), 1.75 / 4)
-    assert [item.episode_id for item in told.largest] == ["t:2", "t:1"]
+    found = compare([one(0, 1.0, 1.0), one(1, 0.0, 0.5), one(2, 1.0, 0.0), one(3, None, 0.25)], num_largest=2)
+    assert (found.num_trajectories, found.num_changed, found.num_failed) == (4, 3, 0)
+    assert (found.mean_before, found.mean_after) == (pytest.approx(2 / 3), 1.75 / 4)
+    assert [item.episode_id for item in found.largest] == ["t:2", "t:1"]
 
 
 def test_new_rewards_are_written_next_to_the_old_ones(tmp_path: Path) -> None:

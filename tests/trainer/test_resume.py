@@ -1,4 +1,4 @@
-"""Runs that are killed with SIGKILL, and go on as if nothing had happened."""
+"""Runs that are killed with SIGKILL, and resume without a difference."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def lines_of(run_dir: Path) -> list[list[tuple[str, float]]]:
 
 
 def rollouts_of(run_dir: Path) -> list[tuple[str, str, int, list[tuple[int, ...]]]]:
-    """What the store has of every rollout, its sampled tokens among it."""
+    """Contents of the store for every rollout, its sampled tokens included."""
     with open_store(str(run_dir / "traces.db"), read_only=True) as store:
         return sorted(
             (
@@ -252,7 +252,7 @@ def test_random_numbers_of_an_interrupted_step_are_repeated(run_trainer: RunTrai
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"optim": {"lr": 0.5}}, "optim.lr was 1e-06 and is 0.5"),
         ({"rollout": {"group_size": 4}}, "rollout.group_size was 3 and is 4"),
@@ -264,13 +264,13 @@ def test_random_numbers_of_an_interrupted_step_are_repeated(run_trainer: RunTrai
     ],
 )
 def test_resuming_another_run_is_rejected_before_anything_starts(
-    run_trainer: RunTrainer, change: Mapping[str, Any], told: str
+    run_trainer: RunTrainer, change: Mapping[str, Any], message: str
 ) -> None:
     folder = run_trainer().trainer.run_dir
     before = (folder / "metrics.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"new run from these weights, with model\.path=") as refused:
         run_trainer({"num_steps": 4, **change}, resume=True)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -282,18 +282,18 @@ def test_other_tasks_are_rejected(run_trainer: RunTrainer, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("length", "told"),
+    ("length", "expected"),
     [
         ({"num_steps": 2}, "num_steps=2: the run in .* has done 2 steps; raise num_steps"),
         ({"num_epochs": 1}, "num_epochs=1: the run in .* has done 2 steps; raise num_epochs"),
     ],
 )
 def test_resuming_a_finished_run_names_the_setting_to_raise(
-    run_trainer: RunTrainer, length: Mapping[str, Any], told: str
+    run_trainer: RunTrainer, length: Mapping[str, Any], expected: str
 ) -> None:
     run_trainer(length)
     refused = run_trainer(length, resume=True, raises=ConfigError)
-    assert re.search(told, str(refused.error))
+    assert re.search(expected, str(refused.error))
 
 
 def test_other_held_out_tasks_are_rejected_and_new_ones_accepted(run_trainer: RunTrainer) -> None:
@@ -344,8 +344,8 @@ def test_resumed_run_keeps_the_dtype_of_its_weights(tmp_path: Path) -> None:
         return identity_of(config, make_algorithm(config), Dataset([{"word": "fig"}]))
 
     check_identity(identity("model.dtype=float32"), identity(), tmp_path)
-    told = r"the weights' format \(model\.dtype\) was 'bfloat16' and is 'float32'"
-    with pytest.raises(ConfigError, match=told):
+    message = r"the weights' format \(model\.dtype\) was 'bfloat16' and is 'float32'"
+    with pytest.raises(ConfigError, match=message):
         check_identity(identity("model.dtype=bfloat16"), identity(), tmp_path)
 
 
@@ -371,7 +371,7 @@ def test_changed_base_weights_are_rejected(tmp_path: Path, settings: list[str], 
     (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(ConfigError, match=rf"digest of the weights in {read_again} was '\w+' and is '\w+'"):
         check_identity(before, identity(*settings), tmp_path)
-    check_identity(plain, identity(), tmp_path)  # which goes on from its checkpoint alone
+    check_identity(plain, identity(), tmp_path)  # which resumes from its checkpoint alone
 
 
 def test_schedule_that_depends_on_the_number_of_steps_fixes_it(run_trainer: RunTrainer) -> None:
@@ -487,15 +487,15 @@ def test_scores_of_another_metric_are_not_compared(run_trainer: RunTrainer) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "val", "told"),
+    ("name", "val", "message"),
     [
         ("rollout/reward", True, "use a metric of evaluations"),
         ("eval/accuracy", False, "give held-out tasks"),
         ("eval/acuracy", True, "use one of .*eval/accuracy, eval/reward"),
     ],
 )
-def test_invalid_keep_best_is_rejected(run_trainer: RunTrainer, name: str, val: bool, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_keep_best_is_rejected(run_trainer: RunTrainer, name: str, val: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run_trainer({"keep_best": name}, val=val)
 
 

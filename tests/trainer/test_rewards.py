@@ -24,7 +24,7 @@ from .conftest import BACKEND, TASKS, RunTrainer, ask
 
 
 def said(word: str, base_url: str) -> Any:
-    """What the scripted model says, which is the word."""
+    """Return the word, as the scripted model does."""
     return ask(base_url, word)
 
 

@@ -15,7 +15,7 @@ def draws() -> list[float]:
 
 def test_random_numbers_continue_from_the_saved_state() -> None:
     seed_generators(3)
-    draws()  # leaves half of a pair of normal numbers behind in two generators
+    draws()  # leaves half of a pair of normal numbers in two generators
     kept = json.loads(json.dumps(generator_states()))
     expected = draws()
     draws()

@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
     "rollout": {"group_size": 4, "max_tokens": 64},
 }
 ONCE: dict[str, Any] = {"rollout": {**CONFIG["rollout"], "num_retries": 0}}
-"""What fails is not tried again, a second later."""
+"""Failed rollouts are not retried, a second later."""
 
 
 def every_other(index: int) -> float:
@@ -311,11 +311,11 @@ def test_rewards_must_be_finite_in_every_source(tmp_path: Path, reward: Any, of_
                 spoil(path)
             return episode
 
-    told = rf"8 x AgentError: Vain\w* returned the reward on trajectory '\w+' {reward!r}: use a finite number"
+    message = rf"8 x AgentError: Vain\w* returned the reward on trajectory '\w+' {reward!r}: use a finite number"
     text_fails_earlier = isinstance(reward, str)
-    with pytest.raises(RolloutError, match="8 x AgentError: VainWorkflow" if text_fails_earlier else told):
+    with pytest.raises(RolloutError, match="8 x AgentError: VainWorkflow" if text_fails_earlier else message):
         trained(tmp_path / "workflow", ONCE, workflow_class=VainWorkflow)
-    with pytest.raises(RolloutError, match=told if not of_steps else "8 x"):
+    with pytest.raises(RolloutError, match=message if not of_steps else "8 x"):
         trained(tmp_path / "agent", ONCE, agent_class=Vain, env_class=TwoTurns)
 
 
@@ -329,7 +329,7 @@ def says(question: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ({}, "nothing to roll out was given: give one of agent_run_func, agent_class and env_class, workflow_class"),
         (
@@ -403,8 +403,10 @@ def says(question: str) -> str:
         ({"workflow_class": Echo}, "rllm.workflows.workflow.Workflow"),
     ],
 )
-def test_invalid_rollout_source_is_rejected_before_the_run(tmp_path: Path, source: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_rollout_source_is_rejected_before_the_run(
+    tmp_path: Path, source: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         AgentTrainer(train_dataset=TASKS, config={**CONFIG, "run_dir": str(tmp_path / "run")}, **source)
     assert not (tmp_path / "run").exists()
 

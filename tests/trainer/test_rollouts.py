@@ -1,4 +1,4 @@
-"""What is settled about rollouts on Ray before Ray is asked; on a real cluster they are tried in tests/verl."""
+"""Checks of rollouts on Ray before Ray is used; a real cluster is tested in tests/verl."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_sessions_and_traces_are_read_from_a_remote_gateway(served: GatewayServe
     assert unreached.value.status_code == 503
 
 
-@pytest.mark.parametrize(("status", "told"), [(200, "not a gateway"), (502, "answered with 502")])
-def test_proxy_answering_for_the_gateway_is_reported(status: int, told: str) -> None:
+@pytest.mark.parametrize(("status", "message"), [(200, "not a gateway"), (502, "answered with 502")])
+def test_proxy_answering_for_the_gateway_is_reported(status: int, message: str) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
@@ -137,5 +137,5 @@ def test_proxy_answering_for_the_gateway_is_reported(status: int, told: str) -> 
 
     with HTTPServer(("127.0.0.1", 0), Page) as proxy:
         threading.Thread(target=proxy.handle_request).start()
-        with pytest.raises(InferenceError, match=told):
+        with pytest.raises(InferenceError, match=message):
             RemoteGateway(url=f"http://127.0.0.1:{proxy.server_port}", api_key=None).check()

@@ -25,7 +25,7 @@ def failed(kind: str) -> Episode:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "said"),
+    ("changes", "name", "expected"),
     [
         ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups have equal rewards"),
         (
@@ -46,22 +46,22 @@ def failed(kind: str) -> Episode:
         ({"policy/sampler_gap_mean": 0.3}, "sampler_disagrees", "differ by 0.3 nats a token"),
     ],
 )
-def test_warning_without_learning_signal_has_its_value(changes: dict[str, float], name: str, said: str) -> None:
+def test_warning_without_learning_signal_has_its_value(changes: dict[str, float], name: str, expected: str) -> None:
     assert signals(HEALTHY, [Episode()]) == {}
     found = signals({**HEALTHY, **changes}, [Episode()])
     assert list(found) == [name]
-    assert said in found[name]
+    assert expected in found[name]
 
 
 def test_remedy_that_is_already_applied_is_not_suggested() -> None:
-    def told(**changes: float) -> str:
+    def outcome_of(**changes: float) -> str:
         gap = {"policy/sampler_gap_mean": 0.3, **{name.replace("__", "/"): value for name, value in changes.items()}}
         return signals({**HEALTHY, **gap}, [])["sampler_disagrees"].partition(": ")[2]
 
     other = "see whether the sampler changes its distribution or has old weights"
-    assert told() == f"set algorithm.correction=truncate, or {other}"
-    assert told(policy__correction=0.9) == other
-    aged = told(policy__correction=0.9, tokens__staleness_max=2.0)
+    assert outcome_of() == f"set algorithm.correction=truncate, or {other}"
+    assert outcome_of(policy__correction=0.9) == other
+    aged = outcome_of(policy__correction=0.9, tokens__staleness_max=2.0)
     assert aged == "lower optim.lr, rollout.max_staleness or data.replay_steps, since answers are up to 2 updates old"
 
 
@@ -86,9 +86,9 @@ def test_role_without_rewards_is_reported() -> None:
         return Episode(trajectories=[Trajectory(name=name, reward=reward) for name, reward in rewards.items()])
 
     left_out = {**HEALTHY, "dropped/unscored": 2.0}
-    told = signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=None, judge=None)])
-    assert list(told) == ["unscored_role"]
-    assert "no trajectory named 'judge' has a reward" in told["unscored_role"]
+    found = signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=None, judge=None)])
+    assert list(found) == ["unscored_role"]
+    assert "no trajectory named 'judge' has a reward" in found["unscored_role"]
     assert signals(left_out, [rollout(solver=1.0, judge=None), rollout(solver=0.0, judge=0.5)]) == {}
     assert signals(HEALTHY, [rollout(solver=1.0, judge=None)]) == {}, "a role that is not to learn"
     lost = Episode(trajectories=[Trajectory(name="coach")], info=failed("AgentError").info)

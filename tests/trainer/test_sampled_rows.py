@@ -69,10 +69,10 @@ def test_rows_come_from_messages_trajectories_and_episodes() -> None:
 
 def test_trajectory_in_a_file_equals_one_in_memory() -> None:
     spoken = Trajectory(steps=[Step(chat_completions=[ASK, SAY], reward=0.5)])
-    told = [trajectory(0.25), spoken, trajectory(1.0, trainable=False)]
-    in_file = [json.loads(to_json(item.to_dict())) for item in told]
-    assert rows_of_items(in_file) == rows_of_items(told)
-    assert [row["reward"] for row in rows_of_items(told)] == [0.25, 0.5]
+    found = [trajectory(0.25), spoken, trajectory(1.0, trainable=False)]
+    in_file = [json.loads(to_json(item.to_dict())) for item in found]
+    assert rows_of_items(in_file) == rows_of_items(found)
+    assert [row["reward"] for row in rows_of_items(found)] == [0.25, 0.5]
     with pytest.raises(ConfigError, match="row 0 is not a trajectory"):
         rows_of_items([{**in_file[0], "colour": "blue"}])
 
@@ -142,12 +142,12 @@ def test_store_yields_the_trained_trajectories_of_its_run() -> None:
 def test_scored_sessions_of_a_gateway_are_trained() -> None:
     store = open_store("memory:")
 
-    def kept(session: str, metadata: dict[str, Any], *ids: int, **told: Any) -> None:
+    def kept(session: str, metadata: dict[str, Any], *ids: int, **expected: Any) -> None:
         store.open_session(session, metadata).result()
         for token in ids:
             trace = Trace(
                 id=f"{session}-{token}", call_id="c", session_id=session, model="m", messages=[ASK], response=SAY,
-                prompt_ids=[1], response_ids=[token], logprobs=[-1.0], **told,
+                prompt_ids=[1], response_ids=[token], logprobs=[-1.0], **expected,
             )  # fmt: skip
             store.add([trace]).result()
 
@@ -170,8 +170,8 @@ def test_trajectories_with_the_same_name_and_reward_are_separate_rows(run_traine
     def two_solvers(word: str, base_url: str) -> list[Trajectory]:
         def solver(number: int) -> Trajectory:
             asked = {"role": "user", "content": f"{word} {number}"}
-            said = {"role": "assistant", "content": ask(base_url, [asked])}
-            return Trajectory(name="solver", reward=1.0, steps=[Step(chat_completions=[asked, said])])
+            answer = {"role": "assistant", "content": ask(base_url, [asked])}
+            return Trajectory(name="solver", reward=1.0, steps=[Step(chat_completions=[asked, answer])])
 
         return [solver(1), solver(2)]
 
@@ -188,8 +188,8 @@ def test_call_shared_by_trajectories_is_a_step_of_each(run_trainer: RunTrainer) 
     def planned(word: str, base_url: str) -> list[Trajectory]:
         def call(content: str) -> str:
             request = {"model": "policy", "messages": [{"role": "user", "content": content}]}
-            told: str = httpx.post(f"{base_url}/chat/completions", json=request, timeout=60).json()["id"]
-            return told
+            found: str = httpx.post(f"{base_url}/chat/completions", json=request, timeout=60).json()["id"]
+            return found
 
         plan = call(word)
         return [
@@ -204,5 +204,5 @@ def test_call_shared_by_trajectories_is_a_step_of_each(run_trainer: RunTrainer) 
         rows = rows_of_store(store)
         (session,) = store.sessions()
     assert [(row["name"], row["reward"], len(row["steps"])) for row in rows] == [("solver", 1.0, 2), ("critic", 0.5, 2)]
-    told = session.metadata[OUTCOME_KEY]["trajectories"]
-    assert [(path["name"], path["advantage"]) for path in told] == [("solver", 1.0), ("critic", 0.5), ("judge", None)]
+    found = session.metadata[OUTCOME_KEY]["trajectories"]
+    assert [(path["name"], path["advantage"]) for path in found] == [("solver", 1.0), ("critic", 0.5), ("judge", None)]

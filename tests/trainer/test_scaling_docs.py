@@ -1,4 +1,4 @@
-"""What docs/scaling.md shows is there, and runs; the manifests have the fields of KubeRay's API."""
+"""The programs and names of docs/scaling.md work; the manifests have the fields of KubeRay's API."""
 
 from __future__ import annotations
 

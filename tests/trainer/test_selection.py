@@ -37,7 +37,7 @@ def episode_of(
 
 
 def greedy() -> dict[str, Any]:
-    """What a trajectory of a greedy attempt has."""
+    """Info of a trajectory of a greedy attempt."""
     return {"trainable": False, "info": {REFERENCE_KEY: True}}
 
 
@@ -60,9 +60,9 @@ def test_rollouts_are_filtered_by_termination_reason() -> None:
 def test_rollouts_with_images_are_left_out() -> None:
     look = [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {}}]}]
     trace = Trace(id="c", call_id="c", session_id="s", model="m", messages=look, response={}, response_ids=[2])
-    told_of = Step(id="c", chat_completions=[{"role": "user", "content": "?"}])
-    told_of.fill_from(trace)
-    episodes = [Episode(trajectories=[Trajectory(steps=[step])]) for step in (Step.from_trace(trace), told_of)]
+    text_step = Step(id="c", chat_completions=[{"role": "user", "content": "?"}])
+    text_step.fill_from(trace)
+    episodes = [Episode(trajectories=[Trajectory(steps=[step])]) for step in (Step.from_trace(trace), text_step)]
     drop_filtered(episodes, FilterConfig())
     assert reasons(episodes) == ["not_text", "not_text"]
 

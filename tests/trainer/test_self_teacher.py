@@ -1,4 +1,4 @@
-"""Self-distillation: the policy, shown a demonstration, scores what it said without."""
+"""Self-distillation: the policy, given a demonstration, scores its own answers without one."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_tokens_are_scored_with_the_demonstration_of_their_task(
     found = assemble(episodes(), CURRENT, step=0, temperature=1.0, teacher=make_teacher(), scorer=backend)
     expected = []
     for index, (ids, places) in enumerate([([5, 6, 7, 8], [2, 3]), ([5, 9, 10, 11, 12, 13], [2, 4, 5])]):
-        said = [{"role": "user", "content": f"Like this:\n\nanswer {index}"}]
-        prefix = ChatTemplate(tokenizer).render(said, add_generation_prompt=False)
+        answer = [{"role": "user", "content": f"Like this:\n\nanswer {index}"}]
+        prefix = ChatTemplate(tokenizer).render(answer, add_generation_prompt=False)
         logprobs = backend.model(torch.tensor([prefix + ids])).logits[0].log_softmax(-1)
         expected += [float(logprobs[len(prefix) + place - 1, ids[place]].detach()) for place in places]
     assert found.batch.teacher_logprobs is not None

@@ -111,8 +111,8 @@ _tried: list[str] = []
 
 def in_two_turns(word: str, base_url: str) -> float:
     answer = ask(base_url, word)
-    said = [{"role": "user", "content": word}, {"role": "assistant", "content": answer}]
-    ask(base_url, [*said, {"role": "user", "content": "Sure?"}])
+    text = [{"role": "user", "content": word}, {"role": "assistant", "content": answer}]
+    ask(base_url, [*text, {"role": "user", "content": "Sure?"}])
     return float(len(base_url) % 2)
 
 
@@ -305,7 +305,7 @@ ELSEWHERE = {
     "teacher.align": "test_text_teacher.py::test_settings",
 }
 READ = {f"teacher.{name}" for name in ("dtype", "device", "model", "max_concurrent", "timeout_s", "num_retries")}
-"""What is handed on to a part whose own tests turn it; here, that somebody reads it."""
+"""Settings passed on to a part that tests them itself; here, that they are read."""
 
 
 def leaf_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -431,7 +431,7 @@ def test_second_adapter_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("model.path=no/such/folder", "there is no such folder"),
         ("model.tool_parser=hermse", "did you mean 'hermes'"),
@@ -442,9 +442,9 @@ def test_second_adapter_is_rejected(tmp_path: Path) -> None:
         ("model.reference_offload=true", "would have no effect without a reference; set algorithm.kl_coef, too"),
     ],
 )
-def test_invalid_value_is_rejected(model_folder: Path, override: str, told: str) -> None:
+def test_invalid_value_is_rejected(model_folder: Path, override: str, message: str) -> None:
     config = load_config([f"model.path={model_folder}", override])
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         LocalBackend.from_config(config)
-    with pytest.raises(ConfigError, match=told):  # before anything is loaded or written
+    with pytest.raises(ConfigError, match=message):  # before anything is loaded or written
         AgentTrainer(agent_run_func=lambda word: 1.0, train_dataset=[{"word": "fig"}], config=config)

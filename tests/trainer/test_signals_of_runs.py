@@ -1,4 +1,4 @@
-"""Every sign that a run goes wrong, told in the first step of a real one; and every metric that such a step has."""
+"""Every warning about a run, logged in the first step of a real one; and every metric of such a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .conftest import ask, merged
 
 
 class Disagreeing(LocalBackend):
-    """Its weights change behind the sampler's back."""
+    """Backend whose weights change without a publish."""
 
     def begin_update(self, batch: Batch) -> UpdatePlan:
         with torch.no_grad():
@@ -106,9 +106,9 @@ def test_health_warning_is_logged_within_one_step(
     remedy: str,
 ) -> None:
     assert first_step(model, tmp_path, agent, changes)[f"signal/{name}"] == 1.0
-    told = [message for message in caplog.messages if message.startswith(f"step 1, {name}: ")]
-    assert len(told) == 1
-    assert remedy in told[0]
+    printed = [message for message in caplog.messages if message.startswith(f"step 1, {name}: ")]
+    assert len(printed) == 1
+    assert remedy in printed[0]
 
 
 def test_healthy_step_has_all_metrics_and_no_warning(model: Path, tmp_path: Path) -> None:

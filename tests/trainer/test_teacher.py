@@ -1,4 +1,4 @@
-"""Teachers: in this process, and behind a server in vLLM's shape; and what the policy makes of what they say."""
+"""Teachers: in this process, and on a server in vLLM's format; and the updates of the policy by their scores."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def model(tokenizer: Any) -> Any:
 
 
 class Says:
-    """A teacher that says what it was told to."""
+    """A teacher with scripted scores."""
 
     def __init__(self, *logprobs: float) -> None:
         self.logprobs = torch.tensor(logprobs)
@@ -190,7 +190,7 @@ def test_busy_server_is_retried(model: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "told"),
+    ("fault", "kind", "message"),
     [
         (
             "omits",
@@ -202,14 +202,14 @@ def test_busy_server_is_retried(model: Any, tokenizer: Any) -> None:
     ],
 )
 def test_missing_fields_of_a_server_are_reported(
-    model: Any, tokenizer: Any, fault: str, kind: type[Exception], told: str
+    model: Any, tokenizer: Any, fault: str, kind: type[Exception], message: str
 ) -> None:
     with (
         TeacherServer(model, tokenizer) as server,
         TeacherEndpoint(TeacherConfig(url=server.url, model="teacher")) as endpoint,
     ):
         server.fault = fault
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             endpoint.score(batch_of(ROWS[0]))
 
 
@@ -263,9 +263,9 @@ def test_teacher_with_a_shorter_context_than_the_policy_is_rejected(
     (tmp_path / "short" / "config.json").write_text(json.dumps({**about, "max_position_embeddings": 40}))
     base = [f"model.path={student}", "algorithm.name=distill"]
     limit = about["max_position_embeddings"]
-    told = rf" takes 40 tokens, .* \({limit}\): set model\.max_length=40"
+    message = rf" takes 40 tokens, .* \({limit}\): set model\.max_length=40"
     short = f"teacher.path={tmp_path / 'short'}"
-    with pytest.raises(ConfigError, match=f"short'{told}"):
+    with pytest.raises(ConfigError, match=f"short'{message}"):
         check_teacher(load_config([*base, short]), Distill())
     check_teacher(load_config([*base, short, "model.max_length=40"]), Distill())
 
@@ -273,9 +273,9 @@ def test_teacher_with_a_shorter_context_than_the_policy_is_rejected(
 def test_server_needs_context_for_one_more_token(student: Path, model: Any, tokenizer: Any) -> None:
     with TeacherServer(model, tokenizer, max_model_len=100) as server:
         settings = [f"model.path={student}", "algorithm.name=distill", f"teacher.url={server.url}"]
-        told = r" takes 99 tokens, .* \(100\): set model\.max_length=99"
+        message = r" takes 99 tokens, .* \(100\): set model\.max_length=99"
         with (
-            pytest.raises(ConfigError, match=rf"teacher\.url='{server.url}'{told}"),
+            pytest.raises(ConfigError, match=rf"teacher\.url='{server.url}'{message}"),
             open_teacher(load_config([*settings, "model.max_length=100"]), Distill()),
         ):
             pass
@@ -285,7 +285,7 @@ def test_server_needs_context_for_one_more_token(student: Path, model: Any, toke
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["algorithm.name=distill"], r"teacher\.path=None and teacher\.url=None: .*set one of the two"),
         (["algorithm.name=distill", "teacher.path=a", "teacher.url=http://b"], "set one of the two"),
@@ -304,9 +304,9 @@ def test_server_needs_context_for_one_more_token(student: Path, model: Any, toke
         ),
     ],
 )
-def test_teacher_settings_require_each_other(settings: list[str], told: str) -> None:
+def test_teacher_settings_require_each_other(settings: list[str], message: str) -> None:
     config = load_config(settings)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         check_teacher(config, make_algorithm(config))
 
 

@@ -1,4 +1,4 @@
-"""What `docs/trackers.md` says is so."""
+"""The names and the command of `docs/trackers.md` exist."""
 
 import re
 import shlex

@@ -14,7 +14,7 @@ from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenize
 if find_spec("verl") is None or find_spec("ray") is None:
     collect_ignore_glob = ["test_*.py"]
 
-os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a key into the home of whoever runs the tests
+os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a key into the home of the user who runs the tests
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it every start warns of what is to come
 os.environ.pop("RAY_ADDRESS", None)
 

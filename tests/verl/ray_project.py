@@ -1,4 +1,4 @@
-"""A user's project whose rollouts are made on Ray, and what its runs leave behind."""
+"""A user's project whose rollouts run on Ray, and the files of its runs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ AgentTrainer(train_dataset=tasks, config=sys.argv[3:], **DOORS[sys.argv[1]]).tra
 
 
 def write_project(root: Path) -> Path:
-    """What a user has: an agent's file with a neighbour, in a folder of the project, and a script."""
+    """Files of a user: an agent and a module beside it, in a folder of the project, and a script."""
     (root / "agents").mkdir(parents=True)
     (root / "agents" / "agent.py").write_text(AGENT)
     (root / "agents" / "wording.py").write_text("def question_of(word):\n    return f'say {word}'\n")

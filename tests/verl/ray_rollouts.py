@@ -1,4 +1,4 @@
-"""Rollouts that do what their task says, to be made in Ray's processes."""
+"""Rollouts that do what their task asks for, run in Ray's processes."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class Doing:
 
 
 def opening(log: Path | None) -> Any:
-    """What each process calls; by its import path."""
+    """Rollout function of each process, by its import path."""
     return Doing(log)

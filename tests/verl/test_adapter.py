@@ -38,12 +38,12 @@ def backend(cluster: None, model_folder: Path) -> Iterator[VerlBackend]:
 
 def logprobs_of(model: Any, batch: Batch) -> Tensor:
     """[N] by a plain forward pass of each sequence."""
-    said = []
+    answer = []
     with torch.no_grad():
         for sequence in batch.sequences:
             logits = model(torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
-            said += [logits[place - 1, sequence.ids[place]] for place in sequence.sampled_positions()]
-    return torch.stack(said)
+            answer += [logits[place - 1, sequence.ids[place]] for place in sequence.sampled_positions()]
+    return torch.stack(answer)
 
 
 def test_adapter_is_trained_and_the_reference_is_unchanged(

@@ -1,4 +1,4 @@
-"""What cannot work is told before anything is taken: the node, the key, and the remedy."""
+"""Impossible settings are reported before anything is allocated: the node, the key, and the remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_composing_the_config_does_not_import_verl(model_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         (
             f"{ACTOR}.optim.betta=1",
@@ -64,8 +64,8 @@ def test_composing_the_config_does_not_import_verl(model_folder: Path) -> None:
         ("model_engine=tpu", "verl.overrides.model_engine='tpu': verl has no such engine"),
     ],
 )
-def test_unknown_verl_keys_are_rejected(model_folder: Path, override: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_unknown_verl_keys_are_rejected(model_folder: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         compose(config_of(model_folder, f"verl.overrides.{override}"))
 
 
@@ -100,7 +100,7 @@ def test_address_of_another_cluster_is_rejected(cluster: None, model_folder: Pat
 
 @pytest.fixture
 def occupied(cluster: None) -> Iterator[None]:
-    """Somebody else uses three of the four CPUs."""
+    """Another program uses three of the four CPUs."""
     import ray
     from ray.util import placement_group, remove_placement_group
 

@@ -1,4 +1,4 @@
-"""What sets a model apart is computed by the workers as it is by the local backend, in updates too."""
+"""Special features of models are computed by the workers as by the local backend, in updates too."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_workers_compute_the_same_as_the_local_backend(cluster: None, model: Pat
     try:
         batch = batch_for(GRPO())
         right = local.score(batch)
-        for told in (verl.score(batch), update_weights(verl, batch, GRPO()).logprobs):
-            torch.testing.assert_close(told, right, rtol=1e-4, atol=1e-4)
+        for expected in (verl.score(batch), update_weights(verl, batch, GRPO()).logprobs):
+            torch.testing.assert_close(expected, right, rtol=1e-4, atol=1e-4)
     finally:
         verl.close()
         local.close()

@@ -49,13 +49,13 @@ def test_plan_of_a_cluster_is_printed(address: str, model_folder: Path, tmp_path
     settings = ["verl.num_nodes=2", "rollout.runner=ray", f"run_dir={tmp_path / 'run'}"]
     done = dry_run(tmp_path, address, f"model.path={model_folder}", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
-    for told in (
+    for expected in (
         "Ray cluster of 2 nodes:",
         "training: 2 nodes x 1 worker, a CPU each, hold",
         "rollouts: 2 processes on the nodes, 64 rollouts under way at a time",
         "episodes a step",
     ):
-        assert told in done.stdout
+        assert expected in done.stdout
     assert done.stdout.count(f"verl {version('verl')}") == 2
 
 
@@ -64,9 +64,9 @@ def test_missing_resources_are_reported_in_one_line(address: str, model_folder: 
     few = dry_run(tmp_path, address, model, "verl.workers_per_node=8")
     assert few.returncode == 2
     assert "need 8 CPUs on a node, and no node has them (node " in few.stderr.replace("\n", " ")
-    nobody = dry_run(tmp_path, "127.0.0.1:1", model)
-    assert nobody.returncode == 2
-    assert "ray.address='127.0.0.1:1': nothing answers there" in nobody.stderr.replace("\n", " ")
+    unreachable = dry_run(tmp_path, "127.0.0.1:1", model)
+    assert unreachable.returncode == 2
+    assert "ray.address='127.0.0.1:1': nothing answers there" in unreachable.stderr.replace("\n", " ")
 
 
 def test_unresponsive_node_is_reported(address: str, model_folder: Path, tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_stopping_a_run_ends_all_its_processes(submit: Callable[..., list[str]],
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     until(lambda: all_gone(pids))
     assert "was stopped" in ran([*RAY, "job", "status", "--address", jobs, "stops"]).stdout
-    told = ran([*RAY, "job", "logs", "--address", jobs, "stops"]).stdout
-    assert "Traceback" not in told
+    printed = ran([*RAY, "job", "logs", "--address", jobs, "stops"]).stdout
+    assert "Traceback" not in printed
     assert (tmp_path / "run" / "metrics.jsonl").exists()
 
 

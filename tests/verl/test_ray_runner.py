@@ -1,4 +1,4 @@
-"""Rollouts on a real cluster of two nodes: one episode for each attempt, whatever dies."""
+"""Rollouts on a real cluster of two nodes: one episode for each attempt, whichever process dies."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def test_episodes_are_in_order_from_all_nodes(two_nodes: Any) -> None:
     with runner(max_concurrent=8) as running:
-        heard: list[str] = []
-        episodes = await running.run(attempts(*[{}] * 40), on_episode=lambda episode: heard.append(episode.task_id))
+        received: list[str] = []
+        episodes = await running.run(attempts(*[{}] * 40), on_episode=lambda episode: received.append(episode.task_id))
         again = await running.run(attempts({"num_tokens": 200_000}))
     assert [episode.task_id for episode in episodes] == [f"task-{number}" for number in range(40)]
-    assert sorted(heard) == sorted(episode.task_id for episode in episodes)
+    assert sorted(received) == sorted(episode.task_id for episode in episodes)
     assert len({made_by(episode) for episode in episodes}) == 2
     assert os.getpid() not in {made_by(episode) for episode in episodes}
     assert again[0].trajectories[0].steps[0].response_ids == list(range(200_000))
@@ -100,8 +100,8 @@ async def test_failures_retries_and_deadlines_match_a_single_machine(two_nodes: 
     assert "in rollout" in slow["traceback"]
     assert "the episode cannot be sent to another machine" in returned["message"]
     assert "the task cannot be sent to another machine" in sent["message"]
-    told = Counter(task_id for task_id, _, _ in lines(tmp_path / "log"))
-    assert told == {"task-0": 2, "task-1": 1, "task-2": 1, "task-4": 1}
+    found = Counter(task_id for task_id, _, _ in lines(tmp_path / "log"))
+    assert found == {"task-0": 2, "task-1": 1, "task-2": 1, "task-4": 1}
     closed = await asyncio.to_thread(lambda: list(tmp_path.glob("closed-*")))
     assert len(closed) == 2, "each process let its rollouts close what they hold"
 
@@ -121,12 +121,12 @@ async def test_attempt_that_kills_its_process_is_abandoned_without_affecting_oth
     assert [episode.task_id for episode in episodes] == [f"task-{number}" for number in range(20)]
     assert [number for number, episode in enumerate(episodes) if episode.failed] == [3]
     assert f"took {MAX_LOSSES} processes with it" in episodes[3].info["error"]["message"]
-    told = lines(tmp_path / "log")
-    assert sum(task_id == "task-3" for task_id, _, _ in told) == MAX_LOSSES
-    assert len({session for _, _, session in told}) == len(told), "what is made again is filed apart"
+    found = lines(tmp_path / "log")
+    assert sum(task_id == "task-3" for task_id, _, _ in found) == MAX_LOSSES
+    assert len({session for _, _, session in found}) == len(found), "what is made again is filed apart"
     for episode in episodes:
         if not episode.failed:
-            assert [episode.session_id] == [session for name, _, session in told if name == episode.task_id][-1:]
+            assert [episode.session_id] == [session for name, _, session in found if name == episode.task_id][-1:]
 
 
 async def test_hanging_process_is_ended(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,9 @@ async def test_number_of_processes_and_concurrency_are_configurable(two_nodes: A
 async def test_failed_start_error_names_the_node_and_the_remedy(two_nodes: Any) -> None:
     addresses = {node.address for node in alive_nodes()}
     greedy = runner(spread=RayConfig(cpus_per_actor=64, start_timeout_s=3.0))
-    with pytest.raises(ConfigError, match=r"node (\S+) .*lower ray.cpus_per_actor") as told, greedy:
+    with pytest.raises(ConfigError, match=r"node (\S+) .*lower ray.cpus_per_actor") as message, greedy:
         pass
-    assert any(address in str(told.value) for address in addresses)
+    assert any(address in str(message.value) for address in addresses)
 
     def broken() -> Any:
         import no_such_module_anywhere
@@ -205,9 +205,9 @@ async def test_attempts_survive_a_lost_node_and_count_once(two_nodes: Any, tmp_p
         episodes = await run
     assert [episode.task_id for episode in episodes] == [f"task-{number}" for number in range(60)]
     assert not any(episode.failed for episode in episodes)
-    told = lines(log)
-    begun = Counter(task_id for task_id, _, _ in told)
+    found = lines(log)
+    begun = Counter(task_id for task_id, _, _ in found)
     assert len(begun) == 60
-    assert 60 < len(told) <= 60 + 8, "the attempts that were under way there, and only they, were made again"
+    assert 60 < len(found) <= 60 + 8, "the attempts that were under way there, and only they, were made again"
     assert len({episode.session_id for episode in episodes}) == 60
-    assert {episode.session_id for episode in episodes} <= {session for _, _, session in told}
+    assert {episode.session_id for episode in episodes} <= {session for _, _, session in found}

@@ -112,7 +112,7 @@ def begun(command: list[str], project: Path, log: Path) -> tuple[subprocess.Pope
 
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
-"""With which a driver ends that heard the signal, in order but for the last, though Ray would take SIGTERM for itself."""
+"""Exit codes of a driver that received the signal, in order but for the last, though Ray would handle SIGTERM itself."""
 
 
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)

@@ -58,7 +58,7 @@ def rewards(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
 
 
 def learnt(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    """All that a step's metrics say of learning, by step."""
+    """Return the metrics about learning, by step."""
     of_learning = ("rollout/", "policy/", "critic/", "optim/", "tokens/")
     return {
         line["step"]: {
@@ -91,8 +91,8 @@ def say(question: str, answer: str, base_url: str) -> float:
     body = json.dumps({"model": "any", "messages": [{"role": "user", "content": question}]}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=300) as response:
-        said = json.load(response)["choices"][0]["message"]["content"]
-    return reward({"question": question, "answer": answer}, said)
+        text = json.load(response)["choices"][0]["message"]["content"]
+    return reward({"question": question, "answer": answer}, text)
 
 
 def test_agent_function_learns_by_remax(cluster: None, tmp_path: Path) -> None:

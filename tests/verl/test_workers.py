@@ -100,7 +100,7 @@ def test_new_critic_predicts_zero(pair: Pair) -> None:
 
 
 def test_advantages(pair: Pair) -> None:
-    """They are estimated here, from what the workers say."""
+    """Advantages are estimated here, from the workers' numbers."""
     batch = batch_for(PPO())
     advantages = []
     for backend in (pair.verl, pair.local):
@@ -222,8 +222,8 @@ def test_published_weights_are_the_trained_ones(pair: Pair, beginning: Path) -> 
     with torch.no_grad():
         for sequence, logprobs in zip(batch.sequences, by_sequence(pair.verl.score(batch), batch), strict=True):
             logits = sampled.model(torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
-            said = torch.stack([logits[place - 1, sequence.ids[place]] for place in sequence.sampled_positions()])
-            close(said, logprobs)
+            answer = torch.stack([logits[place - 1, sequence.ids[place]] for place in sequence.sampled_positions()])
+            close(answer, logprobs)
 
 
 def by_sequence(values: Tensor, batch: Batch) -> list[Tensor]:

@@ -28,7 +28,7 @@ Client = Callable[..., TestClient]
 
 
 def ask(messages: list[dict[str, Any]]) -> str:
-    with OpenAI() as client:  # reads OPENAI_BASE_URL, which is the gateway's while a rollout goes on
+    with OpenAI() as client:  # reads OPENAI_BASE_URL, which is the gateway's during a rollout
         answer = client.chat.completions.create(model="policy", messages=messages)  # type: ignore[arg-type]
     return answer.choices[0].message.content or ""
 
@@ -37,8 +37,8 @@ def ask(messages: list[dict[str, Any]]) -> str:
 def solve(question: str, edits: bool) -> None:
     messages = [{"role": "user", "content": question}]
     answer = ask(messages)
-    said = "something else" if edits else answer
-    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
+    text = "something else" if edits else answer
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Are you sure?"}]
     ask(messages)
 
 
@@ -101,7 +101,7 @@ def run(run_folder: Path) -> Iterator[Run]:
 
 @pytest.fixture
 def look(run_folder: Path) -> Iterator[Client]:
-    """`look()` or `look(folder, token="...")`: a client of the viewer over a folder, the real run's unless told otherwise."""
+    """`look()` or `look(folder, token="...")`: a client of the viewer over a folder, by default the real run's."""
     opened: list[Runs] = []
 
     def make(*sources: Path | str, token: str | None = None, base_url: str = "http://127.0.0.1:7070") -> TestClient:

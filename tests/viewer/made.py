@@ -12,12 +12,12 @@ from rllm.store.sqlite import SqliteTraceStore
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, StepCredit, Trace
 
 ATTACK = "</pre></script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\"'><svg onload=hacked=1>{{7*7}}"
-"""What is never to be more than text."""
+"""Attack that must be shown as text."""
 
 
 def trace_of(session_id: str, number: int = 0, **fields: Any) -> Trace:
-    """A call with three prompt tokens and two sampled ones, unless told otherwise."""
-    told: dict[str, Any] = {
+    """A call with three prompt tokens and two sampled ones by default."""
+    found: dict[str, Any] = {
         "id": f"{session_id}-{number}",
         "call_id": f"{session_id}-{number}",
         "session_id": session_id,
@@ -32,15 +32,15 @@ def trace_of(session_id: str, number: int = 0, **fields: Any) -> Trace:
         "started_at": 1000.0 + number,
         "timings": {"total_s": 0.5},
     }
-    return Trace(**{**told, **fields})
+    return Trace(**{**found, **fields})
 
 
 def outcome_of(trace: Trace, *, name: str = "agent", reward: float = 1.0, **fields: Any) -> dict[str, Any]:
-    """How the trainer says that a rollout of one call ended."""
+    """Return the trainer's record of the outcome of a rollout of one call."""
     path = {"name": name, "reward": reward, "advantage": reward - 0.5, "dropped": None, "trainable": True, "tools": []}
     path |= {"num_tokens": len(trace.response_ids), "truncated": False, "steps": [{"id": trace.id}]}
-    told = {"ended": None, "is_correct": reward > 0.5, "error": None, "warnings": [], "trajectories": [path]}
-    return {**told, "metrics": {"timing/rollout_s": 0.75}, **fields}
+    found = {"ended": None, "is_correct": reward > 0.5, "error": None, "warnings": [], "trajectories": [path]}
+    return {**found, "metrics": {"timing/rollout_s": 0.75}, **fields}
 
 
 def write_vocabulary(folder: Path, pieces: list[str]) -> None:
@@ -48,8 +48,8 @@ def write_vocabulary(folder: Path, pieces: list[str]) -> None:
     checkpoint = folder / "checkpoints/step-000001"
     checkpoint.mkdir(parents=True)
     vocab = {piece.replace(" ", "Ġ").replace("\n", "Ċ"): number for number, piece in enumerate(pieces)}
-    told = {"model": {"type": "BPE", "vocab": vocab}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}
-    (checkpoint / "tokenizer.json").write_text(json.dumps(told))
+    found = {"model": {"type": "BPE", "vocab": vocab}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}
+    (checkpoint / "tokenizer.json").write_text(json.dumps(found))
 
 
 def write_metrics(folder: Path, num_steps: int, **more: float) -> None:
@@ -117,20 +117,20 @@ def segmented_calls() -> list[Trace]:
     work, report = "Find the price of the café au lait.", "The café au lait costs 6.20 euro, says the menu."
     call = {"id": "c", "function": {"name": "task", "arguments": json.dumps({"prompt": work})}}
     summary = "The user wants two prices added; the crème brûlée costs 42.85 euro, and the other is on the menu."
-    told = [{"role": "user", "content": "What do they cost?"}, {"role": "assistant", "content": "I look."}]
+    found = [{"role": "user", "content": "What do they cost?"}, {"role": "assistant", "content": "I look."}]
     delegated = {"role": "assistant", "content": None, "tool_calls": [call]}
     answers = [{"role": "assistant", "content": text} for text in (report, summary)]
     tools = [{"type": "function", "function": {"name": "task"}}]
     asked = [[{"role": "user", "content": text}] for text in (work, "Sum up.", f"So far: {summary}")]
     return [
-        trace_of("s", messages=told[:1], response=told[1], tools=tools),
+        trace_of("s", messages=found[:1], response=found[1], tools=tools),
         trace_of(
-            "s", 1, parent_id="s-0", messages=told, response=delegated, prompt_ids=[1, 2, 3, 4, 5, 6], tools=tools
+            "s", 1, parent_id="s-0", messages=found, response=delegated, prompt_ids=[1, 2, 3, 4, 5, 6], tools=tools
         ),
         trace_of("s", 2, messages=asked[0], response=answers[0], prompt_ids=[7], tools=tools),
         trace_of("s", 3, messages=asked[1], response=answers[1], prompt_ids=[8]),
         trace_of("s", 4, messages=asked[2], prompt_ids=[9], tools=tools),
-        trace_of("s", 5, parent_id="s-4", messages=told, prompt_ids=[9, 4, 5, 6], tools=tools),
+        trace_of("s", 5, parent_id="s-4", messages=found, prompt_ids=[9, 4, 5, 6], tools=tools),
     ]
 
 
@@ -149,7 +149,7 @@ def segmented_run(folder: Path) -> Path:
 
 
 def hostile_run(parent: Path) -> Path:
-    """A run in which whatever a model, an agent or a folder can name is an attack; only what the trainer made up is not."""
+    """A run in which every name and text of a model, an agent or a folder is an attack."""
     folder = parent / ATTACK.replace("/", "∕")
     folder.mkdir(parents=True)
     write_metrics(folder, 2, **{f"dropped/{ATTACK}": 1.0, f"signal/{ATTACK}": 1.0})

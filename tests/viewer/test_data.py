@@ -1,4 +1,4 @@
-"""What the pages are made of: metrics, tokens, drift, times, batches, vocabularies."""
+"""Data of the pages: metrics, tokens, drift, times, batches, vocabularies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_steps_have_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (None, ""),
         (0.0, "0"),
@@ -55,8 +55,8 @@ def test_steps_have_neighbours() -> None:
         (float("inf"), "inf"),
     ],
 )
-def test_numbers_are_formatted_briefly(value: float | None, told: str) -> None:
-    assert number(value) == told
+def test_numbers_are_formatted_briefly(value: float | None, expected: str) -> None:
+    assert number(value) == expected
 
 
 def test_numbers_have_signs_and_durations_have_units() -> None:
@@ -98,8 +98,8 @@ ASIDE = trace_of("s", 2, prompt_ids=[1, 9], response_ids=[8], logprobs=[-0.1])
 
 
 def credit_of(trace, **fields):
-    told = {"training_step": 0, "episode_id": "e:0", "trajectory_name": "agent", "reward": 1.0, "advantage": 0.5}
-    return StepCredit(trace_id=trace.id, session_id="s", **{**told, **fields})
+    found = {"training_step": 0, "episode_id": "e:0", "trajectory_name": "agent", "reward": 1.0, "advantage": 0.5}
+    return StepCredit(trace_id=trace.id, session_id="s", **{**found, **fields})
 
 
 def test_sequence_has_the_calls_that_sampled_its_tokens() -> None:
@@ -114,9 +114,9 @@ def test_sequence_has_the_calls_that_sampled_its_tokens() -> None:
 
 
 def fed(ids, sequence, spans, **numbers) -> FedBatch:
-    told = {"step": 1, "algorithm": "GRPO", "clip": [0.8, 1.2], "num_tokens": len(ids), "sampler_logprob_sum": -3.5}
+    found = {"step": 1, "algorithm": "GRPO", "clip": [0.8, 1.2], "num_tokens": len(ids), "sampler_logprob_sum": -3.5}
     sequences = [{"length": len(sequence), "digest": digest_of(sequence), "spans": spans}]
-    batch = FedBatch({**told, "sequences": sequences, "tokens": {}, "ids": {}})
+    batch = FedBatch({**found, "sequences": sequences, "tokens": {}, "ids": {}})
     batch.__dict__.update(ids=ids, numbers=numbers)
     return batch
 
@@ -194,12 +194,12 @@ def test_damaged_batch_is_reported(tmp_path: Path) -> None:
 
 
 def test_drifted_tokens_are_aligned() -> None:
-    said = {"role": "assistant", "content": "Four"}
+    text = {"role": "assistant", "content": "Four"}
     again = trace_of(
         "s",
         1,
         prompt_ids=[1, 2, 3, 40, 5, 6, 7, 8, 9, 10],
-        messages=[*FIRST.messages, said],
+        messages=[*FIRST.messages, text],
         metadata={DRIFT_KEY: "template"},
     )
     prior = trace_of("s", prompt_ids=[1, 2, 3], response_ids=[4, 5, 6, 7, 8, 9], logprobs=[-1.0] * 6)
@@ -285,8 +285,8 @@ def test_ids_become_text_without_a_tokenizer(tmp_path: Path) -> None:
     model = tmp_path / "metaspace"
     model.mkdir()
     vocab = [["▁fig", -1.0], ["<0xC3>", -2.0]]
-    told = {"model": {"vocab": vocab}, "added_tokens": [{"id": 2, "content": "<|end|>"}]}
-    (model / "tokenizer.json").write_text(json.dumps(told))
+    found = {"model": {"vocab": vocab}, "added_tokens": [{"id": 2, "content": "<|end|>"}]}
+    (model / "tokenizer.json").write_text(json.dumps(found))
     other = vocabulary_of(None, str(model))
     assert [other.hex_of(item) for item in range(3)] == [b" fig".hex(" "), "c3", b"<|end|>".hex(" ")]
     assert not vocabulary_of(tmp_path / "nothing", "org/model")

@@ -1,4 +1,4 @@
-"""What models, agents and folders say is text and nothing else, wherever it is shown."""
+"""Texts of models, agents and folders are shown as text and nothing else, on every page."""
 
 from __future__ import annotations
 

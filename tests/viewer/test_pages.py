@@ -24,7 +24,7 @@ def client(look: Client) -> TestClient:
 
 
 def words(html: str) -> str:
-    """What a reader sees."""
+    """Pages as a reader sees them."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
@@ -73,21 +73,21 @@ def test_run_page_shows_its_metrics(client: TestClient) -> None:
 
 def test_step_has_a_row_for_each_task_and_role(client: TestClient) -> None:
     html = page(client, "/run/real/step/1")
-    told = words(html)
+    shown = words(html)
     assert html.count("<tr>") == 2 * 2 + len(re.findall(r'<span class="quiet"></span>', html))
-    assert "solver" in told
-    assert "judge" in told
-    assert "failed" in told
-    assert "zero variance" in told, "every judge earned the same"
+    assert "solver" in shown
+    assert "judge" in shown
+    assert "failed" in shown
+    assert "zero variance" in shown, "every judge earned the same"
     assert len(links(html, "/run/real/episode/")) == 8
 
 
 def test_group_is_shown_from_its_first_differing_token(client: TestClient) -> None:
     link = links(page(client, "/run/real/step/1"), "/run/real/group")[0]
-    told = words(page(client, link))
-    assert re.search(r"\d+ tokens that all have in common", told)
-    assert "row/" in told
-    assert "4 rollouts" in told
+    shown = words(page(client, link))
+    assert re.search(r"\d+ tokens that all have in common", shown)
+    assert "row/" in shown
+    assert "4 rollouts" in shown
     assert "Is How many" in words(page(client, f"{link.partition('&role')[0]}&role=judge"))
 
 
@@ -108,30 +108,30 @@ def test_episode_shows_its_task(client: TestClient, run: Run) -> None:
 
 def test_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if not item.error)
-    told = words(page(client, f"/run/real/episode/{whole.session_id}"))
+    shown = words(page(client, f"/run/real/episode/{whole.session_id}"))
     for word in ("solver", "judge", "Call 1", "Call 3", "How many", "Are you sure?", "continues call 1", "politeness"):
-        assert word in told, word
+        assert word in shown, word
     assert "it counted &lt;b&gt;well&lt;/b&gt;" in page(client, f"/run/real/episode/{whole.session_id}")
     broken = next(item for item in run.rollouts.of_step(1) if item.error)
-    told = words(page(client, f"/run/real/episode/{broken.session_id}"))
-    assert "the shelf fell down" in told
-    assert "not trained on: error" in told
+    shown = words(page(client, f"/run/real/episode/{broken.session_id}"))
+    assert "the shelf fell down" in shown
+    assert "not trained on: error" in shown
 
 
 def test_tokens_have_every_value(client: TestClient, run: Run) -> None:
     whole = next(item for item in run.rollouts.of_step(1) if item.paths and item.paths[0].advantage)
-    told = client.get(f"/run/real/tokens/{whole.session_id}/data.json").json()
-    assert len(told["ids"]) == len(told["columns"]["mask"])
-    start, stop, _ = told["spans"][-1]
+    output = client.get(f"/run/real/tokens/{whole.session_id}/data.json").json()
+    assert len(output["ids"]) == len(output["columns"]["mask"])
+    start, stop, _ = output["spans"][-1]
     for name in ("sampler", "trainer", "gap", "ratio", "entropy", "advantage", "version", "weight"):
-        values = told["columns"][name][start:stop]
+        values = output["columns"][name][start:stop]
         assert None not in values, name
-        assert told["columns"][name][0] is None, "the prompt has none"
-    assert told["columns"]["gap"][start] == pytest.approx(0.0, abs=1e-4)
-    assert told["clip"] == [0.8, 1.2]
-    trace = next(item for item in run.calls(whole.session_id)[0] if item.id == told["spans"][-1][2])
-    assert told["columns"]["sampler"][start:stop] == pytest.approx(trace.logprobs, rel=1e-4)
-    assert told["bytes"][str(told["ids"][0])] == b"<|im_start|>".hex(" ")
+        assert output["columns"][name][0] is None, "the prompt has none"
+    assert output["columns"]["gap"][start] == pytest.approx(0.0, abs=1e-4)
+    assert output["clip"] == [0.8, 1.2]
+    trace = next(item for item in run.calls(whole.session_id)[0] if item.id == output["spans"][-1][2])
+    assert output["columns"]["sampler"][start:stop] == pytest.approx(trace.logprobs, rel=1e-4)
+    assert output["bytes"][str(output["ids"][0])] == b"<|im_start|>".hex(" ")
 
 
 @pytest.mark.parametrize("overlay", ["mask", "sampler", "trainer", "gap", "ratio", "entropy", "advantage", "version"])
@@ -161,9 +161,9 @@ def test_timeline_has_a_lane_for_each_rollout(client: TestClient) -> None:
 def test_drift_shows_both_sides_and_the_cause(client: TestClient) -> None:
     listed = page(client, "/run/real/drift")
     assert "edited" in words(listed)
-    told = words(page(client, links(listed, "/run/real/drift/")[0]))
-    assert "the agent changed earlier messages" in told
-    assert "something else" in told
+    shown = words(page(client, links(listed, "/run/real/drift/")[0]))
+    assert "the agent changed earlier messages" in shown
+    assert "something else" in shown
 
 
 def test_queue_of_the_embedded_sampler_is_shown(run: Run) -> None:
@@ -195,7 +195,7 @@ def test_line_of_a_single_point_is_drawn_as_a_point(look: Client, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told"),
+    ("path", "status", "expected"),
     [
         ("/nowhere", 404, "there is no such page"),
         ("/run/nix", 404, "there is no run named 'nix'"),
@@ -208,10 +208,10 @@ def test_line_of_a_single_point_is_drawn_as_a_point(look: Client, tmp_path: Path
         ("/run/real?from=-1", 400, "use a whole number"),
     ],
 )
-def test_missing_page_shows_a_message(client: TestClient, path: str, status: int, told: str) -> None:
+def test_missing_page_shows_a_message(client: TestClient, path: str, status: int, expected: str) -> None:
     answer = client.get(path)
     assert answer.status_code == status
-    assert told in unescape(answer.text)
+    assert expected in unescape(answer.text)
 
 
 def test_evaluation_shows_rewards_instead_of_advantages(client: TestClient) -> None:

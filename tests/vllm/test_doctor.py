@@ -1,4 +1,4 @@
-"""What is found out about a real vLLM."""
+"""Capabilities of a real vLLM."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def test_server_started_by_us_has_all_capabilities(vllm: VLLM) -> None:
     capabilities = probe(vllm.url)
     assert capabilities.model == "policy"
     assert [finding for finding in capabilities.findings if not finding.ok] == []
-    said = {finding.name: finding.detail for finding in capabilities.findings}
-    assert said["kind of log-probabilities"] == "processed: at temperature 0.5 they differ 2.00 times as much as at 1"
-    assert said["new weights"] == "by transfer, while it runs"
+    answer = {finding.name: finding.detail for finding in capabilities.findings}
+    assert answer["kind of log-probabilities"] == "processed: at temperature 0.5 they differ 2.00 times as much as at 1"
+    assert answer["new weights"] == "by transfer, while it runs"
 
 
 def test_model_that_is_not_served(vllm: VLLM) -> None:

@@ -65,16 +65,16 @@ def responses(gateway: GatewayServer, turns: int, *, stream: bool, seed: int = 0
 def messages(gateway: GatewayServer, turns: int, *, stream: bool, seed: int = 0) -> None:
     base_url = gateway.session_url("s").removesuffix("/v1")
     with Anthropic(base_url=base_url, api_key="x") as client:
-        said: list[Any] = [{"role": "user", "content": QUESTION}]
+        answers: list[Any] = [{"role": "user", "content": QUESTION}]
         for _ in range(turns):
-            asked: Any = {"model": "policy", "messages": said, "max_tokens": 20}
+            asked: Any = {"model": "policy", "messages": answers, "max_tokens": 20}
             if stream:
                 with client.messages.stream(**asked) as events:
                     answer = events.get_final_message()
             else:
                 answer = client.messages.create(**asked)
             text = "".join(block.text for block in answer.content if block.type == "text")
-            said += [{"role": "assistant", "content": text.strip() or "nothing"}, {"role": "user", "content": NEXT}]
+            answers += [{"role": "assistant", "content": text.strip() or "nothing"}, {"role": "user", "content": NEXT}]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,4 +1,4 @@
-"""Weights on their way to a real vLLM that goes on running; and every way in which they may fail to arrive, found out."""
+"""Weight transfer to a running real vLLM; each way in which it may fail is detected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def logprobs_of(model: Any, ids: list[int], num_sampled: int) -> Tensor:
 
 
 class Forgets:
-    """Says that it hands over, and does not, so many times."""
+    """Transfer that claims success, and does nothing, a number of times."""
 
     name = "forgets"
 
@@ -78,13 +78,13 @@ def test_answer_in_progress_continues_under_the_new_weights(vllm: VLLM, tmp_path
     before, model = copy.deepcopy(vllm.model), copy.deepcopy(vllm.model)
     with vllm.sampler(model, tmp_path / "weights") as sampler:
         sampler.sync_weights(0)
-        ids, told, route = asyncio.run(answer_with_an_update(sampler, model))
+        ids, found, route = asyncio.run(answer_with_an_update(sampler, model))
     assert (route.weight_version, route.updated_to) == (0, 1)
-    old, new = (logprobs_of(each, ids, len(told)) for each in (before, model))
-    of_old = (torch.tensor(told) - old).abs() < ROUNDING
+    old, new = (logprobs_of(each, ids, len(found)) for each in (before, model))
+    of_old = (torch.tensor(found) - old).abs() < ROUNDING
     num_old = int(of_old.cumprod(0).sum())
-    assert 0 < num_old < len(told) - 1
-    torch.testing.assert_close(torch.tensor(told)[num_old:], new[num_old:], atol=ROUNDING, rtol=0)
+    assert 0 < num_old < len(found) - 1
+    torch.testing.assert_close(torch.tensor(found)[num_old:], new[num_old:], atol=ROUNDING, rtol=0)
 
 
 async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[list[int], list[float], Route]:
@@ -94,7 +94,7 @@ async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[lis
     call = UpstreamCall(id="call", request=upstream.prepare(asked), route=Route())
     prompt: list[int] = []
     answer: list[int] = []
-    told: list[float] = []
+    found: list[float] = []
     update = None
     async with aclosing(upstream.stream(call)) as batches:
         async for batch in batches:
@@ -102,13 +102,13 @@ async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[lis
                 prompt = prompt or chunk.get("prompt_token_ids") or []
                 for choice in chunk["choices"]:
                     answer += choice.get("token_ids") or []
-                    told += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
+                    found += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
             if len(answer) > 5 and update is None:
                 update = asyncio.create_task(asyncio.to_thread(lambda: (changed(model), sampler.sync_weights(1))))
     assert update is not None
     await update
     await upstream.close()
-    return [*prompt, *answer], told, call.route
+    return [*prompt, *answer], found, call.route
 
 
 def test_server_reports_checksums_of_its_weights(vllm: VLLM, tmp_path: Path) -> None:

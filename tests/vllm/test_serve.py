@@ -47,8 +47,8 @@ def test_calls_of_a_served_model_are_stored(servers: Servers, vllm_command: str,
             asked = {"model": "policy", "max_tokens": 5, "messages": [{"role": "user", "content": "the user asks"}]}
             whole = client.chat.completions.create(**asked, seed=1)
             pieces = list(client.chat.completions.create(**asked, seed=1, stream=True))
-        said = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
-        assert said == whole.choices[0].message.content
+        answer = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        assert answer == whole.choices[0].message.content
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=120)
     assert process.returncode == 0

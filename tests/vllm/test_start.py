@@ -1,4 +1,4 @@
-"""What a real vLLM says when it cannot start, and what is made of it."""
+"""Startup errors of a real vLLM, and our messages about them."""
 
 from __future__ import annotations
 

@@ -127,14 +127,14 @@ def test_run_stops_with_the_log_if_its_server_does_not_return(
 ) -> None:
     servers.close()
     killer = Killer(1)
-    with pytest.raises(WeightSyncError, match=r"vllm\.max_restarts=0; the last time: it has ended\.") as told:
+    with pytest.raises(WeightSyncError, match=r"vllm\.max_restarts=0; the last time: it has ended\.") as message:
         trained(
             tmp_path / "run",
             *("model.engine=vllm", f"vllm.command={vllm_command}", f"vllm.args={json.dumps(ARGUMENTS)}"),
             *("vllm.max_restarts=0", f"vllm.start_timeout_s={START_S}", "eval.at_start=false", "rollout.num_retries=0"),
             tracker=killer,
         )
-    assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(told.value)
+    assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(message.value)
     assert len(killer.killed) == 1
     assert not psutil.Process().children(recursive=True), "nothing is left running"
 

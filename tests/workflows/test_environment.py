@@ -15,7 +15,7 @@ from ..engine.stepping import Countdown
 
 
 class Slow(Countdown):
-    """Is made when the test says so."""
+    """Environment that is created when the test allows it."""
 
     go = threading.Event()
     begun = threading.Event()

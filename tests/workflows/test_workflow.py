@@ -20,7 +20,7 @@ from ..engine.stepping import Countdown, Talker
 
 
 class Scripted(Workflow):
-    """Does what the test says."""
+    """Runs the function of the test."""
 
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Any:
         return task["do"](self)
@@ -52,10 +52,12 @@ async def test_commit_copies_plain_data_and_shares_other_objects() -> None:
     client = threading.Lock()  # which cannot be copied
 
     def do(workflow: Workflow) -> None:
-        said = [{"role": "user", "content": "hi"}]
-        path = Trajectory(task={"client": client}, steps=[Step(chat_completions=said, info={"turns": [1]})], reward=1.0)
+        answer = [{"role": "user", "content": "hi"}]
+        path = Trajectory(
+            task={"client": client}, steps=[Step(chat_completions=answer, info={"turns": [1]})], reward=1.0
+        )
         workflow.commit(trajectory=path)
-        said.append({"role": "user", "content": "later"})
+        answer.append({"role": "user", "content": "later"})
         path.steps[0].info["turns"].append(2)
         path.steps.append(Step())
 
@@ -142,12 +144,12 @@ async def test_hooks_can_be_overridden() -> None:
     assert (episode.trajectories[0].reward, episode.is_correct, episode.metrics) == (2.0, True, {"tries": 1.0})
 
 
-@pytest.mark.parametrize(("said", "is_correct"), [(False, False), (True, True), (None, True)])
-async def test_fields_of_a_returned_episode_are_kept(said: bool | None, is_correct: bool) -> None:
+@pytest.mark.parametrize(("expected", "is_correct"), [(False, False), (True, True), (None, True)])
+async def test_fields_of_a_returned_episode_are_kept(expected: bool | None, is_correct: bool) -> None:
     paths = [path_of(1.0, name="solver"), path_of(0.0, name="judge")]
 
     def do(workflow: Workflow) -> Episode:
-        return Episode(trajectories=paths, is_correct=said, metrics={"solver_acc": 0.25})
+        return Episode(trajectories=paths, is_correct=expected, metrics={"solver_acc": 0.25})
 
     episode = await run(Scripted(), do)
     assert episode.is_correct is is_correct, "only where nobody says it do rewards decide"

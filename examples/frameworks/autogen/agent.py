@@ -30,7 +30,7 @@ async def price(item: str, quantity: float, packing: Packing) -> str:
     return f"{total:.2f} euro for {item} in {packing.paper} paper"
 
 
-# A model that AutoGen has never heard of has to be described.
+# A model unknown to AutoGen has to be described.
 client = OpenAIChatCompletionClient(
     model=MODEL,
     model_info=ModelInfo(

@@ -34,7 +34,7 @@ TOOL = FunctionTool.from_defaults(price)
 
 
 def policy() -> OpenAILike:
-    """Any name of a model will do."""
+    """Any name of a model is accepted."""
     return OpenAILike(model=MODEL, is_chat_model=True, is_function_calling_model=True, context_window=32_768)
 
 

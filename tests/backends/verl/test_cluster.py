@@ -49,12 +49,12 @@ def test_program_outside_of_the_cluster_is_rejected_with_the_remedy() -> None:
 
 
 def test_joining_a_cluster_keeps_the_sigterm_handler() -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with ray_cluster.sigterm_kept():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray does, which has one of its own
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]

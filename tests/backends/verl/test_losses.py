@@ -43,8 +43,8 @@ def micro_batches(rows: Rows, outputs: dict[str, torch.Tensor], size: int, dp_si
         chosen = slice(start, start + size)
         data: dict[str, Any] = {name: nested(list(column[chosen])) for name, column in columns.items()}
         data |= {"row": torch.arange(len(rows.order))[chosen], "temperature": 1.0, "dp_size": dp_size}
-        said = {name: nested(on_rows(values, rows)[chosen]) for name, values in outputs.items()}
-        pieces.append((said, data))
+        answer = {name: nested(on_rows(values, rows)[chosen]) for name, values in outputs.items()}
+        pieces.append((answer, data))
     return pieces
 
 
@@ -53,7 +53,7 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def on_rows(values: torch.Tensor, rows: Rows) -> list[torch.Tensor]:
-    """Values [N] where an engine tells them: at the token before."""
+    """Values [N] at the position where an engine returns them: at the token before."""
     flat = torch.zeros(len(rows.mask)).masked_scatter(rows.mask, values[rows.tokens])
     return [torch.cat([row[1:], row[:1]]) for row in flat.split(rows.offsets.diff().tolist())]
 
@@ -74,19 +74,19 @@ def test_losses_of_parts_sum_to_the_loss_of_the_whole(
     whole, sums = algorithm.loss(logprobs, batch, entropy)
     (expected,) = torch.autograd.grad(whole, logprobs, retain_graph=True)
 
-    told: dict[str, float] = {}
+    found: dict[str, float] = {}
     total = torch.zeros(())
-    for said, data in micro_batches(Rows.dealt(batch, 2), {"log_probs": logprobs, "entropy": entropy}, size, 2):
-        loss, metrics = PolicyLoss(algorithm)(said, data)
+    for text, data in micro_batches(Rows.dealt(batch, 2), {"log_probs": logprobs, "entropy": entropy}, size, 2):
+        loss, metrics = PolicyLoss(algorithm)(text, data)
         total = total + loss
         numbers = {name: value for name, value in metrics.items() if name not in (LOGPROBS, ROWS)}
-        told = {name: told.get(name, 0.0) + value for name, value in numbers.items()}
+        found = {name: found.get(name, 0.0) + value for name, value in numbers.items()}
     (gradient,) = torch.autograd.grad(total, logprobs)
 
     torch.testing.assert_close(gradient, 2 * expected, rtol=1e-5, atol=1e-6)  # verl means over its two workers
-    assert told[LOSS] == pytest.approx(whole.item(), rel=1e-5)
+    assert found[LOSS] == pytest.approx(whole.item(), rel=1e-5)
     for name, value in sums.items():
-        assert told[name] == pytest.approx(float(value), rel=1e-4, abs=1e-4)
+        assert found[name] == pytest.approx(float(value), rel=1e-4, abs=1e-4)
 
 
 def test_critic_losses_of_parts_sum_to_the_loss_of_the_whole(batch: Batch) -> None:

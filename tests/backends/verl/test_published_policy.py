@@ -29,8 +29,8 @@ async def test_autocast_rounds_where_the_trainer_does(folder: Path, autocast: bo
         output = await engine.complete(list(range(5, 45)), max_tokens=20, ignore_eos=True)
         with torch.no_grad():
             logits = engine.model(torch.tensor([output.prompt_ids + output.completion_ids])).logits[0].log_softmax(-1)
-        said = logits[len(output.prompt_ids) - 1 : -1].gather(1, torch.tensor(output.completion_ids)[:, None])[:, 0]
-        gap = float((torch.tensor(output.logprobs) - said).abs().max())
+        answer = logits[len(output.prompt_ids) - 1 : -1].gather(1, torch.tensor(output.completion_ids)[:, None])[:, 0]
+        gap = float((torch.tensor(output.logprobs) - answer).abs().max())
         assert (gap > 1e-5) == (autocast and multiplies_bfloat16())
     finally:
         policy.close()

@@ -1,4 +1,4 @@
-"""What our settings are in verl's words; nothing of verl is needed to tell."""
+"""Our settings translated to verl's keys, without importing verl."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def config_of(*overrides: str) -> TrainConfig:
 
 @pytest.mark.parametrize("setting", SAID)
 def test_settings_map_to_verl_keys(setting: str) -> None:
-    value, key, said = SAID[setting]
+    value, key, answer = SAID[setting]
     before, after = verl_keys(config_of()), verl_keys(config_of(f"{setting}={value}"))
-    assert key not in before or before[key].value != said
-    assert after[key].value == said
+    assert key not in before or before[key].value != answer
+    assert after[key].value == answer
 
 
 def test_keys_for_builtin_verl_losses() -> None:
@@ -112,7 +112,7 @@ def test_megatron_reads_its_own_section_for_adapters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         (
             f"verl.overrides.{ACTOR}.optim.lr=0.1",
@@ -151,13 +151,13 @@ def test_megatron_reads_its_own_section_for_adapters() -> None:
         ("model.path=no/such/folder", "there is no such folder"),
     ],
 )
-def test_unusable_settings_are_rejected(override: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_unusable_settings_are_rejected(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_settings(config_of(override))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["algorithm.name=sft", "verl.policy_loss=vanilla"], "sft has no probability ratio"),
         (
@@ -168,8 +168,8 @@ def test_unusable_settings_are_rejected(override: str, told: str) -> None:
         (["algorithm.name=ppo", "model.lora_rank=2"], "here ppo trains all weights: use 0, or backend=local"),
     ],
 )
-def test_conflicting_settings_are_rejected(overrides: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_conflicting_settings_are_rejected(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_settings(config_of(*overrides))
 
 
@@ -195,7 +195,7 @@ def test_reference_is_loaded_only_for_a_divergence() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Held(GRPO):
-    """An algorithm of a user's own, which holds the policy to its reference unless it is told not to."""
+    """A custom algorithm that holds the policy to its reference by default."""
 
     kl_coef: float = 0.1
 

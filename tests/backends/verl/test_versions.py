@@ -1,4 +1,4 @@
-"""Which versions are taken."""
+"""Supported versions of packages."""
 
 from __future__ import annotations
 

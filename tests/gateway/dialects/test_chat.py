@@ -19,7 +19,7 @@ def entry(logprob):
 
 
 def told(encoder, *chunks):
-    """What the client reads: the chunks that come at once, and those at the end."""
+    """Return the chunks that a client receives at once, and those at the end."""
     now, later = (
         [json.loads(line[6:]) for line in piece.decode().splitlines() if line.startswith("data: {")]
         for piece in (encoder.feed(list(chunks)), encoder.finish())

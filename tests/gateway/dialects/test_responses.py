@@ -242,8 +242,8 @@ def entries_of(*tokens):
 def test_log_probabilities_cover_only_the_text():
     asked = {"include": ["message.output_text.logprobs"]}
     entries = entries_of("<think>", "4?", "</think>", "\n4", "!", "<tool>", "4!", "<end>")
-    said = {"reasoning": "4?", "content": "4!", "tool_calls": [CALL]}
-    [_, message, _] = answer(said, asked=asked, logprobs={"content": entries})["output"]
+    text = {"reasoning": "4?", "content": "4!", "tool_calls": [CALL]}
+    [_, message, _] = answer(text, asked=asked, logprobs={"content": entries})["output"]
     assert message["content"][0]["logprobs"] == entries[3:5]
 
 
@@ -277,14 +277,14 @@ def test_custom_tool_takes_and_returns_text(asked):
 
 
 def test_continued_response_drops_the_instructions():
-    said = {"role": "assistant", "content": "hello"}
-    before = trace([{"role": "system", "content": "old"}, HI], said, **{INSTRUCTIONS_KEY: True})
+    text = {"role": "assistant", "content": "hello"}
+    before = trace([{"role": "system", "content": "old"}, HI], text, **{INSTRUCTIONS_KEY: True})
     asked = {"previous_response_id": before.id, "instructions": "new"}
     assert refers_to(asked) == [before.id]
     assert chat({before.id: before}, **asked, input="more")["messages"] == [
         {"role": "system", "content": "new"},
         HI,
-        said,
+        text,
         {"role": "user", "content": "more"},
     ]
 

@@ -1,4 +1,4 @@
-"""An agent that sends back what it was told loses nothing of the conversation, in any dialect."""
+"""An agent that sends back its answers loses nothing of the conversation, in any dialect."""
 
 import json
 from contextlib import suppress
@@ -27,21 +27,21 @@ def turns(draw):
         for k, args in enumerate(made)
     ]
     content = draw(texts)
-    said = {"role": "assistant", "content": content or (None if calls else "")}
+    answer = {"role": "assistant", "content": content or (None if calls else "")}
     if thought := draw(texts):
-        said["reasoning_content"] = thought
+        answer["reasoning_content"] = thought
     if calls:
-        said["tool_calls"] = calls
+        answer["tool_calls"] = calls
     results = [{"role": "tool", "tool_call_id": call["id"], "content": draw(texts)} for call in calls]
-    return [said, *(results or [{"role": "user", "content": draw(texts)}])]
+    return [answer, *(results or [{"role": "user", "content": draw(texts)}])]
 
 
 conversations = st.tuples(texts, texts, st.lists(turns(), max_size=4))
 
 
-def spoken(said):
+def spoken(expected):
     """An assistant's message as an answer of the upstream."""
-    return {"id": "msg_1", "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+    return {"id": "msg_1", "choices": [{"index": 0, "message": expected, "finish_reason": "stop"}]}
 
 
 def chat_of(system, first, made):
@@ -66,8 +66,8 @@ def _with_parsed_arguments(value):
 def test_message_round_trip_is_lossless(conversation):
     system, first, made = conversation
     sent = [{"role": "user", "content": first}]
-    for said, *follow in made:
-        sent.append({"role": "assistant", "content": messages.from_chat(spoken(said), {})["content"]})
+    for expected, *follow in made:
+        sent.append({"role": "assistant", "content": messages.from_chat(spoken(expected), {})["content"]})
         if follow[0]["role"] == "tool":
             blocks = [
                 {"type": "tool_result", "tool_use_id": result["tool_call_id"], "content": result["content"]}
@@ -85,8 +85,8 @@ def test_message_round_trip_is_lossless(conversation):
 def test_response_round_trip_keeps_the_spelling_of_arguments(conversation):
     system, first, made = conversation
     items = [{"role": "user", "content": first}]
-    for said, *follow in made:
-        items += responses.from_chat(spoken(said), {})["output"]
+    for expected, *follow in made:
+        items += responses.from_chat(spoken(expected), {})["output"]
         for message in follow:
             output = {
                 "type": "function_call_output",

@@ -1,4 +1,4 @@
-"""Whatever pieces an answer comes in, a streamed one tells the client exactly what a whole one does."""
+"""A streamed answer gives the client exactly the content of an unstreamed one, in pieces of any size."""
 
 import orjson
 from hypothesis import given, settings
@@ -28,11 +28,11 @@ def pieces_of(draw, text):
 def streams(draw):
     """The chunks of one answer, in batches as the network may bring them."""
     deltas = [{"role": "assistant", "content": ""}]
-    said = draw(st.sampled_from(["content", "refusal"]))
-    for name in ("reasoning_content", said):
+    text = draw(st.sampled_from(["content", "refusal"]))
+    for name in ("reasoning_content", text):
         if draw(st.booleans()):
             deltas += [{name: piece} for piece in draw(pieces_of(draw(texts)))]
-    made = draw(calls) if said == "content" else []
+    made = draw(calls) if text == "content" else []
     for index, (name, args) in enumerate(made):
         first, *rest = draw(pieces_of(args))
         call = {"index": index, "id": f"call_{index}", "type": "function"}
@@ -54,9 +54,9 @@ def choice_chunk(delta, reason=None):
 
 
 def logprobs_of(delta):
-    """One token for what is said, and one that no text shows before a call or the end."""
-    said = [delta[name] for name in ("reasoning_content", "content", "refusal") if delta.get(name)]
-    tokens = said if delta.keys() & {"reasoning_content", "content", "refusal"} else ["<|special|>"]
+    """One token for each character, and one without text before a call or the end."""
+    shown = [delta[name] for name in ("reasoning_content", "content", "refusal") if delta.get(name)]
+    tokens = shown if delta.keys() & {"reasoning_content", "content", "refusal"} else ["<|special|>"]
     return {"content": [{"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in tokens]}
 
 
@@ -75,7 +75,7 @@ def streamed(encoder, batches, call_id):
 
 
 def message_of(events):
-    """What Anthropic's clients put together."""
+    """Return the message that Anthropic's clients assemble."""
     message, open_block, partial = None, None, ""
     for event in events:
         match event["type"]:
@@ -116,7 +116,7 @@ def test_streamed_message_equals_the_whole_message(batches):
 
 
 def response_of(events):
-    """What OpenAI's clients put together, which is checked against the last event."""
+    """Return the response that OpenAI's clients assemble, which is compared with the last event."""
     items, ended = {}, {}
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
@@ -141,8 +141,8 @@ def response_of(events):
             case "custom_tool_call_input.delta":
                 items[at]["input"] += event["delta"]
             case "output_item.done":
-                told_at_the_end = {name: event["item"].get(name) for name in ("status", "encrypted_content")}
-                assert {**items[at], **told_at_the_end} == {**told_at_the_end, **event["item"]}
+                final_fields = {name: event["item"].get(name) for name in ("status", "encrypted_content")}
+                assert {**items[at], **final_fields} == {**final_fields, **event["item"]}
                 ended[at] = event["item"]
     return [ended[at] for at in range(len(items))]
 
@@ -170,7 +170,7 @@ def test_streamed_completion_equals_the_whole_completion(batches):
     asked = {"prompt": "p", "stream_options": {"include_usage": True}}
     events, response = streamed(CompletionsStreamEncoder(asked), batches, "cmpl-1")
     [choice] = chat.completion_from_chat(response, asked)["choices"]
-    told = [event["choices"][0] for event in events if event["choices"]]
-    assert "".join(piece["text"] for piece in told) == choice["text"]
-    assert [piece["finish_reason"] for piece in told][-1] == choice["finish_reason"]
+    found = [event["choices"][0] for event in events if event["choices"]]
+    assert "".join(piece["text"] for piece in found) == choice["text"]
+    assert [piece["finish_reason"] for piece in found][-1] == choice["finish_reason"]
     assert events[-1]["usage"] == USAGE

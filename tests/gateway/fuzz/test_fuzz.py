@@ -1,4 +1,4 @@
-"""Anything may be sent, by clients and by upstreams: each is answered, no 5xx lacks its cause, and nothing is left behind.
+"""Anything may be sent, by clients and by upstreams: each is answered, each 5xx has its cause, and nothing leaks.
 
 A few examples of most by default; `RLLM_FUZZ_EXAMPLES=1000` looks harder, cuts streams at every byte, and tries all routes as
 they are described.
@@ -205,7 +205,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def little_garbage():
-    """Whatever the process has from before is no garbage: collecting that of each test takes no time then."""
+    """Freeze existing objects, so that garbage collection for each test is fast."""
     gc.collect()
     gc.freeze()
     yield

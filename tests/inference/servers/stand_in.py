@@ -1,8 +1,8 @@
-"""What a `vllm serve` looks like from outside: a program that takes its arguments, serves its routes, and has no model.
+"""Stand-in for `vllm serve`: a program that takes its arguments, serves its routes, and has no model.
 
     python stand_in.py FOLDER serve MODEL --port N ...
 
-`FOLDER/behaviour.json` says what goes wrong, and `FOLDER/calls` lists what was asked for, a line each.
+`FOLDER/behaviour.json` sets the faults, and `FOLDER/calls` lists the requests, a line each.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         with (FOLDER / "calls").open("a") as file:
             file.write(f"{self.command} {self.path}\n")
-        said: object = {}
+        text: object = {}
         if path == "/openapi.json":
-            said = {"paths": {route: {} for route in ROUTES if route not in BEHAVIOUR.get("lacks", ())}}
+            text = {"paths": {route: {} for route in ROUTES if route not in BEHAVIOUR.get("lacks", ())}}
         elif path == "/v1/models":
-            said = {"data": [{"id": "policy"}]}
+            text = {"data": [{"id": "policy"}]}
         elif path == "/weight_info":
-            said = {"weight_version": Handler.weight_version}
+            text = {"weight_version": Handler.weight_version}
         elif path == "/update_weight_version":
             Handler.weight_version = str(body["new_version"])
         elif path == "/collective_rpc":
-            said = {"results": [{"backend": BEHAVIOUR.get("backend", "rllm_file")}]}
+            text = {"results": [{"backend": BEHAVIOUR.get("backend", "rllm_file")}]}
         elif path == "/die":
             self.server.socket.close()
             time.sleep(BEHAVIOUR.get("takes_s_to_end", 0.0))
             os._exit(9)
         key = os.environ.get("VLLM_API_KEY")
         is_open = not path.startswith("/v1/") or key is None or self.headers.get("authorization") == f"Bearer {key}"
-        data = json.dumps(said).encode()
+        data = json.dumps(text).encode()
         self.send_response(200 if is_open else 401)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))

@@ -1,4 +1,4 @@
-"""What is found out about servers of every kind, by asking them."""
+"""Capabilities of servers of every kind, found by requests."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def test_server_with_all_capabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("abilities", "name", "said", "fix"),
+    ("abilities", "name", "expected", "fix"),
     [
         ({"gives_ids": False}, "token ids", "token_ids", "vLLM 0.10.2 or newer"),
         ({"routes": []}, "new weights", "this server takes no new weights", "start it as `rllm doctor"),
         ({"models": []}, "models", "none", "--model NAME"),
     ],
 )
-def test_capabilities_required_for_training(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
+def test_capabilities_required_for_training(abilities: dict[str, Any], name: str, expected: str, fix: str) -> None:
     capabilities = found(**abilities)
     assert not capabilities.ok
     assert [finding.name for finding in capabilities.problems] == [name]
-    assert said in of(capabilities, name).detail
+    assert expected in of(capabilities, name).detail
     assert fix in of(capabilities, name).fix
 
 
 @pytest.mark.parametrize(
-    ("abilities", "name", "said", "fix"),
+    ("abilities", "name", "expected", "fix"),
     [
         ({"streams_ids": False}, "streamed ids", "0 ids and 2 log-probabilities", "agents that stream"),
         ({"streams": False}, "streamed ids", "not supported with streaming", "agents that stream"),
@@ -71,12 +71,12 @@ def test_capabilities_required_for_training(abilities: dict[str, Any], name: str
         ),
     ],
 )
-def test_capabilities_recommended_for_training(abilities: dict[str, Any], name: str, said: str, fix: str) -> None:
+def test_capabilities_recommended_for_training(abilities: dict[str, Any], name: str, expected: str, fix: str) -> None:
     capabilities = found(**abilities)
     assert capabilities.ok
     finding = of(capabilities, name)
     assert not finding.ok
-    assert said in finding.detail
+    assert expected in finding.detail
     assert fix in finding.fix
 
 

@@ -59,7 +59,7 @@ def test_unsupported_adapter_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "message"),
     [
         ("--port=80", r"vllm\.port"),
         ("--logprobs-mode", "processed_logprobs"),
@@ -67,8 +67,8 @@ def test_unsupported_adapter_is_rejected() -> None:
         ("--api-key", "VLLM_API_KEY"),
     ],
 )
-def test_arguments_controlled_by_settings_are_rejected(argument: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_arguments_controlled_by_settings_are_rejected(argument: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         options(extra_args=(argument,))
 
 

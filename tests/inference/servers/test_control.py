@@ -17,7 +17,7 @@ def serve() -> Iterator[Serve]:
     """A server that answers its first request with these bytes, and hangs up."""
     sockets: list[socket.socket] = []
 
-    def serve(said: bytes) -> str:
+    def serve(expected: bytes) -> str:
         listening = socket.create_server(("127.0.0.1", 0))
         sockets.append(listening)
 
@@ -25,7 +25,7 @@ def serve() -> Iterator[Serve]:
             connection, _ = listening.accept()
             with connection:
                 connection.recv(65536)
-                connection.sendall(said)
+                connection.sendall(expected)
 
         threading.Thread(target=answer, daemon=True).start()
         return f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
@@ -36,16 +36,16 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("expected", "message"),
     [
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", r"closed the connection.*\(IncompleteRead\)"),
         (b"nonsense\r\n\r\n", r"closed the connection.*\(BadStatusLine\)"),
         (b"HTTP/1.1 500 No\r\ncontent-length: 99\r\n\r\nwhy", "was answered with 500"),
     ],
 )
-def test_interrupted_answer_is_a_server_error(serve: Serve, said: bytes, told: str) -> None:
-    with pytest.raises(InferenceError, match=told) as failed:
-        VLLMControl(serve(said)).weight_version()
+def test_interrupted_answer_is_a_server_error(serve: Serve, expected: bytes, message: str) -> None:
+    with pytest.raises(InferenceError, match=message) as failed:
+        VLLMControl(serve(expected)).weight_version()
     assert failed.value.status_code in (500, 503)
 
 

@@ -95,7 +95,7 @@ def test_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "expected_message"),
     [
         (
             "  Value error, Model architectures ['GhostForCausalLM'] are not supported for now.",
@@ -113,18 +113,18 @@ def test_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.Monkey
         ("something new", "ended with exit code 3"),
     ],
 )
-def test_failed_start_error_has_log_and_remedy(start: Start, said: str, told: str) -> None:
-    with pytest.raises(InferenceError, match=told) as caught:
-        start(says=["first", said], exits=3)
-    assert said in str(caught.value)
+def test_failed_start_error_has_log_and_remedy(start: Start, message: str, expected_message: str) -> None:
+    with pytest.raises(InferenceError, match=expected_message) as caught:
+        start(says=["first", message], exits=3)
+    assert message in str(caught.value)
 
 
 def test_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None:
     began = time.monotonic()
     start()
-    seconds = max(4, round(5 * (time.monotonic() - began)))  # enough to say something, on a busy machine too
-    told = rf"vllm\.start_timeout_s={seconds}"
-    with pytest.raises(InferenceError, match=told) as caught:
+    seconds = max(4, round(5 * (time.monotonic() - began)))  # enough to print something, on a busy machine too
+    message = rf"vllm\.start_timeout_s={seconds}"
+    with pytest.raises(InferenceError, match=message) as caught:
         start(says=["Loading weights 3 %"], hangs=True, start_timeout_s=float(seconds))
     assert "Loading weights 3 %" in str(caught.value)
     assert not any(map(is_running, starts(tmp_path)[1:]))
@@ -139,11 +139,11 @@ def test_occupied_port_is_reported(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [("127.0.0.1:8000", r"vllm\.url"), ("http://127.0.0.1:1/v1", r"vllm\.url=.*/v1")],
 )
-def test_address_without_a_server_is_reported(url: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_address_without_a_server_is_reported(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         VLLMServer.join(url)
 
 
@@ -179,7 +179,7 @@ def test_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
     joined.control.set_weight_version("run:2")
     joined.expect("run:2")
     joined.watch(recover)
-    ours.control.set_weight_version("default")  # as a server says that somebody has started anew
+    ours.control.set_weight_version("default")  # as a server reports after a restart by another user
     assert recovered.wait(PATIENCE_S)
     joined.await_ready()
     joined.close()
@@ -227,10 +227,10 @@ def test_waiting_for_a_dead_server_raises_with_its_log(start: Start, tmp_path: P
     )
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
     wait_for(lambda: not server.is_ready)
-    with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: .*exit code 3") as told:
+    with pytest.raises(InferenceError, match=r"vllm\.max_restarts=1; the last time: .*exit code 3") as message:
         asyncio.run(waiting.get_model_response([{"role": "user", "content": "a fig"}]))
-    assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(told.value)
-    assert "RuntimeError: no more" in str(told.value)
+    assert f"The end of its log ({tmp_path / 'run' / 'vllm.log'}):" in str(message.value)
+    assert "RuntimeError: no more" in str(message.value)
     waiting.close()
 
 
@@ -289,12 +289,12 @@ def test_weights_are_loaded_from_disk_without_our_extension(start: Start) -> Non
 
 
 @pytest.mark.parametrize(
-    ("lacks", "lora", "told"),
+    ("lacks", "lora", "message"),
     [
         (["/pause", "/weight_info"], False, r"lacks /pause, /weight_info \(VLLM_SERVER_DEV_MODE=1\)"),
         (["/v1/load_lora_adapter"], True, "takes no adapters while it runs"),
     ],
 )
-def test_server_without_weight_updates_is_rejected(start: Start, lacks: list[str], lora: bool, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_server_without_weight_updates_is_rejected(start: Start, lacks: list[str], lora: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         choose_handover(start(lacks=lacks).control, lora=lora)

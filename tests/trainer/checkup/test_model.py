@@ -48,7 +48,7 @@ def test_template_without_generation_prompt_is_append_only() -> None:
 
 
 def test_template_that_opens_an_answer_after_every_message() -> None:
-    """Command A's: the header of an answer follows each message, whoever writes next."""
+    """Command A's: the header of an answer follows each message of any role."""
     header = "<|im_end|>assistant<|im_start|>"
     found = finding("{{ tools }}{% for m in messages %}{{ m.content }}" + CALLS + header + "{% endfor %}")
     assert not found.ok
@@ -69,7 +69,7 @@ def test_template_that_reorders_messages_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said", "remedy"),
+    ("template", "expected", "remedy"),
     [
         (NO_TOOLS, "prints no tools, tool calls", "model.tool_prompt=hermes"),
         (NO_SYSTEM, "refuses system messages (TemplateError: no system role)", "model.chat_template=PATH"),
@@ -80,10 +80,10 @@ def test_template_that_reorders_messages_cannot_be_continued() -> None:
         ),
     ],
 )
-def test_template_that_omits_content(template: str, said: str, remedy: str) -> None:
+def test_template_that_omits_content(template: str, expected: str, remedy: str) -> None:
     found = finding(template)
     assert not found.ok
-    assert found.detail.endswith(said) or said in found.detail
+    assert found.detail.endswith(expected) or expected in found.detail
     assert remedy in found.fix
     assert found.fix.count("model.chat_template=PATH") == 1
 
@@ -97,7 +97,7 @@ def test_missing_template_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         (None, ""),
         ({"eos_token_id": 2, "temperature": 1.0, "top_k": 0, "do_sample": True}, ""),
@@ -106,13 +106,13 @@ def test_missing_template_is_reported() -> None:
     ],
 )
 def test_sampling_recommended_by_the_model_is_reported(
-    settings: dict[str, float] | None, said: str, tmp_path: Path
+    settings: dict[str, float] | None, expected: str, tmp_path: Path
 ) -> None:
     if settings is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     found = generation_finding(tmp_path)
-    assert found.ok == (not said)
-    assert said in found.detail
+    assert found.ok == (not expected)
+    assert expected in found.detail
 
 
 def test_files_missing_from_a_download_are_reported(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_incompatible_requirement_is_a_problem() -> None:
 
 
 def test_installed_packages_of_our_extras_must_fit() -> None:
-    assert [said for _, _, said, _ in told(verl=Package(version="0.8"))[1:]] == [
+    assert [expected for _, _, expected, _ in told(verl=Package(version="0.8"))[1:]] == [
         "rllm 0.1 asks for verl<0.10,>=0.9.1, and verl 0.8 is installed"
     ]
 
