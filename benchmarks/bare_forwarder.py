@@ -1,8 +1,8 @@
-"""The leanest way through a process that looks at nothing: bytes from clients to an upstream and back.
+"""The leanest forwarder, which parses nothing: bytes from clients to an upstream and back.
 
     python benchmarks/bare_forwarder.py UPSTREAM_PORT
 
-What it costs, any gateway costs: `benchmarks/gateway_scaling.py` shows it beside ours.
+Its cost is the minimum of any gateway: `benchmarks/gateway_scaling.py` shows it beside ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uvloop
 
 
 class End(asyncio.Protocol):
-    """One end of a way; what arrives here leaves at the other."""
+    """One end of a connection; received bytes are sent to the other."""
 
     other: End | None = None
 
@@ -32,7 +32,7 @@ class End(asyncio.Protocol):
 
 
 class Client(End):
-    """The end of a client, which gets a connection to the upstream of its own."""
+    """The end of a client, which gets its own connection to the upstream."""
 
     def __init__(self, upstream_port: int) -> None:
         self.upstream_port = upstream_port

@@ -1,4 +1,4 @@
-"""The leanest gateway that captures calls durably: what `benchmarks/gateway.py` measures ours against.
+"""The leanest gateway that captures calls durably: the baseline of `benchmarks/gateway.py`.
 
     python benchmarks/bare_gateway.py UPSTREAM_PORT DATABASE
 
@@ -32,7 +32,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 
 
 class Writer:
-    """A thread that commits all that waits, then releases the answers with one wake-up of the event loop."""
+    """A thread that commits all waiting calls, then releases the answers with one wake-up of the event loop."""
 
     def __init__(self, database: str, loop: asyncio.AbstractEventLoop) -> None:
         self.database, self.loop = database, loop
@@ -63,7 +63,7 @@ def _call_all(functions: list[Callable[[], None]]) -> None:
 
 
 class Upstream(asyncio.Protocol):
-    """A kept-alive connection to the upstream; hands what arrives to whichever client uses it."""
+    """A keep-alive connection to the upstream; passes received bytes to the client that uses it."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
@@ -162,7 +162,7 @@ class Client(asyncio.Protocol):
 
 
 class Gateway:
-    """Upstream connections, as many as there were ever calls at once, and the writer."""
+    """Upstream connections, as many as there were concurrent calls, and the writer."""
 
     def __init__(self, upstream_port: int, database: str) -> None:
         self.upstream_port = upstream_port

@@ -3,7 +3,7 @@
     for seed in 0 1 2; do rllm demo --model HuggingFaceTB/SmolLM2-135M-Instruct --seed $seed; done
     python benchmarks/demo_curve.py --model HuggingFaceTB/SmolLM2-135M-Instruct runs/demo-*
 
-On the left the share of right answers among each training step's rollouts, on the right that on held-out tasks.
+On the left the accuracy of each training step's rollouts, on the right that on held-out tasks.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def streamed_answer() -> bytes:
         events.append(chunk([{**delta, "finish_reason": reason, "token_ids": [token_id]}]))
     events += [chunk([], usage=_USAGE), b"data: [DONE]\n\n"]
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    # As servers do it: every event is an HTTP chunk of its own.
+    # Like real servers: every event is a separate HTTP chunk.
     return b"".join([head, *(b"%x\r\n%s\r\n" % (len(event), event) for event in events), b"0\r\n\r\n"])
 
 
@@ -96,7 +96,7 @@ MODELS = b'{"object":"list","data":[{"id":"scripted","object":"model","created":
 
 
 class Upstream(asyncio.Protocol):
-    """Answers each request with the fixed bytes; knows just enough HTTP to find where a request ends."""
+    """Answers each request with the fixed bytes; parses just enough HTTP to find the end of a request."""
 
     whole, streamed = whole_answer(), streamed_answer()
     models = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
@@ -266,7 +266,7 @@ def _stored_ids(database: Path) -> set[str]:
 
 
 Measured: TypeAlias = tuple[int, psutil.Process] | tuple[int, psutil.Process, str]
-"""Port, process, and what stands before `/v1` in its paths where that is not ours."""
+"""Port, process, and the prefix of `/v1` in its paths if it differs from ours."""
 
 
 class Tally:
@@ -302,7 +302,7 @@ class Tally:
 def measure(
     mode: str, upstream_port: int, gateways: dict[str, Measured], seconds: float, connections: int
 ) -> dict[str, Any]:
-    """One mode (`json` or `stream`): the upstream alone, a short warm-up, then the gateways in turns."""
+    """Measure one mode (`json` or `stream`): the upstream alone, a short warm-up, then the gateways in turns."""
     direct = _load(upstream_port, "", mode, min(seconds, 2.0), connections)
     tallies = {name: Tally(*measured) for name, measured in gateways.items()}
     acknowledged = {

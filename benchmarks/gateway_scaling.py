@@ -29,7 +29,7 @@ NUM_MEMORY_READINGS = 10
 
 
 def percentiles(latencies: list[float]) -> list[float]:
-    """In milliseconds: of 50, 95 and 99 calls in 100 the slowest."""
+    """Latency percentiles 50, 95 and 99, in milliseconds."""
     ordered = sorted(latencies)
     return [1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95, 0.99)]
 
@@ -68,7 +68,7 @@ class Measured:
 
 @contextmanager
 def running() -> Iterator[tuple[int, list[Measured]]]:
-    """The upstream's port, and what stands before it; the gateway comes first."""
+    """Start the upstream and the programs before it; return their ports, the gateway's first."""
     processes: list[subprocess.Popen[str]] = []
 
     def spawn(*arguments: str) -> subprocess.Popen[str]:
@@ -100,7 +100,7 @@ def running() -> Iterator[tuple[int, list[Measured]]]:
 
 
 def scale(upstream_port: int, measured: list[Measured], connections: int, seconds: float) -> list[dict[str, Any]]:
-    """Both modes at one number of connections."""
+    """Measure both modes at one number of connections."""
     results = []
     for mode in MODES:
         direct = percentiles(gateway._load(upstream_port, "", mode, min(seconds, 2.0), connections)["latencies"])
@@ -109,7 +109,7 @@ def scale(upstream_port: int, measured: list[Measured], connections: int, second
 
 
 def memory_over(ours: Measured, num_calls: int) -> list[tuple[int, float]]:
-    """Calls so far, and megabytes, a few times on the way."""
+    """Return calls so far, and megabytes, at several points."""
     readings, sent = [(0, ours.memory_mb)], 0
     while sent < num_calls:
         prefix = f"/sessions/memory-{sent}-SESSION"

@@ -31,11 +31,11 @@ COLUMNS = 4
 PANEL_WIDTH, PANEL_HEIGHT = 150, 90
 GAP_X, GAP_Y, LEFT, TOP, BOTTOM = 56, 52, 44, 76, 44
 INK, ACCENT = "#777c84", "#2f81d8"
-"""Of middle lightness, and on no background of their own, so that they read on white as on black."""
+"""Colours of middle lightness, which are readable on white and on black."""
 
 
 def gather(folder: Path) -> Curves:
-    """The curves that the runs left, in order of algorithm and seed."""
+    """Return the curves of the runs, in order of algorithm and seed."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not runs:
         raise SystemExit(f"{folder} holds no curves: run `make test-learning`, which leaves them in runs/learning")
@@ -50,7 +50,7 @@ def draw(
     *,
     highest: float = 1.0,
 ) -> str:
-    """The picture as SVG: a panel for each algorithm, a thin line for each seed, and a thick one for their mean.
+    """Return the picture as SVG: a panel for each algorithm, a thin line for each seed, and a thick one for their mean.
 
     The axes end at `highest`.
     """
@@ -114,7 +114,7 @@ def _panel(place: int, name: str, seeds: Mapping[str, Curve], steps: int, highes
 
 
 def mean_of(curves: Sequence[Curve]) -> Curve:
-    """Their mean at each step."""
+    """Return their mean at each step."""
     return {step: fmean(curve[step] for curve in curves) for step in curves[0]}
 
 
@@ -126,7 +126,7 @@ def _text(
 
 
 def table(curves: Curves) -> Iterator[str]:
-    """First and last value of each seed, a line for each algorithm."""
+    """Return the first and last value of each seed, a line for each algorithm."""
     for name, seeds in curves.items():
         ends = [list(curve.values()) for curve in seeds.values()]
         yield f"{name:30s}" + "   ".join(f"{values[0]:.2f} -> {values[-1]:.2f}" for values in ends)

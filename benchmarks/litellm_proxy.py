@@ -1,4 +1,4 @@
-"""A LiteLLM proxy that stores what passes through it, by our callback: what `benchmarks/gateway.py --litellm` sets beside ours."""
+"""A LiteLLM proxy that stores its calls with our callback, for `benchmarks/gateway.py --litellm`."""
 
 from __future__ import annotations
 

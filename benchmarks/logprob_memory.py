@@ -2,7 +2,7 @@
 
     python benchmarks/logprob_memory.py [--tokens 256 512 1024 2048] [--vocabulary 150000] [--json]
 
-Each row is a process of its own: a small Qwen3 (hidden size 64, two layers), sequences of 256 tokens all of which are
+Each row is a separate process: a small Qwen3 (hidden size 64, two layers), sequences of 256 tokens all of which are
 trained on, one forward and one backward pass, and the memory that these add at their peak. The trainer's share must not
 grow with the number of tokens; that of `full` is several times tokens x vocabulary x 4 bytes.
 """
@@ -43,7 +43,7 @@ def build_model(vocabulary: int) -> Any:
 
 
 def ours(model: Any, ids: Tensor) -> Tensor:
-    """The log-probability of every token but the first of each sequence, as the trainer computes it."""
+    """Return the log-probability of every token but the first of each sequence, as the trainer computes it."""
     sequences = [
         TokenSequence(ids=row, spans=[StepSpan(step_id="", start=1, stop=LENGTH)], logprobs=[0.0] * (LENGTH - 1))
         for row in ids.tolist()
@@ -53,7 +53,7 @@ def ours(model: Any, ids: Tensor) -> Tensor:
 
 
 def full(model: Any, ids: Tensor) -> Tensor:
-    """The same by a softmax over all logits at once."""
+    """Return the same by a softmax over all logits at once."""
     logits = model(input_ids=ids).logits[:, :-1]
     return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()
 
@@ -62,7 +62,7 @@ WAYS: dict[str, Callable[[Any, Tensor], Tensor]] = {"ours": ours, "full": full}
 
 
 def megabytes() -> float:
-    """The most memory that this process has held so far."""
+    """Return the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

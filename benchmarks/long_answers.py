@@ -2,7 +2,7 @@
 
     python benchmarks/long_answers.py MODEL [--lengths 512 1024 2048 4096] [--group 8] [--kept 2048] [--threads 1]
 
-A group of answers to one prompt is sampled and trained on, in a process of its own for each length. Attention reads all
+A group of answers to one prompt is sampled and trained on, in a separate process for each length. Attention reads all
 earlier tokens, so a token's time grows with its position by that much; everything else should stay as it is. Layers of
 sequences of more than `--kept` tokens are run again in the backward pass, as by `optim.micro_batch_tokens`.
 """

@@ -3,7 +3,7 @@
     python benchmarks/overlap.py [--steps 8] [--tool-s 0.3] [--json]
 
 The agent asks the policy, waits for a tool, and asks again; 8 tasks x 8 rollouts a step, a policy of 3.7 million parameters. Both
-runs do the same work in a process of their own: what differs is `rollout.max_staleness`.
+runs do the same work in separate processes: only `rollout.max_staleness` differs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def train(folder: Path, model: str, max_staleness: int, num_steps: int, tool_s: 
 
 
 def measured(model: str, max_staleness: int, options: argparse.Namespace) -> float:
-    """The same in a process of its own."""
+    """Measure the same in a separate process."""
     same = ["--steps", str(options.steps), "--tool-s", str(options.tool_s)]
     done = subprocess.run(
         [sys.executable, __file__, "--only", str(max_staleness), "--model", model, *same],

@@ -45,7 +45,7 @@ ENVIRONMENT = {
 
 
 class Timed:
-    """A way of handing weights over, and the seconds that it took the last time."""
+    """A way to transfer weights, and the seconds of its last transfer."""
 
     def __init__(self, real: Handover, pid: int) -> None:
         self.real, self.name, self.shows_bits = real, real.name, real.shows_bits
@@ -57,7 +57,7 @@ class Timed:
 
 
 def seconds(work: Callable[[], object], pid: int | None = None) -> float:
-    """CPU seconds of this process, and of another with all that it has started."""
+    """Return CPU seconds of this process, and of another with its children."""
     started = time.process_time() + cpu_of(pid)
     work()
     return time.process_time() + cpu_of(pid) - started
@@ -72,7 +72,7 @@ def cpu_of(pid: int | None) -> float:
 
 
 def build(folder: Path, num_layers: int) -> tuple[Any, Any]:
-    """A random model, whose head is a tensor of its own, and its tokenizer, saved."""
+    """Save a random model, whose head is a separate tensor, and its tokenizer."""
     tokenizer = train_tokenizer(["the user asks the assistant, and the assistant answers\n"] * 50, vocab_size=600)
     recipe = TinyPolicyRecipe(
         hidden_size=768, num_layers=num_layers, num_heads=12, num_key_value_heads=6, intermediate_size=3072
@@ -85,7 +85,7 @@ def build(folder: Path, num_layers: int) -> tuple[Any, Any]:
 
 
 def untie(model: Any) -> None:
-    """vLLM's own reload leaves a head that is tied to the embedding as it was, on CPUs."""
+    """vLLM's own reload does not update a head that is tied to the embedding, on CPUs."""
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 

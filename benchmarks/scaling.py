@@ -50,7 +50,7 @@ ROUNDS = 4
 
 
 class Instant:
-    """A rollout of three steps, for which nothing is asked."""
+    """A rollout of three steps without model calls."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
         steps = [
@@ -127,12 +127,12 @@ class Costs:
 
 
 def simulate(num_replicas: int, num_gateways: int, costs: Costs, seed: int = 0) -> float:
-    """The share of the replicas' places that is at work, with agents that ask again as soon as they have their answer."""
+    """Return the used share of the replicas' slots, with agents that call again as soon as they have their answer."""
     chance = random.Random(seed)
     num_agents = num_replicas * SLOTS
     free_at = [0.0] * num_gateways
     runner_free_at = 0.0
-    # What happens next: the time, the agent, and whether its request (0) or its answer (1) comes to its gateway.
+    # Next events: the time, the agent, and whether its request (0) or its answer (1) arrives at its gateway.
     events = [(chance.random() * ANSWER_S, agent, 0) for agent in range(num_agents)]
     heapq.heapify(events)
     begin, end = ANSWER_S, ANSWER_S * (1 + ROUNDS)
@@ -154,7 +154,7 @@ def simulate(num_replicas: int, num_gateways: int, costs: Costs, seed: int = 0) 
 
 
 def gateways_needed(num_replicas: int, call: float) -> int:
-    """The fewest gateway processes that keep the replicas busy, with a runner that costs nothing."""
+    """Return the fewest gateway processes that keep the replicas busy, with a runner that costs nothing."""
     number = max(1, int(num_replicas * SLOTS / ANSWER_S * call))
     while simulate(num_replicas, number, Costs(call=call, rollout=0.0)) < ENOUGH:
         number += 1

@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [--runs 7] [--json]
 
-Every program runs in a fresh interpreter, in turn, so that a noisy machine disturbs all alike; the fastest run counts.
+Every program runs in a fresh interpreter, in turn, so that a noisy machine affects all equally; the fastest run counts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The share of a training step that is neither generation nor update, at 1,024 rollouts a step, and what it consists of.
+"""The share of a training step that is neither generation nor update, at 1,024 rollouts a step, and its parts.
 
     python benchmarks/step_share.py [--rollouts 1024] [--tokens 64] [--steps 3] [--model FOLDER] [--device cpu] [--json]
 
 A policy of 3.7 million parameters is sampled from by the embedded engine and trained by GRPO, 16 rollouts of each task, one answer
-of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is what the engine's own
-thread takes, update what the optimiser's step does. The rest is what everything else costs: agents, their clients and the gateway;
+of `--tokens` tokens each. Everything happens in one process, whose CPU seconds are counted. Generation is the time of the engine's own
+thread, update that of the optimiser's step. The rest is everything else: agents, their clients and the gateway;
 prompts to tokens and answers to text; assembling the batch; publishing, explaining and writing. `in process` are agents in
-environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; what is spent inside that
-function, in the package `openai`, is a row of its own.
+environments, `over HTTP` is the function of docs/scaling.md, which makes a client for each rollout; the time inside that
+function, in the package `openai`, is a separate row.
 
 So small a policy makes generation and update artificially cheap. With `--model` a pretrained one is trained in its place;
 `--tokens 16 --steps 1` is advisable then, which takes some ten minutes of CPU for one of 135 million parameters.
@@ -56,7 +56,7 @@ class Marks:
         self._now[f"{name}: engine"] = engine_time()
 
     def add_client(self, seconds: float) -> None:
-        """Of the thread of an agent, inside its function."""
+        """Time of the thread of an agent, inside its function."""
         with self._lock:
             self._in_clients += seconds
 
@@ -100,7 +100,7 @@ def reward(task: Mapping[str, Any], answer: str) -> float:
 
 
 class Speaker(ChatAgent):
-    """Answers with the policy."""
+    """Agent that answers with the policy."""
 
     def response_to_action(self, response: str) -> str:
         return response
@@ -122,7 +122,7 @@ def door_of(kind: str) -> dict[str, Any]:
 
 
 def train(folder: Path, model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
-    """The median CPU seconds of a step by what they were spent on."""
+    """Return the median CPU seconds of a step by kind of work."""
     num_tasks = options.rollouts // GROUP_SIZE
     AgentTrainer(
         train_dataset=[{"question": question} for question in questions(num_tasks)],
@@ -171,7 +171,7 @@ def shares(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measured(model: str, kind: str, options: argparse.Namespace) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Measure the same in a separate process."""
     words = [
         f"--rollouts={options.rollouts}",
         f"--tokens={options.tokens}",

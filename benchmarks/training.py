@@ -13,7 +13,7 @@ SmolLM2's do; `update_share` is that of our update in the rate at which the mach
 prompt and its answer, so it gets the five prompts of each conversation apart, and samples and trains as many answers of the
 same lengths after prompts of the same lengths, in one update.
 
-TRL wants an environment of its own, because it pins other versions:
+TRL needs its own environment, because it pins other versions:
 
     python -m venv trl-venv && trl-venv/bin/pip install torch==2.13.0 trl==1.16.0
 """

@@ -11,7 +11,7 @@ more than the best so far, and repeats the best with the other seeds.
 With `--model` both train a pretrained model, SmolLM2's or another whose turns end with `<|im_end|>`, to add two or three
 numbers: 8 prompts x 8, answers of up to 48 tokens, 100 other questions, from 4 % to `--target 0.2`.
 
-Results are kept in a file as they come, and what is there is not run again. About twenty minutes of CPU, most of them TRL's;
+Results are kept in a file as they come, and existing ones are not run again. About twenty minutes of CPU, most of them TRL's;
 hours with a pretrained model.
 """
 
@@ -42,7 +42,7 @@ class Results:
         self._peer_python = peer_python
 
     def of(self, job: Job) -> Result:
-        """From the file, or by running it."""
+        """Return the costs from the file, or by running it."""
         result = self._known(job)
         if result is None:
             result = run_job(job, self._peer_python, on_news=lambda news: report(f"  {news}"))
@@ -76,7 +76,7 @@ def report(line: str) -> None:
 
 
 def best_rate(results: Results, job: Job) -> tuple[float, Result]:
-    """The learning rate that reaches the target first."""
+    """Return the learning rate that reaches the target first."""
     best: tuple[float, Result] | None = None
     for lr in LEARNING_RATES[job.workload]:
         limit = sum(best[1]["cpu_s"]) if best else None
@@ -89,7 +89,7 @@ def best_rate(results: Results, job: Job) -> tuple[float, Result]:
 
 
 def measure(results: Results, job: Job, num_seeds: int) -> dict[str, float]:
-    """The median over seeds of what the target costs."""
+    """Return the median over seeds of the cost of the target."""
     lr, first = best_rate(results, job)
     runs = [first, *(results.of(replace(job, lr=lr, seed=seed)) for seed in range(1, num_seeds))]
     return {

@@ -2,8 +2,8 @@
 
     python benchmarks/viewer.py [--rollouts 10000] [--tokens 32000] [--json]
 
-The runs are made by the writers that training uses, and each is shown by a server of its own. A page is asked for once by a
-server that knows nothing yet (the first page of the store pays for reading it), and then ten times more, of which the fastest
+The runs are made by the writers that training uses, and each is shown by its own server. A page is asked for once by a
+server with empty caches (the first page of the store pays for reading it), and then ten times more, of which the fastest
 counts. The baseline is the same page of a run of 100 rollouts, or of a trajectory of 1,000 tokens: the ratio of a page whose
 cost does not grow stays near 1. CPU seconds are those of the server.
 """
@@ -41,7 +41,7 @@ from rllm.types import Episode, Step, StepCredit, Trace, Trajectory
 PER_STEP, GROUP = 100, 4
 FEW_ROLLOUTS, FEW_TOKENS = 100, 1000
 TOKENS = 60
-"""Of each of many rollouts."""
+"""Sizes of each of many rollouts."""
 OF_TOKENS = ["episode", "tokens", "tokens by ratio", "tokens as table", "values of tokens", "group", "batch"]
 """Pages that show a whole trajectory."""
 TARGET_S = 2.0
@@ -103,7 +103,7 @@ def episode_of(calls: list[Trace], *, task_id: str, index: int) -> Episode:
 
 
 def roll_out(store: TraceStore, step: int, number: int, num_tokens: int) -> tuple[Episode, list[Trace]]:
-    """Two calls of one conversation, as the gateway and the join leave them."""
+    """Return two calls of one conversation, as the gateway and the join store them."""
     session_id, task_id, index = f"s{step:05d}-{number:03d}", f"task {number // GROUP}@{step}.0.0", number % GROUP
     prompt = [(number // GROUP * 7 + place) % 1000 for place in range(64)]
     first = call_of(session_id, 0, prompt=prompt, answer=[place % 900 for place in range(num_tokens // 2)])
@@ -133,7 +133,7 @@ def credit_of(episode: Episode, call: Trace, step: int) -> StepCredit:
 async def write_step(
     store: TraceStore, tracker: JSONLTracker, log: BatchLog, *, step: int, num_rollouts: int, num_tokens: int
 ) -> None:
-    """One training step as the trainer leaves it: traces, credits, outcomes, metrics and the batch."""
+    """Write one training step like the trainer: traces, credits, outcomes, metrics and the batch."""
     made = [roll_out(store, step, number, num_tokens) for number in range(num_rollouts)]
     decided = [credit_of(episode, call, step) for episode, calls in made for call in calls]
     await asyncio.wrap_future(store.annotate(decided))
@@ -168,7 +168,7 @@ def make_run(folder: Path, *, num_rollouts: int, num_tokens: int = 60) -> Path:
 
 
 def pages_of(num_rollouts: int) -> dict[str, str]:
-    """By name, the address of each page: of the newest step, whose batch was kept."""
+    """Return the address of each page by name: of the newest step, whose batch was kept."""
     step = -(-num_rollouts // PER_STEP)
     session = f"s{step - 1:05d}-000"
     return {
@@ -231,7 +231,7 @@ def measure(folder: Path, pages: dict[str, str]) -> dict[str, Cost]:
 
 
 def compare(folder: Path, sizes: dict[str, tuple[int, int]], pages: list[str]) -> dict[str, dict[str, Cost]]:
-    """The cost of each page by its name, of runs of so many rollouts, with so many tokens each."""
+    """Return the cost of each page by name, of runs of so many rollouts, with so many tokens each."""
     costs = {}
     for name, (num_rollouts, num_tokens) in sizes.items():
         run = make_run(folder / name / "large", num_rollouts=num_rollouts, num_tokens=num_tokens)

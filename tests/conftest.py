@@ -51,7 +51,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `cache_dir` of tiny policies, of which all processes of the tests make each once."""
+    """The `cache_dir` of tiny policies, which are made once for all processes."""
     folder = tmp_path_factory.getbasetemp()
     return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "policies"
 
@@ -67,9 +67,9 @@ def no_collection() -> Generator[None, None, None]:
 
 @pytest.fixture
 async def pass_time() -> AsyncIterator[Callable[[float], None]]:
-    """Puts the event loop's clock forward by so many seconds: what waits for a deadline meets it at once.
+    """Advance the event loop's clock by so many seconds: expired deadlines take effect at once.
 
-    So a deadline can be far enough away that what should happen before it does, on the slowest machine.
+    So deadlines can be long enough for the slowest machine.
     """
     loop, passed = asyncio.get_running_loop(), 0.0
     time = loop.time

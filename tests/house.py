@@ -27,7 +27,7 @@ _TEMPLATE = "new_project"
 
 @dataclass
 class House:
-    """Source files of the project, with what is counted of them."""
+    """Source files of the project, and counts over them."""
 
     root: Path = ROOT
     texts: dict[Path, str] = field(init=False)

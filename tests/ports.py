@@ -1,4 +1,4 @@
-"""Ports for servers whose address is needed before they listen, or that come back to it."""
+"""Ports for servers whose address is needed before they listen, or that are restarted on it."""
 
 import itertools
 import os

@@ -14,7 +14,7 @@ import pytest
 import rllm
 
 PROGRAMS = {"rllm.__main__", "rllm.demo.agent"}
-"""The command itself, and an agent that makes its client as it is imported; the tests of the command line run both."""
+"""The command itself, and an agent that creates its client on import; the tests of the command line run both."""
 IN_WORKERS = {"rllm.backends.verl.platform_cpu", "rllm.backends.verl.worker"}
 """Modules that subclass verl's classes, and are imported by its processes only."""
 MODULES = sorted(
@@ -41,7 +41,7 @@ def test_every_name_imported_by_a_benchmark_exists(program: Path) -> None:
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level packages that a statement loads in a fresh interpreter."""
+    """Return the top-level packages that a statement loads in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return set(done.stdout.split())
@@ -96,7 +96,7 @@ def test_imports_by_name_are_known_to_the_layers_check() -> None:
 
 
 def _called(path: Path) -> Iterator[str]:
-    """Names of the functions that a module calls, if it can import by name."""
+    """Yield the names of the functions that a module calls, if it can import by name."""
     source = path.read_text()
     if "import_module" not in source and "__import__" not in source:
         return

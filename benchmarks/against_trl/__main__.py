@@ -1,4 +1,4 @@
-"""Runs the job that is given as JSON, and prints its news and at last what it cost, a line of JSON each."""
+"""Runs the job given as JSON, and prints its progress and finally its costs, a line of JSON each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training run of one side, as a process of its own: its settings go in as JSON, what it cost comes out."""
+"""A training run of one side, as a separate process: its settings are passed as JSON, and its costs returned."""
 
 from __future__ import annotations
 

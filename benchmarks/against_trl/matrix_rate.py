@@ -1,4 +1,4 @@
-"""Rate at which this machine multiplies matrices of a model's shapes, which bounds what a step of it can do."""
+"""Rate at which this machine multiplies matrices of a model's shapes, which bounds the speed of a step."""
 
 from __future__ import annotations
 

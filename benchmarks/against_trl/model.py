@@ -15,11 +15,11 @@ from .workloads import WORKLOADS, questions
 RECIPE = TinyPolicyRecipe(hidden_size=256, num_layers=4, num_heads=8, num_key_value_heads=4, intermediate_size=768)
 VOCABULARY = 2048
 WARM_UP_STEPS = 51
-"""After these the policy reverses about a third of the strings."""
+"""Training for these steps makes the policy reverse about a third of the strings."""
 
 
 def build_model(folder: Path, recipe: TinyPolicyRecipe = RECIPE, *, warm: bool = False) -> None:
-    """Save the random policy, or with `warm` one that has begun to learn how to reverse digits."""
+    """Save the random policy, or with `warm` one that has started to learn to reverse digits."""
     tokenizer = train_tokenizer(list(_texts()), vocab_size=VOCABULARY)
     model = new_model(tokenizer, recipe)
     if warm:
@@ -29,7 +29,7 @@ def build_model(folder: Path, recipe: TinyPolicyRecipe = RECIPE, *, warm: bool =
 
 
 def _texts() -> Iterator[str]:
-    """Random words, so that the vocabulary has its size; and those of every prompt, so that each is one token."""
+    """Return random words, so that the vocabulary has its size; and those of every prompt, so that each is one token."""
     rng = random.Random(1)
     for _ in range(1000):
         words = ["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 6))) for _ in range(20)]
@@ -37,7 +37,7 @@ def _texts() -> Iterator[str]:
 
 
 def _solved() -> Iterator[list[Message]]:
-    """Endless examples, with the seed that no training uses."""
+    """Yield examples without end, with a seed that no training uses."""
     for (question,) in questions(WORKLOADS["short"], seed=-1):
         answer = question.removeprefix("reverse ")[::-1]
         yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -49,7 +49,7 @@ def train(job: Job, watch: Watch) -> None:
 
 
 async def roll_out(backend: LocalBackend, workload: Workload, tasks: list[list[str]]) -> list[Episode]:
-    """Every conversation `group_size` times."""
+    """Return every conversation `group_size` times."""
     end_of_turn = backend.tokenizer.encode(f"{END_OF_TURN}\n")
 
     async def converse(task_id: str, index: int, task: list[str]) -> Episode:
@@ -66,7 +66,7 @@ async def roll_out(backend: LocalBackend, workload: Workload, tasks: list[list[s
 
 
 async def speak(backend: LocalBackend, workload: Workload, task: list[str], end_of_turn: list[int]) -> list[Step]:
-    """One conversation: each turn's prompt is everything before it, to the token."""
+    """Sample one conversation: each turn's prompt is everything before it, to the token."""
     engine = backend.inference
     prompt: list[int] = []
     steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""TRL's side: its own trainer, configured like ours. A conversation's turns are trained apart, as it does by default.
+"""TRL's side: its own trainer, configured like ours. A conversation's turns are trained separately, as by default.
 
 Turns are micro-batches of one update, each sampled by itself, so that no prompt is padded to the length of later turns.
 """
@@ -39,7 +39,7 @@ def train(job: Job, watch: Watch) -> None:
             args=_config(job, workload, scratch),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
-            callbacks=[_Told(watch)],
+            callbacks=[_Progress(watch)],
         ).train()
 
 
@@ -72,7 +72,7 @@ def _config(job: Job, workload: Workload, scratch: str) -> GRPOConfig:
     )
 
 
-class _Told(TrainerCallback):  # type: ignore[misc]
+class _Progress(TrainerCallback):  # type: ignore[misc]
     """Reports to the watch, and stops when the watch ends the run."""
 
     def __init__(self, watch: Watch) -> None:

@@ -122,7 +122,7 @@ def turns_apart(workload: Workload, seed: int) -> Iterator[list[Message]]:
 
 
 def correctness(question: str, answer: str) -> float:
-    """Return 1 for the digits of the question, turned round, or if the last number of the answer is the sum."""
+    """Return 1 for the digits of the question, reversed, or if the last number of the answer is the sum."""
     if question.startswith("reverse "):
         return float(answer.strip() == question.removeprefix("reverse ")[::-1])
     terms = question.partition(": ")[2].removesuffix(" =").replace("+ ", "").replace("- ", "-").split()

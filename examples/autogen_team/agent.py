@@ -29,7 +29,7 @@ def team() -> RoundRobinGroupChat:
 
 
 async def propose_and_check(question: str, target: int, nums: list[int], **kwargs: Any) -> list[TrajectoryView]:
-    """Let the team talk; each agent's turns are a trajectory with a reward of its own."""
+    """Let the team talk; each agent's turns are a trajectory with its own reward."""
     task = {"target": target, "nums": nums}
     with session() as talk:
         result = await team().run(task=question)

@@ -33,7 +33,7 @@ WORKS_IT_OUT = 0.15
 
 @dataclass(frozen=True)
 class Countdown:
-    """Two numbers, and what one operator makes of them."""
+    """Two numbers, and the result of one operator."""
 
     larger: int
     smaller: int
@@ -61,14 +61,14 @@ def countdowns() -> list[Countdown]:
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """All tasks but the held-out ones, and those."""
+    """Return all tasks but the held-out ones, and those."""
     every = [countdown.task for countdown in countdowns()]
     random.Random(seed).shuffle(every)
     return every[NUM_HELD_OUT:], every[:NUM_HELD_OUT]
 
 
 def policy() -> Path:
-    """The folder of the tiny model, built on first use."""
+    """Return the folder of the tiny model, built on first use."""
     return tiny_policy(
         partial(_conversations, works_it_out=1.0),
         partial(_conversations, works_it_out=WORKS_IT_OUT),

@@ -19,7 +19,7 @@ def is_right(proposal: str, task: Task) -> bool:
 
 
 def proposer_reward(proposals: Sequence[str], task: Task) -> float:
-    """1.0 if what the team settled on is right."""
+    """Return 1.0 if the team's final answer is right."""
     return float(is_right(proposals[-1], task))
 
 

@@ -64,16 +64,16 @@ def _conversations(tools: Sequence[MCPTool], seed: int, *, care: float) -> Itera
         calls = [("locate", {"parcel": parcel}, f"van {van}"), ("arrival", {"van": van}, f"in {minutes} minutes")]
         asked, answer, needed = rng.choice([(LOCATE, van, calls[:1]), (ARRIVAL, minutes, calls)])
         agent.reset()
-        _hears(agent, asked.format(parcel))
+        _observe(agent, asked.format(parcel))
         for name, arguments, output in needed:
             if rng.random() >= care:
                 answer = rng.randrange(10, 100)
                 break
             agent.update_from_model(f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>")
-            _hears(agent, {"tool_outputs": {"call": output}})
+            _observe(agent, {"tool_outputs": {"call": output}})
         agent.update_from_model(str(answer))
         yield agent.chat_completions
 
 
-def _hears(agent: ToolAgent, observation: Any) -> None:
+def _observe(agent: ToolAgent, observation: Any) -> None:
     agent.update_from_env(observation, None, False, {})

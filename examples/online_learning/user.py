@@ -28,7 +28,7 @@ class User:
         self._gateway.close()
 
     def talk(self) -> float:
-        """Ask a question in a session of its own, and reward the answer."""
+        """Ask a question in a new session, and reward the answer."""
         asked, wanted = offline.question(self._rng)
         session = self._gateway.post("/sessions", json={}).raise_for_status().json()
         with OpenAI(base_url=session["base_url"], api_key=session["api_key"]) as client:

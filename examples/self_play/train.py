@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 def main(settings: list[str]) -> None:
-    """Train with both seats the policy's, and print how often it beats the policy that it was."""
+    """Train with both seats played by the policy, and print how often it beats its former self."""
     config = load_config(None, settings)
     if not config.model.path:
         config = load_config({**SETTINGS, "model": {"path": str(offline.policy())}}, settings)

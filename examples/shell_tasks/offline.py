@@ -28,7 +28,7 @@ RECIPE = TinyPolicyRecipe(
     batch_size=32,
 )
 FIRST_SEED = 1_000_000
-"""The model is taught with tasks of seeds from here on, never with those that it is trained on or measured with."""
+"""The model is trained with tasks of seeds from here on, never with those of its training or evaluation."""
 PICKS_RIGHTLY = 0.1
 """Fraction of demonstrations with the right command; the others have one of any kind, an eighth of the time correctly."""
 COMMANDS = {
@@ -70,7 +70,7 @@ def conversations(seed: int, *, picks_rightly: float) -> Iterator[list[Message]]
 
 
 def _filled_in(command: str, instruction: str, rng: random.Random) -> str:
-    """A command with the files and words of the instruction; a word that it does not have is any."""
+    """Return a command with the files and words of the instruction; unknown words are replaced by any."""
     files = re.findall(r"\w+\.txt", instruction)
     words = [word for word in re.findall(r"\w+", instruction) if word in NOUNS]
     words += rng.sample(NOUNS, 2)

@@ -32,7 +32,7 @@ WORKS_IT_OUT = 0.35
 
 @dataclass(frozen=True)
 class Countdown:
-    """Two numbers, and what one operator makes of them."""
+    """Two numbers, and the result of one operator."""
 
     larger: int
     smaller: int

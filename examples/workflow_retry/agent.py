@@ -25,7 +25,7 @@ class ProposeAndCheck(Workflow):
         for _ in range(self.max_tries):
             proposal = await self.ask(talk)
             verdict = await self.ask(conversation(CHECK, f"{task['question']}. Answer: {proposal.action}"))
-            # Judging may block, as looking into a real store would; so it happens beside the event loop.
+            # Scoring may block, as looking into a real store would; so it happens outside of the event loop.
             right = await self.run_in_executor(is_right, task, proposal.action)
             accepted = verdict.action == "yes"
             self.commit("proposer", trajectory=Trajectory(steps=[proposal], reward=float(right)))

@@ -56,15 +56,15 @@ def _conversations(seed: int, *, proposer: float, checker: float) -> Iterator[li
 
 def _proposing(bids: Sequence[int], rng: random.Random, reads: float) -> list[Message]:
     first, second = (max(bids) if rng.random() < reads else rng.choice(bids) for _ in range(2))
-    talk = [*conversation(PROPOSE, _auction(bids)["question"]), _says(first)]
-    return talk if first == max(bids) else [*talk, {"role": "user", "content": SENT_BACK}, _says(second)]
+    talk = [*conversation(PROPOSE, _auction(bids)["question"]), _message(first)]
+    return talk if first == max(bids) else [*talk, {"role": "user", "content": SENT_BACK}, _message(second)]
 
 
 def _checking(bids: Sequence[int], rng: random.Random, reads: float) -> list[Message]:
     answer = rng.choice([max(bids), *bids])
     verdict = "yes" if answer == max(bids) or rng.random() >= reads else "no"
-    return [*conversation(CHECK, f"{_auction(bids)['question']}. Answer: {answer}"), _says(verdict)]
+    return [*conversation(CHECK, f"{_auction(bids)['question']}. Answer: {answer}"), _message(verdict)]
 
 
-def _says(answer: object) -> Message:
+def _message(answer: object) -> Message:
     return {"role": "assistant", "content": str(answer)}

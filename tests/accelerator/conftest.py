@@ -16,7 +16,7 @@ NAME = "strict"
 
 @pytest.fixture(scope="session", autouse=True)
 def device(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the device's name, once PyTorch knows it."""
+    """Register the device with PyTorch, and return its name."""
     if named := os.environ.get("RLLM_TEST_DEVICE"):
         return named
     if not shutil.which(os.environ.get("CXX", "c++")) or not Path(sysconfig.get_path("include"), "Python.h").exists():

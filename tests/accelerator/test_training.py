@@ -1,6 +1,6 @@
-"""The embedded backend on a device that takes no tensors of another one: what a GPU would refuse fails here.
+"""The embedded backend on a device that takes no tensors of another one, so that mistakes that fail on a GPU fail here.
 
-Kernels of a GPU, their rounding and their memory are tried with `RLLM_TEST_DEVICE=cuda` only.
+Kernels of a GPU, their rounding and their memory are tested only with `RLLM_TEST_DEVICE=cuda`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agent(question: str) -> float:
-    """Three turns, so that prompts begin with what is known."""
+    """Three turns, so that prompts begin with cached tokens."""
     messages: list[Any] = [{"role": "user", "content": question}]
     expected_message = ""
     with openai.OpenAI() as client:
@@ -75,7 +75,7 @@ def agent(question: str) -> float:
 
 
 def trained(policy: Path, run_dir: Path, device: str, *overrides: str, resume: bool = False) -> dict[str, Any]:
-    """The metrics of the last step, and `weights`."""
+    """Return the metrics of the last step, and `weights`."""
     config = [
         f"model.path={policy}",
         f"model.device={device}",

@@ -26,7 +26,7 @@ def test_each_response_adds_one_step_and_returns_an_action():
     assert (step.thought, step.action) == ("easy", "<THINK>EASY</THINK>FOUR")
     assert step.model_response == "<think>easy</think>four"
     assert step.observation == {"question": "2 + 2?"}
-    assert not is_scored(step.reward)  # the engine's to set
+    assert not is_scored(step.reward)  # set by the engine
 
 
 def test_prompts_are_append_only():
@@ -70,7 +70,7 @@ def test_reset_clears_the_conversation():
 
     assert agent.chat_completions == [{"role": "system", "content": "Be brief."}]
     assert agent.get_current_state() is None
-    assert len(finished.steps) == 1  # the old trajectory stays whole
+    assert len(finished.steps) == 1  # the old trajectory is unchanged
 
 
 def test_end_of_rollout_adds_no_message():

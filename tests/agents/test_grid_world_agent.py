@@ -14,7 +14,7 @@ from rllm.errors import ConfigError
         ("I could go ```Up``` but rather ```left```", "Left"),
         ("Not Up: the hole is there. Down", "Down"),
         ("<think>```Up```</think>right", "Right"),
-        ("```Right", "Right"),  # cut off before the block ended
+        ("```Right", "Right"),  # cut off before the end of the block
         ("```jump```", ""),
         ("upward", ""),
         ("", ""),

@@ -20,7 +20,7 @@ def exact(task, answer):
 
 
 def written(name: str, **arguments: object) -> str:
-    """A call as Qwen and Hermes models write it."""
+    """Return a call as Qwen and Hermes models write it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

@@ -129,7 +129,7 @@ def test_the_default_estimator_has_the_right_gradient(algorithm: type[Algorithm]
 
 
 def test_divergence_in_the_reward_has_its_gradient() -> None:
-    """Over all tokens of a distribution: the mean of what a token loses, times the gradient of its log-probability."""
+    """The mean over all tokens of a distribution of their loss times the gradient of their log-probability."""
     logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.5, 0.2, 0.0, -0.6], dtype=torch.float64).log_softmax(0)
     logprobs = logits.log_softmax(0)
@@ -147,7 +147,7 @@ def test_entropy_is_rewarded() -> None:
 
 
 def corrected(batch: Batch, **fields: Any) -> Tensor:
-    """The gradient by each token, whose advantages are all -1, times their number."""
+    """Return the gradient by each token, whose advantages are all -1, times their number."""
     algorithm = GRPO(**fields)
     assert batch.old_logprobs is not None
     got = gradient(lambda logprobs: algorithm.loss(logprobs, batch)[0], batch.old_logprobs.tolist())

@@ -101,7 +101,7 @@ def test_select_builds_its_own_tree() -> None:
 
 
 def lengths(*counts: int) -> Batch:
-    """Sequences of these lengths that share nothing."""
+    """Return sequences of these lengths without common prefixes."""
     return Batch.of([sequence([start], ([start] * (count - 1), [])) for start, count in enumerate(counts)])
 
 

@@ -1,4 +1,4 @@
-"""On-policy distillation: a token is worth how much likelier the teacher finds it."""
+"""On-policy distillation: the advantage of a token is the teacher's log-probability less the policy's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `algorithm` of a configuration, as YAML or a command line gives it, to an algorithm."""
+"""Conversion of the section `algorithm` of a configuration, from YAML or a command line, to an algorithm."""
 
 from __future__ import annotations
 

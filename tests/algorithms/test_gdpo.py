@@ -14,7 +14,7 @@ def group(*parts: dict[str, float]) -> TrajectoryGroup:
 
 
 def test_equal_sums_of_different_parts_get_different_credit() -> None:
-    """The paper's example: (0, 2) and (0, 1) alike are (-1, 1) for GRPO; here two right parts count as two."""
+    """The paper's example: (0, 2) and (0, 1) both become (-1, 1) with GRPO; here two correct parts count as two."""
     one = group({"a": 0, "b": 0}, {"a": 1, "b": 1})
     other = group({"a": 0, "b": 1}, {"a": 1, "b": 1})
     assert GDPO().credit(one) == pytest.approx([-2, 2], abs=1e-4)

@@ -61,8 +61,8 @@ def test_gradient_is_zero_where_the_loss_is_clipped() -> None:
     ("ratio", "advantage", "loss", "slope"),
     [
         (2.9, -1.0, 2.9, 2.9),
-        (5.0, -1.0, 3.0, 0.0),  # pushed down no further
-        (5.0, 1.0, -1.2, 0.0),  # a good token: clipped as ever
+        (5.0, -1.0, 3.0, 0.0),  # not pushed further down
+        (5.0, 1.0, -1.2, 0.0),  # a good token: clipped as usual
         (5.0, 0.5, -0.6, 0.0),
         (0.5, -1.0, 0.8, 0.0),
     ],
@@ -90,7 +90,7 @@ def test_ratios_are_finite() -> None:
     ("estimator", "value"), [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", 0.5 - 1 + math.log(2))]
 )
 def test_divergence_by_hand(estimator: KLEstimator, value: float) -> None:
-    """Of a token that is twice as likely as the reference has it."""
+    """The divergence of a token that is twice as likely as under the reference."""
     logprob = torch.tensor([math.log(0.5)])
     assert kl_divergence(logprob, logprob - math.log(2), estimator).item() == pytest.approx(value)
 
@@ -102,7 +102,7 @@ LOGITS = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
 def test_expected_gradient_equals_that_of_the_divergence(
     policy: list[float], reference: list[float], estimator: KLEstimator
 ) -> None:
-    """Over a vocabulary of three, where the expectation over sampled tokens is a sum."""
+    """A vocabulary of three, whose expectation over sampled tokens is a sum."""
     ref_logprobs = torch.tensor(reference).log_softmax(0)
 
     def exact(logits: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ def test_equal_rewards_give_exactly_zero_credit(reward: float) -> None:
 
 @given(st.floats(0.02, 0.98), st.integers(2, 8))
 def test_expected_gradient_equals_that_of_a_truncated_log_likelihood(chance: float, size: int) -> None:
-    """Of a policy that succeeds with this chance p: its score is 1 / p on success and -1 / (1 - p) on failure."""
+    """A policy with success rate p: its score is 1 / p on success and -1 / (1 - p) on failure."""
 
     def gradient(successes: int) -> float:
         group = group_of(*[1.0] * successes, *[0.0] * (size - successes))

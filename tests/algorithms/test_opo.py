@@ -11,7 +11,7 @@ from rllm.algorithms.reinforce import OPO
 from .values import group_of
 
 ROWS = st.lists(st.tuples(st.floats(-100, 100), st.integers(1, 50)), min_size=2, max_size=12)
-"""Each with its reward and length."""
+"""Return a group from rewards and lengths."""
 
 
 def test_long_trajectories_weigh_more_in_the_baseline() -> None:
@@ -33,7 +33,7 @@ def test_length_weighted_credits_sum_to_zero(rows: list[tuple[float, int]]) -> N
 
 @given(ROWS)
 def test_baseline_minimises_the_variance(rows: list[tuple[float, int]]) -> None:
-    """Of gradients whose squared size is the length."""
+    """Gradients whose squared norm is the length."""
     rewards, lengths = [reward for reward, _ in rows], [size for _, size in rows]
     best = OPO().baseline(group_of(*rewards, lengths=lengths))
 

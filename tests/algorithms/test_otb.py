@@ -14,7 +14,7 @@ from .values import batch_of
 def credited(
     rewards: list[float], energies: list[list[float]], groups: list[int] | None = None, **fields: float
 ) -> list[list[float]]:
-    """Advantages of trajectories of as many tokens as energies, which earn their reward with the last one."""
+    """Return the advantages of trajectories with these energies per token, whose reward is at the last token."""
     batch: Batch = batch_of(*([0.0] * len(row) for row in energies))
     batch.group_of = torch.tensor(groups or [0] * len(rewards))[batch.sequence_of]
     batch.energies = torch.tensor([value for row in energies for value in row])

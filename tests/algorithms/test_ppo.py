@@ -16,7 +16,7 @@ from .values import batch_of, gradient
 PLAIN = PPO(gamma=0.5, gae_lambda=0.5, whiten=False)
 NUMBERS = st.integers(-16, 16).map(lambda number: number / 8)
 TRAJECTORIES = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6), min_size=1, max_size=4)
-"""Of tokens, each with its reward and value."""
+"""Return the advantages of tokens with these rewards and values."""
 
 
 def advantages_of(rewards: list[float], values: list[float], trajectory_of: list[int], **fields: float) -> list[float]:
@@ -26,7 +26,7 @@ def advantages_of(rewards: list[float], values: list[float], trajectory_of: list
 def test_advantages_by_hand() -> None:
     batch = batch_of([0.0] * 3, rewards=[0.0, 1.0, 4.0], values=[1.0, 2.0, 2.0])
     advantages, returns = PLAIN.token_advantages(batch)
-    # Surprises: 0 + 2/2 - 1 = 0; 1 + 2/2 - 2 = 0; 4 - 2 = 2. Each step back counts a quarter.
+    # Temporal differences: 0 + 2/2 - 1 = 0; 1 + 2/2 - 2 = 0; 4 - 2 = 2. Each step back counts a quarter.
     assert advantages.tolist() == [0.125, 0.5, 2.0]
     assert returns.tolist() == [1.125, 2.5, 4.0]
 
@@ -94,11 +94,11 @@ def test_whitened_advantages_have_mean_0_and_deviation_1(trajectories: list[list
 @pytest.mark.parametrize(
     ("value", "loss", "slope"),
     [
-        # It was 1.0 before the update, and should be 2.0; it counts up to 1.2.
+        # It was 1.0 before the update, and the target is 2.0; it counts up to 1.2.
         (1.1, 0.5 * 0.9**2, -0.9),
         (0.5, 0.5 * 1.5**2, -1.5),  # further off than before: not clipped
-        (1.5, 0.5 * 0.8**2, 0.0),  # moved far enough
-        (4.0, 0.5 * 2.0**2, 2.0),  # moved too far
+        (1.5, 0.5 * 0.8**2, 0.0),  # moved within the clip range
+        (4.0, 0.5 * 2.0**2, 2.0),  # moved beyond the clip range
     ],
 )
 def test_critic_loss_by_hand(value: float, loss: float, slope: float) -> None:

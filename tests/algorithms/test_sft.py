@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the cross-entropy of what is demonstrated."""
+"""Supervised fine-tuning: the cross-entropy of demonstrations."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_s
 
 
 def spelt(tree: TokenTree) -> list[list[int]]:
-    """Each sequence, read from the tree."""
+    """Return each sequence, read from the tree."""
     return [[tree.ids[position] for position in tree.positions(index)] for index in range(len(tree.paths))]
 
 

@@ -1,4 +1,4 @@
-"""Groups and batches, written down as their rewards and their tokens' numbers."""
+"""Groups and batches, given by their rewards and numbers per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllm.types import Step, Trajectory, TrajectoryGroup
 
 
 def group_of(*rewards: float, lengths: Sequence[int] = (), **fields: Any) -> TrajectoryGroup:
-    """Trajectories with these rewards, and so many sampled tokens."""
+    """Return trajectories with these rewards and numbers of sampled tokens."""
     sizes = lengths or [0] * len(rewards)
     return TrajectoryGroup(
         trajectories=[
@@ -25,7 +25,7 @@ def group_of(*rewards: float, lengths: Sequence[int] = (), **fields: Any) -> Tra
 
 
 def batch_of(*advantages: Sequence[float], **per_token: Sequence[float] | None) -> Batch:
-    """Sequences of as many sampled tokens, each a trajectory of its own; further tensors as lists over all tokens."""
+    """Return sequences with these numbers of sampled tokens, one per trajectory; other tensors as lists over all tokens."""
     batch = Batch.of(
         [
             TokenSequence(
@@ -45,7 +45,7 @@ def batch_of(*advantages: Sequence[float], **per_token: Sequence[float] | None) 
 
 
 def gradient(loss: Callable[[Tensor], Tensor], at: Sequence[float]) -> list[float]:
-    """The derivative of the loss by each of the tokens' numbers."""
+    """Return the derivative of the loss by each token's number."""
     values = torch.tensor(at, requires_grad=True)
     loss(values).backward()
     assert values.grad is not None

@@ -1,4 +1,4 @@
-"""A small server with a real model and vLLM's routes for weights, in a thread: it takes weights as files, or fails to."""
+"""A small server with a real model and vLLM's routes for weights, in a thread: it loads weights from files, or fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelServer:
         self.weight_version = "default"
         self.calls: list[str] = []
         self.ignores = 0
-        """Updates that it will take without doing anything."""
+        """Updates that it will accept without applying them."""
         self.keeps_cache = False
         server = self
 
@@ -53,7 +53,7 @@ class ModelServer:
                 self.wfile.write(data)
 
             def log_message(self, *args: object) -> None:
-                """Quiet."""
+                """Log nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
@@ -63,8 +63,8 @@ class ModelServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
 
-    def start_anew(self) -> None:
-        """As if it had been restarted: with the weights that it had at first."""
+    def restart(self) -> None:
+        """Restore the initial weights, as a restart does."""
         self.model = self.cached = copy.deepcopy(self.original)
         self.weight_version = "default"
 
@@ -117,7 +117,7 @@ class ModelServer:
 
 
 def bits(model: Any) -> dict[str, Any]:
-    """As the extension gives them; what vLLM joins is not there."""
+    """Return checksums like the extension; weights that vLLM fuses are missing."""
     weights = {name: weight.detach() for name, weight in model.named_parameters() if "q_proj" not in name}
     return {
         name: [
@@ -130,7 +130,7 @@ def bits(model: Any) -> dict[str, Any]:
 
 
 def logprobs_of(model: Any, ids: list[int]) -> list[float]:
-    """Of all but the first."""
+    """Weights of all but the first."""
     with torch.no_grad():
         logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     numbers: list[float] = logprobs.gather(1, torch.tensor(ids)[1:, None])[:, 0].tolist()

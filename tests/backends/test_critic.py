@@ -24,7 +24,7 @@ FAST = CriticConfig(lr=1e-2)
 
 
 def judged(backend: LocalBackend, batch: Batch, *, returns: float | None = None) -> Batch:
-    """The batch with the critic's values, and returns: the same everywhere, or 1 for the first three sequences, then -1, ..."""
+    """Return the batch with the critic's values, and returns: the same everywhere, or 1 for three sequences, then -1, ..."""
     batch.values = backend.values(batch)
     signs = 1.0 - 2.0 * (batch.sequence_of // 3 % 2)
     batch.returns = signs if returns is None else torch.full_like(batch.values, returns)
@@ -111,7 +111,7 @@ def test_policy_is_unchanged_during_critic_warmup(make_backend: MakeBackend, gro
 
 @pytest.mark.parametrize(("bound", "moves"), [(1e-12, False), (1.0, True)])
 def test_critic_has_its_own_gradient_bound(make_backend: MakeBackend, groups: Make, bound: float, moves: bool) -> None:
-    """AdamW makes up for any scale of a gradient, but for one below its epsilon of 1e-8."""
+    """AdamW normalises gradients of any scale, except for those below its epsilon of 1e-8."""
     backend = make_backend(critic=CriticConfig(lr=1e-2, max_grad_norm=bound))
     batch = judged(backend, groups(2, 2), returns=3.0)
     update_weights(backend, batch, PPO(value_clip=None))
@@ -169,7 +169,7 @@ def test_checkpoint_without_critic_removes_an_older_critic(
     for _ in range(2):
         update_weights(backend, judged(backend, groups()), PPO())
     backend.load(tmp_path)
-    assert not backend.values(groups()).any(), "it is made anew"
+    assert not backend.values(groups()).any(), "it is created again"
 
 
 def test_critic_has_its_own_adapter(make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""ECHO: what stands between the policy's answers is predicted beside the policy's loss."""
+"""ECHO: tokens between the policy's answers are predicted in addition to the policy's loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def conversation(*bounds: tuple[int, int]) -> TokenSequence:
 
 
 def gradient(backend: LocalBackend, batch: Batch, algorithm: Algorithm, **options: float) -> tuple[Tensor, float]:
-    """The gradient, flat, and the loss."""
+    """Return the gradient, flat, and the loss."""
     _, sums = backend.accumulate(batch, algorithm, **options)
     found = [weight.grad.flatten() for weight in backend.model.parameters() if weight.grad is not None]
     backend.model.zero_grad()

@@ -40,7 +40,7 @@ def naive_states(model: Any, sequence: list[int]) -> Tensor:
 
 
 def naive_logprobs(model: Any, batch: Batch) -> Tensor:
-    """The log-probability of each sampled token, by one plain forward pass for each sequence."""
+    """Return the log-probability of each sampled token, by one plain forward pass for each sequence."""
     found = []
     for sequence in batch.sequences:
         logits = model(input_ids=torch.tensor([sequence.ids]), use_cache=False).logits[0] / batch.temperature
@@ -221,7 +221,7 @@ def test_models_with_sliding_windows_run_one_by_one(
 
 
 def test_models_with_positions_from_the_cache_run_one_by_one() -> None:
-    """Llama 4's queries grow with these, from a length on that no trial reaches."""
+    """Llama 4's queries grow with these, from a length that no test reaches."""
     config = Llama4TextConfig(
         vocab_size=60,
         hidden_size=16,

@@ -34,7 +34,7 @@ LOSSES: dict[str, Algorithm] = {
 
 
 def gradient(backend: LocalBackend, batch: Batch, algorithm: Algorithm = LOSSES["plain"]) -> Tensor:
-    """The gradient that an update on this batch would use, flat."""
+    """Return the gradient that an update on this batch would use, flat."""
     backend.accumulate(batch, algorithm)
     found = [weight.grad.flatten() for weight in backend.model.parameters() if weight.grad is not None]
     backend.model.zero_grad()
@@ -196,7 +196,7 @@ def test_minibatches_and_epochs_are_separate_updates(make_backend: MakeBackend, 
 
 
 def test_m2po_masks_each_minibatch_by_the_policy_just_before_its_update(make_backend: MakeBackend) -> None:
-    """The sampler finds the answers unlikelier than the policy by 0.5 and 0.1 nats, so the first is masked."""
+    """The answers are less likely for the sampler than for the policy by 0.5 and 0.1 nats, so the first is masked."""
     batch = Batch.of([sequence_of([7, 8], [20]), sequence_of([7, 9], [21])])
     backend = make_backend(lr=1e-3)
     batch.advantages = torch.ones(2)

@@ -53,7 +53,7 @@ def test_tokens_of_one_state_share_its_distribution(
     head = torch.nn.Linear(16, 50, dtype=torch.float64)
     hidden = torch.randn(7, 16, requires_grad=True, dtype=torch.float64)
     state_of = torch.tensor([5, 0, 0, 6, 2, 5, 0, 1, 4])  # none of 3; not in order
-    targets = torch.tensor([1, 7, 7, 2, 49, 1, 0, 3, 3])  # some alike, from the same state and from others
+    targets = torch.tensor([1, 7, 7, 2, 49, 1, 0, 3, 3])  # some with equal ids, from the same state and from others
     each = Recorded(50, head)
     found = logprobs_and_entropy(hidden, each, targets, state_of=state_of, temperature=0.7, entropy_gradient=True)
     assert sum(each.sizes) == 7 * 50, "a row of logits for each state"
@@ -78,7 +78,7 @@ def test_entropy_by_hand() -> None:
 
 
 class Recorded(torch.nn.Module):
-    """A head that remembers how much it was asked for at once."""
+    """A head that records the sizes of its calls."""
 
     def __init__(self, vocabulary: int, linear: torch.nn.Module | None = None) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ async def test_the_sampler_decodes_with_the_adapter(
 
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys")
 async def test_sampler_applies_the_adapter_of_a_router(make_backend: MakeBackend, tokenizer: Any) -> None:
-    """peft gives AFMoE's router, a linear layer, another weight for each pass, which a packed copy does not see."""
+    """peft gives AFMoE's router, a linear layer, another weight for each pass, which a packed copy does not include."""
     config = AutoConfig.for_model("afmoe", vocab_size=len(tokenizer), num_dense_layers=0, **LAGUNA)
     backend = make_backend(AutoModelForCausalLM.from_config(config).eval(), lora=SMALL)
     strengthen(backend)
@@ -248,7 +248,7 @@ def test_resumed_run_continues_bit_for_bit(
 
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys")
 def test_adapter_is_loaded_by_its_saved_names(make_backend: MakeBackend, tokenizer: Any, tmp_path: Path) -> None:
-    """peft renames Laguna's `shared_experts` when it loads them, and then misses them."""
+    """peft renames Laguna's `shared_experts` when it loads them, and then does not find them."""
     config = AutoConfig.for_model(
         "laguna", vocab_size=len(tokenizer), mlp_layer_types=["sparse"], num_attention_heads_per_layer=[4], **LAGUNA
     )

@@ -33,7 +33,7 @@ STACKED = ["experts.gate_up_proj", "experts.down_proj"]
 GRANITE = ["block_sparse_moe.input_linear", "block_sparse_moe.output_linear"]
 
 FAMILIES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    # the configuration, and the kinds of weights that could have an adapter beside all linear layers
+    # the configuration, and the kinds of weights that could have an adapter, except for linear layers
     "llama": ({}, []),
     "qwen3": ({"tie_word_embeddings": True}, []),
     "gpt2": ({"n_embd": 32, "n_layer": 2, "n_head": 4}, []),
@@ -66,7 +66,7 @@ def made(family: str) -> Any:
 
 
 def merged(model: Any, adapter: Adapter) -> dict[str, Any]:
-    """The model's weights by their own names, after something was added to all that have an adapter."""
+    """Return the model's weights by their own names, after a change of all that have an adapter."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if ".lora_B." in name:

@@ -1,4 +1,4 @@
-"""Quantised weights below an adapter compute what dequantised ones do. `tests/pretrained` has those of bitsandbytes."""
+"""Quantised weights below an adapter give the results of dequantised ones. `tests/pretrained` tests those of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_int8_has_a_scale_for_each_row() -> None:
 
 
 def dequantized(model: Any, kind: Any) -> Any:
-    """A copy of a model whose weights are those that its quantised form computes with."""
+    """Return a copy of a model with the dequantised weights of its quantised form."""
     twin = copy.deepcopy(model)
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):

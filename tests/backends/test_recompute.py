@@ -89,7 +89,7 @@ def test_long_sequences_store_just_as_little(
     always, never = (Trunk.of(model, recompute=recompute) for recompute in (True, False))
     assert kept_for_backward(short, batch) == kept_for_backward(never, batch)
     assert not caplog.messages
-    kept_for_backward(long, batch)  # the first time it is tried out, too
+    kept_for_backward(long, batch)  # the first time it is tested, too
     assert kept_for_backward(long, batch) == kept_for_backward(always, batch)
     assert [f"optim.micro_batch_tokens={num_tokens - 1}" in message for message in caplog.messages] == [True]
 

@@ -33,7 +33,7 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture
 def open_run(make_model: Make, tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., LocalBackend]]:
-    """`open_run("model.lora_rank=2")`: the backend of a run that begins with the model in the folder `start`."""
+    """`open_run("model.lora_rank=2")`: the backend of a run that starts with the model in the folder `start`."""
     folder = tmp_path / "start"
     make_model().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""`model.engine=vllm`: what becomes of each setting of the server."""
+"""`model.engine=vllm`: effects of each setting of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAND_IN = Path(__file__).parents[1] / "inference" / "servers" / "stand_in.py"
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The folder of a model, as far as a start looks at it."""
+    """Make the parts of a model's folder that a start reads."""
     folder = tmp_path / "m"
     build_tokenizer().save_pretrained(folder)
     Qwen3Config().save_pretrained(folder)

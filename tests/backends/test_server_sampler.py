@@ -1,4 +1,4 @@
-"""Weights on their way to a server, and what each thing that can go wrong with them looks like."""
+"""Transfer of weights to a server, and each of its failures."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_restarted_server_gets_weights_before_calls(
     # The trainer continues; the restored weights are the published ones.
     published = {name: weight.clone() for name, weight in backend.model.state_dict().items()}
     improve(backend, groups)
-    server.start_anew()
+    server.restart()
     deadline = time.monotonic() + PATIENCE_S
     while server.weight_version != known:
         assert time.monotonic() < deadline, "nobody noticed"
@@ -210,7 +210,7 @@ def test_server_on_the_gpu_of_the_trainer_sleeps_during_updates(
         "/v1/models",
         "/wake_up",
         *HANDOVER,
-    ]  # it was asleep while the trainer loaded its model
+    ]  # it slept while the trainer loaded its model
     server.calls.clear()
     backend.score(groups())
     improve(backend, groups)
@@ -225,7 +225,7 @@ def likelihoods(trainer: list[float], sampler: list[float]) -> ProbeLogprobs:
 
 def test_weight_change_is_distinguished_from_kernel_differences() -> None:
     before = likelihoods([-1.0, -2.0], [-1.1, -1.9])
-    check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # by 0.14, where they differ by 0.1 anyway
+    check_moved(before, likelihoods([-1.2, -2.0], [-1.1, -1.9]))  # by 0.14, where they differ by 0.1 in any case
     check_moved(before, likelihoods([-3.0, -2.0], [-2.9, -2.1]))
     with pytest.raises(WeightSyncError, match=r"1\.4"):
         check_moved(before, likelihoods([-3.0, -2.0], [-1.1, -1.9]))

@@ -28,7 +28,7 @@ def copied_in_front(own: Tensor, prefixes: list[Tensor], mask: Tensor) -> list[t
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("is_forked", [False, True], ids=["causal", "a tree of its own"])
 def test_shared_prefix_attention_equals_attention_to_copies(heads: int, groups: int, is_forked: bool) -> None:
-    query = random(ROWS, LENGTH, heads, SIZE, seed=1)  # as a model lays it out
+    query = random(ROWS, LENGTH, heads, SIZE, seed=1)  # in the layout of a model
     keys, values = random(ROWS, groups, LENGTH, SIZE, seed=2), random(ROWS, groups, LENGTH, SIZE, seed=3)
     stem_keys = [random(1, groups, length, SIZE, seed=10 + length) for length in STEM_LENGTHS]
     stem_values = [random(1, groups, length, SIZE, seed=20 + length) for length in STEM_LENGTHS]

@@ -111,7 +111,7 @@ def test_long_node_is_not_repeated_even_for_a_single_row() -> None:
 def seen_by_token(
     tree: TokenTree, row_tokens: int, shared_saved: int | None, repeated_tokens: int
 ) -> dict[int, set[int]]:
-    """For each token of the tree, which tokens it attends to, read from the passes."""
+    """Return the tokens that each token of the tree attends to, read from the passes."""
     seen = {}
     above = {place: line for line in map(tree.positions, range(len(tree.paths))) for place in line}
     for part in passes(tree, row_tokens, shared_saved, repeated_tokens):

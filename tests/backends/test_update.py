@@ -28,7 +28,7 @@ def test_each_minibatch_has_its_own_mean(
 
 
 def test_sequences_of_a_trajectory_may_be_in_several_minibatches() -> None:
-    """Three of its four tokens are in the first one, beside another trajectory's; the last is alone in the second."""
+    """Three of its four tokens are in the first minibatch, with another trajectory's; the last is alone in the second."""
     batch = Batch.of([sequence_of([1], answer) for answer in ([2], [3, 4, 5], [6])])
     batch.trajectory_of = torch.tensor([0, 1, 1, 1, 1])
     batch = batch.with_weights("trajectory-mean-token-mean")

@@ -89,7 +89,7 @@ def test_blocks_equal_those_of_all_pairs_of_tokens(shapes: list[tuple[int, int, 
 
 
 def test_gradients_flow_through_shared_prefixes(exact_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # PyTorch has the gradients on a CPU, too, but does not offer what is that slow.
+    # PyTorch computes the gradients on a CPU, too, but does not enable it, because it is slow.
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
     tree = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9], [8], [8, 1, 1, 1]], min_saved=1)
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

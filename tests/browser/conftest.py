@@ -61,7 +61,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(demo: Path, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
-    """By what they are for: `demo`, `real` (two agents), `large` (10,000 episodes), `long` (32,000 tokens), `hostile`,
+    """Runs by name: `demo`, `real` (two agents), `large` (10,000 episodes), `long` (32,000 tokens), `hostile`,
     `segmented` (compacted, and with a sub-agent)."""
     made = tmp_path_factory.mktemp("made")
     return {
@@ -118,8 +118,8 @@ class Look:
         PICTURES.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(PICTURES / f"{name}.png"))
 
-    def told(self, name: str, **numbers: Any) -> None:
-        """Leave measured numbers beside the pictures; they are not asserted, since machines differ."""
+    def record(self, name: str, **numbers: Any) -> None:
+        """Store measured numbers next to the pictures; they are not asserted, since machines differ."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         path = PICTURES / "measured.json"
         known = json.loads(path.read_text()) if path.exists() else {}
@@ -128,7 +128,7 @@ class Look:
 
 @pytest.fixture
 def look(chromium: Any, address: str) -> Iterator[Callable[..., Look]]:
-    """`look(dark=True)`: a page of its own. At the end none may have asked another host, or have met an error."""
+    """`look(dark=True)`: a new page. At the end no page may have requested another host, or have had an error."""
     made: list[tuple[Any, Look]] = []
 
     def make(*, dark: bool = False, width: int = 1360, height: int = 860, **options: Any) -> Look:

@@ -1,4 +1,4 @@
-"""Put a headless Chromium into a folder, unless the machine has one: `python install.py FOLDER`.
+"""Install a headless Chromium into a folder, unless the machine has one: `python install.py FOLDER`.
 
 It comes from the npm registry, where the package @sparticuz/chromium holds the binary and the libraries that it needs, packed
 with Brotli, which node unpacks. On a machine that can download Playwright's own, or has Chrome, name that in RLLM_CHROMIUM.

@@ -246,7 +246,7 @@ def test_ten_thousand_episodes_can_be_opened(look: NewLook) -> None:
     began = time.perf_counter()
     page.get_by_role("link", name="more").click()
     page.wait_for_url("**offset=50")
-    one.told("10,000 episodes", opened_s=round(opened, 3), next_page_s=round(time.perf_counter() - began, 3))
+    one.record("10,000 episodes", opened_s=round(opened, 3), next_page_s=round(time.perf_counter() - began, 3))
     page.fill("[data-search]", "no such words")
     page.keyboard.press("Enter")
     page.wait_for_url("**text=no+such+words*")
@@ -279,7 +279,7 @@ def test_thirty_two_thousand_tokens_can_be_scrolled(look: NewLook) -> None:
     blocks = page.locator(".block").count()
     assert page.evaluate(LAID_OUT) < blocks / 4, "what is out of sight is not laid out"
     frames = page.evaluate(SCROLL)
-    one.told("32,000 tokens", opened_s=round(opened, 3), **{name: round(value, 1) for name, value in frames.items()})
+    one.record("32,000 tokens", opened_s=round(opened, 3), **{name: round(value, 1) for name, value in frames.items()})
     page.locator("#tokens i").nth(31_990).click()
     assert page.locator(".inspect dd").first.inner_text() == "31990"
     page.keyboard.press("Home")
@@ -330,7 +330,7 @@ GET_IN = """() => new Promise(refused => {
     document.body.append(made, script);
     made.firstChild.click();
 })"""
-"""Resolves when the browser has refused something."""
+"""Resolves when the browser has blocked something."""
 
 
 def test_injected_inline_script_does_not_run(look: NewLook) -> None:
@@ -344,7 +344,7 @@ def test_injected_inline_script_does_not_run(look: NewLook) -> None:
 
 def test_page_of_a_running_run_is_updated(look: NewLook, folders: dict[str, Path]) -> None:
     one = look()
-    with one.page.expect_response("**/pulse.json"):  # from then on the page knows how things were
+    with one.page.expect_response("**/pulse.json"):  # from then on the page has the earlier state
         page = one.at("/run/large")
     assert page.locator("a[href='/run/large/step/101']").count() == 0
     page.evaluate("window.sameDocument = true")

@@ -132,7 +132,7 @@ def verbatim(message: Message) -> Message:
 
 
 def compact(message: Message) -> Message:
-    """As clients write it that keep arguments as objects."""
+    """Return the call as written by clients that keep arguments as objects."""
     if not message.get("tool_calls"):
         return message
     arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])

@@ -24,7 +24,7 @@ def assemble(chunks: list[dict[str, Any]]) -> ChatStream:
 
 
 def pieces(draw: st.DrawFn, whole: Any) -> list[Any]:
-    """The string or list cut at places of hypothesis's choosing; empty pieces are among them."""
+    """Strategy for cuts of the string or list at any position; some pieces are empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=4)))
     return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 

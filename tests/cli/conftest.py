@@ -33,7 +33,7 @@ def agent(question, answer):
 
 @pytest.fixture(scope="session")
 def policy(policies):
-    """A model that speaks nonsense, made in a second."""
+    """A model that generates nonsense, made in a second."""
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     return tiny_policy(
         lambda seed: speech(seed=seed),
@@ -57,7 +57,7 @@ def work(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fails(monkeypatch, capsys):
-    """Run a command that must fail; returns its exit code and what it printed on stderr, without which model is loaded."""
+    """Run a command that must fail; return its exit code and its output on stderr, without the line about the model."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["rllm", *arguments])
@@ -70,8 +70,8 @@ def fails(monkeypatch, capsys):
 
 @contextlib.contextmanager
 def as_a_program():
-    """Afterwards, the environment and the garbage collector are what they were, and modules of the current directory are
-    forgotten: other tests have some of the same names."""
+    """Restore the environment and the garbage collector afterwards, and remove modules of the current directory from
+    `sys.modules`: other tests use some of the same names."""
     path, modules, environment, thresholds = list(sys.path), dict(sys.modules), dict(os.environ), gc.get_threshold()
     try:
         yield
@@ -88,7 +88,7 @@ def as_a_program():
 
 
 def here(*arguments, cwd):
-    """As `rllm`, in this process: it shows the same, and need not import everything again."""
+    """Run a command like `rllm`, in this process, which saves the imports."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     command = ["rllm", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

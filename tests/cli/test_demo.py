@@ -15,7 +15,7 @@ from .conftest import rllm
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_demo_learns(tmp_path, seed):
-    """As the README promises: from at most 45 % of the held-out tasks to at least 90 %."""
+    """As the README states: from at most 45 % of the held-out tasks to at least 90 %."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = rllm("demo", "--seed", seed, "--json", cwd=tmp_path, timeout=3600, env=environment)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ class Clock:
 
 
 def shown_after(*, under_way: UnderWay, during, **options) -> str:
-    """The last picture of a display."""
+    """Return the last picture of a display."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None, legacy_windows=False)
     display = LiveDisplay(console, 4, lambda: under_way, **options)
@@ -131,7 +131,7 @@ def test_overview_of_a_run():
 
 def test_warnings_are_counted_and_printed_above():
     root = logging.getLogger()
-    handlers, root.handlers = root.handlers, []  # pytest's own would do the printing
+    handlers, root.handlers = root.handlers, []  # pytest's own stream would be printed to
     try:
         shown = shown_after(
             under_way=UnderWay(),

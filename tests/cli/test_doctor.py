@@ -1,4 +1,4 @@
-"""`rllm doctor`: what a person reads, and the exit code that a script does."""
+"""`rllm doctor`: its report, and its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..inference.endpoint import endpoint
 
 
 def doctor(monkeypatch, capsys, *arguments):
-    """Its exit code, and what it printed on stdout and stderr."""
+    """Return its exit code, and its output on stdout and stderr."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["rllm", "doctor", *arguments])

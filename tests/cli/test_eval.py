@@ -48,7 +48,7 @@ ROWS = [
 
 @pytest.fixture
 def eval_work(work):
-    """A folder with an agent that wants its question in capitals; the current directory."""
+    """A folder with an agent whose correct answers are in capitals; the current directory."""
     (work / "my_agent.py").write_text(AGENT)
     write_tasks(work, ROWS)
     return work
@@ -59,7 +59,7 @@ def write_tasks(folder, rows):
 
 
 class Shouting(ScriptedEngine):
-    """Answers in capitals at once, but lets the questions that are `held` wait."""
+    """Answers in capitals at once, but holds the questions in `held`."""
 
     def __init__(self):
         self.held: set[str] = set()
@@ -77,7 +77,7 @@ def server():
 
 @pytest.fixture
 def runs(monkeypatch, capsys):
-    """Run a command that must succeed, in this process; gives what it printed on stdout and on stderr."""
+    """Run a command that must succeed, in this process; return its output on stdout and on stderr."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["rllm", *arguments])
@@ -204,7 +204,7 @@ def test_kill_9_loses_only_unfinished_rollouts(eval_work, server, runs):
     with started(server, held={"lime"}, cwd=eval_work) as process:
         os.kill(process.pid, signal.SIGKILL)
     with (eval_work / "out" / "episodes.jsonl").open("a") as file:
-        file.write('{"id": "torn')  # as a crash of the machine may leave it
+        file.write('{"id": "torn')  # as after a crash of the machine
     server.engine.held = set()
     printed, answer = runs(*arguments(server, "--out", "out", "--json"))
     assert "1/2 rollouts, 1 correct, 1 kept" in answer
@@ -219,7 +219,7 @@ def test_ctrl_c_saves_results_and_prints_resume_command(eval_work, server):
         process.send_signal(signal.SIGINT)
         printed = process.stderr.read()
         assert process.wait(timeout=60) == 130
-    lines = printed.splitlines()  # nothing of the calls that were cut off
+    lines = printed.splitlines()  # nothing of the interrupted calls
     assert lines[:2] == ["", "Stopped. 1 of 2 rollouts are done and kept in out."]
     assert re.fullmatch(r"Continue with: .*rllm eval .*--out out .*", lines[2])
     assert len(lines) == 3
@@ -297,7 +297,7 @@ def test_evaluation_fails_if_all_rollouts_fail(eval_work, server, fails):
     assert code == 1
     assert "the only rollout failed, so there is no result:\n  1 x AgentError: agent raised" in errors
     assert "\nDetails of each: " in errors
-    assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, of what was never done
+    assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, without rollouts
 
 
 def test_evaluation_fails_if_no_rollout_is_scored(eval_work, server, fails):

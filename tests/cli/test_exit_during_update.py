@@ -1,4 +1,4 @@
-"""The end of a command while an abandoned update still runs in a thread."""
+"""The end of a command while an abandoned update is still running in a thread."""
 
 import subprocess
 import sys

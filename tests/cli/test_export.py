@@ -1,4 +1,4 @@
-"""`rllm rescore` and `rllm export` over what a real run, with an adapter, has left."""
+"""`rllm rescore` and `rllm export` of a real run with an adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reward(task, answer):
 
 @pytest.fixture(scope="module")
 def run(policy, tmp_path_factory):
-    """A run's folder; the agent's directory is around it."""
+    """A run's folder, inside of the agent's directory."""
     folder = tmp_path_factory.mktemp("exported")
     (folder / "my_agent.py").write_text(AGENT)
     (folder / "judge.py").write_text(JUDGE)

@@ -1,4 +1,4 @@
-"""Files and connections that a command may have open; limits belong to a process, so each test has its own."""
+"""Limits on files and connections of a command; limits belong to a process, so each test has its own."""
 
 import subprocess
 import sys

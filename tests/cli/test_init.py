@@ -24,7 +24,7 @@ def test_new_project_passes_its_tests_and_its_agent_trains(tmp_path, policy):
     project = tmp_path / "shop"
     assert (project / ".gitignore").is_file()
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_PROXY")}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # it needs none of those that are installed here
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # it needs none of the packages installed here
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=project, env=environment, capture_output=True, text=True, timeout=300, check=False,

@@ -1,4 +1,4 @@
-"""`rllm list`: every name that another command takes, with a line about it."""
+"""`rllm list`: every name that another command accepts, with a line about it."""
 
 import json
 import sys

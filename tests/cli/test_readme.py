@@ -1,4 +1,4 @@
-"""The programs of the README, run as they stand but for the model, the port and the number of steps."""
+"""The programs of the README, run unchanged except for the model, the port and the number of steps."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def readme(tmp_path):
 
 
 def commands(start):
-    """The README's lines that begin so, as arguments."""
+    """Return the README's lines with this beginning, as arguments."""
     return [line.split()[1:] for block in blocks("sh") for line in block.splitlines() if line.startswith(start)]
 
 

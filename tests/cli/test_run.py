@@ -1,4 +1,4 @@
-"""`rllm run`, with real programs in front of a scripted server."""
+"""`rllm run`, with real programs and a scripted server."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_program_without_calls_fails(run):
 
 
 def test_call_without_session_is_assigned_to_the_program(run):
-    """The program knows the gateway's address and the key only, as one that makes its URL of host and port does."""
+    """The program knows only the gateway's address and the key, like one that builds its URL from host and port."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     url = "$(echo $OPENAI_BASE_URL | cut -d/ -f1-3)/v1/chat/completions"
     key = '-H "authorization: Bearer $OPENAI_API_KEY"'

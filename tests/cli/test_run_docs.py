@@ -42,7 +42,7 @@ def commands(start):
 def test_documented_command_runs(folder, monkeypatch):
     [arguments] = commands("rllm run")
     at = arguments.index("--tokenizer")
-    del arguments[at : at + 2]  # the scripted server takes no prompts of tokens
+    del arguments[at : at + 2]  # the scripted server does not accept prompts of tokens
     with ScriptedServer(ScriptedEngine(["It is 4."])) as server:
         arguments = [server.base_url if "8000" in item else item for item in arguments]
         done = here(*[sys.executable if item == "python" else item for item in arguments], cwd=folder)

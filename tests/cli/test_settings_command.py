@@ -1,4 +1,4 @@
-"""Settings that are written like options, and what is taken for one."""
+"""Settings that are written like options, and similar arguments."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Commands that are stopped; signals come from this very process."""
+"""Commands that are stopped; signals come from this process."""
 
 import asyncio
 import multiprocessing
@@ -46,7 +46,7 @@ def signals_as_at_a_terminal():
 async def work_until(saved, signals):
     try:
         for number in signals:
-            signal.raise_signal(number)  # to this thread: others, which earlier tests left, block none
+            signal.raise_signal(number)  # to this thread: earlier tests may have left others
         await asyncio.sleep(60)
     finally:
         saved.append("the last step")

@@ -1,4 +1,4 @@
-"""`TASKS --agent NAME --sandbox BACKEND`: mistakes are refused before a model is loaded, and rollouts are explained."""
+"""`TASKS --agent NAME --sandbox BACKEND`: mistakes are rejected before a model is loaded, and rollouts are explained."""
 
 from __future__ import annotations
 

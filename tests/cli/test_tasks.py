@@ -1,4 +1,4 @@
-"""`rllm tasks check`: mistakes are refused before a sandbox is started; `tests/tasks` runs it."""
+"""`rllm tasks check`: mistakes are rejected before a sandbox is started; `tests/tasks` runs it."""
 
 import pytest
 

@@ -455,7 +455,7 @@ def test_held_out_tasks_that_are_trained_on_are_counted(work, policy, caplog):
     assert here("train", "any.py:agent", *named, *FAST, "--dry-run", cwd=work).returncode == 0
     assert "1 of 1 held-out task " in caplog.text
     caplog.clear()
-    for name, number in (("train", 0), ("test", 7)):  # as reasoning-gym generates one task from two seeds
+    for name, number in (("train", 0), ("test", 7)):  # as reasoning-gym does, generating one task from two seeds
         (work / f"{name}.jsonl").write_text(json.dumps({**row, "generated_by": {"seed": number}}))
     assert here("train", "any.py:agent", *named, *FAST, "--dry-run", cwd=work).returncode == 0
     assert "1 of 1 held-out task " in caplog.text

@@ -1,4 +1,4 @@
-"""`rllm view`, as a user starts it."""
+"""`rllm view`, as a user runs it."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from .conftest import here
 
 @pytest.fixture
 def serve(tmp_path):
-    """Start the viewer in a folder with one run; gives its address."""
+    """Start the viewer in a folder with one run, and return its address."""
     large_run(tmp_path / "runs/one", num_episodes=4)
     started = []
 

@@ -1,4 +1,4 @@
-"""The commands of docs/viewer.md, run as they stand but for the port."""
+"""The commands of docs/viewer.md, run unchanged except for the port."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The names that users of the rLLM framework import: the table of docs/upstream.md, row by row."""
+"""Names that users of the rLLM framework import: the table of docs/upstream.md, row by row."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ rllm.misc: colorful_print
 rllm.types: Action Step Trajectory Episode TrajectoryGroup Task
 rllm.eval: EvalOutput Signal
 """
-"""The names that programs written for version 0.2.1 import, by module: its own, and those that it imports itself."""
+"""Names that programs for version 0.2.1 import, by module: its own, and those that it imports itself."""
 IMPORTS = [
     (module, name)
     for module, names in re.findall(r"^([\w.]+): ((?:[^\n]|\n  )+)$", PUBLISHED, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Training scripts in the published vocabulary: what each of their keys means here."""
+"""Training scripts in the published vocabulary: the meaning of each key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rllm.trainer.config import TrainConfig, load_config
 
 VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 
-RETRIEVAL_AGENT = [  # the settings of a published launch script, less its estimator
+RETRIEVAL_AGENT = [  # the settings of a published launch script, except for its estimator
     "data.train_batch_size=64",
     "data.val_batch_size=512",
     "data.max_prompt_length=4096",

@@ -1,4 +1,4 @@
-"""Defaults, remarks and a page of the docs from one table of models by size."""
+"""Defaults, messages and a page of the docs from one table of models by size."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_memory_estimate_is_a_sum(tmp_path: Path) -> None:
 
 
 def weights(*shape: int) -> bytes:
-    """A file of safetensors with one tensor in bfloat16, without its numbers."""
+    """Write a file of safetensors with one tensor in bfloat16, without its data."""
     header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}}).encode()
     return len(header).to_bytes(8, "little") + header
 

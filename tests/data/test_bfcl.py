@@ -1,4 +1,4 @@
-"""The Berkeley Function-Calling Leaderboard, from its files as they are published to a score."""
+"""The Berkeley Function-Calling Leaderboard, from its published files to a score."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ ACCEPTED = {
         ({"base": 3, "points": [1.5, 2.5]}, True),
         ({"base": 3, "points": [2.5, 1.5]}, False),
         ({"base": 3, "points": ["1.5", "2.5"]}, False),
-        ({"base": 3, "points": []}, True),  # as good as left out
+        ({"base": 3, "points": []}, True),  # counts as left out
         ({"base": 3, "options": {"name": "A B"}}, True),
         ({"base": 3, "options": {"name": "a b", "size": 1}}, True),
         ({"base": 3, "options": {"size": 1}}, False),

@@ -23,6 +23,6 @@ from rllm.errors import MissingDependencyError
 def test_missing_package_error_names_the_extra(
     home: Path, monkeypatch: pytest.MonkeyPatch, package: str, use: Callable[[], object], purpose: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)  # Python's own way to make an import fail
+    monkeypatch.setitem(sys.modules, package, None)  # Python's own way to fail an import
     with pytest.raises(MissingDependencyError, match=rf"{purpose}.* needs the package '{package}'.*'rllm\[data\]'"):
         use()

@@ -1,4 +1,4 @@
-"""Known datasets. Those of the hub are a few rows made by hand in its schema, in folders that replace the hub's ids."""
+"""Known datasets. Those of the hub are a few rows in its schema, in folders that replace the hub's ids."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_prepare_program_runs_from_the_shell(home: Path) -> None:
 
 
 def reachable(nums: list[Fraction]) -> Iterator[Fraction]:
-    """Every value that can be made of these numbers, each used once."""
+    """Return every value that can be made of these numbers, each used once."""
     if len(nums) == 1:
         yield nums[0]
     for i, a in enumerate(nums):
@@ -175,7 +175,7 @@ def test_invalid_parameters_are_rejected(home: Path, make: Any, wrong: dict[str,
 
 
 def hub_folder(folder: Path, subsets: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    """A dataset as the hub keeps it: a file for each split of each subset, and a card that names them."""
+    """Write a dataset in the hub's layout: a file for each split of each subset, and a card that names them."""
     configs = []
     for subset, splits in subsets.items():
         (folder / subset).mkdir(parents=True)

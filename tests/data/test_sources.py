@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's module that makes tasks."""
+    """A user's module that creates tasks."""
     (tmp_path / "my_tasks.py").write_text(
         "def squares():\n    for n in range(3):\n        yield {'n': n, 'square': n * n}\n"
     )

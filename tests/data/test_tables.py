@@ -1,4 +1,4 @@
-"""Rows out of a table are those that were put into it, whichever library held them."""
+"""Rows read from a table equal those written, in each library's format."""
 
 from __future__ import annotations
 

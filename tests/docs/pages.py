@@ -1,4 +1,4 @@
-"""The pages of docs/ as programs: what their fences hold, and how a small machine runs it.
+"""The pages of docs/ as programs: their code blocks, and how to run them on a small machine.
 
 A fence with `title="FILE"` is a file of the page's folder. Every other Python fence runs, in order, with the names of those
 before it. In a `sh` fence, lines that begin with `rllm` or `python` run in that folder; `pip`, `make`, `cd` and `export` lines are
@@ -51,7 +51,7 @@ def fences(page: Path) -> Iterator[Fence]:
 
 
 def commands(fence: Fence) -> Iterator[list[str]]:
-    """The lines of a shell block as arguments; a trailing backslash joins two."""
+    """Return the lines of a shell block as arguments; a trailing backslash joins two."""
     for line in fence.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
@@ -59,7 +59,7 @@ def commands(fence: Fence) -> Iterator[list[str]]:
 
 
 def on_small_machine(words: list[str], policy: Path) -> list[str]:
-    """The same command for a tiny policy and a single step."""
+    """Return the same command for a tiny policy and a single step."""
     words = [MODELS.sub(str(policy), word) for word in words]
     if words[:2] == ["rllm", "train"] or any(word.startswith("model.path=") for word in words):
         chosen = {"num_steps", *(word.partition("=")[0] for word in SMALL)}
@@ -78,7 +78,7 @@ def steps_done(words: list[str]) -> int:
 
 @cache
 def _clone() -> frozenset[Path]:
-    """The files of the repository, committed or about to be, and their folders; without git, all there are."""
+    """Return the files of the repository, committed or new, and their folders; without git, all files."""
     if not (ROOT / ".git").exists():
         return frozenset(ROOT.rglob("*"))
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -95,7 +95,7 @@ MARKDOWN = sorted(path for path in _clone() if path.suffix == ".md")
 
 
 def links(page: Path) -> list[str]:
-    """The links and images of a Markdown file that lead to other files or headings of the repository."""
+    """Return the links and images of a Markdown file that lead to other files or headings of the repository."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
     found = [*_LINK.findall(text), *re.findall(r'(?:src|href)="([^"]+)"', text)]
     return [link for link in found if not re.match(r"[a-z][a-z+.-]*:", link)]
@@ -103,7 +103,7 @@ def links(page: Path) -> list[str]:
 
 @cache
 def headings(page: Path) -> frozenset[str]:
-    """The anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub gives the headings of a page."""
     seen: dict[str, int] = {}
     found = set()
     for title in _HEADING.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The pages that are made from code."""
+"""The pages that are generated from code."""
 
 from __future__ import annotations
 

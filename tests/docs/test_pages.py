@@ -1,4 +1,4 @@
-"""Every page of the documentation runs as it stands, but for the model and the number of steps."""
+"""Every page of the documentation runs unchanged except for the model and the number of steps."""
 
 from __future__ import annotations
 

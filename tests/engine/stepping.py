@@ -1,4 +1,4 @@
-"""A small agent and a small environment that the tests of stepping engines share."""
+"""A small agent and a small environment shared by the tests of stepping engines."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ async def test_conversation_ends_at_the_context_limit() -> None:
     assert len(episode.trajectories[0].steps) == 2
 
 
-# Failures: each on its own episode, by name, with the remedy
+# Failures: each on its own episode, with its name and the remedy
 
 
 class Raises(Countdown):
@@ -376,7 +376,7 @@ def made_by(env: type[Countdown]) -> type[Countdown]:
 )
 async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: str, message: str) -> None:
     class Mixed(Countdown):
-        """Every second task has the faulty environment."""
+        """Return an environment class for every second task, the faulty one."""
 
         @staticmethod
         def from_dict(info: Any) -> Any:
@@ -513,7 +513,7 @@ async def test_transient_server_error_is_retried() -> None:
     assert len(episode.trajectories[0].steps) == 2
 
 
-# What hangs
+# Hanging calls
 
 
 class HangingReset(Countdown):
@@ -544,7 +544,7 @@ class HangingCoroutine(Countdown):
 
 released = threading.Event()
 hanging = threading.Semaphore(0)
-"""Released by each that begins to hang."""
+"""Event that releases all hanging calls."""
 
 
 def wait_for_ever() -> None:
@@ -553,7 +553,7 @@ def wait_for_ever() -> None:
 
 
 async def some_hang(number: int = 1) -> None:
-    """Wait until so many more hang."""
+    """Wait until so many more calls hang."""
     for _ in range(number):
         assert await asyncio.to_thread(hanging.acquire, timeout=60)
 
@@ -724,11 +724,11 @@ async def test_closing_a_generator_early_closes_running_environments(monkeypatch
     assert Countdown.closed == [0, 2]
 
 
-# Agents that do what they like with their own
+# Agents with unusual state
 
 
 class OneList(Talker):
-    """Has one list of messages for ever, and puts it into its steps."""
+    """Agent that keeps one list of messages, and puts it into all its steps."""
 
     def update_from_env(self, observation: Any, reward: Any, done: bool, info: dict[str, Any]) -> None:
         self.messages.append({"role": "user", "content": str(observation)})
@@ -740,7 +740,7 @@ class OneList(Talker):
 
 
 class Forgetful(Talker):
-    """Keeps only its newest step, as a copy, and begins a new list for it."""
+    """Agent that keeps only its newest step, as a copy, and starts a new list for it."""
 
     def update_from_env(self, observation: Any, reward: Any, done: bool, info: dict[str, Any]) -> None:
         super().update_from_env(observation, reward, done, info)
@@ -748,7 +748,7 @@ class Forgetful(Talker):
 
 
 class ClassWide(Talker):
-    """All of its objects share one trajectory, which is never emptied."""
+    """Agent class whose objects share one trajectory, which is never emptied."""
 
     shared = Trajectory(name="shared")
 
@@ -846,11 +846,11 @@ async def test_faulty_user_classes_do_not_affect_other_rollouts(
     env: type[Countdown], agent: type[Talker], kind: str, expected: str
 ) -> None:
     class Sometimes(Talker):
-        """Is the agent of the case in the first rollout only."""
+        """Faulty agent in the first rollout only."""
 
         def __new__(cls) -> Any:
             made.append(cls)
-            return (agent if len(made) == 2 else Talker)()  # the very first is made to see whether one can be
+            return (agent if len(made) == 2 else Talker)()  # the first one is made to check the class
 
     class Mixed(Countdown):
         @staticmethod
@@ -921,7 +921,7 @@ async def test_task_must_be_a_mapping() -> None:
         await engine_of().execute_tasks([{"start": 1}, "two"])  # type: ignore[list-item]
 
 
-# Many at once
+# Many rollouts
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ class DistantStore(MemoryTraceStore):
         return super().by_session(session_id)
 
 
-def said(steps: list[Step]) -> list[str]:
+def texts_of(steps: list[Step]) -> list[str]:
     """Return the text of the steps' tokens."""
     return [decode(step.response_ids) for step in steps]
 
@@ -120,7 +120,7 @@ async def test_invalid_episode_fails_alone(engine_of: Engine) -> None:
 
 
 def plain_agent(text: str) -> float:
-    """An agent that knows nothing of us."""
+    """An agent that does not import rllm."""
     with openai.OpenAI() as client:
         return float(ask(client, text).choices[0].message.content == "YES")
 
@@ -180,7 +180,7 @@ async def test_turns_are_in_call_order(engine_of: Engine) -> None:
         return 1.0
 
     (episode,) = await run(engine_of(agent), {"text": "turn"})
-    assert said(episode.trajectories[0].steps) == ["TURN 0", "TURN 1", "TURN 2"]
+    assert texts_of(episode.trajectories[0].steps) == ["TURN 0", "TURN 1", "TURN 2"]
 
 
 async def test_none_is_recorded_and_counted_as_unscored(engine_of: Engine) -> None:
@@ -191,7 +191,7 @@ async def test_none_is_recorded_and_counted_as_unscored(engine_of: Engine) -> No
     assert not episode.failed
     assert "'agent'" in episode.info["unscored"]
     assert episode.trajectories[0].final_reward() is None
-    assert said(episode.trajectories[0].steps) == ["X"]
+    assert texts_of(episode.trajectories[0].steps) == ["X"]
 
 
 async def test_agent_may_return_a_whole_episode(engine_of: Engine) -> None:
@@ -201,10 +201,10 @@ async def test_agent_may_return_a_whole_episode(engine_of: Engine) -> None:
 
     (episode,) = await run(engine_of(agent), {"text": "x"})
     assert (episode.id, episode.is_correct, episode.metrics["m"]) == ("t:0:0", True, 2.0)
-    assert said(episode.trajectories[0].steps) == ["X"]
+    assert texts_of(episode.trajectories[0].steps) == ["X"]
 
 
-# Whose tokens are whose
+# Assignment of tokens
 
 
 async def test_parallel_solvers_and_a_judge_have_their_own_tokens(
@@ -234,9 +234,9 @@ async def test_parallel_solvers_and_a_judge_have_their_own_tokens(
         (episode,) = await run(engine_of(flow), {"n": 4})
     *solvers, judged = episode.trajectories
     for one in solvers:
-        assert said(one.steps) == [f"SOLVER {int(one.final_reward() or 0)}"]
+        assert texts_of(one.steps) == [f"SOLVER {int(one.final_reward() or 0)}"]
         assert one.input == {"number": int(one.final_reward() or 0)}
-    assert said(judged.steps) == ["JUDGE SOLVER 0,SOLVER 1,SOLVER 2,SOLVER 3"]
+    assert texts_of(judged.steps) == ["JUDGE SOLVER 0,SOLVER 1,SOLVER 2,SOLVER 3"]
 
 
 async def test_64_concurrent_agents_with_one_shared_client_keep_their_rewards(
@@ -262,7 +262,7 @@ async def test_64_concurrent_agents_with_one_shared_client_keep_their_rewards(
     for number, episode in enumerate(episodes):
         assert episode.info == {}
         assert episode.trajectories[0].reward == number
-        assert said(episode.trajectories[0].steps) == [f"{number} FIRST", f"{number} LAST"]
+        assert texts_of(episode.trajectories[0].steps) == [f"{number} FIRST", f"{number} LAST"]
 
 
 async def test_several_trajectories_without_steps_are_rejected(engine_of: Engine) -> None:
@@ -293,12 +293,12 @@ async def test_calls_recorded_only_by_the_gateway_are_assigned_to_their_trajecto
         return list(both)
 
     (episode,) = await run(engine_of(agent), {"text": "x"})
-    assert [said(one.steps) for one in episode.trajectories] == [["X 1"], ["X 2"]]
+    assert [texts_of(one.steps) for one in episode.trajectories] == [["X 1"], ["X 2"]]
 
 
 @pytest.mark.parametrize("keeps", [["one", "x", "two"], ["one", "x"], ["x", "two"]])
 async def test_trajectory_contains_calls_of_all_formats_in_order(engine_of: Engine, keeps: list[str]) -> None:
-    """Only chats are seen in our process; a step that its author takes out stays out."""
+    """Only chats are recorded in our process; a step that its author removes stays removed."""
 
     @trajectory(name="solver")
     def solve(text: str) -> None:
@@ -315,8 +315,8 @@ async def test_trajectory_contains_calls_of_all_formats_in_order(engine_of: Engi
         return [solved, other]
 
     (episode,) = await run(engine_of(agent), {"text": "x"})
-    assert said(episode.trajectories[0].steps) == [text.upper() for text in keeps]
-    assert said(episode.trajectories[1].steps) == ["ONE", "Y", "TWO"], "without any it has all"
+    assert texts_of(episode.trajectories[0].steps) == [text.upper() for text in keeps]
+    assert texts_of(episode.trajectories[1].steps) == ["ONE", "Y", "TWO"], "without any it has all"
 
 
 async def test_steps_before_an_exception_stay_in_the_record(engine_of: Engine) -> None:
@@ -338,7 +338,7 @@ async def test_steps_before_an_exception_stay_in_the_record(engine_of: Engine) -
 async def test_step_of_another_server_is_an_error_if_trained_on(
     engine_of: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rllm.engine.capture.LATE_TRACE_S", 0.0)  # none is: who is answered has been captured
+    monkeypatch.setattr("rllm.engine.capture.LATE_TRACE_S", 0.0)  # none is missing: the answered call has been captured
 
     def agent(text: str, trainable: bool) -> list[Trajectory]:
         with openai.OpenAI() as client:
@@ -349,7 +349,7 @@ async def test_step_of_another_server_is_an_error_if_trained_on(
     bad, good = await run(engine_of(agent), {"text": "x", "trainable": True}, {"text": "x", "trainable": False})
     assert "'judge': its step 'elsewhere'" in problem(bad)
     assert bad.info["error"]["type"] == "CaptureError"
-    assert said(good.trajectories[0].steps) == ["X"]
+    assert texts_of(good.trajectories[0].steps) == ["X"]
 
 
 async def test_failed_call_is_left_out_and_its_retry_is_kept(gateway: GatewayServer, store: MemoryTraceStore) -> None:
@@ -362,7 +362,7 @@ async def test_failed_call_is_left_out_and_its_retry_is_kept(gateway: GatewaySer
 
     with GatewayServer(store, EngineUpstream(scripted, "policy")) as flaky:
         (episode,) = await run(AgentFunctionEngine(agent, gateway=flaky, store=store), {"text": "x"})
-    assert said(episode.trajectories[0].steps) == ["fine"]
+    assert texts_of(episode.trajectories[0].steps) == ["fine"]
     assert episode.trajectories[0].info["num_unusable_calls"] == 1
 
 
@@ -375,7 +375,7 @@ async def test_abandoned_stream_is_not_trained_on(engine_of: Engine) -> None:
             ask(client, text)
 
     (episode,) = await run(engine_of(lambda text: impatient(text)), {"text": "x"})
-    assert said(episode.trajectories[0].steps)[-1] == "X"
+    assert texts_of(episode.trajectories[0].steps)[-1] == "X"
 
 
 async def test_reference_rollouts_are_distinguished_from_untrainable_trajectories() -> None:
@@ -529,7 +529,7 @@ async def test_server_failure_is_retried_in_a_new_session(store: MemoryTraceStor
     with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
         (episode,) = await run(AgentFunctionEngine(agent, gateway=gateway, store=store), {"text": "x"})
     assert not episode.failed
-    assert said(episode.trajectories[0].steps) == ["ok"]
+    assert texts_of(episode.trajectories[0].steps) == ["ok"]
     assert len(store.sessions()) == 2
 
 
@@ -580,7 +580,7 @@ async def test_columns_named_like_parameters_are_passed(engine_of: Engine) -> No
     assert episode.trajectories[0].reward == len(names)
 
 
-# The process around it
+# Environment of the process
 
 
 def test_environment_variables_are_restored(
@@ -650,6 +650,6 @@ async def test_event_loop_does_not_wait_for_a_remote_store(scripted: ScriptedEng
 
     with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
         [episode] = await run(AgentFunctionEngine(agent, gateway=gateway, store=store), {"question": "hi"})
-    assert said(episode.trajectories[0].steps) == ["HI"]
+    assert texts_of(episode.trajectories[0].steps) == ["HI"]
     assert store.readers
     assert threading.current_thread() not in store.readers

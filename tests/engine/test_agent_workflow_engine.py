@@ -30,7 +30,7 @@ def ask(text: str) -> list[dict[str, Any]]:
 
 
 class Solve(Workflow):
-    """One call, rewarded by how the task's word begins."""
+    """One call, rewarded by the first letter of the task's word."""
 
     name = "solver"
 
@@ -50,11 +50,11 @@ async def episodes(workflow: type[Workflow], *words: str, **settings: Any) -> li
     return await engine_of(workflow, **settings).execute_tasks([{"word": word} for word in words])
 
 
-def said(trajectory: Trajectory) -> list[str]:
+def answers_of(trajectory: Trajectory) -> list[str]:
     return [decode(step.response_ids) for step in trajectory.steps]
 
 
-# What an episode is
+# Contents of an episode
 
 
 async def test_committed_trajectories_have_exact_tokens() -> None:
@@ -78,7 +78,7 @@ async def test_results_are_in_the_order_of_the_tasks_and_ids_may_repeat() -> Non
     tasks = [{"word": word} for word in ("fig", "apple", "fig", "apple")]
     found = await engine_of().execute_tasks(tasks, ["A:1", "B", "A:1", "B"])
     assert [episode.id for episode in found] == ["A:1:0", "B:0", "A:1:1", "B:1"]
-    assert [said(episode.trajectories[0]) for episode in found] == [["FIG"], ["APPLE"]] * 2
+    assert [answers_of(episode.trajectories[0]) for episode in found] == [["FIG"], ["APPLE"]] * 2
     with pytest.raises(ConfigError, match="1 task_ids for 2 tasks"):
         await engine_of().execute_tasks(tasks[:2], ["A"])
 
@@ -96,14 +96,14 @@ async def test_parallel_solvers_keep_their_own_tokens_in_any_order_of_completion
 
     slow_first = ScriptedEngine(shout, latency_s=lambda messages: 0.02 * (4 - int(messages[-1]["content"][-1])))
     (episode,) = await episodes(Crowd, "fig", rollout_engine=slow_first)
-    assert [(said(path), path.reward) for path in episode.trajectories] == [
+    assert [(answers_of(path), path.reward) for path in episode.trajectories] == [
         ([f"FIG {number}"], float(number)) for number in range(4)
     ]
     assert "warnings" not in episode.info
 
 
 async def test_steps_built_from_messages_are_joined_with_their_calls() -> None:
-    class Told(Workflow):
+    class Rebuilt(Workflow):
         async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
             steps = []
             for turn in range(3):
@@ -113,8 +113,8 @@ async def test_steps_built_from_messages_are_joined_with_their_calls() -> None:
                 steps.append(Step(chat_completions=[*messages, answer], model_response=output.text))
             return Episode(trajectories=[Trajectory(steps=steps[::-1], reward=1.0)])
 
-    (episode,) = await episodes(Told, "fig")
-    assert said(episode.trajectories[0]) == ["FIG 2", "FIG 1", "FIG 0"]
+    (episode,) = await episodes(Rebuilt, "fig")
+    assert answers_of(episode.trajectories[0]) == ["FIG 2", "FIG 1", "FIG 0"]
 
 
 async def test_unnamed_roles_are_warned_about() -> None:
@@ -139,7 +139,7 @@ async def test_arguments_reach_the_workflow_and_its_run_method() -> None:
 
     engine = engine_of(Configured, workflow_args={"prefix": "ripe"})
     (episode,) = await engine.execute_tasks([{"word": "fig"}], suffix="now")
-    assert said(episode.trajectories[0]) == ["RIPE FIG NOW"]
+    assert answers_of(episode.trajectories[0]) == ["RIPE FIG NOW"]
 
 
 async def test_workflow_objects_are_reused_but_never_concurrently() -> None:
@@ -184,7 +184,7 @@ async def test_blocking_functions_run_outside_of_the_loop() -> None:
     assert episode.is_correct
 
 
-# How it ends
+# Termination
 
 
 async def test_termination_event_ends_the_rollout_and_keeps_its_steps() -> None:
@@ -276,7 +276,7 @@ async def test_rollout_that_always_fails_keeps_its_steps_and_affects_no_other() 
         r"Fails.run raised KeyError: 'stone' \(at .*test_agent_workflow_engine.py:\d+\)", error["message"]
     )
     assert "raise KeyError" in error["traceback"]
-    assert said(found[1].trajectories[0]) == ["FIG"]
+    assert answers_of(found[1].trajectories[0]) == ["FIG"]
     with pytest.raises(RolloutError, match=r"1 of 3 rollouts failed; 1:0: AgentError: Fails.run raised KeyError"):
         await episodes(Fails, *words, retry_limit=1, raise_on_error=True)
 
@@ -299,7 +299,7 @@ async def test_timeout_of_the_workflow_is_not_retried(pass_time: Any) -> None:
     assert episode.termination_reason is TerminationReason.TIMEOUT
     assert episode.failed
     assert len(tried) == 1
-    assert said(episode.trajectories[0]) == ["APPLE"]
+    assert answers_of(episode.trajectories[0]) == ["APPLE"]
 
 
 async def test_hanging_thread_is_abandoned_at_the_deadline_with_its_object(pass_time: Any) -> None:
@@ -365,7 +365,7 @@ async def test_episodes_are_logged(tmp_path: Any) -> None:
     kept = {episode.id: episode for episode in EpisodeLog.read(tmp_path / "episodes.jsonl")}
     assert kept.keys() == {"0:0", "1:0"}
     assert kept["0:0"].info["training"] == {"step": 7, "mode": "val", "epoch": 0}
-    assert said(kept["0:0"].trajectories[0]) == ["APPLE"]
+    assert answers_of(kept["0:0"].trajectories[0]) == ["APPLE"]
 
 
 class NotAsync(Workflow):
@@ -408,12 +408,12 @@ async def test_workflow_may_terminate_for_any_reason() -> None:
 
     late, wrong = await episodes(Ends, "timeout", "error", retry_limit=1)
     assert late.termination_reason is TerminationReason.TIMEOUT
-    assert (late.failed, said(late.trajectories[0])) == (False, ["TIMEOUT"])
+    assert (late.failed, answers_of(late.trajectories[0])) == (False, ["TIMEOUT"])
     assert wrong.failed
     assert "Ends.run ended itself with TerminationReason.ERROR" in wrong.info["error"]["message"]
 
 
-# What they may do to each other
+# Isolation of rollouts
 
 
 async def test_concurrent_runs_have_their_own_arguments() -> None:
@@ -425,7 +425,7 @@ async def test_concurrent_runs_have_their_own_arguments() -> None:
     engine = engine_of(Configured, n_parallel_tasks=1)
     runs = [engine.execute_tasks([{"word": "fig"}] * 3, suffix=suffix) for suffix in ("a", "b")]
     for found, expected in zip(await asyncio.gather(*runs), ("FIG A", "FIG B"), strict=True):
-        assert [said(episode.trajectories[0]) for episode in found] == [[expected]] * 3
+        assert [answers_of(episode.trajectories[0]) for episode in found] == [[expected]] * 3
 
 
 async def test_task_that_outlives_its_rollout_adds_nothing_to_the_next(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,7 @@ def test_written_episodes_are_read_back(tmp_path):
     with EpisodeLog(tmp_path / "new folder" / "episodes.jsonl") as log:
         for item in written:
             log.append(item)
-        read = list(EpisodeLog.read(log.path))  # while it is open: nothing waits in a buffer
+        read = list(EpisodeLog.read(log.path))  # while it is open: nothing is buffered
     assert read == written
     assert read[0].trajectories[0].steps[0].response_ids == [3]
     assert not is_scored(read[0].trajectories[0].steps[0].reward)
@@ -195,7 +195,7 @@ def test_every_task_is_stored_once_also_by_a_resumed_run(tmp_path: Path) -> None
 def test_truncated_line_is_not_a_task(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"split":"train","task_id":"a","task":1}\n{"split":"tr')
     assert read_tasks(tmp_path) == {("train", "a"): 1}
-    file = TaskFile(tmp_path)  # and what a resumed run writes does not run into it
+    file = TaskFile(tmp_path)  # a resumed run does not append to it
     file.log_episodes(0, "train", [Episode(task_id="b", task=2)])
     file.close()
     assert read_tasks(tmp_path) == {("train", "a"): 1, ("train", "b"): 2}

@@ -1,4 +1,4 @@
-"""Interrupted tasks, blocked loops and the garbage collector while rollouts run."""
+"""Interrupted tasks, blocked loops and the garbage collector during rollouts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_responsive_loop_is_not_reported_and_the_thread_ends(caplog: pytes
             turns.append(time.monotonic())
             await asyncio.sleep(0.06)
         turns.append(time.monotonic())
-    # It turns every 0.06 s, unless the machine is so busy that it is blocked indeed.
+    # It turns every 0.06 s, unless the machine is so busy that it is really blocked.
     assert not caplog.records or max(later - turn for turn, later in itertools.pairwise(turns)) > 0.2
     await asyncio.to_thread(block_until, lambda: "rllm loop watchdog" not in {t.name for t in threading.enumerate()})
 

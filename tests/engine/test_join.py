@@ -1,4 +1,4 @@
-"""Whose tokens a step gets, worked out on traces made by hand."""
+"""Assignment of tokens to steps, on traces made by hand."""
 
 from __future__ import annotations
 
@@ -38,50 +38,50 @@ def joined(steps: list[Step], *traces: Trace) -> list[list[int]]:
     return [step.response_ids for step in steps]
 
 
-def told(*messages: dict[str, Any], **facts: Any) -> Step:
+def step_of(*messages: dict[str, Any], **facts: Any) -> Step:
     return Step(chat_completions=list(messages), **facts)
 
 
 def test_last_turn_is_not_joined_with_an_earlier_equal_answer() -> None:
     first, second = trace(1, [user("a")]), trace(2, [user("a"), YES, user("b")])
-    later = told(user("a"), YES, user("b"), YES)
+    later = step_of(user("a"), YES, user("b"), YES)
     assert joined([later], first, second) == [[2]]
-    assert joined([told(user("a"), YES, user("b"), YES), told(user("a"), YES)], first, second) == [[2], [1]]
+    assert joined([step_of(user("a"), YES, user("b"), YES), step_of(user("a"), YES)], first, second) == [[2], [1]]
 
 
 def test_messages_without_the_answer_are_joined_by_the_answer() -> None:
-    assert joined([told(user("b"), model_response="yes")], trace(1, [user("a")]), trace(2, [user("b")])) == [[2]]
+    assert joined([step_of(user("b"), model_response="yes")], trace(1, [user("a")]), trace(2, [user("b")])) == [[2]]
 
 
 def test_equal_calls_are_joined_in_call_order() -> None:
-    steps = [told(user("a"), YES), told(user("a"), YES)]
+    steps = [step_of(user("a"), YES), step_of(user("a"), YES)]
     assert joined(steps, trace(1, [user("a")]), trace(2, [user("a")])) == [[1], [2]]
 
 
 def test_call_named_by_a_step_is_not_joined_with_another() -> None:
-    steps = [told(user("a"), YES), told(user("a"), YES, id="call-1")]
+    steps = [step_of(user("a"), YES), step_of(user("a"), YES, id="call-1")]
     assert joined(steps, trace(1, [user("a")]), trace(2, [user("a")])) == [[2], [1]]
 
 
 def test_answer_may_consist_of_tool_calls() -> None:
     answer = {"content": None, "tool_calls": [{"id": "1"}]}
     traces = [trace(1, [user("a")], **answer), trace(2, [user("a")], content=None)]
-    assert joined([told(user("a"), {"role": "assistant", **answer})], *traces) == [[1]]
+    assert joined([step_of(user("a"), {"role": "assistant", **answer})], *traces) == [[1]]
 
 
 @pytest.mark.parametrize("asked", [[], [user("a")]])
 def test_step_with_only_the_answer_is_joined(asked: list[dict[str, Any]]) -> None:
-    assert joined([told(*asked, model_response="yes")], trace(1, [user("a")])) == [[1]]
+    assert joined([step_of(*asked, model_response="yes")], trace(1, [user("a")])) == [[1]]
 
 
 @pytest.mark.parametrize(
     ("step", "traces"),
     [
         (Step(model_response="yes"), [trace(1, [user("a")]), trace(2, [user("b")])]),
-        (told(user("a"), YES), [trace(1, [user("a")], reasoning_content="x"), trace(2, [user("a")])]),
-        (told(user("a"), YES), [trace(1, [user("a")], tool_calls=[{"id": "1"}]), trace(2, [user("a")])]),
-        (told(user("edited"), YES), [trace(1, [user("a")])]),
-        (told(user("a"), YES, user("more")), [trace(1, [user("a")])]),
+        (step_of(user("a"), YES), [trace(1, [user("a")], reasoning_content="x"), trace(2, [user("a")])]),
+        (step_of(user("a"), YES), [trace(1, [user("a")], tool_calls=[{"id": "1"}]), trace(2, [user("a")])]),
+        (step_of(user("edited"), YES), [trace(1, [user("a")])]),
+        (step_of(user("a"), YES, user("more")), [trace(1, [user("a")])]),
         (Step(prompt_ids=[1], response_ids=[9], logprobs=[-1.0]), [trace(1, [user("a")])]),
     ],
 )
@@ -93,7 +93,7 @@ def test_ambiguous_steps_are_rejected(step: Step, traces: list[Trace]) -> None:
 def test_tool_calls_distinguish_answers_with_the_same_text() -> None:
     calls = [[{"id": str(number)}] for number in range(2)]
     traces = [trace(number, [user("a")], tool_calls=calls[number]) for number in range(2)]
-    steps = [told(user("a"), {**YES, "tool_calls": calls[number]}) for number in (1, 0)]
+    steps = [step_of(user("a"), {**YES, "tool_calls": calls[number]}) for number in (1, 0)]
     assert joined(steps, *traces) == [[1], [0]]
 
 
@@ -110,7 +110,7 @@ def test_reward_of_a_call_without_usable_tokens_is_kept(rewards: tuple[float, fl
 def test_traces_awaited_by_the_join() -> None:
     complete_step = Step(id="call-3", prompt_ids=[1], response_ids=[9], logprobs=[-1.0])
     no_prompt = Step(id="call-4", response_ids=[9], logprobs=[-1.0])
-    steps = [told(user("a"), YES, id="call-1"), told(user("a"), YES), Step(id="call-2"), complete_step, no_prompt]
+    steps = [step_of(user("a"), YES, id="call-1"), step_of(user("a"), YES), Step(id="call-2"), complete_step, no_prompt]
     episode = Episode(trajectories=[Trajectory(steps=steps)])
     attempt = RolloutRequest(task={}, task_id="t")
     assert awaited_ids(episode, attempt, [trace(1, [user("a")])]) == {"call-1", "call-2", "call-4"}

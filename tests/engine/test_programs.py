@@ -41,7 +41,7 @@ def ask(text):
 for text in sys.argv[1:]:
     print(ask(text), flush=True)
 """
-"""The smallest program that asks a model: it starts in little time, and knows the gateway by its path alone."""
+"""The smallest program that calls a model: it starts quickly, and knows the gateway by its path alone."""
 
 OPENAI = "import openai; print(openai.OpenAI().responses.create(model='m', input='hello').output_text)"
 ANTHROPIC = """

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[TraceStore]:
     store.close()
 
 
-def said(traces: list[Trace]) -> list[str]:
+def texts_of(traces: list[Trace]) -> list[str]:
     return [decode(trace.response_ids) for trace in traces]
 
 
@@ -86,8 +86,8 @@ async def test_calls_are_ordered_by_start_time(store: TraceStore) -> None:
     engine = RecordingEngine(slow_first, store=store)
     with Session(name="s") as around:
         await asyncio.gather(*(engine.get_model_response(ask(str(number))) for number in range(3)))
-    assert said(around.llm_calls) == ["0", "1", "2"]
-    assert said(sorted(store.by_session("s"), key=lambda trace: trace.started_at)) == ["0", "1", "2"]
+    assert texts_of(around.llm_calls) == ["0", "1", "2"]
+    assert texts_of(sorted(store.by_session("s"), key=lambda trace: trace.started_at)) == ["0", "1", "2"]
 
 
 async def test_messages_are_recorded_as_they_were_at_the_call() -> None:
@@ -101,7 +101,7 @@ async def test_messages_are_recorded_as_they_were_at_the_call() -> None:
         await call
     (kept,) = around.llm_calls
     assert kept.messages == ask("fig")
-    assert said([kept]) == ["FIG"]
+    assert texts_of([kept]) == ["FIG"]
 
 
 async def test_continued_conversation_has_its_parent() -> None:
@@ -124,7 +124,7 @@ async def test_cancelled_call_leaves_no_trace_and_keeps_the_order() -> None:
         slow.cancel()
         with pytest.raises(asyncio.CancelledError):
             await slow
-    assert said(around.llm_calls) == ["FIG"]
+    assert texts_of(around.llm_calls) == ["FIG"]
     assert around.num_begun == 2
 
 
@@ -154,8 +154,8 @@ async def test_sessions_and_trajectories_of_the_sdk_record_calls() -> None:
         with session(role="judge") as inner:
             await engine.get_model_response(ask("first"))
         path = await solve("second")
-    assert said(outer.llm_calls) == ["FIRST", "SECOND"]
-    assert said(inner.llm_calls) == ["FIRST"]
+    assert texts_of(outer.llm_calls) == ["FIRST", "SECOND"]
+    assert texts_of(inner.llm_calls) == ["FIRST"]
     assert inner.llm_calls[0].metadata["role"] == "judge"
     assert [decode(step.response_ids) for step in path.steps] == ["SECOND"]
     assert path.steps[0].logprobs == outer.llm_calls[1].logprobs
@@ -224,7 +224,7 @@ async def test_deleted_session_gets_no_more_calls(store: TraceStore) -> None:
         with session(nested=True), pytest.raises(SessionDeletedError, match="'s' was deleted meanwhile"):
             await engine.get_model_response(ask("gum"))
     assert store.session("s") is None
-    assert said(around.llm_calls) == ["FIG"]
+    assert texts_of(around.llm_calls) == ["FIG"]
 
 
 async def test_attributes_of_the_engine_are_available_except_unrecorded_sampling() -> None:

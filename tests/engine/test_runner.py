@@ -1,4 +1,4 @@
-"""Rollouts are bounded, retried, timed out and isolated; waiters are admitted by rank."""
+"""Rollouts are limited, retried, timed out and isolated; waiters are admitted by rank."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_ten_thousand_attempts_use_few_asyncio_tasks() -> None:
 
     episodes = await RolloutRunner(Counting()).run(attempts(*[{}] * 10_000))
     assert len(episodes) == 10_000
-    assert most_tasks <= 2 + 2 * 64  # the test, the watch for stuck rollouts, and two for each that is under way
+    assert most_tasks <= 2 + 2 * 64  # the test, the watch for stuck rollouts, and two for each running one
 
 
 async def test_failure_is_an_episode_and_does_not_affect_siblings(pass_time: Any) -> None:
@@ -347,7 +347,7 @@ async def test_slot_of_a_cancelled_waiter_is_passed_on() -> None:
 
     first = asyncio.create_task(enter())
     await asyncio.sleep(0)
-    for num_turns in range(4):  # cancel one that waits: before, while and after it is called
+    for num_turns in range(4):  # cancel a waiter: before, during and after its turn
         waiting, behind = asyncio.create_task(enter()), asyncio.create_task(enter())
         for _ in range(num_turns):
             await asyncio.sleep(0)

@@ -224,23 +224,28 @@ def test_text_is_not_a_reward() -> None:
         episode_from("4", "my_agent")
 
 
-def says(question: str) -> str:
+def text_agent(question: str) -> str:
     return question
 
 
-async def says_later(question: str) -> str:
+async def async_text_agent(question: str) -> str:
     return question
 
 
-says_later.__annotations__["return"] = str  # as where annotations are not put off
+async_text_agent.__annotations__["return"] = str  # as without postponed annotations
 
 
-@pytest.mark.parametrize("function", [says, says_later])
+@pytest.mark.parametrize("function", [text_agent, async_text_agent])
 def test_function_annotated_to_return_text_is_rejected_before_it_runs(function: Any) -> None:
     with pytest.raises(ConfigError, match=f"my_agent returns text .-> str., which {HOW}"):
         check_promise(function, "my_agent")
 
 
 def test_decorated_function_that_returns_text_is_accepted() -> None:
-    for function in (with_reward(says, lambda task, answer: 1.0), trajectory(says), lambda question: "4", print):
+    for function in (
+        with_reward(text_agent, lambda task, answer: 1.0),
+        trajectory(text_agent),
+        lambda question: "4",
+        print,
+    ):
         check_promise(function, "my_agent")

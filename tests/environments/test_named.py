@@ -1,4 +1,4 @@
-"""Environments by name, with Gymnasium as the scheme that is always installed here."""
+"""Environments by name, with Gymnasium as the scheme that is installed in these tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_name_yields_tasks_with_seeds_and_their_environment() -> None:
     assert (opened.agent_class, opened.max_steps) == (TextAgent, 7)
     env = GymnasiumEnv.from_dict({**opened.tasks[0], **opened.env_args})
     observation, _ = env.reset()
-    assert observation.startswith("\n[S]FFF")  # ansi, so the option reached the environment
+    assert observation.startswith("\n[S]FFF")  # ansi: the option reached the environment
     observation, reward, done, info = env.step("2")
     assert "S[F]FF" in observation
     assert (reward, done, info["terminated"]) == (0.0, False, False)

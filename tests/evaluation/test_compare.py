@@ -8,7 +8,7 @@ from rllm.evaluation.folder import difference_of_means, difference_of_rates
 
 
 def test_interval_of_rates_by_hand() -> None:
-    # Agresti & Min (2005): 100 pairs, 12 won and 4 lost; half a pair more in each cell.
+    # Agresti & Min (2005): 100 pairs, 12 wins and 4 losses; half a pair more in each cell.
     pairs = [(0.0, 1.0)] * 12 + [(1.0, 0.0)] * 4 + [(1.0, 1.0)] * 84
     found = difference_of_rates(pairs)
     centre = (12 - 4) / 102

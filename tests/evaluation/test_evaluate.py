@@ -100,16 +100,16 @@ async def test_group_reward_evaluates_whole_groups(tmp_path):
     def halved(task, answers, trajectories):
         return [path.info["said"] / 2 for path in trajectories]
 
-    class Said(Answering):
+    class Recording(Answering):
         async def rollout(self, attempt):
             episode = await super().rollout(attempt)
             episode.trajectories[0].info["said"] = episode.trajectories[0].reward
             return episode
 
     scoring = Scoring(group_reward=halved)
-    first = await run(Said(a0=2.0, a1=AgentError("no")), tmp_path, num_rollouts=2, scoring=scoring)
+    first = await run(Recording(a0=2.0, a1=AgentError("no")), tmp_path, num_rollouts=2, scoring=scoring)
     assert (first.num_failed, first.accuracy.value) == (1, 0.25)
-    again = Said()
+    again = Recording()
     await run(again, tmp_path, num_rollouts=2, scoring=scoring)
     assert again.made == ["a0", "a1"]
     [*_, last] = EpisodeLog.read(tmp_path / "episodes.jsonl")

@@ -57,7 +57,7 @@ def test_independent_rollouts_narrow_the_interval():
 
 
 def test_few_tasks_widen_the_interval_by_students_t():
-    """The standard error is 0.03536, and t of 4 degrees of freedom 2.776: as certain as 99.7 trials are."""
+    """The standard error is 0.03536, and t of 4 degrees of freedom 2.776: as precise as 99.7 trials."""
     estimate = mean_over_tasks([0.4, 0.45, 0.5, 0.55, 0.6], num_rollouts=1000)
     assert (estimate.low, estimate.high) == (pytest.approx(0.404, abs=0.003), pytest.approx(0.596, abs=0.003))
 
@@ -74,7 +74,7 @@ def test_interval_is_never_empty_and_stays_within_the_unit():
 @pytest.mark.parametrize(("easy", "hard"), [(0.3, 0.3), (0.2, 1.8), (50.0, 50.0)])
 @pytest.mark.parametrize("num_rollouts", [1, 8])
 def test_intervals_cover_the_truth_in_19_of_20_samples_of_tasks(easy, hard, num_rollouts):
-    """Tasks of any difficulty: most very easy or very hard, most hard, or all alike."""
+    """Tasks of any difficulty: most very easy or very hard, most hard, or all equal."""
     rng = random.Random(0)
 
     def covers() -> bool:

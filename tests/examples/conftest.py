@@ -1,4 +1,4 @@
-"""Examples are scripts beside their modules, so tests import them as `python examples/<name>/train.py` would."""
+"""Examples are scripts next to their modules, so tests import them as `python examples/<name>/train.py` would."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """`train("grid_world", "seed=1")` runs the example's train.py, and gives the metrics of each of its evaluations."""
+    """`train("grid_world", "seed=1")` runs the example's train.py, and returns the metrics of each of its evaluations."""
 
     def run(name: str, *settings: str) -> list[dict[str, Any]]:
         command = [sys.executable, str(EXAMPLES / name / "train.py"), f"run_dir={tmp_path / 'run'}", *settings]
@@ -64,7 +64,7 @@ def _talk(seed: int) -> Iterator[list[dict[str, str]]]:
 
 @pytest.fixture
 def one_step(example: Example, nonsense: Path, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """`one_step("grid_world")` runs the example's train.py on that model, and gives the metrics of its only step."""
+    """`one_step("grid_world")` runs the example's train.py on that model, and returns the metrics of its only step."""
 
     def run(name: str) -> dict[str, Any]:
         small = [

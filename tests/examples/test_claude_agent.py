@@ -1,4 +1,4 @@
-"""The SDK comes with a program of 370 MB, so these tests run where `make test-frameworks FRAMEWORK=claude-agent-sdk` installed it."""
+"""The SDK includes a program of 370 MB, so these tests run where `make test-frameworks FRAMEWORK=claude-agent-sdk` installed it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALLED = Path(__file__).parents[2] / ".frameworks" / "claude-agent-sdk"
 
 @pytest.fixture(autouse=True)
 def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK alone: what it stands on is in this environment."""
+    """The SDK alone: its dependencies are in this environment."""
     packages = list(INSTALLED.glob("lib/python*/site-packages/claude_agent_sdk"))
     assert packages, f"{INSTALLED} has no SDK: run `make test-frameworks FRAMEWORK={INSTALLED.name}`"
     (tmp_path / "claude_agent_sdk").symlink_to(packages[0])

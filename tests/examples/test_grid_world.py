@@ -1,4 +1,4 @@
-"""The walker on the ice: what it is shown, what its walk earns, and that it learns the way."""
+"""The walker on the ice: its observations, its reward, and its training."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ O _ O
 
 @pytest.fixture
 def walk(example):
-    """The episode of a walk with these answers."""
+    """Return the episode of a walk with these answers."""
     walker = example("grid_world", "agent").Walker
 
     def run(*answers, max_steps=6):

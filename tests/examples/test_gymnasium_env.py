@@ -1,4 +1,4 @@
-"""The card player at Gymnasium's own Blackjack table: what it reads, what it earns, and that it learns to stop in time."""
+"""The card player at Gymnasium's own Blackjack table: its observations, its reward, and its training."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from rllm.testing.scripted import ScriptedEngine, decode
 
 @pytest.fixture
 def play(example):
-    """The episode of a deal, played by a function of what the player reads."""
+    """Return the episode of a deal, played by a function of the observed text."""
     agent = example("gymnasium_env", "agent")
 
     def run(seed, choose):

@@ -36,7 +36,7 @@ def store() -> MemoryTraceStore:
 async def roll_out(
     example: Example, store: MemoryTraceStore, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RollOut]:
-    """`await roll_out(model, ...)`: episodes of `TASK` with these models, all at once."""
+    """`await roll_out(model, ...)`: concurrent episodes of `TASK` with these models."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     agent = example("langgraph_rag", "agent")
 
@@ -107,7 +107,7 @@ async def test_turns_of_a_rollout_are_one_sequence_with_one_credit(roll_out: Rol
     episodes = await roll_out(searching, guessing, searching, chatting)
     assembled = assemble(episodes, RLOO(), step=0, temperature=1.0)
     assert (len(assembled.batch), assembled.num_forks) == (4, 0)
-    # Each reward less the mean of the other three: 1 - 1.4/3, 0 - 2.4/3, 1 - 1.4/3, 0.4 - 2/3.
+    # Each reward minus the mean of the other three: 1 - 1.4/3, 0 - 2.4/3, 1 - 1.4/3, 0.4 - 2/3.
     expected = [1.6 / 3, 1.6 / 3, -0.8, 1.6 / 3, 1.6 / 3, -0.8 / 3]
     assert [credit.advantage for credit in assembled.credits] == pytest.approx(expected)
 

@@ -32,7 +32,7 @@ Model = Callable[[list[Message]], str]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tools() -> AsyncIterator[list[MCPTool]]:
-    """The tools of the example's server, which runs once for all tests, as it does for all rollouts in training."""
+    """The tools of the example's server, which runs once for all tests, as for all rollouts in training."""
     async with mcp_tools(runpy.run_path(str(EXAMPLES / "mcp_tools" / "agent.py"))["SERVER"]) as tools:
         yield tools
 
@@ -43,12 +43,12 @@ def server_processes() -> list[psutil.Process]:
 
 
 def calls(tool: str, **arguments: int) -> str:
-    """A call as the model writes it."""
+    """Return a call as the model writes it."""
     return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
 
 
 def using_tools(messages: list[Message]) -> str:
-    """Makes every call that its question needs, and makes one that failed again."""
+    """Makes every call that its question needs, and repeats failed ones."""
     question, last = (str(messages[index]["content"]) for index in (1, -1))
     if messages[-1]["role"] != "tool" or last.startswith("Error"):
         return calls("locate", parcel=number_in(question))
@@ -63,7 +63,7 @@ def number_in(text: str) -> int:
 
 
 async def play(example: Example, tools: Sequence[MCPTool], model: Model, tasks: list[Task]) -> list[Trajectory]:
-    """The agent's trajectories, made by the parts that the trainer uses."""
+    """Return the agent's trajectories, made by the parts that the trainer uses."""
     agent = example("mcp_tools", "agent")
     engine = AgentExecutionEngine(
         agent_class=ToolAgent,
@@ -99,8 +99,8 @@ async def test_error_of_the_server_is_a_tool_result(example: Example, tools: lis
 
 
 class FreezingModel:
-    """Uses the tools, and answers every third time wrongly. It stops the server at once, and kills it when each rollout of
-    the first step has asked: their calls are under way by then."""
+    """Uses the tools, and gives every third answer wrongly. It stops the server at once, and kills it when each rollout of
+    the first step has asked: their calls are in flight by then."""
 
     def __init__(self, num_rollouts: int) -> None:
         self.num_rollouts = num_rollouts
@@ -118,7 +118,7 @@ class FreezingModel:
 
 
 class ParcelBackend(ScriptedBackend):
-    """Learns nothing; its model is a `FreezingModel`."""
+    """Backend without learning, whose model is a `FreezingModel`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""The scripted user of online learning, and that the policy improves while users talk to it."""
+"""The scripted user of online learning, and improvement of the policy while users talk to it."""
 
 from __future__ import annotations
 

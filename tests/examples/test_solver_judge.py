@@ -26,7 +26,7 @@ RIGHT, WRONG = "<answer>9 + 3</answer>", "<answer>9 * 3</answer>"
 
 
 async def rollouts(agent: ModuleType, scripted: ScriptedEngine, count: int) -> list[Episode]:
-    """Episodes of `TASK`, through the gateway."""
+    """Return the episodes of `TASK`, through the gateway."""
     store = MemoryTraceStore()
     with GatewayServer(store, EngineUpstream(scripted, "policy")) as gateway:
         attempts = [RolloutRequest(task=TASK, task_id="task", index=index) for index in range(count)]

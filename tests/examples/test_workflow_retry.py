@@ -1,4 +1,4 @@
-"""The proposer and the checker: whose tokens are whose, what each earns, and that both learn."""
+"""The proposer and the checker: their tokens, their rewards, and their training."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ AUCTION = {"question": "Bids: 4 9 2 7", "answer": "9"}
 
 @pytest.fixture
 def roll_out(example):
-    """The episodes of one auction, each from the model's answers in order: proposal, verdict, proposal, verdict."""
+    """Return the episodes of one auction, each from the model's answers in order: proposal, verdict, proposal, verdict."""
     workflow = example("workflow_retry", "agent").ProposeAndCheck
 
     def run(*rollouts, **workflow_args):
@@ -93,7 +93,7 @@ def test_training_improves_both_roles(train, seed):
 
 @pytest.mark.examples
 def test_second_attempt_helps_without_training(example, capsys):
-    """As retries.py prints it, of the model before its training."""
+    """Accuracies printed by retries.py, of the model before its training."""
     retries, offline = example("workflow_retry", "retries"), example("workflow_retry", "offline")
     asyncio.run(retries.main(str(offline.policy())))
     accuracies = [int(line.split()[3].rstrip("%")) for line in capsys.readouterr().out.splitlines()]

@@ -30,7 +30,7 @@ def delegate(task: str) -> str:
 
 @tool
 def ask(task: str) -> str:
-    """Ask a model that has no tools, and is shown the menu."""
+    """Ask a model without tools, which gets the menu."""
     menu = subprocess.run("cat menu/*", shell=True, capture_output=True, text=True).stdout
     return str(model.invoke(f"{task}\n\nThe menu:\n{menu}").content)
 

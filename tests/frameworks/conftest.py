@@ -1,4 +1,4 @@
-"""One engine for all tests of a process, and a file of results for each framework, written by the run itself."""
+"""One engine for all tests of a process, and a file of results for each framework, written by the tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def proven(engine: ForcedEngine, rows: dict[str, Any]) -> Callable[[Framework, Variant], None]:
-    """Prove a variant, and write down what came of it; a failure becomes a red row."""
+    """Run a variant, and write down its result; a failure becomes a red row."""
 
     def run(framework: Framework, variant: Variant) -> None:
         try:

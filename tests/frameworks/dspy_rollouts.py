@@ -1,6 +1,6 @@
 """Rollouts of DSPy that share a process, as under the trainer: `python dspy_rollouts.py GATEWAY_URL WAY`, with rllm importable.
 
-Prints what each rollout has of its own calls, by its buyer.
+Prints the calls of each rollout, by its buyer.
 """
 
 from __future__ import annotations

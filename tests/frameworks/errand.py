@@ -1,7 +1,7 @@
 """Answers of the model in a task that is too long for its window and has a part for a sub-agent.
 
 The notes fill the window, so the agent's program asks for a summary; the price on the menu is looked up by a sub-agent.
-Like `Shopper`, the script sees nothing but the prompt, and decides by what it finds there.
+Like `Shopper`, the script sees only the prompt, and decides by its contents.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Errand:
     summary_asked: str
     """Words of the program's request for a summary."""
     shell: Callable[[str], str]
-    """A call of its shell, with this command."""
+    """Return a call of its shell, with this command."""
     delegate: Callable[[str], str]
-    """A call that gives a sub-agent this task."""
+    """Return a call that gives a sub-agent this task."""
     wait: Callable[[str], str] | None = None
-    """A call that waits for the sub-agent with this id, where that is not done by itself."""
+    """Return a call that waits for the sub-agent with this id, if it does not wait by itself."""
     num_calls: int = 0
 
     def __call__(self, prompt: str) -> str:

@@ -1,7 +1,7 @@
 """The embedded engine with sampling replaced by a script, and nothing else.
 
 Chat template, tool parser, continuation, log-probabilities (of the script's tokens, under a tiny random model) are real.
-Like a model, the script sees nothing but the prompt's tokens, as text.
+Like a model, the script sees only the prompt's tokens, as text.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ForcedEngine(LocalEngine):
         super().__init__(model, tokenizer, max_length=CONTEXT, max_concurrent=64)
         self.script = script
         self.sampled: list[Request] = []
-        """Every call since the list was last emptied, as the sampler knows it."""
+        """Every call since the list was last emptied, as seen by the sampler."""
         self._answers: WeakKeyDictionary[Request, list[int]] = WeakKeyDictionary()
         self._scheduler._sampled = self._forced  # type: ignore[method-assign]
 
     def check_request(self, request: Mapping[str, Any]) -> None:
-        """Take every request: the script answers in the form that it asks for, as constrained decoding would."""
+        """Accept every request: the script answers in the requested format, as constrained decoding would."""
 
     def _forced(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         tokens = [self._next_token(request) for request in self._scheduler._live]

@@ -28,7 +28,7 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 def tried(environment: Path, example: Path) -> str | None:
-    """Install what an example requires; what was wrong, if it cannot be."""
+    """Install an example's requirements; return the error, if there is one."""
     try:
         install(environment, example)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -1,7 +1,7 @@
 """Requirements for every framework: each call in its session, each sampled token in the store, each conversation one sequence.
 
 An agent is run twice: with a model that thinks and comments, and with one that does neither. The drift that its framework
-causes is measured by rendering its messages again (`anew.py`), as a gateway without token-exact continuation does.
+causes is measured by rendering its messages again (`rerendering.py`), as a gateway without token-exact continuation does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rllm.algorithms.grpo import GRPO
 from rllm.trainer.credit import assemble
 from rllm.types import Episode, Step, Trace, Trajectory
 
-from .anew import rendered_anew
 from .forced import ForcedEngine
+from .rerendering import rerender
 from .rollouts import Framework, Rollout, Run, drifts_of, num_sequences_of
 from .shopping import PLAIN, THINKING, TOTAL, Mood, Speech
 
@@ -25,7 +25,7 @@ ID_PREFIXES: dict[Endpoint, str] = {"chat": "chatcmpl-", "responses": "resp_", "
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way in which a framework is used, and what is expected of it."""
+    """One way to use a framework, and its expected results."""
 
     way: str
     """The argument of `agent.py`."""
@@ -41,7 +41,7 @@ class Variant:
     speech: Speech = field(default_factory=Speech)
     moods: tuple[Mood, ...] = (THINKING, PLAIN)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside those of the session."""
+    """Environment variables in addition to those of the session."""
     notes: str = ""
     """For the table."""
 
@@ -69,7 +69,7 @@ def prove(framework: Framework, variant: Variant, engine: ForcedEngine) -> dict[
     for mood in variant.moods:
         rollout = _rollout(framework, variant, engine, mood)
         check_captured(rollout, variant)
-        rerendered = rendered_anew(rollout.turns, engine)
+        rerendered = rerender(rollout.turns, engine)
         num_sequences, drifts = num_sequences_of(rollout.turns), drifts_of(rollout.turns)
         assert num_sequences == variant.expected_sequences(mood), (mood.name, drifts)
         row |= {"calls": len(rollout.turns), "side_calls": len(rollout.side_calls)}
@@ -93,7 +93,7 @@ def _rollout(framework: Framework, variant: Variant, engine: ForcedEngine, mood:
 
 
 def check_captured(rollout: Rollout, variant: Variant) -> None:
-    """The agent came to its answer, and everything that the sampler made for it is in its session."""
+    """Check that the agent answered, and that everything sampled for it is in its session."""
     assert rollout.program.exit_code == 0, rollout.program.stderr
     assert TOTAL in rollout.program.stdout, rollout.program.stdout
     assert [info.id for info in rollout.store.sessions()] == [rollout.session_id]
@@ -107,7 +107,7 @@ def check_captured(rollout: Rollout, variant: Variant) -> None:
 def check_tokens(rollout: Rollout) -> None:
     """Compare the store with the samples: prompts, answers and log-probabilities, number by number.
 
-    A server counts a prompt's tokens by sampling one, which is no answer.
+    A server counts a prompt's tokens by sampling one, which is not an answer.
     """
     assert rollout.traces
     stored = sorted((trace.prompt_ids, trace.response_ids, list(trace.logprobs)) for trace in rollout.traces)
@@ -117,7 +117,7 @@ def check_tokens(rollout: Rollout) -> None:
 
 
 def check_trained_once(episode: Episode, turns: Sequence[Trace]) -> None:
-    """The answers of all calls of the task are in the batch once, after their own prompts and with one advantage."""
+    """Check that the answers of all calls of the task are in the batch once, after their own prompts and with one advantage."""
     [trajectory] = episode.trajectories
     trajectory.reward = 1.0
     step = Step(prompt_ids=[1], response_ids=[2], logprobs=[-1.0])
@@ -135,7 +135,7 @@ def check_trained_once(episode: Episode, turns: Sequence[Trace]) -> None:
 
 
 def check_given_back(episode: Episode, rollout: Rollout) -> None:
-    """An episode's steps are what the sampler made for the task."""
+    """Check that an episode's steps are the samples for the task."""
     [trajectory] = episode.trajectories
     given_back = [(step.prompt_ids, step.response_ids, step.logprobs) for step in trajectory.steps]
     assert given_back == [(item.prompt_ids, item.completion_ids, item.logprobs) for item in rollout.sampled]

@@ -1,4 +1,4 @@
-"""One framework's agent, run as its user runs it: a program in its own environment that knows nothing but a URL."""
+"""One framework's agent, run as its user runs it: a program in its own environment that knows only a URL."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .shopping import THINKING, Mood, Shopper, Speech
 ROOT = Path(__file__).parents[2]
 EXAMPLES, INSTALLED = ROOT / "examples" / "frameworks", ROOT / ".frameworks"
 TIMEOUT_S = 240.0
-"""Some frameworks take ten seconds to import, on a machine that does nothing else."""
+"""Some frameworks take ten seconds to import, on an idle machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """A folder of `examples/frameworks`, and how its agent is started."""
+    """A folder of `examples/frameworks`, and the command of its agent."""
 
     name: str
     package: str
-    """Whose version the table shows."""
+    """Package whose version the table shows."""
 
     @property
     def python(self) -> Path:
-        installed = INSTALLED / self.name / "installed.txt"  # written when all of it is there
+        installed = INSTALLED / self.name / "installed.txt"  # written when the installation is complete
         assert installed.exists(), f"{self.name} is not installed: run `make test-frameworks FRAMEWORK={self.name}`"
         return installed.parent / "bin" / "python"
 
@@ -103,7 +103,7 @@ def drifts_of(turns: Sequence[Trace]) -> list[str]:
 
 @dataclass(frozen=True)
 class Served:
-    """A gateway over the engine, for one run."""
+    """Start a gateway over the engine, for one run."""
 
     gateway: GatewayServer
     store: MemoryTraceStore
@@ -112,7 +112,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of an agent, to be made."""
+    """One run of an agent, before it is started."""
 
     command: Sequence[str]
     mood: Mood = THINKING

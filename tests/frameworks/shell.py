@@ -7,11 +7,11 @@ from typing import Any
 
 
 def copying(arguments: str) -> str:
-    """The command that shows and keeps the price which a call of the tool `price` would ask for."""
+    """Return the command that shows and keeps the price that a call of the tool `price` would ask for."""
     return f"grep '{json.loads(arguments)['item']}' prices.txt | tee -a bill.txt"
 
 
 def called(tool: str, arguments: dict[str, Any]) -> str:
-    """A call as Qwen models write it, with one space more than clients put there."""
+    """Return a call as Qwen models write it, with one more space than clients use."""
     written = json.dumps(arguments, ensure_ascii=False).replace('": ', '":  ', 1)
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {written}}}\n</tool_call>'

@@ -1,7 +1,7 @@
 """Answers of the model in the tests of frameworks: it asks for two prices, one after the other, and adds them.
 
-Every example has the same task and the same tool, so that what differs is the framework. The arguments are what frameworks
-trip over when they serialise them again: two spaces, 7.0, nested objects, escapes, letters beyond ASCII, keys in another order.
+Every example has the same task and the same tool, so that only the framework differs. The arguments are those that frameworks
+often change when they serialise them again: two spaces, 7.0, nested objects, escapes, letters beyond ASCII, keys in another order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HURRIED = Mood(name="hurried", thinks=True, comments=True, hurries=True)
 
 
 def hermes_call(prompt: str, arguments: str) -> str:
-    """A call as Qwen models write it, by the name that the framework gave the tool."""
+    """Return a call as Qwen models write it, with the name that the framework gave the tool."""
     named = re.search(r'"name": ?"(\w*price\w*)"', prompt)
     return f'<tool_call>\n{{"name": "{named[1] if named else "price"}", "arguments": {arguments}}}\n</tool_call>'
 

@@ -40,7 +40,7 @@ def write_rows(framework: str, package: str, version: str | None, rows: Sequence
 
 
 def table() -> str:
-    """All results as a Markdown table."""
+    """Return all results as a Markdown table."""
     lines = [_line(HEAD), _line(["--"] * len(HEAD))]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
@@ -72,7 +72,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table of the results between its marks."""
+    """Return the page with the table of the results between its marks."""
     return re.sub(f"(?<={BEGIN}).*(?={END})", lambda _: table(), page, flags=re.DOTALL)
 
 

@@ -22,7 +22,7 @@ FRESH = "each call is a prompt of its own that describes the steps so far"
 
 
 def fields(**values: str) -> str:
-    """An answer as DSPy's adapter for chats wants it."""
+    """Return an answer in the format of DSPy's chat adapter."""
     return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in values.items()) + "[[ ## completed ## ]]"
 
 

@@ -14,15 +14,15 @@ from rllm.gateway.upstream import EngineUpstream
 from rllm.store.memory import MemoryTraceStore
 from rllm.types import DRIFT_KEY, Trace
 
-from .anew import rendered_anew
 from .forced import ForcedEngine
+from .rerendering import rerender
 from .rollouts import drifts_of, num_sequences_of
 
 THOUGHT = "<think>\nI look.\n</think>\n\n"
 USER = {"role": "user", "content": "What is it?"}
 
 
-def said_to(engine: ForcedEngine, turns: int, behind: str, exact_turns: bool = True, **asked: Any) -> list[Trace]:
+def traces_of(engine: ForcedEngine, turns: int, suffix: str, exact_turns: bool = True, **asked: Any) -> list[Trace]:
     """Return the calls of an agent that adds text after each answer, and asks again."""
     store, messages = MemoryTraceStore(), [USER]
     config = GatewayConfig(exact_turns=exact_turns, shutdown_timeout_s=1.0)
@@ -31,13 +31,13 @@ def said_to(engine: ForcedEngine, turns: int, behind: str, exact_turns: bool = T
             body = {"model": "m", "messages": messages, **asked}
             answer = httpx.post(f"{server.session_url('s')}/chat/completions", json=body, timeout=60).json()
             content = answer["choices"][0]["message"]["content"]
-            messages = [*messages, {"role": "assistant", "content": content + behind}, USER]
+            messages = [*messages, {"role": "assistant", "content": content + suffix}, USER]
     return store.by_session("s")
 
 
 def test_scripted_tokens_are_captured(engine):
     engine.script, engine.sampled = lambda prompt: f"{THOUGHT}Something.", []
-    [trace] = said_to(engine, 1, "")
+    [trace] = traces_of(engine, 1, "")
     [request] = engine.sampled
     assert engine.tokenizer.decode(trace.response_ids) == f"{THOUGHT}Something.<|im_end|>"
     assert (trace.response["content"], trace.response["reasoning_content"]) == ("Something.", "I look.")
@@ -51,7 +51,7 @@ def test_scripted_tokens_are_captured(engine):
 
 def test_text_added_by_an_agent_after_a_stop_string_stays_in_the_sequence(engine):
     engine.script = lambda prompt: f"{THOUGHT}<code>look()</code> and more that is never said"
-    traces = said_to(engine, 3, "</code>\nObserved: 42", stop=["</code>"])
+    traces = traces_of(engine, 3, "</code>\nObserved: 42", stop=["</code>"])
     for one, other in pairwise(traces):
         known = [*one.prompt_ids, *one.response_ids]
         assert other.prompt_ids[: len(known)] == known
@@ -63,19 +63,19 @@ def test_text_added_by_an_agent_after_a_stop_string_stays_in_the_sequence(engine
 @pytest.mark.parametrize("asked", [{}, {"stop": ["</code>"]}], ids=["without-stop", "ended-before-it"])
 def test_nothing_can_be_added_after_the_end_of_a_turn(engine, asked):
     engine.script = lambda prompt: f"{THOUGHT}look()"
-    _, second = said_to(engine, 2, "</code>", **asked)
+    _, second = traces_of(engine, 2, "</code>", **asked)
     assert second.metadata[DRIFT_KEY] == "edited"
     assert "look()</code><|im_end|>" in engine.tokenizer.decode(second.prompt_ids)
 
 
-@pytest.mark.parametrize("behind", ["", " ", " Or not."], ids=["same", "white-space", "edited"])
-def test_rerendered_prompts_equal_those_without_exact_turns(engine, behind):
+@pytest.mark.parametrize("suffix", ["", " ", " Or not."], ids=["same", "white-space", "edited"])
+def test_rerendered_prompts_equal_those_without_exact_turns(engine, suffix):
     engine.script = lambda prompt: f"{THOUGHT}Something."
-    rerendered = rendered_anew(said_to(engine, 3, behind), engine)
-    real = said_to(engine, 3, behind, exact_turns=False)
+    rerendered = rerender(traces_of(engine, 3, suffix), engine)
+    real = traces_of(engine, 3, suffix, exact_turns=False)
     assert [trace.prompt_ids for trace in rerendered] == [trace.prompt_ids for trace in real]
     assert [trace.metadata for trace in rerendered] == [trace.metadata for trace in real]
     assert (num_sequences_of(rerendered), drifts_of(rerendered)) == (
         3,
-        ["edited"] if "not" in behind else ["reasoning"],
+        ["edited"] if "not" in suffix else ["reasoning"],
     )

@@ -1,4 +1,4 @@
-"""Agents that compact their history and delegate, unedited: all that was sampled is trained once."""
+"""Agents that compact their history and delegate, unmodified: all samples are trained once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPENCODE_SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program with a window so small that it compacts, and how its model calls tools."""
+    """A program with a window so small that it compacts, and its format of tool calls."""
 
     framework: Framework
     command: list[str]

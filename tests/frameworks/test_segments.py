@@ -1,4 +1,4 @@
-"""Histories that are compacted, cut and delegated, in the fast suite: what the trainer makes of them, token by token."""
+"""Histories that are compacted, cut and delegated, in the fast suite: their sequences in the trainer, token by token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary_in_the_conversation(ask: Ask) -> None:
 
 
 def summary_without_tools(ask: Ask) -> None:
-    """Codex and OpenCode: a call of its own, whose answer returns in a user message."""
+    """Codex and OpenCode: a separate call, whose answer returns in a user message."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages)), user("FileNotFoundError")]
     ask(messages)
@@ -53,7 +53,7 @@ def summary_without_tools(ask: Ask) -> None:
 
 
 def summary_as_tags(ask: Ask) -> None:
-    """The program reads the lines of the summary and writes each into a tag of its own, in the system message."""
+    """The program reads the lines of the summary and writes each into its own tag, in the system message."""
     messages = [SYSTEM, user("Fix the bug.")]
     ask(messages)
     lines = ask([user(f"Extract the context of {messages}. Summarize it.")], tools=[]).splitlines()

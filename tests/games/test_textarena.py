@@ -22,14 +22,14 @@ Player = Callable[[Sequence[Message]], str]
 
 
 def games(player: Player, name: str, **params: str) -> list[Episode]:
-    """The games of an environment, with this player as the policy."""
+    """Return the games of an environment, with this player as the policy."""
     env = open_env(name, {"size": "2", **params})
     with scripted_gateway(player) as gateway:
         return [gateway.rollout(play, task) for task in env.tasks]
 
 
 def first_free(messages: Sequence[Message]) -> str:
-    """The first move that the last board lists."""
+    """Return the first move that the last board lists."""
     return "[" + str(messages[-1]["content"]).rpartition("Available Moves: '[")[2][0] + "]"
 
 

@@ -32,7 +32,7 @@ class Served:
 
     def client(self, session_id: str = "s", *, base_url: str | None = None) -> OpenAI:
         base_url = base_url or self.server.session_url(session_id)
-        # Without certificates, which take longer to load than a test takes, and which plain HTTP never needs.
+        # Without certificates, which take longer to load than a test takes, and which plain HTTP does not need.
         http = DefaultHttpxClient(verify=False)
         return self.stack.enter_context(OpenAI(base_url=base_url, api_key="unused", max_retries=0, http_client=http))
 
@@ -43,7 +43,7 @@ class Served:
     def ask_and_leave(
         self, path: str = "/sessions/s/v1/chat/completions", json: Any = None, headers: Any = None
     ) -> None:
-        """Ask, and go away a moment after the engine has been asked."""
+        """Send a call, and disconnect a moment after the engine has received it."""
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} if json is None else json
         num_before = self.engine.num_calls
         request = self.http.build_request("POST", path, json=body, headers=headers)
@@ -97,7 +97,7 @@ def serve(end_later):
 
 @pytest.fixture
 def departures(monkeypatch):
-    """The requests whose clients have left, as the gateway notices it; no client that asks again does so sooner."""
+    """Return the requests whose clients have disconnected, when the gateway notices it; retries do not hasten it."""
     noticed, client_gone = [], InFlightCall.client_gone
 
     def note(call, request, cancel=None):

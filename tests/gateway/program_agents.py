@@ -1,4 +1,4 @@
-"""Agents that call for ever, until they are killed: `python program_agents.py URL NAME`."""
+"""Agents that call until they are killed: `python program_agents.py URL NAME`."""
 
 import asyncio
 import re
@@ -9,13 +9,13 @@ import httpx
 NUM_AGENTS = 8
 
 
-def say(*words):
+def print_line(*words):
     sys.stdout.write(" ".join(words) + "\n")
     sys.stdout.flush()
 
 
 async def agent(client, session_id):
-    """Calls, streamed and not, for ever; prints each call whose answer it has read to the end."""
+    """Calls, streamed and not, without end; prints each call whose answer it has read to the end."""
     for turn in range(1_000_000):
         question = f"{session_id}/{turn}"
         body = {"messages": [{"role": "user", "content": question}], "stream": bool(turn % 2)}
@@ -25,11 +25,11 @@ async def agent(client, session_id):
             await asyncio.sleep(0.05)
             continue
         if answer.status_code == 200 and (answer.text.endswith("data: [DONE]\n\n") or not body["stream"]):
-            say(session_id, re.search(r'"id":"([^"]+)"', answer.text).group(1), question)
+            print_line(session_id, re.search(r'"id":"([^"]+)"', answer.text).group(1), question)
 
 
 async def agents(url, name):
-    say("ready")
+    print_line("ready")
     async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as client:
         await asyncio.gather(*(agent(client, f"{name}-{number}") for number in range(NUM_AGENTS)))
 

@@ -21,7 +21,7 @@ ANSWER = {
 
 
 def http(status, body, *headers):
-    """An HTTP answer; the body is bytes, or becomes JSON."""
+    """Return an HTTP answer; the body is bytes, or becomes JSON."""
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"HTTP/1.1 {status} X", "content-type: application/json", f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -36,7 +36,7 @@ CUT = GOOD[:-10]
 
 
 def event_stream(*events, end=True):
-    """Server-sent events in HTTP chunks, without their end if the connection is to break off there."""
+    """Return server-sent events in HTTP chunks, without their end if the connection is to break off there."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     chunks = [b"data: %s\n\n" % json.dumps(event).encode() for event in events]
     if end:
@@ -50,7 +50,7 @@ STREAMED = event_stream(
 
 
 class RawServer:
-    """Answers each call with the next of `answers`, the last one for ever; `hold` keeps it from answering.
+    """Answers each call with the next of `answers`, repeating the last one; `hold` delays answers.
 
     An answer that is not one whole HTTP message ends the connection.
     """
@@ -61,7 +61,7 @@ class RawServer:
         self.hold = asyncio.Event()
         self.hold.set()
         self.num_broken_off = 0
-        """Calls whose client left before they were answered."""
+        """Calls whose client disconnected before they were answered."""
         self.hangs = False
         """Health checks stay unanswered."""
         self.models = http(200, {"data": [{"id": "m"}]})
@@ -79,12 +79,12 @@ class RawServer:
         return self
 
     async def stop(self):
-        """Listen no more, and break off what is under way."""
+        """Stop listening, and break off calls in flight."""
         self._server.close()
         for task in list(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        await asyncio.sleep(0.01)  # Closed connections go with the next turns of the event loop.
+        await asyncio.sleep(0.01)  # Closed connections are removed in the next turns of the event loop.
 
     async def __aenter__(self):
         return await self.start()
@@ -118,7 +118,7 @@ class RawServer:
                     return
 
     async def _held(self, reader):
-        """Wait until answers may go; returns whether the client is still there."""
+        """Wait until answers are allowed; return whether the client is still connected."""
         holding, leaving = asyncio.create_task(self.hold.wait()), asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait([holding, leaving], return_when=asyncio.FIRST_COMPLETED)

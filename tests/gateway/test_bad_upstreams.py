@@ -25,7 +25,7 @@ CALLS = {
 
 
 def changed(**choice):
-    """An answer whose only choice has something else in it."""
+    """Return an answer with a change in its only choice."""
     return http(200, {**ANSWER, "choices": [{**ANSWER["choices"][0], **choice}]})
 
 
@@ -80,7 +80,7 @@ WRONG_STREAMS = {
     "choices numbered in words": (STREAMED.replace(b'"index": 0', b'"index":""'), "$.choices[0].index"),
     "facts in words": (event_stream({"choices": [], "rllm": "raw"}), "$.rllm"),
     "several answers of one index": (
-        event_stream(*({"choices": [{**ANSWER["choices"][0], "delta": {"content": said}}]} for said in "ab")),
+        event_stream(*({"choices": [{**ANSWER["choices"][0], "delta": {"content": text}}]} for text in "ab")),
         "same index",
     ),
     "no end at all": (event_stream(), "before the answer was"),
@@ -90,7 +90,7 @@ WRONG_STREAMS = {
 
 
 class Thread:
-    """A raw server in an event loop of its own."""
+    """A raw server in its own event loop."""
 
     def __init__(self, answer):
         self.server = RawServer(answer)
@@ -206,7 +206,7 @@ async def test_answers_with_the_same_index_are_all_kept():
 
 @pytest.fixture(scope="module")
 def relay():
-    """One gateway before one server, for all that the server does wrong."""
+    """One gateway with one server, for all its faults."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(Thread(GOOD))
         store = MemoryTraceStore()

@@ -1,4 +1,4 @@
-"""A disk that is full, a disk that is read-only and a database that another process holds, under a running gateway."""
+"""A full disk, a read-only disk and a locked database, under a running gateway."""
 
 import json
 import sqlite3
@@ -25,7 +25,7 @@ ROUTES = {
 
 @contextmanager
 def locked(path):
-    """Another process's long write."""
+    """A long write of another process."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -22,12 +22,12 @@ SESSION = Session("s")
 
 @pytest.fixture(autouse=True)
 def come_back_whenever_you_like(monkeypatch):
-    """On a busy machine a client may take long to ask again."""
+    """On a busy machine a client may take long to retry."""
     monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
 
 
 def impatient(served, engine, departures, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI):
-    """A real client that gives up early, and the retry counts that it sent; its request number `go_at` is answered."""
+    """Run a real client that gives up early; return the retry counts that it sent. Its request number `go_at` is answered."""
     counts = []
 
     def see(request):

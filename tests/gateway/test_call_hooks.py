@@ -1,6 +1,6 @@
-"""Spans of calls, and the trace that a call is a part of.
+"""Spans of calls, and the trace that a call is part of.
 
-They are made once the answer has left, so a test stops the gateway before it looks.
+They are created after the answer is sent, so a test stops the gateway before it reads them.
 """
 
 import threading
@@ -32,7 +32,7 @@ def collector(monkeypatch):
 
 
 class Listening(EngineUpstream):
-    """Notes the headers that go along with each call."""
+    """Records the headers that are forwarded with each call."""
 
     def __init__(self):
         super().__init__(ScriptedEngine(["hello"]), "m")
@@ -133,5 +133,5 @@ def test_span_ends_after_traces_are_durable(serve, collector, leaves):
     if not leaves:
         agent.join(60)
     served.server.stop()
-    [span] = collector.spans()  # there would be none if it had been made before
+    [span] = collector.spans()  # it would be absent if it had been created before
     assert span.attributes.get("error.type") == ("499" if leaves else None)

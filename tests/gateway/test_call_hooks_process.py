@@ -1,4 +1,4 @@
-"""`rllm gateway --otel`, as a process that is collected from."""
+"""`rllm gateway --otel`, as a process whose spans are collected."""
 
 import re
 import signal

@@ -199,7 +199,7 @@ def test_line_3_continued_response_survives_a_restart_of_the_gateway(serve):
 
 
 class SloppyUpstream:
-    """Answers with as little as a server was ever seen to send: no ids, roles, indexes, types, dates, models or usage."""
+    """Answers with the fewest fields that a server was seen to send: no ids, roles, indexes, types, dates, models or usage."""
 
     def prepare(self, request):
         return dict(request)
@@ -328,7 +328,7 @@ def test_line_5_stop_string_is_removed_from_the_answer_and_recorded_as_sampled(s
     assert text_of(answer) == "yes "
     if route == "messages":
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "STOP")
-    elif route != "responses":  # whose format has no place for it
+    elif route != "responses":  # whose format has no field for it
         assert answer["choices"][0]["stop_reason"] == "STOP"
     [trace] = served.store.by_session("s")
     assert trace.response_ids == encode("yes STOP")

@@ -38,7 +38,7 @@ def test_answer_and_its_exact_trace(serve, upstream):
 
 
 class Seeded(ScriptedEngine):
-    """Draws with a seed of its own, as the embedded engine does where it is given none."""
+    """Samples with its own seed, as the embedded engine does if it is given none."""
 
     async def get_model_response(self, messages, **params):
         output = await super().get_model_response(messages, **params)

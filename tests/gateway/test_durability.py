@@ -1,4 +1,4 @@
-"""`kill -9` of the gateway at any moment loses no call whose answer an agent has read."""
+"""`kill -9` of the gateway at any time loses no call whose answer an agent has read."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def start_gateway(upstream, database):
 
 
 async def agent(number, client, acknowledged):
-    """Calls, streamed and not, until the gateway is gone; notes what it has read to the end."""
+    """Send calls, streamed and not, until the gateway is gone; record each answer that was read to the end."""
     for turn in range(10_000):
         question = f"{number}/{turn}"
         body = {"messages": [{"role": "user", "content": question}], "stream": bool(turn % 2)}

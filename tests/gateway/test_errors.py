@@ -1,4 +1,4 @@
-"""Bad requests and bad upstreams: always an OpenAI error object, never a lost or a false trace."""
+"""Invalid requests and failing upstreams: always an OpenAI error object, never a lost or a false trace."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_overly_nested_json_is_rejected(serve, route):
 
 
 def test_unparsable_arguments_stay_text(serve, upstream):
-    """As a young policy writes them that has come to repeat itself."""
+    """As an untrained policy that repeats itself writes them."""
     served = serve(upstream=upstream)
     for arguments in (nested(2000), "[" * 2000, '{"a":' * 2000 + "1" + "}" * 2000):
         call = {"type": "function", "function": {"name": "f", "arguments": arguments}}

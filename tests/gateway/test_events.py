@@ -57,7 +57,7 @@ def test_merged_chunks_rebuild_the_same_answer(stream, logprob_details):
 
 
 def with_bare_logprobs(answer):
-    """The answer with a list of numbers for the log-probabilities of each choice, in whichever form it has them."""
+    """Return the answer with a list of numbers for the log-probabilities of each choice, from any of its forms."""
     for choice in answer["choices"]:
         given = choice["logprobs"] or {}
         bare = [entry["logprob"] for entry in given.get("content", ())]

@@ -23,7 +23,7 @@ def connect(served):
 
 
 def read_answer(connection):
-    """Status and JSON of the answer after which the server closes, `None` if it closes without one."""
+    """Return the status and JSON of the answer after which the server closes, `None` if it closes without one."""
     received = b""
     while piece := connection.recv(65536):
         received += piece
@@ -193,7 +193,7 @@ def test_many_slow_clients_do_not_block_others_and_leak_nothing(serve):
         assert served.post().status_code == 200
         assert [read_answer(connection)[0] for connection in connections] == [408] * 60
     deadline = time.monotonic() + 60
-    while num_open_files() > before:  # the server closes its ends in a moment
+    while num_open_files() > before:  # the server closes its ends soon
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert served.post().status_code == 200

@@ -1,4 +1,4 @@
-"""Forwarding over HTTP, against servers that behave in every way a socket can."""
+"""Forwarding over HTTP, to servers with every behaviour of sockets."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ FRAMED = HEAD + b"content-length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
 
 
 class Server:
-    """Answers the k-th request that it gets with the k-th list of pieces; `None` breaks the connection off."""
+    """Answers its k-th request with the k-th list of pieces; `None` breaks the connection off."""
 
     def __init__(self, *answers, pause_s=0.0):
         self.answers = list(answers)

@@ -6,18 +6,18 @@ from rllm.gateway.http_limits import keep_alive
 class Client:
     def __init__(self):
         self.sent = []
-        self.heard_twice = asyncio.Event()
+        self.received_twice = asyncio.Event()
 
     async def send(self, piece):
         self.sent.append(piece)
         if len(self.sent) == 2:
-            self.heard_twice.set()
+            self.received_twice.set()
 
 
 async def test_keep_alives_are_sent_until_the_stream_ends():
     client = Client()
     with keep_alive(client.send, b"~", 0.01):
-        await asyncio.wait_for(client.heard_twice.wait(), timeout=60)
+        await asyncio.wait_for(client.received_twice.wait(), timeout=60)
     num_sent = len(client.sent)
     await asyncio.sleep(0.05)
     assert len(client.sent) == num_sent

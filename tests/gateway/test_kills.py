@@ -24,7 +24,7 @@ from ..ports import free_port
 UPSTREAM, AGENTS = (str(Path(__file__).with_name(f"program_{name}.py")) for name in ("upstream", "agents"))
 TIMEOUT_S = 300
 NUM_RUNS = int(os.environ.get("RLLM_KILL_RUNS", "1"))
-"""Each with an order and times of its own; `make test-kills` has 100."""
+"""Each in a different order and at other times; `make test-kills` has 100."""
 
 
 class Process:
@@ -47,7 +47,7 @@ class Process:
 
     def _read(self):
         for line in self._process.stdout:
-            if line.endswith("\n"):  # A kill may have cut off the last one.
+            if line.endswith("\n"):  # A kill may have truncated the last one.
                 self.lines.append(line)
 
     def kill(self):
@@ -58,7 +58,7 @@ class Process:
 
 
 class Agents(Process):
-    """Agents with sessions of their own each time they are started."""
+    """Agents with new sessions each time they are started."""
 
     num_starts = 0
 
@@ -69,7 +69,7 @@ class Agents(Process):
 
 
 def wait_for_calls(agents, num_calls):
-    """Let so many more calls be answered."""
+    """Wait until so many more calls are answered."""
     wanted, deadline = len(agents.lines) + num_calls, time.monotonic() + TIMEOUT_S
     while len(agents.lines) < wanted:
         assert time.monotonic() < deadline, f"no answers any more: {len(agents.lines)} of {wanted}"
@@ -77,7 +77,7 @@ def wait_for_calls(agents, num_calls):
 
 
 class Run:
-    """Agents, a gateway and a pool of two inference servers, and what can befall them."""
+    """Agents, a gateway and a pool of two inference servers, with all their failures."""
 
     def __init__(self, stack, folder, rng):
         self.rng = rng
@@ -107,7 +107,7 @@ class Run:
         victim.start()
 
     def fill_disk(self):
-        """Let the gateway's files grow no further for a while: writes beyond fail with `EFBIG`."""
+        """Limit the size of the gateway's files for a while: writes beyond fail with `EFBIG`."""
         files = [self.database, self.database.with_name("traces.db-wal")]
         size = min(path.stat().st_size for path in files if path.exists())
         resource.prlimit(self.gateway.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -115,7 +115,7 @@ class Run:
         resource.prlimit(self.gateway.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def lock_database(self):
-        """Another process's long write."""
+        """A long write of another process."""
         with closing(sqlite3.connect(self.database, isolation_level=None, timeout=TIMEOUT_S)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             self.pause(0.3)

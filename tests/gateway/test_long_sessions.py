@@ -1,4 +1,4 @@
-"""A long session, on a durable store: exact, and as large in memory and in the store as its tokens."""
+"""A long session, on a durable store: exact, and memory and store grow only with its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field that clients document is honoured, refused, or named in the header of the answer.
+"""Every field that clients document is applied, rejected, or named in the header of the answer.
 
 python -m tests.gateway.test_parameters    writes the tables of docs/parameters.md
 """
@@ -64,7 +64,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def rows(dialect: str) -> Iterator[parameters.Row]:
-    """The rows of a dialect, each with its fates on the embedded engine and on a server."""
+    """Return the rows of a dialect, each with its treatments by the embedded engine and by a server."""
     for row in TABLES[dialect].rows.values():
         if dialect == "chat":
             forwarded = "translated" if row.key == "tool_choice[allowed_tools]" else parameters.PASSED_ON
@@ -77,7 +77,7 @@ def rows(dialect: str) -> Iterator[parameters.Row]:
         yield parameters.Row(key=row.key, fates=(source.fates[0] if source else embedded, forwarded), remark=remark)
 
 
-# Which fields there are
+# All fields
 
 PARAMS: dict[str, list[Any]] = {
     "chat": [chat_params.CompletionCreateParamsNonStreaming, chat_params.CompletionCreateParamsStreaming],
@@ -101,7 +101,7 @@ OF_EVERY_TOOL = {"type", "name", "description", "parameters", "input_schema"}
 
 
 def leaves(hint: Any) -> Iterator[Any]:
-    """The literals and classes that a type is made of."""
+    """Yield the literals and classes of a type."""
     origin = typing.get_origin(hint)
     if origin is Literal:
         yield from typing.get_args(hint)
@@ -122,7 +122,7 @@ def kinds(hint: Any) -> Iterator[str]:
 
 
 def documented(dialect: str) -> Iterator[str]:
-    """The keys of all fields that the clients' types have."""
+    """Return the keys of all fields of the clients' types."""
     if dialect == "google":
         yield from documented_by_google()
         return
@@ -149,7 +149,7 @@ def documented_by_google() -> Iterator[str]:
     converters = pytest.importorskip("google.genai.models")
 
     def fields_of(kind: Any, converter: str) -> Iterator[str]:
-        """The fields that the client sends to this API, and not to Google's cloud only."""
+        """Return the fields that the client sends to this API, and not only to Google's cloud."""
         source = inspect.getsource(getattr(converters, converter))
         for name in kind.model_fields:
             camel = name.split("_")[0] + "".join(part.title() for part in name.split("_")[1:])
@@ -191,7 +191,7 @@ def test_every_row_names_existing_treatments(dialect: str) -> None:
         assert row.remark or embedded != REFUSED, f"{row.key} is refused without a remedy"
 
 
-# What becomes of them
+# Treatment of fields
 
 CHAT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -206,10 +206,10 @@ CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": 
 CUSTOM_ITEM = {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": "x"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 NO_KEY = object()
-"""For fields that refer to an earlier answer, which other tests send."""
+"""Examples for fields that refer to an earlier answer, which other tests send."""
 
 
-def said(*parts: Any, role: str = "user", **more: Any) -> dict[str, Any]:
+def message_of(*parts: Any, role: str = "user", **more: Any) -> dict[str, Any]:
     return {"messages": [TURN, {"role": "assistant", "content": "a"}, {"role": role, "content": [*parts], **more}]}
 
 
@@ -267,13 +267,13 @@ SAMPLES: dict[str, dict[str, Any]] = {
             ]
         },
         "messages[function]": {"messages": [TURN, {"role": "function", "name": "f", "content": "r"}]},
-        "content[text]": said({"type": "text", "text": "x"}),
+        "content[text]": message_of({"type": "text", "text": "x"}),
         "content[refusal]": {
             "messages": [TURN, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, TURN]
         },
-        "content[image_url]": said({"type": "image_url", "image_url": {"url": PNG}}),
-        "content[input_audio]": said({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
-        "content[file]": said({"type": "file", "file": {"file_data": "", "filename": "a.pdf"}}),
+        "content[image_url]": message_of({"type": "image_url", "image_url": {"url": PNG}}),
+        "content[input_audio]": message_of({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+        "content[file]": message_of({"type": "file", "file": {"file_data": "", "filename": "a.pdf"}}),
         "tools": {"tools": [CHAT_TOOL]},
         "tools[function]": {"tools": [CHAT_TOOL]},
         "tools[custom]": {"tools": [{"type": "custom", "custom": {"name": "run"}}]},
@@ -422,7 +422,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "messages": {},
         "system": {"system": "be brief"},
         "stop_sequences": {"stop_sequences": ["\n"]},
-        "content[text]": said({"type": "text", "text": "x"}),
+        "content[text]": message_of({"type": "text", "text": "x"}),
         "content[thinking]": {
             "messages": [TURN, {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}]}, TURN]
         },
@@ -443,10 +443,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]},
             ]
         },
-        "content[search_result]": said({"type": "search_result", "title": "t", "source": "s", "content": []}),
-        "content[image]": said({"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}),
-        "content[document]": said({"type": "document", "source": {"type": "url", "url": "https://a.b/c.pdf"}}),
-        "content[*]": said({"type": "container_upload", "file_id": "f"}),
+        "content[search_result]": message_of({"type": "search_result", "title": "t", "source": "s", "content": []}),
+        "content[image]": message_of({"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}),
+        "content[document]": message_of({"type": "document", "source": {"type": "url", "url": "https://a.b/c.pdf"}}),
+        "content[*]": message_of({"type": "container_upload", "file_id": "f"}),
         "tools": {"tools": [INPUT_TOOL]},
         "tools[custom]": {"tools": [{**INPUT_TOOL, "type": "custom"}]},
         **{
@@ -586,7 +586,7 @@ def http(gateway: GatewayServer) -> Iterator[httpx.Client]:
 
 
 OTHER_NAMES = {"output_format": "output_config.format", "tool_choice[custom]": "tool_choice[function]"}
-"""Under which a field is named or refused that is another's older name, or is translated to the same."""
+"""Names in the header or error for a field that is another's older name, or is translated to the same."""
 
 
 def found_fate(answer: httpx.Response, key: str) -> str:
@@ -616,7 +616,7 @@ def test_every_field_is_treated_as_the_table_states(http: httpx.Client, dialect:
     assert wrong == []
 
 
-# How clients see it
+# Seen by clients
 
 
 @pytest.fixture(scope="module")
@@ -880,7 +880,7 @@ def page_with_tables(page: str) -> str:
 
 
 def _markdown(dialect: str) -> str:
-    """A table with one line for all fields of the same fates and remark."""
+    """Return a table with one line for all fields with the same treatment and remark."""
     merged: dict[tuple[str, ...], list[str]] = {}
     for row in rows(dialect):
         neutral = parameters.NEUTRAL.get(row.key, ()) if row.fates[0] in (NAMED, REFUSED) else ()

@@ -128,7 +128,7 @@ def test_later_turn_continues_the_exact_tokens(server: ScriptedServer, tokens: T
     engine = engine_on(server, tokens)
     template = tokens._template
     first = [{"role": "user", "content": "a fig"}]
-    known = [*template.render(first), 7, 8]  # as no template would write it
+    known = [*template.render(first), 7, 8]  # unlike any template
     messages = [*first, {"role": "assistant", "content": "??"}, {"role": "user", "content": "a fig"}]
     prompt = engine.continued_prompt(known, messages, 2)
     assert prompt[: len(known)] == known
@@ -155,7 +155,7 @@ def test_agents_may_call_from_several_event_loops_over_one_connection(
 
 
 async def asked_of(engine: ServedEngine, held: HeldEngine) -> asyncio.Task[Any]:
-    """A call that is under way."""
+    """A call in flight."""
     call = asyncio.create_task(engine.get_model_response(ASKED))
     async with asyncio.timeout(60):
         while held.num_calls == 0:  # noqa: ASYNC110  (made in another thread)

@@ -1,4 +1,4 @@
-"""Several replicas as one upstream: where calls go, which are made again, and which wait."""
+"""Several replicas as one upstream: routing of calls, retries, and waiting."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def preferred(pool, session):
 
 
 async def ask(pool, session="", *, stream=False, route=None):
-    """One call of a session, by default of one that prefers the first replica; returns its route."""
+    """Send one call of a session, by default of one that prefers the first replica; return its route."""
     first, session_ids = pool.replicas[0].address, map(str, itertools.count())
     if session == "":
         session = next(one for one in session_ids if preferred(pool, one) == first)
@@ -289,10 +289,10 @@ async def test_weight_change_during_an_answer_is_recorded(stream):
 
 
 class SlowToCheck(HTTPUpstream):
-    """Answers calls, and no check."""
+    """Answers calls, but not health checks."""
 
     num_checks = 0
-    """Those that are over."""
+    """Return those that have finished."""
 
     async def check(self):
         try:

@@ -1,4 +1,4 @@
-"""`kill -9` of an inference server under load: the gateway answers every call, and acknowledges none that it loses."""
+"""`kill -9` of an inference server under load: the gateway answers every call, and acknowledges none that is lost."""
 
 import asyncio
 import re

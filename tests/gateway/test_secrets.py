@@ -1,4 +1,4 @@
-"""Keys go where they must and nowhere else, and no agent decides where its calls go."""
+"""Keys are sent only where they are needed, and agents cannot choose the upstream."""
 
 import ast
 import asyncio
@@ -53,7 +53,7 @@ def start_gateway(folder, *arguments):
 
 
 def use_it(client, upstream):
-    """Calls of every kind: good, refused, failed upstream, and with a key where none belongs."""
+    """Send calls of every kind: valid, rejected, failed upstream, and with a misplaced key."""
     bearer, anthropic = {"authorization": f"Bearer {GATEWAY_KEY}"}, {"x-api-key": ANTHROPIC_KEY}
     answers = [
         client.post("/sessions", json={"id": "s"}, headers=bearer),
@@ -104,7 +104,7 @@ def test_keys_are_never_stored_logged_or_exported(upstream, tmp_path):
 
 
 class Listener:
-    """An inference server that keeps every byte that it is sent."""
+    """An inference server that records every received byte."""
 
     def __init__(self):
         self.received = b""
@@ -166,7 +166,7 @@ async def test_key_repeated_in_an_error_of_the_server_is_redacted(stream):
     assert UPSTREAM_KEY not in repr(store.by_session("s"))
 
 
-async def told_by(server, key, stream):
+async def store_and_answer_of(server, key, stream):
     """Return the store and the answer for an agent, of a call to a server with this key."""
     store, upstream = MemoryTraceStore(), HTTPUpstream(server.url, api_key=key)
     transport = httpx.ASGITransport(create_app(store, upstream))
@@ -180,7 +180,7 @@ async def told_by(server, key, stream):
 async def test_key_repeated_in_an_answer_is_redacted(stream):
     error = {"error": {"message": f"no such key: Bearer {UPSTREAM_KEY}", "code": UPSTREAM_KEY}}
     async with RawServer(event_stream(error) if stream else http(200, error)) as server:
-        store, found = await told_by(server, UPSTREAM_KEY, stream)
+        store, found = await store_and_answer_of(server, UPSTREAM_KEY, stream)
     assert "no such key: Bearer ***" in found.text
     assert UPSTREAM_KEY not in found.text + repr(store.by_session("s"))
 
@@ -203,7 +203,7 @@ _SAID = b'{"error": {"message": "no such key: ' + _ESCAPED_KEY.replace("/", "\\/
 )
 async def test_key_in_another_encoding_or_field_is_redacted(stream, answer):
     async with RawServer(answer) as server:
-        store, found = await told_by(server, _ESCAPED_KEY, stream)
+        store, found = await store_and_answer_of(server, _ESCAPED_KEY, stream)
     assert "***" in found.text
     (trace,) = store.by_session("s")
     assert _ESCAPED_KEY not in found.text + repr(trace)
@@ -250,7 +250,7 @@ async def test_agent_cannot_choose_the_upstream_of_its_call(route):
 
 
 async def test_request_line_with_an_address_goes_to_the_upstream(serve):
-    """The form in which clients ask proxies."""
+    """The request format of clients that use proxies."""
     served = serve()
     async with Listener() as elsewhere:
         host, port = served.server.url.removeprefix("http://").split(":")
@@ -265,7 +265,7 @@ async def test_request_line_with_an_address_goes_to_the_upstream(serve):
 
 
 def test_keys_are_compared_in_constant_time():
-    """No `==`, `!=` or `in` has a key, a code or a presented credential on either side."""
+    """No `==`, `!=` or `in` compares a key, a code or a credential."""
     suspects = re.compile(r"\b(api_key|_key|mac|presented|authorization|secret|token)\b")
     for path in Path(rllm.gateway.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

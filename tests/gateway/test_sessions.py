@@ -61,7 +61,7 @@ def test_path_and_header_must_agree(serve):
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "conflicting_session"
     assert served.engine.num_calls == 1
-    _, trace = served.store.by_session("a")  # the URL's, which comes first wherever a session is named
+    _, trace = served.store.by_session("a")  # the URL's, which takes precedence
     assert (trace.error, trace.finish_reason) == (refused.json()["error"]["message"], "error")
     assert served.store.by_session("b") == []
 
@@ -447,7 +447,7 @@ async def test_evicted_session_is_known_during_its_call(monkeypatch):
     assert not (await sessions.get("a")).deleted
 
 
-def said_in(session_id, number, num_tokens):
+def trace_in(session_id, number, num_tokens):
     tokens = {"prompt_ids": [1] * num_tokens, "response_ids": [2], "logprobs": [-0.1]}
     shared = {"session_id": session_id, "model": "m", "messages": HI["messages"], "response": {"role": "assistant"}}
     return Trace(id=f"{session_id}{number}", call_id=f"{session_id}{number}", **shared, **tokens)
@@ -459,7 +459,7 @@ async def test_large_sessions_are_evicted_least_recently_used_first():
 
     async def call(session_id, num_tokens):
         session = await sessions.get(session_id)
-        trace = said_in(session_id, 0, num_tokens)
+        trace = trace_in(session_id, 0, num_tokens)
         store.add([trace], session=session.ref).result(60)
         answer = MessageDigests.of(trace.messages, None)
         session.conversations.add(session.conversations.prepare(answer, trace))

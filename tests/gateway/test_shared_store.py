@@ -1,4 +1,4 @@
-"""Several gateways over one store: what is deleted through one of them is gone for the others."""
+"""Several gateways over one store: sessions deleted through one of them are gone for the others."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ def open_shared(request, tmp_path):
 
 
 def ask_while(served, engine, meanwhile, body=HI):
-    """The answer to a call of the session `s`, and `meanwhile` done once the engine has been asked."""
+    """Send a call of the session `s`, run `meanwhile` once the engine has received it, and return the answer."""
     num_before = engine.num_calls
     with ThreadPoolExecutor(1) as agent:
         under_way = agent.submit(served.post, json=body)
@@ -56,7 +56,7 @@ def ask_while(served, engine, meanwhile, body=HI):
 
 
 def go_on(answer):
-    """The next turn after this answer."""
+    """Return the next turn after this answer."""
     return {
         **HI,
         "messages": [*HI["messages"], answer.json()["choices"][0]["message"], {"role": "user", "content": "on"}],

@@ -124,7 +124,7 @@ def test_every_chunk_is_a_standard_one(serve, upstream):
 
 
 class Fatal(ScriptedEngine):
-    """Ends its first call with what is no ordinary error."""
+    """Ends its first call with an unusual error."""
 
     def __init__(self, error):
         super().__init__(["abcdefgh"])
@@ -149,7 +149,7 @@ class Fatal(ScriptedEngine):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        # As one does whose own tasks are cancelled, and one that ends its program.
+        # As with one whose own tasks are cancelled, and one that ends its program.
         (asyncio.CancelledError(), "the engine cancelled the call by itself: ask again"),
         (SystemExit(3), "the engine raised SystemExit: 3"),
     ],

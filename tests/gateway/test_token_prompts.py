@@ -48,14 +48,14 @@ def engine() -> Iterator[LocalEngine]:
 class Two:
     """A gateway whose upstream is another gateway."""
 
-    behind: GatewayServer
+    second: GatewayServer
     front: GatewayServer
-    kept_behind: MemoryTraceStore
+    second_store: MemoryTraceStore
     kept: MemoryTraceStore
 
     def complete(self, *, at: str = "", **asked: Any) -> httpx.Response:
         body = {"model": "m", "max_tokens": 6, "seed": 1, **asked}
-        return httpx.post(f"{at or self.behind.url}/v1/completions", json=body, timeout=60)
+        return httpx.post(f"{at or self.second.url}/v1/completions", json=body, timeout=60)
 
 
 def gateway(stack: ExitStack, upstream: Any) -> tuple[GatewayServer, MemoryTraceStore]:
@@ -66,11 +66,11 @@ def gateway(stack: ExitStack, upstream: Any) -> tuple[GatewayServer, MemoryTrace
 @pytest.fixture(scope="module")
 def servers(engine: LocalEngine) -> Iterator[tuple[GatewayServer, GatewayServer, Any, Any]]:
     with ExitStack() as stack:
-        behind, kept_behind = gateway(stack, EngineUpstream(engine, "policy"))
+        second, second_store = gateway(stack, EngineUpstream(engine, "policy"))
         tokens = TokenPrompts(engine.tokenizer)
-        pool = UpstreamPool([behind.url], lambda url: HTTPUpstream(url, tokens=tokens))
+        pool = UpstreamPool([second.url], lambda url: HTTPUpstream(url, tokens=tokens))
         front, kept = gateway(stack, pool)
-        yield behind, front, kept_behind, kept
+        yield second, front, second_store, kept
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def ask(url: str, messages: list[Any], *, stream: bool, **options: Any) -> dict[str, Any]:
-    """The message of an answer."""
+    """Return the message of an answer."""
     body = {"model": "m", "max_tokens": 12, "messages": messages, "stream": stream, **options}
     answer = httpx.post(f"{url}/chat/completions", json=body, timeout=60).raise_for_status()
     if not stream:
@@ -113,12 +113,12 @@ def test_turns_through_two_gateways_are_one_sequence(two: Two, stream: bool) -> 
     assert [goes_on(one, other) for one, other in pairwise(traces)] == [True] * 3
     assert not any(DRIFT_KEY in trace.metadata for trace in traces)
     assert {(trace.weight_version, trace.logprobs_kind) for trace in traces} == {(3, "processed")}
-    everything = (trace for session in two.kept_behind.sessions() for trace in two.kept_behind.by_session(session.id))
-    behind = sorted(everything, key=lambda trace: trace.started_at)[-4:]
-    exact = [(trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in behind]
+    everything = (trace for session in two.second_store.sessions() for trace in two.second_store.by_session(session.id))
+    second = sorted(everything, key=lambda trace: trace.started_at)[-4:]
+    exact = [(trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in second]
     assert exact == [(trace.prompt_ids, trace.response_ids, trace.logprobs) for trace in traces]
-    assert [bool(trace.messages) for trace in behind] == [True, False, False, False]
-    assert all(trace.error is None for trace in behind)
+    assert [bool(trace.messages) for trace in second] == [True, False, False, False]
+    assert all(trace.error is None for trace in second)
 
 
 def test_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngine) -> None:
@@ -136,9 +136,9 @@ def test_stop_string_ends_the_text_and_not_the_ids(two: Two, engine: LocalEngine
 
 
 def test_text_of_ids_contains_all_sampled_tokens(two: Two, engine: LocalEngine) -> None:
-    """Thoughts and calls included: who sends ids reads the answer by itself."""
+    """Reasoning and calls included: a client that sends ids parses the answer itself."""
     thinking = engine.tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)
-    for at in (two.behind.url, two.front.url):
+    for at in (two.second.url, two.front.url):
         answer = two.complete(at=at, prompt=thinking, max_tokens=12, n=2, logprobs=0, return_token_ids=True).json()
         for choice in answer["choices"]:
             hidden = {engine.tokenizer.convert_tokens_to_ids(token) for token in engine.tokenizer.all_special_tokens}
@@ -153,7 +153,7 @@ def test_text_of_ids_contains_all_sampled_tokens(two: Two, engine: LocalEngine) 
 @pytest.mark.parametrize("n", [1, 2])
 def test_streamed_answer_equals_the_whole_answer(two: Two, n: int) -> None:
     asked: dict[str, Any] = {"prompt": [9, 10, 11], "n": n, "logprobs": 0, "return_token_ids": True}
-    for at in (two.behind.url, two.front.url):
+    for at in (two.second.url, two.front.url):
         whole = two.complete(at=at, **asked).json()
         events = events_of(two.complete(at=at, **asked, stream=True, stream_options={"include_usage": True}).text)
         assert (events[-1]["usage"], events[-1]["rllm"]) == (whole["usage"], whole["rllm"])
@@ -181,7 +181,7 @@ def test_streamed_answer_equals_the_whole_answer(two: Two, n: int) -> None:
     ],
 )
 def test_invalid_prompt_is_rejected_without_affecting_other_calls(two: Two, asked: Any, named: str) -> None:
-    for at in (two.behind.url, two.front.url):
+    for at in (two.second.url, two.front.url):
         for stream in (False, True):
             refused = two.complete(at=at, stream=stream, **asked)
             assert refused.status_code == 400
@@ -192,7 +192,7 @@ def test_invalid_prompt_is_rejected_without_affecting_other_calls(two: Two, aske
 
 
 def test_trace_of_a_failed_call_has_its_prompt(two: Two) -> None:
-    url = two.behind.session_url("failed")
+    url = two.second.session_url("failed")
     for stream in (False, True):
         body = {"model": "m", "prompt": [5, 287], "stream": stream}
         assert httpx.post(f"{url}/completions", json=body, timeout=60).status_code == 400
@@ -201,7 +201,7 @@ def test_trace_of_a_failed_call_has_its_prompt(two: Two) -> None:
     turns = [USER, {"role": "assistant", "content": answer["content"]}, {**NEXT, "content": NEXT["content"] * 4000}]
     body = {"model": "m", "messages": turns}
     assert httpx.post(f"{url}/chat/completions", json=body, timeout=60).status_code == 400
-    *refused, first, _, too_long = two.kept_behind.by_session("failed")
+    *refused, first, _, too_long = two.second_store.by_session("failed")
     assert [trace.prompt_ids for trace in refused] == [[5, 287]] * 2
     assert goes_on(first, too_long)
     assert too_long.response_ids == []
@@ -213,29 +213,29 @@ def test_prompt_of_ids_may_fill_the_context(two: Two) -> None:
 
 
 def test_ids_of_a_session_continue_its_calls_but_not_a_conversation(two: Two) -> None:
-    url = f"{two.behind.url}/sessions/s"
+    url = f"{two.second.url}/sessions/s"
     first = two.complete(at=url, prompt=[9, 10, 11], return_token_ids=True).json()["choices"][0]
     two.complete(at=url, prompt=[9, 10, 11, *first["token_ids"], 12])
     ask(f"{url}/v1", [{"role": "assistant", "content": first["text"]}, NEXT], stream=False)
-    one, two_, three = two.kept_behind.by_session("s")
+    one, two_, three = two.second_store.by_session("s")
     assert two_.parent_id == one.id
     assert (three.parent_id, DRIFT_KEY in three.metadata) == (None, False)
 
 
 def test_session_seed_depends_only_on_the_ids_of_a_call(two: Two) -> None:
     def draw(session_id: str, *prompts: list[int]) -> list[list[int]]:
-        url = two.behind.open_session(session_id, sampling={"seed": 7})
+        url = two.second.open_session(session_id, sampling={"seed": 7})
         for prompt in prompts:
             body = {"model": "m", "prompt": prompt, "max_tokens": 8}
             httpx.post(f"{url}/completions", json=body, timeout=60).raise_for_status()
-        return [trace.response_ids for trace in two.kept_behind.by_session(session_id)]
+        return [trace.response_ids for trace in two.second_store.by_session(session_id)]
 
     a, b, again = draw("one", [9], [10], [9])
     assert draw("other", [10], [9], [9]) == [b, a, again]
     assert a != again
-    traces = two.kept_behind.by_session("one")
-    two.kept_behind.delete("other")
-    two.kept_behind.add([replace(trace, session_id="old", id=f"old-{trace.id}") for trace in traces[:1]]).result(60)
+    traces = two.second_store.by_session("one")
+    two.second_store.delete("other")
+    two.second_store.add([replace(trace, session_id="old", id=f"old-{trace.id}") for trace in traces[:1]]).result(60)
     assert draw("old", [9])[1] == again, "a gateway that was started again counts the calls that were made before"
 
 

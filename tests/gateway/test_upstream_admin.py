@@ -1,4 +1,4 @@
-"""Routes that change the upstreams of a running gateway, and who may use them."""
+"""Routes that change the upstreams of a running gateway, and access to them."""
 
 import threading
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ CHAT = "/sessions/s/v1/chat/completions"
 
 
 class Pooled:
-    """A gateway with a key before as many scripted servers as wanted."""
+    """A gateway with a key and a number of scripted servers."""
 
     def __init__(self, stack, *, num=1, config=None, **pool_config):
         self.engines = [HeldEngine(["hello"]) for _ in range(num)]

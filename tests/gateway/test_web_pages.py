@@ -1,4 +1,4 @@
-"""A gateway without a key does nothing for web pages of other sites, and all for anybody else on this machine."""
+"""A gateway without a key rejects requests from web pages of other sites, and accepts all others from this machine."""
 
 from contextlib import ExitStack
 

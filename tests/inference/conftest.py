@@ -69,7 +69,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def with_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> PreTrainedTokenizerFast:
-    """The tokenizer with another chat template, if there is to be one."""
+    """Return the tokenizer with another chat template, if one is given."""
     if template is None:
         return tokenizer
     other = deepcopy(tokenizer)
@@ -78,7 +78,7 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str | None) -> P
 
 
 def build_model(family: str, vocab_size: int, *, seed: int = 0, **options: Any) -> Any:
-    """A tiny random model whose distributions are neither flat nor certain."""
+    """Return a tiny random model whose distributions are neither flat nor certain."""
     model_class = getattr(transformers, f"{family}ForCausalLM", None) or getattr(transformers, f"{family}LMHeadModel")
     config = model_class.config_class(
         **{
@@ -161,7 +161,7 @@ def taught(
 
 
 def _teach(model: Any, prompt_ids: list[int], answer_ids: list[int], *, steps: int = 150) -> None:
-    """Train the model until it gives this answer by heart."""
+    """Train the model until it gives this answer exactly."""
     ids = torch.tensor([prompt_ids + answer_ids])
     labels = ids.clone()
     labels[:, : len(prompt_ids)] = -100

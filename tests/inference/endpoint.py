@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server on loopback that can do as much, or as little, as a test wants."""
+"""A small OpenAI-compatible server on loopback with the abilities that a test gives it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def endpoint(**abilities: Any) -> Iterator[str]:
             self.wfile.write(answers.encode())
 
         def log_message(self, *args: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -21,7 +21,7 @@ from rllm.inference.local.loading import check_source, load_outline, load_tokeni
 def test_loading_and_saving_show_no_progress_bars(
     tmp_path: Path, new_model: Any, tokenizer: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    enable_progress_bar()  # a command that ran in this process has switched them off
+    enable_progress_bar()  # a command that ran in this process has disabled them
     save_model(new_model(), tmp_path)
     tokenizer.save_pretrained(tmp_path)
     load_model(tmp_path, device="cpu")

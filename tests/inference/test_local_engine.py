@@ -30,14 +30,14 @@ CALL = '<tool_call>\n{"name": "search", "arguments": {"q":  "a b", "n": 1.0}}\n<
 
 
 def forward_logits(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """[completion, vocabulary], from one plain forward pass."""
+    """Return [completion, vocabulary], from one plain forward pass."""
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0]
     return logits[len(prompt) - 1 : -1]
 
 
 def assert_exact(model: Any, output: ModelOutput) -> None:
-    """The sampler's log-probabilities are those of a plain forward pass at temperature 1."""
+    """Check that the sampler's log-probabilities are those of a plain forward pass at temperature 1."""
     expected = forward_logits(model, output.prompt_ids, output.completion_ids).log_softmax(-1)
     chosen = expected.gather(1, torch.tensor(output.completion_ids).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(torch.tensor(output.logprobs), chosen, atol=1e-4, rtol=0)
@@ -190,7 +190,7 @@ async def test_cpu_answers_are_bitwise_independent_of_the_batch(
     make_engine: Any, autocast: bool, head_dim: int
 ) -> None:
     async def talk(engine: Any, number: int, length: int) -> list[tuple[list[int], list[float]]]:
-        await asyncio.sleep(0.003 * (number % 4))  # some come when others are half done
+        await asyncio.sleep(0.003 * (number % 4))  # some arrive when others are half done
         system = prompt_of(64, start=4) if length in (90, 310) else []  # two that share a prefix
         prompt, answer = [*system, *prompt_of(length - len(system), start=5 + lengths.index(length))], []
         for turn in range(2):
@@ -297,7 +297,7 @@ async def test_other_architectures_are_exact(
     ("family", "options"),
     [
         ("Bert", {}),
-        # The code that stands in for its kernels carries states from one chunk of tokens to those before it.
+        # The code that replaces its kernels carries states from one chunk of tokens to those before it.
         pytest.param(
             "NemotronH",
             {

@@ -1,4 +1,4 @@
-"""Models that cannot be used are refused by their files, in one sentence, before weights are read."""
+"""Unusable models are rejected by their files, with one message, before weights are read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_base_model_needs_a_chat_template(folder: Path, tokenizer: Any) -> None:
 
 
 def test_tokenizer_of_another_model_is_rejected(folder: Path, tokenizer: Any) -> None:
-    """One whose further tokens are in no prompt is not: Gemma 3 1B has a token for images."""
+    """A model whose further tokens are in no prompt is accepted: Gemma 3 1B has a token for images."""
     larger = deepcopy(tokenizer)
     larger.add_tokens(["<|unused|>"])
     larger.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""`OpenAIEngine` against a real server, well and ill."""
+"""`OpenAIEngine` against a real server, healthy and failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts whose states are kept once for all rows that begin with them."""
+"""Prompts whose states are stored once for all rows that begin with them."""
 
 from __future__ import annotations
 

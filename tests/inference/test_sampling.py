@@ -39,7 +39,7 @@ def test_tokens_follow_the_distribution_of_their_logprobs(params: SamplingParams
     possible = expected > 0
     assert counts[~possible].sum() == 0
     chi_square = ((counts - DRAWS * expected)[possible] ** 2 / (DRAWS * expected)[possible]).sum()
-    assert chi_square < 20  # four degrees of freedom: exceeded once in 2,000 by an honest sampler
+    assert chi_square < 20  # four degrees of freedom: exceeded once in 2,000 by a correct sampler
     torch.testing.assert_close(logprobs.float(), expected.log()[tokens], atol=1e-5, rtol=0)
 
 
@@ -95,7 +95,7 @@ def test_blockwise_sampling_equals_sampling_from_all(vocabulary: int, seed: int)
     uniform = np.random.default_rng(seed).random(50)
     ends = probabilities.double().cumsum(-1)
     expected = torch.searchsorted(ends, torch.from_numpy(uniform)[:, None] * ends[:, -1:], right=True).squeeze(1)
-    assert (sampling.draw(probabilities, uniform) == expected).float().mean() >= 0.98  # but for the last bits
+    assert (sampling.draw(probabilities, uniform) == expected).float().mean() >= 0.98  # except for the last bits
 
 
 def test_top_k_does_not_affect_unrestricted_rows() -> None:

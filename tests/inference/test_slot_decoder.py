@@ -20,7 +20,7 @@ def model(new_model: Any) -> Any:
 
 
 def decoder_of(model: Any, *, num_tokens: int) -> SlotDecoder:
-    """One with memory for the keys and values of so many tokens."""
+    """Return a decoder with memory for the keys and values of so many tokens."""
     shape = _cache_shape(model)
     return SlotDecoder(
         model,

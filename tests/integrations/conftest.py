@@ -1,4 +1,4 @@
-"""A real LiteLLM proxy is started from the folder that RLLM_LITELLM names; without it, its tests are passed over."""
+"""A real LiteLLM proxy is started from the folder that RLLM_LITELLM names; otherwise its tests are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way that a call is led, without a LiteLLM proxy; `test_litellm_proxy.py` starts one."""
+"""Routing of a call, without a LiteLLM proxy; `test_litellm_proxy.py` starts one."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ from rllm.testing.scripted_server import ScriptedServer
 
 
 def proxied(headers=(), **call):
-    """The keyword arguments of a call that came to a LiteLLM proxy with these headers."""
+    """Return the keyword arguments of a call that arrived at a LiteLLM proxy with these headers."""
     shown = {name: value for name, value in dict(headers).items() if name.lower() != "authorization"}
     return {
         "proxy_server_request": {"headers": shown},

@@ -109,7 +109,7 @@ def events_of(answer):
 
 
 def outputs_of(upstream, content):
-    """The engine's own records of the answers to this content, as a set: those of one call come in any order."""
+    """Return the engine's own records of the answers to this content, as a set: those of one call have no fixed order."""
     asked = [output for output in upstream.engine.outputs if content in output.text]
     return {(tuple(output.prompt_ids), tuple(output.completion_ids), tuple(output.logprobs)) for output in asked}
 

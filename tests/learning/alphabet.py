@@ -29,19 +29,19 @@ NUM_HELD_OUT = 30
 
 
 def tasks(seed: int) -> tuple[list[Task], list[Task]]:
-    """Stretches of two to six letters to learn on, and held-out ones."""
+    """Return stretches of two to six letters for training, and held-out ones."""
     rows = _all_tasks()
     random.Random(seed).shuffle(rows)
     return rows[NUM_HELD_OUT:], rows[:NUM_HELD_OUT]
 
 
 def reward(task: Task, answer: str) -> float:
-    """1 for exactly these letters."""
+    """Return 1 for exactly these letters."""
     return float(answer == task["answer"])
 
 
 def policy() -> Path:
-    """The folder of the policy, built on first use."""
+    """Return the folder of the policy, built on first use."""
     return tiny_policy(
         partial(conversations, starts_rightly=1.0),
         partial(conversations, starts_rightly=STARTS_RIGHTLY),
@@ -50,7 +50,7 @@ def policy() -> Path:
 
 
 def conversations(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
-    """Endless answers of a teacher, which always stop where they should."""
+    """Yield demonstrations without end, which always stop correctly."""
     rng = random.Random(seed)
     rows = _all_tasks()
     while True:
@@ -67,5 +67,5 @@ def _all_tasks() -> list[Task]:
 
 
 def _letters(count: int, *, stop: int) -> str:
-    """So many letters before this place in the alphabet."""
+    """Return so many letters before this place in the alphabet."""
     return " ".join(LETTERS[stop - count : stop])

@@ -1,4 +1,4 @@
-"""The policy that all runs begin with, built once, by whichever process of the suite comes first."""
+"""The policy with which all runs begin, built once, by the first process of the suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on environments by name, with tiny policies that know the form of an answer, and often guess.
+"""Training on environments by name, with tiny policies that know the format of an answer, and often guess.
 
 `python -m tests.learning.named gymnasium seed=1` runs the command of a scheme, as a user would type it.
 """
@@ -55,7 +55,7 @@ def _walks(seed: int, *, care: float) -> Iterator[list[Message]]:
                 action for action in range(4) if _moved(place, action) > place and LAKE[_moved(place, action)] != "H"
             ]
             action = rng.choice(good) if good and rng.random() < care else rng.randrange(4)
-            messages += [_said("user", place), _said("assistant", action)]
+            messages += [_message("user", place), _message("assistant", action)]
             place = _moved(place, action)
         yield messages
 
@@ -74,10 +74,10 @@ def _sums(seed: int, *, care: float) -> Iterator[list[Message]]:
         right = first + second if sign == "+" else first - second
         answer = right if rng.random() < care else rng.randint(-9, 18)
         question = f"State the final answer to the following arithmetic problem: {first} {sign} {second} ="
-        yield [_said("user", f"{question}\n\nEnd with the final answer, a number."), _said("assistant", answer)]
+        yield [_message("user", f"{question}\n\nEnd with the final answer, a number."), _message("assistant", answer)]
 
 
-def _said(role: str, content: object) -> Message:
+def _message(role: str, content: object) -> Message:
     return {"role": role, "content": str(content)}
 
 

@@ -38,7 +38,7 @@ SHARED = [
 """With two updates a batch, the second is off-policy, so that ratios and clips take part."""
 
 OWN: dict[str, list[str]] = {
-    # The critic begins with no idea of the rewards, and gets two steps to find their mean before the policy learns.
+    # The critic is untrained, and gets two steps to learn the mean reward before the policy is updated.
     "ppo": ["critic.lr=1e-3", "critic.warmup_steps=2"],
     # Its four parts; the other two are its defaults.
     "dapo": [
@@ -46,7 +46,7 @@ OWN: dict[str, list[str]] = {
         f"algorithm.overlong_length={MAX_TOKENS}",
         "algorithm.overlong_buffer=2",
     ],
-    # Both are published with a divergence from the reference: taken off the rewards, or k2 in the loss.
+    # Both are published with a divergence from the reference: subtracted from the rewards, or k2 in the loss.
     "reinforce_plus_plus": ["algorithm.kl_coef=0.001", "algorithm.kl_in=reward"],
     "reinforce_plus_plus_baseline": ["algorithm.kl_coef=0.001"],
 }
@@ -76,6 +76,6 @@ def curve_of(lines: Sequence[dict[str, Any]]) -> dict[int, float]:
 
 
 def keep(name: str, seed: int, curve: dict[int, float]) -> None:
-    """Leave a curve where the picture is drawn from."""
+    """Write a curve where the picture reads it."""
     CURVES.mkdir(parents=True, exist_ok=True)
     (CURVES / f"{name}-{seed}.json").write_text(json.dumps({"name": name, "seed": seed, "curve": curve}))

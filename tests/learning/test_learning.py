@@ -19,7 +19,7 @@ from .runs import NAMES, NUM_JUDGED, SEEDS, curve_of, keep, train
 
 MARGIN = 4 * math.sqrt(2 * 0.25 / NUM_JUDGED)
 """Four standard errors of the difference of two evaluations, 0.26. A reward is 0 or 1, so its variance is at most a quarter;
-luck gets this far once in thirty thousand times."""
+chance exceeds this once in thirty thousand times."""
 
 
 @pytest.mark.learning
@@ -57,7 +57,7 @@ PATIENT = [
     "critic.lr=3e-3",
     "critic.warmup_steps=40",
 ]
-"""Enough updates to find out that the first letter decides; the policy needs far fewer."""
+"""Enough updates to learn that the first letter decides; the policy needs far fewer."""
 
 
 @pytest.mark.learning

@@ -1,4 +1,4 @@
-"""The picture in the docs is of every algorithm, and drawn from the numbers beside it."""
+"""The picture in the docs has every algorithm, and is drawn from the numbers beside it."""
 
 from __future__ import annotations
 

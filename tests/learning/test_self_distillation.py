@@ -1,4 +1,4 @@
-"""A policy that can follow an example, and seldom answers rightly without one, learns to from its own scores."""
+"""A policy that can follow an example, and rarely answers correctly without one, learns to from its own scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSTRUCTION = "like"
 
 
 def _both(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
-    """Conversations without an example, and as many with one, whose answer is right."""
+    """Yield conversations without an example, and as many with one, whose answer is correct."""
     rng = random.Random(seed)
     plain, right = conversations(seed, starts_rightly=starts_rightly), conversations(seed + 1, starts_rightly=1.0)
     while True:

@@ -1,4 +1,4 @@
-"""Tiny random models of the architectures that `transformers` has, and a trial of each: load, sample, train."""
+"""Tiny random models of the architectures of `transformers`, and a test of each: load, sample, train."""
 
 from __future__ import annotations
 
@@ -267,13 +267,13 @@ _REFUSED = {"nemotron_h", "zamba2"}
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A `model_type` of `transformers`, and what holds for it here; the tests prove it."""
+    """A `model_type` of `transformers`, and its properties here; the tests prove them."""
 
     name: str
     """The `model_type`, with a variant after a space."""
     kind: str
     options: Options
-    """Settings of a tiny one, beside those of `BASE`."""
+    """Settings of a tiny one, in addition to those of `BASE`."""
 
     @property
     def model_type(self) -> str:
@@ -312,7 +312,7 @@ def save_tiny(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> No
     taken = {key: value for key, value in options.items() if value is not LEFT_OUT}
     config = AutoConfig.for_model(ARCHITECTURES[name].model_type, **taken)
     model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():  # norms begin at a constant, with which a wrong norm may look right
+    with torch.no_grad():  # norms start at a constant, which hides a wrong norm
         for weight in model.parameters():
             if weight.dim() == 1:
                 weight.add_(torch.rand_like(weight), alpha=0.1)

@@ -1,4 +1,4 @@
-"""Random tool calls as chat templates print them, for our parser and for others."""
+"""Random tool calls as chat templates render them, for our parser and for others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedCalls:
-    """An answer with calls as a template prints it."""
+    """An answer with calls as a template renders it."""
 
     message: Message
     calls: list[tuple[str, Any]]

@@ -1,6 +1,6 @@
-"""Published chat templates by family, and what holds for each: a table as data.
+"""Published chat templates by family, and their properties: a table as data.
 
-`survey()` renders and reads everything that it states; nothing in its rows is written by hand.
+`survey()` computes its rows by rendering and parsing; none is written by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, made of what the tests of this folder prove.
+"""The tables of docs/models.md, made of the results of the tests of this folder.
 
 RLLM_TEMPLATES=.templates python -m tests.models.table
 """
@@ -70,11 +70,11 @@ ARCHITECTURES_OF = {
     "SmolLM3": ("smollm3",),
     "SmolVLM, Idefics 3": ("llama",),
 }
-"""Architectures of each family of templates; a family that is missing has none that was tried."""
+"""Architectures of each family of templates; missing families have none that was tested."""
 
 
 def families() -> str:
-    """Return the table of families: templates of one of which the same holds share a row."""
+    """Return the table of families: templates of one with the same properties share a row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for each in survey():
         calls = f"`{each.tool_format}`" if each.tool_format else "none"

@@ -1,4 +1,4 @@
-"""Architectures of `transformers`: a tiny random model of each loads, is sampled and is trained, exactly, or is refused."""
+"""Architectures of `transformers`: a tiny random model of each loads, is sampled and trained exactly, or is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of each family, as its template prints them, are read as what they are; random values, from a fixed seed."""
+"""Calls of each family, as its template renders them, are parsed exactly; random values, from a fixed seed."""
 
 from __future__ import annotations
 

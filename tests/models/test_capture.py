@@ -1,4 +1,4 @@
-"""Conversations through a gateway, with a model that writes what each family's template prints.
+"""Conversations through a gateway, with a model that writes in the format of each family's template.
 
 The choice of tokens is scripted; the chat template, the reader of answers, the sampler's stops and the capture are real.
 """

@@ -107,12 +107,12 @@ def moved(template: ChatTemplate, first: list[Message], tools: Any) -> bool:
 
 
 def sampled(template: ChatTemplate, answer: Message, tools: Any) -> list[int]:
-    """Return what a model writes as this answer: as the template prints it after a first question, up to its end."""
+    """Return a model's tokens for this answer: as the template renders it after a first question, up to its end."""
     tokenizer: Any = template.tokenizer
     try:
         _, ids, mask = ChatTemplateParser(tokenizer).tokenize_and_mask([QUESTION, answer], tools)
         return [token for token, learned in zip(ids, mask, strict=True) if learned]
-    except ConfigError:  # its prompt has what it leaves out of an answer
+    except ConfigError:  # its prompt has the part that it leaves out of an answer
         ids, _ = template.printed_answer(QUESTION, answer, tools)
         ends = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         return ids[: max(place for place, token in enumerate(ids, 1) if token in ends)]

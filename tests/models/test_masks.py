@@ -78,7 +78,7 @@ REFUSED = {
     ("gemma3", "tool"): "roles must alternate",
     ("llava_next", "tool"): "Only user and assistant roles",
 }
-"""Conversations that a template raises an error for, in the words of the template."""
+"""Conversations that a template rejects, with its message."""
 
 DIFFERENT = {
     # The prompt opens <think>, so an answer without reasoning closes it first; the reference never opens it.
@@ -98,7 +98,7 @@ DIFFERENT = {
         "It is 4.",
     ],
     # The token with which Gemma 4 hands over to a tool is sampled. After a result this template asks for nothing, and prints
-    # a header before the answer, which is then learned: an engine's prompt does not have it.
+    # a header before the answer, which is then trained: an engine's prompt does not have it.
     ("diffusion_gemma", "tool"): [
         "<|tool_call>call:add{a:2,b:2}<tool_call|>",
         "<|turn>model\nIt is 4.",
@@ -106,14 +106,14 @@ DIFFERENT = {
     # <|return|> is sampled at the end of every final answer; the template prints <|end|> for those in the past.
     ("gptoss", "turns"): [f"<|channel|>final<|message|>{text}" for text in ("It is 4.", "Yes.")],
 }
-"""Texts, without their ends, that are learned otherwise than by the reference, and why."""
+"""Texts, without their ends, that are trained differently from the reference, and why."""
 
 THOUGHT = "<think>\ntwo, two\n</think>\n\n"
-"""Reasoning as it is learned where a template leaves it out; the reference learns none then."""
+"""Reasoning as it is trained where a template leaves it out; the reference trains none then."""
 
 
 def learned(name: str, conversation: str) -> list[str]:
-    """Return the texts that are learned of a conversation."""
+    """Return the texts that are trained of a conversation."""
     messages = CONVERSATIONS[conversation]
     parser = ChatTemplateParser(tokenizer_for(name))
     prompt, ids, mask = parser.tokenize_and_mask_cumulative(messages, tools_of(messages))

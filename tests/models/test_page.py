@@ -1,4 +1,4 @@
-"""docs/models.md lists what the tests of this folder prove; in the fast suite, too."""
+"""docs/models.md lists the results of the tests of this folder; in the fast suite, too."""
 
 from __future__ import annotations
 

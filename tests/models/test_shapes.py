@@ -1,4 +1,4 @@
-"""All that a request carries is in the prompt, or is named; checked by markers, not by the code that chooses forms."""
+"""All content of a request is in the prompt, or is reported; checked by markers, not by the code that chooses formats."""
 
 from __future__ import annotations
 

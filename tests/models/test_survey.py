@@ -1,4 +1,4 @@
-"""The table of families: each row is computed, and gives a reason for what is not exact."""
+"""The table of families: each row is computed, and has a reason for each inexact property."""
 
 from __future__ import annotations
 

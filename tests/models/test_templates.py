@@ -1,4 +1,4 @@
-"""Each template of TRL's wheel renders a plain conversation through our parser, or is refused by name."""
+"""Each template of TRL's wheel renders a plain conversation through our parser, or is rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations of several turns as one sequence of sampled tokens, and answers read back, for each template."""
+"""Conversations of several turns as one sequence of sampled tokens, and answers parsed, for each template."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REWRITES = {
 
 
 def sampled(parser: ChatTemplateParser, messages: list[Message]) -> list[int]:
-    """Return what a model writes as the last message; a call is written as in a first turn."""
+    """Return a model's tokens for the last message; a call is written as in a first turn."""
     is_call = messages[-1] is CALL
     _, ids, mask = parser.tokenize_and_mask([QUESTION, CALL] if is_call else messages, TOOLS if is_call else None)
     return [token for token, learned in zip(ids, mask, strict=True) if learned]
@@ -89,7 +89,7 @@ def test_conversation_becomes_one_sequence(template: str, tokenizer: Any, kind: 
         ids, num_known = [*ids, *sampled(parser, messages[: place + 1])], place + 1
     ids = continuation.prompt_ids(ids, messages, num_known, tools)
     if kind == "tool" and template.startswith("deepseek"):
-        # The template prints a second call without what begins it: it is not learned from messages, but continued.
+        # The template renders a second call without its beginning: it is not trained from messages, but continued.
         with pytest.raises(ConfigError, match="append-only"):
             parser.parse(messages, True, True, tools, accumulate_reasoning=True)
         return

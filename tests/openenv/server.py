@@ -1,6 +1,6 @@
 """Server of an environment, made with OpenEnv: `python server.py text|json|tools|spell PORT SESSIONS`.
 
-It ends by itself after half an hour.
+It exits after half an hour.
 """
 
 import os
@@ -16,7 +16,7 @@ from openenv.core.env_server import Action, Environment, MCPEnvironment, Observa
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 
 
-class Say(Action):
+class Answer(Action):
     word: str
 
 
@@ -25,7 +25,7 @@ class Move(Action):
     times: int = 1
 
 
-class Heard(Observation):
+class Prompt(Observation):
     text: str
 
 
@@ -67,7 +67,7 @@ class Walk(Environment):
 class WalkInWords(Walk):
     def _observation(self) -> Observation:
         found = super()._observation()
-        return Heard(
+        return Prompt(
             text=f"You are at {self.position} of {self.goal}. Answer with a number of steps.",
             done=found.done,
             reward=found.reward,
@@ -83,10 +83,10 @@ class Spell(Environment):
         rng = random.Random(seed)
         count, stop = rng.randint(2, 6), rng.randint(8, 26)
         self.answer = " ".join(ascii_lowercase[stop - count : stop])
-        return Heard(text=f"{self.answer[0]} to {self.answer[-1]}", done=False)
+        return Prompt(text=f"{self.answer[0]} to {self.answer[-1]}", done=False)
 
-    def step(self, action: Say, timeout_s: float | None = None) -> Observation:
-        return Heard(text="", done=True, reward=float(action.word == self.answer))
+    def step(self, action: Answer, timeout_s: float | None = None) -> Observation:
+        return Prompt(text="", done=True, reward=float(action.word == self.answer))
 
     @property
     def state(self) -> State:
@@ -119,7 +119,7 @@ class Safe(MCPEnvironment):
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         self.number = 100 + (seed or 0)
-        return Heard(text="Open the safe.")
+        return Prompt(text="Open the safe.")
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         return self._scored(super().step(action, timeout_s=timeout_s, **kwargs))
@@ -141,8 +141,8 @@ class Safe(MCPEnvironment):
 
 
 KINDS = {
-    "text": (WalkInWords, Say, Heard),
-    "spell": (Spell, Say, Heard),
+    "text": (WalkInWords, Answer, Prompt),
+    "spell": (Spell, Answer, Prompt),
     "json": (Walk, Move, Position),
     "tools": (Safe, CallToolAction, CallToolObservation),
 }

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of six families, cut down to what makes each of them hard, on one small tokenizer."""
+"""Chat templates in the manner of six families, reduced to their difficult parts, on one small tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_CALL = """{"name": "{{ c.function.name }}", "KEY": {{ c.function.arguments i
 else c.function.arguments | tojson }}}"""
 
 TEMPLATES = {
-    # Strips the reasoning of answers before the last user message; puts tools' answers that follow each other into one turn.
+    # Strips the reasoning of answers before the last user message; merges consecutive tool results into one turn.
     "qwen": """\
 {%- set ns = namespace(last=-1) -%}
 {%- for m in messages -%}{%- if m.role == "user" -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
@@ -49,7 +49,7 @@ TEMPLATES = {
 {%- if add_generation_prompt -%}
 {{ "<|im_start|>assistant\n" }}{%- if enable_thinking is false -%}{{ "<think>\n\n</think>\n\n" }}{%- endif -%}
 {%- endif -%}""".replace("%CALL%", ONE_CALL.replace("KEY", "arguments")),
-    # Prints each argument of a call as bare text between tags of its own.
+    # Prints each argument of a call as bare text between its own tags.
     "qwen3_coder": """\
 {%- if tools -%}{{ "<|im_start|>system\n" + tools | tojson + "<|im_end|>\n" }}{%- endif -%}
 {%- for m in messages -%}
@@ -73,7 +73,7 @@ TEMPLATES = {
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}""",
-    # Knows no reasoning; prints calls instead of the content; begins with a token of its own.
+    # Has no reasoning; prints calls instead of the content; begins with its own token.
     "llama3": """\
 {{- "<|begin_of_text|>" -}}
 {%- for m in messages -%}
@@ -84,7 +84,7 @@ TEMPLATES = {
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ "<|start_header_id|>assistant<|end_header_id|>\n\n" }}{%- endif -%}\
 {#- <|python_tag|> -#}""".replace("%CALL%", ONE_CALL.replace("KEY", "parameters")),
-    # Puts the system prompt into the last user's turn; has no header for answers; insists on turns that alternate.
+    # Puts the system prompt into the last user's turn; has no header for answers; requires alternating turns.
     "mistral": """\
 {{- "<s>" -}}
 {%- set system = messages[0].content if messages[0].role == "system" else "" -%}
@@ -107,7 +107,7 @@ TEMPLATES = {
 {%- else -%}{{ " " + m.content + "</s>" }}
 {%- endif -%}
 {%- endfor -%}""".replace("%CALL%", ONE_CALL.replace("KEY", "arguments")),
-    # Asks for an answer with an open <think> and prints none of it; collects system prompts; closes tools' answers late.
+    # Opens an answer with <think> and prints none of it; collects system prompts; closes tools' answers late.
     "deepseek": """\
 {{- "<bos>" -}}
 {%- for m in messages -%}{%- if m.role == "system" -%}{{ m.content }}{%- endif -%}{%- endfor -%}
@@ -136,7 +136,7 @@ TEMPLATES = {
 {%- endfor -%}
 {%- if ns.tool -%}{{ "<｜tool▁outputs▁end｜>" }}{%- endif -%}
 {%- if add_generation_prompt and not ns.tool -%}{{ "<｜Assistant｜><think>\n" }}{%- endif -%}""",
-    # Closes a conversation with a token of its own, unless it asks for an answer.
+    # Closes a conversation with its own token, unless it asks for an answer.
     "phi": """\
 {%- for m in messages -%}
 {{ "<|" + m.role + "|>\n" + m.content }}
@@ -146,7 +146,7 @@ TEMPLATES = {
 {{ "<|assistant|>\n" if add_generation_prompt else "<eos>" }}""".replace(
         "%CALL%", ONE_CALL.replace("KEY", "arguments")
     ),
-    # Ends the last turn with another token than those before it; has a channel for the reasoning of the last.
+    # Ends the last turn with a different token; has a channel for the reasoning of the last answer.
     "harmony": """\
 {{- "<|start|>system<|message|>You think first.<|end|>" -}}
 {%- set ns = namespace(final=-1, called="") -%}
@@ -211,5 +211,5 @@ def parser_of() -> Callable[..., ChatTemplateParser]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level one with a ChatML template."""
+    """A byte-level tokenizer with a ChatML template."""
     return build_tokenizer()

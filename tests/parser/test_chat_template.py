@@ -51,7 +51,7 @@ def test_cached_prompt_may_be_modified_by_its_owner() -> None:
     chat.render(messages).append(99)
     assert chat.render(messages) == [1, 2]
     assert chat.render([{"role": "user", "content": "b"}]) == [2]
-    assert chat.render(messages, tools=[{"x": {1, 2}}]) == [1, 2]  # not JSON: simply not remembered
+    assert chat.render(messages, tools=[{"x": {1, 2}}]) == [1, 2]  # not JSON: not cached
 
 
 def test_messages_of_real_clients_are_accepted() -> None:
@@ -168,7 +168,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def printing(turn: str, arguments: str = JSON, *, tools: str = "{{ tools }}", last: str = "") -> str:
-    """A template that prints tools, and of each message a turn and the calls; `last` comes after these."""
+    """Return a template that prints tools, and of each message a turn and the calls; `last` follows these."""
     calls = "{% for c in m.tool_calls or [] %}<{{ c.function.name }}:ARGUMENTS>{% endfor %}"
     return tools + "{% for m in messages %}" + turn + calls.replace("ARGUMENTS", arguments) + last + "{% endfor %}"
 

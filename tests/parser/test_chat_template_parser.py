@@ -99,7 +99,7 @@ def test_system_prompt_is_rendered_with_the_first_user_message(parser_of: Parser
     ]
     assert parser.parse(chat).endswith("Hello</s>[INST]Be kind.\n\nBye[/INST]")
     assert parser.verify_equivalence(chat[:2])
-    assert not parser.verify_equivalence(chat)  # the template has moved the system prompt by then
+    assert not parser.verify_equivalence(chat)  # the template has moved the system prompt
 
 
 def test_turn_of_several_results_is_closed_by_the_next(parser_of: ParserOf) -> None:
@@ -159,7 +159,7 @@ def test_equivalence_check_reports_rewritten_history(parser_of: ParserOf) -> Non
 
 
 def parts_of(parser: ChatTemplateParser, messages: list[Message]) -> list[tuple[int, str]]:
-    """The response of the cumulative masks, as texts."""
+    """Return the response of the cumulative masks, as texts."""
     _, ids, mask = parser.tokenize_and_mask_cumulative(messages)
     pairs = groupby(zip(mask, ids, strict=True), key=lambda pair: pair[0])
     return [(value, parser.tokenizer.decode([token for _, token in group])) for value, group in pairs]
@@ -189,7 +189,7 @@ GEMMA = """\
 {{ m.content }}{%- for c in m.tool_calls or [] -%}{{ "<|call|>" + c.function.name }}{%- endfor -%}{{ "<|end|>\n" }}
 {%- endfor -%}
 {{ "<|start|>assistant\n" if add_generation_prompt }}"""
-"""In the manner of Gemma 4: reasoning has markup of its own, and is printed with calls only."""
+"""In the manner of Gemma 4: reasoning has its own markup, and is printed with calls only."""
 
 
 def test_empty_tags_close_the_reasoning_opened_by_the_prompt(parser_of: ParserOf) -> None:
@@ -334,7 +334,7 @@ def test_answer_without_prompt_is_parsed_as_a_first_one(parser_of: ParserOf) -> 
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages[-1].content }}{% if add_generation_prompt %}>{% endif %}",  # forgets
+        "{{ messages[-1].content }}{% if add_generation_prompt %}>{% endif %}",  # drops reasoning
         "{% for m in messages | reverse %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}",
     ],
 )

@@ -1,4 +1,4 @@
-"""Control tokens that messages quote are text; everything else becomes the same ids as ever."""
+"""Control tokens that messages quote are text; everything else is tokenised as before."""
 
 from __future__ import annotations
 

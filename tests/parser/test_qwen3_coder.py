@@ -38,7 +38,7 @@ TOOLS = [{"type": "function", "function": {"name": "find", "parameters": SCHEMA}
 
 
 def call(name: str, **values: str) -> str:
-    """A call as a model of this family writes it."""
+    """Return a call as a model of this family writes it."""
     parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
@@ -60,7 +60,7 @@ def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, str]]]:
         ("count", " 5 ", "5"),
         ("count", "5.5", "5.5"),  # the tool reports the error
         ("count", "many", '"many"'),
-        ("count", "true", '"true"'),  # no number, although Python's is one
+        ("count", "true", '"true"'),  # not a number, although Python accepts it
         ("share", "1e3", "1e3"),
         ("share", "7", "7"),
         ("share", "NaN", '"NaN"'),
@@ -194,7 +194,9 @@ def test_calls_rendered_by_a_template_are_parsed_unchanged(
     "piece", [*PIECES, "<function=f><parameter=x>", "<function=f><parameter=x></parameter>", call("f", x="1")]
 )
 def test_long_text_is_parsed_in_linear_time(piece: str) -> None:
-    tool_parser("qwen3_coder").parse(piece * 5000 + "</function>" + " " * 50_000)  # would take minutes otherwise
+    tool_parser("qwen3_coder").parse(
+        piece * 5000 + "</function>" + " " * 50_000
+    )  # would take minutes with backtracking
 
 
 def test_agents_parse_values_by_their_tools() -> None:

@@ -15,7 +15,7 @@ R1_BLOCK, R1_BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end
 R1_CALL, R1_CALL_END, R1_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 WRITTEN = r'{"b":  7.0,"a":[6, {"x": "}"}], "note": "caf\u00e9 → [TOOL] ok\/fine" }'
-"""Arguments that come out changed if anybody parses and prints them."""
+"""Arguments that change if they are parsed and serialised."""
 
 
 def r1(name: str, arguments: str) -> str:
@@ -78,7 +78,7 @@ def test_several_calls(name: str, text: str) -> None:
         ("llama3_json", '{"name": "f", "parameters": {}} and more'),
         ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g"'),
         ("llama3_json", '{"name": "f", "parameters": [1]}'),
-        ("llama3_json", r'{"name": "f\ud83d", "parameters": {}}'),  # half a character, which cannot be sent
+        ("llama3_json", r'{"name": "f\ud83d", "parameters": {}}'),  # half of a surrogate pair, which cannot be sent
         ("hermes", r'<tool_call>{"name": "f", "arguments": "{\"x\": \"\ud83d\"}"}</tool_call>'),
         ("llama3_json", 'Like {"name": "f", "parameters": {}}'),
         ("llama3_json", "<|python_tag|>print(1)"),
@@ -387,7 +387,7 @@ def test_any_text_is_parsed_without_error_or_loss(name: str, data: Any) -> None:
 
 
 def object_text(name: str, function: str, arguments: str) -> str:
-    """A call in a list of them."""
+    """Return a call in a list of them."""
     if name == "apertus":
         return f'{{"{function}": {arguments}}}'
     if name == "cohere_command3":
@@ -468,7 +468,7 @@ def test_well_formed_calls_within_text_are_all_found(name: str, data: Any) -> No
     [lambda pieces: pieces[0], lambda pieces: "".join(pieces[:-1]), lambda pieces: pieces[0] + '{"name": "f", "x": ['],
 )
 def test_long_malformed_text_is_parsed_in_linear_time(name: str, piece_of: Any) -> None:
-    text = piece_of(PIECES[name]) * 2000  # would take half a minute otherwise
+    text = piece_of(PIECES[name]) * 2000  # would take half a minute with backtracking
     assert len(tool_parser(name).parse(text).tool_calls) <= 1
 
 
@@ -485,7 +485,7 @@ def test_long_malformed_text_is_parsed_in_linear_time(name: str, piece_of: Any) 
         ("{{ '<|tool_call>call:' + name + '{' }}", "gemma4"),
         ("{{ '<seed:tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>' }}", "seed_oss"),
         ("{{ '<|python_start|>' + call }}", "llama4_json"),
-        # Tags that formats share do not make them one.
+        # Tags shared by formats do not make them one format.
         ("{{ '\\n<tool_call>' + name + '\\n<arg_key>' + key + '</arg_key>' }}", "glm45"),
         ("{{ '<|start|>assistant to=' + name + '<|message|><atem:invoke name=\"' + name + '\">' }}", "muse_glimmer"),
         ("{{ '<|start|>assistant to=user<|message|>' + content + '<|eot|>' }}", None),

@@ -70,7 +70,7 @@ def test_closing_tag_may_be_missing_at_the_very_end() -> None:
         call('{"name": 3, "arguments": {}}'),
         call('{"name": "", "arguments": {}}'),
         call('{"arguments": {}}'),
-        call('{"name": "a", "argument": {"x": 1}}'),  # misspelt, which is no call without arguments
+        call('{"name": "a", "argument": {"x": 1}}'),  # misspelt, not a call without arguments
         call('{"name": "a",}'),
         call("[]"),
         call("{}"),

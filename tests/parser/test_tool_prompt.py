@@ -43,7 +43,7 @@ def chosen(text: str | None, **choice: Any) -> ChatTemplate:
 
 
 def conversation() -> list[dict[str, Any]]:
-    """One whose answer was parsed from `ANSWER`, with both results and a question after them."""
+    """Return a conversation whose answer was parsed from `ANSWER`, with both results and a question after it."""
     parsed = tool_parser("hermes").parse(ANSWER)
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": text}

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct: a real pretrained model, as its folder comes. `make test-pretrained` makes the folder."""
+"""SmolLM2-135M-Instruct: a real pretrained model, in its published folder. `make test-pretrained` makes the folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DemoRun:
 
 
 def run_demo(folder: Path, *arguments: str) -> DemoRun:
-    """Run the demo in a folder of its own."""
+    """Run the demo in its own folder."""
     command = [sys.executable, "-m", "rllm", "demo", *arguments, "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -57,5 +57,5 @@ def run_demo(folder: Path, *arguments: str) -> DemoRun:
 
 @pytest.fixture(scope="session")
 def trained(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """The model, trained on sums: what other tests begin with."""
+    """The model, trained on sums, for other tests."""
     return run_demo(tmp_path_factory.mktemp("demo"), "--model", str(smollm))

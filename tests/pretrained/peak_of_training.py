@@ -1,4 +1,4 @@
-"""Train for two steps, and write the most bytes that this process held to a file.
+"""Train for two steps, and write the peak memory of this process to a file.
 
 python peak_of_training.py FILE KEY=VALUE ...
 """

@@ -34,7 +34,7 @@ def right(task: Task, answer: str) -> float:
 
 
 def train(model: Path, run_dir: Path, *settings: str, evaluate: bool = False, **agent: Any) -> list[dict[str, Any]]:
-    """Train, and return every line of the run's metrics; with `evaluate`, held-out tasks are done before and after."""
+    """Train, and return every line of the run's metrics; with `evaluate`, held-out tasks are run before and after."""
     held_out = sum_tasks(NUM_HELD_OUT, seed=-1)
     own = dict(setting.split("=", 1) for setting in [f"model.path={model}", *settings])
     by_default = {"workflow_class": SimpleWorkflow, "workflow_args": {"reward_function": right}}

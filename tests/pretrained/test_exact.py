@@ -1,4 +1,4 @@
-"""The sampler and the trainer have the numbers of `transformers`, for a real model in its own language."""
+"""The sampler and the trainer have the numbers of `transformers`, for a real model and natural language."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def asked(question: str) -> list[dict[str, str]]:
 
 
 def logprobs_of(model: Any, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """Log-probabilities of each token of an answer, by one plain forward pass.  # [len(answer), vocabulary]"""
+    """Return log-probabilities of each token of an answer, by one plain forward pass.  # [len(answer), vocabulary]"""
     ids = torch.tensor([[*prompt, *answer]])
     return (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
 
@@ -106,7 +106,7 @@ def test_sampled_log_probabilities_equal_a_forward_pass(
 
 
 def test_trainer_log_probabilities_and_gradient_equal_a_forward_pass(backend: LocalBackend, reference: Any) -> None:
-    """Of groups that share their prompts, in several micro-batches, against one sequence after the other."""
+    """Groups that share their prompts, in several micro-batches, against one sequence after the other."""
     found = answers(backend, [asked(question) for question in QUESTIONS[:2] for _ in range(3)], max_tokens=16)
     batch = Batch.of([sequence_of(answer) for answer in found]).with_weights("seq-mean-token-mean")
     batch.advantages = torch.tensor([1.0, -0.5, -0.5, 2.0, -1.0, -1.0])[batch.sequence_of]
@@ -138,7 +138,7 @@ def sequence_of(answer: ModelOutput) -> TokenSequence:
 
 
 def test_later_turns_continue_the_sampled_tokens(backend: LocalBackend) -> None:
-    """Also of an answer that was cut off, which the template ends."""
+    """Including a truncated answer, which the template ends."""
     engine: Any = backend.inference
     messages: list[dict[str, str]] = asked(QUESTIONS[2])
     turns: list[ModelOutput] = []

@@ -1,4 +1,4 @@
-"""The peak of memory that is predicted, and the one that is measured in a process of its own."""
+"""The predicted peak of memory, and the measured one of a separate process."""
 
 from __future__ import annotations
 

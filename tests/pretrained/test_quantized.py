@@ -113,7 +113,9 @@ def test_8_bit_adamw_steps_are_close_to_those_of_adamw(options: dict[str, Any]) 
 def test_8_bit_averages_are_used_except_for_embeddings() -> None:
     (_, ours), (_, plain) = (trained(optimizer_of(name), 1) for name in ("adamw8bit", "adamw"))
     saved = plain.memory()["optimizer"] - ours.memory()["optimizer"]
-    assert 2 * 6400 * 3 - 2048 - 8 * 6400 / 256 - 64 <= saved <= 2 * 6400 * 3  # but for tables, and scales of 256 each
+    assert (
+        2 * 6400 * 3 - 2048 - 8 * 6400 / 256 - 64 <= saved <= 2 * 6400 * 3
+    )  # except for tables, and scales of 256 each
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -1,4 +1,4 @@
-"""A pretrained model learns to add, a killed run ends the same, and the result learns and teaches further."""
+"""A pretrained model learns to add, a killed run ends the same, and the result is trained further and teaches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_resumed_run_after_kill_equals_the_uninterrupted_one(trained: DemoRun, t
     killed = tmp_path / "killed"
     shutil.copytree(trained.folder, killed)
     shutil.rmtree(killed / "checkpoints" / trained.checkpoint.name)
-    seal(killed)  # as a run that was begun here
+    seal(killed)  # like a run that was started here
     resumed = run_demo(tmp_path, "--resume", "killed")
     assert list(map(reproducible, lines_of(resumed.folder))) == list(map(reproducible, lines_of(trained.folder)))
     assert (resumed.checkpoint / "model.safetensors").read_bytes() == (

@@ -1,4 +1,4 @@
-"""Published implementations are loaded when a test asks for them; where they are not installed, the tests are passed over."""
+"""Published implementations are loaded when a test needs them; tests of those not installed are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random batches, as this project has them (one entry for each sampled token) and as others do (padded rows)."""
+"""Random batches, in the layout of this project (one entry for each sampled token) and of others (padded rows)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP_SIZE, WIDTH = 4, 9
 
 @dataclass(frozen=True)
 class Rows:
-    """Three groups of four answers of 1 to 6 tokens, with places between that were not sampled, such as tool results."""
+    """Three groups of four answers of 1 to 6 tokens, with gaps that were not sampled, such as tool results."""
 
     seed: int
 
@@ -36,28 +36,28 @@ class Rows:
         return [row // GROUP_SIZE for row in range(len(self.mask))]
 
     def random(self, name: str, low: float = -1.0, high: float = 1.0) -> Tensor:
-        """[N] numbers of this name, always the same."""
+        """Return [N] numbers of this name, always the same."""
         chance = random.Random(f"{self.seed} {name}")
         return torch.tensor([chance.uniform(low, high) for _ in range(int(self.mask.sum()))])
 
     @cached_property
     def scores(self) -> Tensor:
-        """[B] what each answer earned."""
+        """Return [B] rewards of the answers."""
         chance = random.Random(f"{self.seed} scores")
         return torch.tensor([chance.choice([-1.0, 0.0, 0.5, 1.0]) for _ in range(len(self.mask))])
 
     @cached_property
     def score_rows(self) -> Tensor:
-        """[B, T] with the score on the last sampled token."""
+        """Return [B, T] with the score on the last sampled token."""
         last = self.mask.cumsum(1).argmax(1)
         return torch.zeros_like(self.mask).scatter(1, last[:, None], self.scores[:, None])
 
     def pad(self, values: Tensor) -> Tensor:
-        """[N] to [B, T]."""
+        """Convert [N] to [B, T]."""
         return torch.zeros_like(self.mask).masked_scatter(self.mask.bool(), values)
 
     def flat(self, rows: Tensor) -> Tensor:
-        """[B, T] to [N]."""
+        """Convert [B, T] to [N]."""
         return rows[self.mask.bool()]
 
     def groups(self) -> list[TrajectoryGroup]:
@@ -68,12 +68,12 @@ class Rows:
         return [TrajectoryGroup(trajectories=items) for items in members]
 
     def by_token(self, advantages: list[list[float]]) -> Tensor:
-        """[N] what each trajectory of each group was credited with, at its tokens."""
+        """Return [N] credits of each trajectory of each group, at its tokens."""
         rows = torch.tensor([value for group in advantages for value in group])
         return self.flat(rows[:, None].expand(-1, WIDTH))
 
     def batch(self) -> Batch:
-        """With random log-probabilities, values and advantages."""
+        """Return the batch with random log-probabilities, values and advantages."""
         batch = batch_of(*([0.0] * int(size) for size in self.mask.sum(1)))
         batch.advantages = self.random("advantages", -2.0, 2.0)
         batch.old_logprobs = self.random("old", -3.0, -0.5)
@@ -82,6 +82,6 @@ class Rows:
         return batch
 
     def moved(self, batch: Batch, by: float = 0.6) -> Tensor:
-        """[N] log-probabilities after an update that changed them by up to so much, to take gradients of."""
+        """Return [N] log-probabilities after an update that changed them by up to so much, for gradients."""
         assert batch.old_logprobs is not None
         return (batch.old_logprobs + self.random("moved", -by, by)).requires_grad_()

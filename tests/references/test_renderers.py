@@ -1,4 +1,4 @@
-"""Calls as chat templates print them are read alike by our formats and by the parsers of `renderers`, which read tokens."""
+"""Calls rendered by chat templates are parsed alike by our formats and by the parsers of `renderers`, which read tokens."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DIFFER = {
     "trl/nemotron_3_nano": "as for Qwen3.5",
     "trl/nemotron_3_5_lightning": "as for Qwen3.5",
 }
-"""Templates of which `renderers` reads some calls differently from what was printed."""
+"""Templates of which `renderers` parses some calls differently from the rendered ones."""
 TOKENS = (
     *("<bos>", "<eos>", "<|endoftext|>", "<think>", "</think>", "<|image>", "<|image|>", "<image|>", "<|im_start|>"),
     *("<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>", "</arg_key>"),

@@ -32,9 +32,9 @@ SEEDS = pytest.mark.parametrize("rows", [Rows(seed) for seed in range(8)], ids=s
 
 
 def trl_loss(rows: Rows, batch: Batch, logprobs: Tensor, *, delta: float | None = None, **settings: Any) -> Tensor:
-    """The loss of a GRPOTrainer whose model gave these log-probabilities.
+    """Return the loss of a GRPOTrainer whose model gave these log-probabilities.
 
-    The trainer is not initialised, which would need a model and a dataset: it is given what its loss reads.
+    The trainer is not initialised, which would need a model and a dataset: only the inputs of its loss are set.
     """
     trainer_class = importlib.import_module("trl").GRPOTrainer
     accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
@@ -84,7 +84,7 @@ def trl_loss(rows: Rows, batch: Batch, logprobs: Tensor, *, delta: float | None 
 
 
 def ours_and_theirs(rows: Rows, algorithm: Algorithm, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Each the loss, and its gradient by the log-probabilities."""
+    """Return the loss, and its gradient by the log-probabilities, of each."""
     batch = rows.batch().with_weights(algorithm.aggregation, algorithm.fixed_length)
     logprobs = rows.moved(batch)
     found = []
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "dual clip": (GRPO(dual_clip=1.5), {"loss_type": "bnpo", "delta": 1.5}),
     "dr_grpo": (DrGRPO(fixed_length=16), {"loss_type": "dr_grpo", "max_completion_length": 16}),
     "dapo": (DAPO(), {"loss_type": "dapo", "epsilon_high": 0.28}),
-    # Their bound of the ratio is a number of its own, ours how far it lies above 1.
+    # Their bound of the ratio is a number, ours its distance from 1.
     "cispo": (CISPO(clip_high=0.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
     "sapo": (SAPO(), {"loss_type": "sapo"}),
 }
@@ -116,7 +116,7 @@ def test_losses(rows: Rows, name: str) -> None:
 
 @SEEDS
 def test_gspo(rows: Rows) -> None:
-    """Theirs is the sequence form, in which siblings' tokens share an advantage; ours equals it where they do."""
+    """Theirs is the sequence form, in which siblings' tokens share an advantage; ours equals it in that case."""
     algorithm = GSPO(clip_low=0.05, clip_high=0.1)
     batch = rows.batch().with_weights(algorithm.aggregation)
     batch.advantages = rows.flat(rows.scores[:, None].expand_as(rows.mask))
@@ -164,7 +164,7 @@ def test_overlong_penalty() -> None:
 
 
 def trl_advantages_by_part(parts: Tensor, weights: Tensor, *, group_size: int) -> Tensor:
-    """Advantages of TRL's normalize_then_sum: its statements, taken from the method that also samples."""
+    """Return advantages of TRL's normalize_then_sum: its statements, taken from the method that also samples."""
     module = importlib.import_module("trl.trainer.grpo_trainer")
     tree = ast.parse(textwrap.dedent(inspect.getsource(module.GRPOTrainer._generate_and_score_completions)))
     [branch] = [

@@ -39,7 +39,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 def outcome_advantages(compute: Any, rows: Rows, **arguments: Any) -> Tensor:
-    """[N] what one of verl's estimators makes of the scores."""
+    """Return [N] results of one of verl's estimators for the scores."""
     index = np.array(rows.groups_of)
     given = {"token_level_rewards": rows.score_rows.clone(), "response_mask": rows.mask, "index": index, **arguments}
     return rows.flat(compute(**given)[0])
@@ -130,7 +130,7 @@ def test_gae(verl: ModuleType, rows: Rows, gamma: float, gae_lambda: float) -> N
 
 
 def assert_same_loss(ours: Tensor, theirs: Tensor, logprobs: Tensor) -> None:
-    """The same number, with the same gradient."""
+    """Check for the same number, with the same gradient."""
     (slope,) = torch.autograd.grad(ours, logprobs)
     (their_slope,) = torch.autograd.grad(theirs, logprobs)
     assert_close(ours, theirs)
@@ -190,7 +190,7 @@ def test_policy_losses(verl: ModuleType, rows: Rows, name: str, algorithm: Algor
     ours, sums = algorithm.loss(logprobs, batch)
     assert_same_loss(ours, theirs, logprobs)
     clipped = metrics["actor/pg_clipfrac"]
-    if name == "vanilla":  # which counts the two ends of the range, and the bound of bad tokens, apart
+    if name == "vanilla":  # which counts the two ends of the range, and the bound of bad tokens, separately
         clipped += metrics["actor/pg_clipfrac_lower"]
     if name != "sapo":  # which clips nothing
         assert sums["policy/clip_fraction"].item() / batch.num_tokens == pytest.approx(clipped, abs=1e-6)

@@ -29,11 +29,11 @@ NEEDED = (
     "rllm/viewer/static/viewer.js",
     "rllm/viewer/templates/base.html",
 )
-"""Files that no import would miss."""
+"""Files that are not imported."""
 
 
 def main() -> None:
-    """Check, and end with an error at the first thing that is wrong."""
+    """Check, and exit with an error at the first problem."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="where the built files go")
     parser.add_argument("--demo", action="store_true", help="run the demo, too")
@@ -42,22 +42,22 @@ def main() -> None:
         work = Path(folder)
         source = committed(work / "source")
         environment = work / "venv"
-        say("making an environment")
+        report("making an environment")
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
         wheel, archive = built(source, environment, work / "dist")
         check_wheel(wheel, source)
-        say(f"installing {wheel.name}[train] (some minutes)")
+        report(f"installing {wheel.name}[train] (some minutes)")
         pip(environment, "-c", source / "constraints.txt", f"{wheel}[train]", "pytest")
         use(environment, version_of(source), work / "elsewhere", demo=options.demo)
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             for file in (wheel, archive):
-                say(str(shutil.copy2(file, options.out)))
-    say("the release is sound")
+                report(str(shutil.copy2(file, options.out)))
+    report("the release is sound")
 
 
 def committed(folder: Path) -> Path:
-    """The files of the last commit, and nothing that happens to lie beside them."""
+    """Return the files of the last commit, and no others in the folder."""
     folder.mkdir()
     packed = folder.with_suffix(".tar")
     subprocess.run(["git", "archive", "--output", packed, "HEAD"], cwd=ROOT, check=True)
@@ -67,8 +67,8 @@ def committed(folder: Path) -> Path:
 
 
 def built(source: Path, environment: Path, out: Path) -> tuple[Path, Path]:
-    """The wheel and the source distribution."""
-    say("building")
+    """Return the wheel and the source distribution."""
+    report("building")
     pip(environment, "hatchling")
     run(environment, "python", "-m", "hatchling", "build", "-d", out, cwd=source)
     [wheel], [archive] = out.glob("*.whl"), out.glob("*.tar.gz")
@@ -76,7 +76,7 @@ def built(source: Path, environment: Path, out: Path) -> tuple[Path, Path]:
 
 
 def check_wheel(wheel: Path, source: Path) -> None:
-    """The wheel has the package as it is committed: every file of it, and no other."""
+    """Check that the wheel has the package as it is committed: every file of it, and no other."""
     with zipfile.ZipFile(wheel) as files:
         packed = {name for name in files.namelist() if ".dist-info/" not in name}
     package = source / "src"
@@ -85,7 +85,7 @@ def check_wheel(wheel: Path, source: Path) -> None:
     require(packed >= set(NEEDED), f"gone: {set(NEEDED) - packed}")
     strangers = [name for name in packed if "tests/" in name and not name.startswith("rllm/cli/new_project/")]
     require(not strangers, f"tests are in the wheel: {strangers}")
-    say(f"{wheel.name} has the {len(packed)} files of the package")
+    report(f"{wheel.name} has the {len(packed)} files of the package")
 
 
 def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
@@ -103,12 +103,12 @@ def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
     )
     run(environment, "rllm", "init", "project", cwd=folder)
     run(environment, "python", "-m", "pytest", "-q", cwd=folder / "project")
-    say("installed by itself, it makes a project that passes its tests")
+    report("installed by itself, it makes a project that passes its tests")
     if demo:
         found = json.loads(run(environment, "rllm", "demo", "--json", cwd=folder).splitlines()[-1])
         before, after = found["accuracy_before"], found["accuracy_after"]
         require(after > before, f"the demo learns nothing: {found}")
-        say(f"the demo's held-out accuracy went from {before:.0%} to {after:.0%}")
+        report(f"the demo's held-out accuracy went from {before:.0%} to {after:.0%}")
 
 
 def version_of(source: Path) -> str:
@@ -136,7 +136,7 @@ def require(holds: bool, otherwise: str) -> None:
         sys.exit(f"release: {otherwise}")
 
 
-def say(what: str) -> None:
+def report(what: str) -> None:
     print(f"release: {what}", flush=True)
 
 

@@ -15,7 +15,7 @@ from .check import NEEDED, ROOT, check_wheel, version_of
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkout with the files that no import would miss."""
+    """A checkout with the files that are not imported."""
     for name in NEEDED:
         file = tmp_path / "source" / "src" / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,7 @@ def test_answer_without_choice_earns_0_with_the_reason() -> None:
     "task",
     [
         *({}, {"ground_truth": 7, "choices": CHOICES}, {"ground_truth": "Madrid", "choices": CHOICES}, {"answer": 1.5}),
-        {"ground_truth": "27", "choices": list(range(30))},  # there is no letter for it
+        {"ground_truth": "27", "choices": list(range(30))},  # there is no such letter
     ],
 )
 def test_task_without_ground_truth_is_an_error(task: dict[str, Any]) -> None:

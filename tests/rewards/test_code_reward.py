@@ -129,7 +129,7 @@ def test_only_a_newline_ends_a_line(character: str, ascii_only: bool) -> None:
     assert judged(measured, "def f(text, number):\n    return len(text) + number").reward == 1.0
     echoed = {"fn_name": "f", "inputs": [given], "outputs": [given]}
     assert judged(echoed, "def f(text):\n    return text").reward == 1.0
-    if character != "\r":  # which `input` takes for the end of a line
+    if character != "\r":  # which `input` treats as the end of a line
         printed = {"inputs": [f"{text}\n1\n"], "outputs": [f"{len(text)} 1\n"]}
         assert judged(printed, "print(len(input()), input())").reward == 1.0
 

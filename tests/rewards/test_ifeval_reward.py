@@ -1,4 +1,4 @@
-"""IFEval's instructions, one after the other: a text that follows, and one that does not.
+"""IFEval's instructions, one by one: a text that follows it, and one that does not.
 
 Verdicts were compared with those of lm-evaluation-harness 0.4.13 over random texts; see the module for sentences.
 """

@@ -1,4 +1,4 @@
-"""Judges that are models: a scripted server in the place of the model, over real HTTP."""
+"""Judges that are models: a scripted server instead of a model, over real HTTP."""
 
 from __future__ import annotations
 

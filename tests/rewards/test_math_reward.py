@@ -411,7 +411,7 @@ def test_textbook_notation_is_accepted(gold: str, answer: str, equal: bool) -> N
         ("100!", "100!+1", False),
         ("9^{9^{9}}", "9^{9^{8}}", False),
         ("e^{-1000}", "e^{-1001}", False),
-        # Inside of something else.
+        # Inside of another expression.
         ("x=1/2^{99}", "x=1/2^{98}", False),
         ("x<1/2^{99}", "x<1/2^{98}", False),
         ("(1/2^{99}, 2)", "(1/2^{98}, 2)", False),
@@ -420,7 +420,7 @@ def test_textbook_notation_is_accepted(gold: str, answer: str, equal: bool) -> N
         (r"\{1/2^{99}, 2\}", r"\{2, 2/2^{100}\}", True),
         (r"\begin{pmatrix}1/2^{99}&1\end{pmatrix}", r"\begin{pmatrix}1/2^{98}&1\end{pmatrix}", False),
         (r"\frac{x}{2^{99}}", r"\frac{x}{2^{98}}", False),
-        # Alike in 12 digits and more.
+        # Equal in 12 digits and more.
         (r"e^{\pi\sqrt{163}}", "640320^3+744", False),
         (r"\sqrt{2}+10^{-50}", r"\sqrt{2}", False),
         (r"\pi", r"\frac{245850922}{78256779}", False),
@@ -429,7 +429,7 @@ def test_textbook_notation_is_accepted(gold: str, answer: str, equal: bool) -> N
         (r"\cos(\pi/7)\cos(2\pi/7)\cos(3\pi/7)", "1/8", True),
         (r"\frac{\pi}{4}", r"4\arctan(1/5)-\arctan(1/239)", True),
         (r"2\ln 3+\ln 2", r"\ln 18", True),
-        # Decimals may be rounded, to six places and no fewer.
+        # Decimals may be rounded, to at least six places.
         (r"\frac{1}{3}", "0.333", False),
         (r"\frac{1}{3}", "0.333333", True),
         (r"\frac{1}{2}", "0.5", True),

@@ -21,7 +21,7 @@ def test_macos_uses_full_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_file_system_without_full_fsync_uses_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", -1, raising=False)  # nothing that Linux has
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", -1, raising=False)  # which Linux does not have
     monkeypatch.setattr(os, "fsync", asked.append)
     with (tmp_path / "file").open("w") as file:
         sync(file.fileno())
@@ -29,7 +29,7 @@ def test_file_system_without_full_fsync_uses_fsync(tmp_path: Path, monkeypatch: 
 
 
 def test_only_a_newline_ends_a_line() -> None:
-    """`str.splitlines` cuts at characters that are part of what models and users write; that of bytes does not."""
+    """`str.splitlines` splits at characters that models and users write in texts; that of bytes does not."""
     of_bytes = {"capture/stream.py", "tracking/jsonl.py"}
     source = Path(__file__).parents[2] / "src" / "rllm"
     files = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}

@@ -37,7 +37,7 @@ def test_this_machine_has_memory() -> None:
 def test_container_has_the_remainder_of_its_limit(tmp_path: Path) -> None:
     root = system(tmp_path, "0::/\n", {".": second(f"{512 * MIB}\n", 200 * MIB, cached=50 * MIB)})
     assert total_memory(root) == 512 * MIB
-    assert free_memory(root) == 362 * MIB  # 512 - (200 - 50): cached files make room
+    assert free_memory(root) == 362 * MIB  # 512 - (200 - 50): cached files can be evicted
 
 
 def test_tightest_limit_of_nested_groups_counts(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's setting")
 def test_freed_memory_is_reused() -> None:
     done = subprocess.run([sys.executable, "-c", USES_TWICE], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) < 2**26 // resource.getpagesize() // 10  # without the setting, a fault for each page
+    assert int(done.stdout) < 2**26 // resource.getpagesize() // 10  # without the setting, a page fault for each page

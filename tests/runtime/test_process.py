@@ -1,4 +1,4 @@
-"""Programs are started while other threads fork; each test is a program of its own."""
+"""Programs are started while other threads fork; each test is a separate program."""
 
 from __future__ import annotations
 

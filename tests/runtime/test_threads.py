@@ -77,7 +77,9 @@ async def test_cancellation_logs_the_stack_of_the_thread() -> None:
 
 
 async def test_threads_are_reused() -> None:
-    before = {thread.ident for thread in threading.enumerate()}  # one that hung in another test may come back meanwhile
+    before = {
+        thread.ident for thread in threading.enumerate()
+    }  # a thread that hung in another test may return meanwhile
     used = {await in_thread(threading.get_ident, name=f"job {number}") for number in range(20)}
     assert len(used - before) <= 1
     assert len(used) < 20

@@ -45,7 +45,7 @@ def backend(request) -> SandboxBackend:
 
 @pytest.fixture
 def image(backend) -> str:
-    """Name of an image with Python that the backend has."""
+    """Return the name of an image with Python that the backend has."""
     return IMAGES[backend.name]
 
 

@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def install() -> str:
-    """Install what is missing; return why that is not possible, or an empty text."""
+    """Install missing programs; return why that is not possible, or an empty text."""
     missing = [package for program, package in PROGRAMS.items() if not shutil.which(program, path=_path())]
     try:
         if missing:

@@ -62,7 +62,7 @@ while True:
 async def test_fork_bomb_ends_at_the_deadline(backend, image):
     async with await backend.start(image, limits=SMALL) as sandbox:
         assert (await sandbox.exec(["python3", "-c", BOMB], timeout_s=2)).timed_out
-        # It is killed or, where no more process starts that would, ends with the sandbox.
+        # It is killed or, if no more process can start to do so, ends with the sandbox.
         with contextlib.suppress(SandboxError):
             assert (await sandbox.exec("echo alive")).stdout == "alive\n"
     assert not [line for line in processes() if "os.fork()" in line]

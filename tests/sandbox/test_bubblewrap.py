@@ -40,7 +40,7 @@ async def test_sandbox_has_no_privileges_and_cannot_gain_any(local):
         assert "NoNewPrivs:\t1" in status
         for command in ("unshare --user true", "mount -t tmpfs none /tmp", "mount -o remount,rw /usr", "chroot / true"):
             assert not (await sandbox.exec(command)).ok
-        # The first process is bubblewrap of this machine: its file can be neither written nor given other rights.
+        # The first process is bubblewrap of this machine: its file is read-only, and so are its permissions.
         for command in (
             "echo > /proc/1/exe",
             "chmod 4777 /proc/1/exe",

@@ -19,7 +19,7 @@ def test_output_keeps_both_ends_and_counts_the_rest():
 
 
 def test_program_ends_with_the_event_loop(caplog):
-    """The loop cancels all tasks at once, those that were to end programs too."""
+    """The loop cancels all tasks at once, including those that end programs."""
     pids: list[int] = []
 
     async def main() -> None:

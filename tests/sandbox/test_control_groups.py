@@ -1,4 +1,4 @@
-"""Control groups of both versions are found where this process may make some."""
+"""Control groups of both versions are found if this process may create some."""
 
 from pathlib import Path
 

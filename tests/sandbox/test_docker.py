@@ -1,6 +1,6 @@
-"""Command lines of containers, answered by a program of the name `docker` or `podman`: no daemon is needed.
+"""Command lines of containers, answered by a fake program `docker` or `podman`: no daemon is needed.
 
-The last test has the real `docker`, on podman's service that answers as docker's daemon does.
+The last test uses the real `docker`, with podman's service in place of docker's daemon.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ for start, exit_code, stdout, stderr in json.loads((folder / "answers").read_tex
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """Set the first answer for a command line that begins so; return all command lines after `info`."""
+    """Set the first answer for command lines with this beginning; return all command lines after `info`."""
     for name in ("docker", "podman", "runc"):
         (tmp_path / name).write_text(SCRIPT)
         (tmp_path / name).chmod(0o755)

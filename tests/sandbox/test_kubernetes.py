@@ -1,4 +1,4 @@
-"""The backend `kubernetes` with a program `kubectl` that has no cluster: it runs commands of pods on this machine."""
+"""The backend `kubernetes` with a fake program `kubectl`: it runs commands of pods on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool bounds the sandboxes of a backend, starts some ahead, and closes those that were not used."""
+"""A pool limits the sandboxes of a backend, starts some ahead, and closes unused ones."""
 
 from __future__ import annotations
 
@@ -138,6 +138,6 @@ def test_unused_sandboxes_are_closed_with_the_event_loop():
             await settled()
             assert len(backend.open) == 4
 
-    for _ in range(2):  # each in a loop of its own
+    for _ in range(2):  # each in its own loop
         asyncio.run(use())
         assert backend.open == []

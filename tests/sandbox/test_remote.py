@@ -1,4 +1,4 @@
-"""The services E2B and Daytona as a server that runs all commands on this machine, and Modal as a module that does."""
+"""The services E2B and Daytona as a server that runs all commands on this machine, and Modal as such a module."""
 
 from __future__ import annotations
 

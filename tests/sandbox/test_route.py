@@ -14,7 +14,7 @@ from rllm.sandbox.route import Route
 
 @pytest.fixture
 async def server() -> AsyncIterator[str]:
-    """A server that answers with what it received, and reads on as if more requests could follow."""
+    """A server that answers with the received request, and keeps reading as if more requests could follow."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Agents of `test_processes.py`: how they ask a model, and in which process; child processes import it by this name."""
+"""Agents of `test_processes.py`: how they call a model, and in which process; child processes import it by this name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(text: str) -> str:
 
 
 def ask_raw(text: str) -> str:
-    """Ask with a client that nothing of ours knows."""
+    """Ask with a client that rllm does not patch."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
@@ -159,7 +159,7 @@ WAYS: dict[str, Callable[[str], Any]] = {
 
 
 def work(jobs: Any, answers: Any) -> None:
-    """Be a worker that lives longer than a rollout."""
+    """Run a worker that lives longer than a rollout."""
     while (job := jobs.get()) is not None:
         function, text = job
         answers.put(function(text))

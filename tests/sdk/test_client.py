@@ -80,7 +80,7 @@ def test_session_base_url_redirects_calls(server: ModelServer) -> None:
 
 @pytest.mark.parametrize("nests", [False, True])
 def test_thread_that_outlives_its_rollout_cannot_make_calls(server: ModelServer, nests: bool) -> None:
-    """Least of all the server that the client would ask by itself, with a key that costs money."""
+    """Especially not to the server that the client would call by itself, with a key that costs money."""
     ended = threading.Event()
     raised: list[BaseException] = []
 
@@ -307,7 +307,7 @@ def test_client_works_in_consecutive_event_loops(server: ModelServer) -> None:
 
     for _ in range(3):
         assert asyncio.run(ask()) == ["hello"] * 4
-    gc.collect()  # A connection that was left open would warn here, and warnings are errors.
+    gc.collect()  # A connection left open would warn here, and warnings are errors.
 
 
 def test_client_does_not_keep_closed_event_loops(server: ModelServer) -> None:

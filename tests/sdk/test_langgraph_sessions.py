@@ -1,4 +1,4 @@
-"""LangChain and LangGraph with our clients: each model call lands in the rollout it is made for, whichever executor makes it."""
+"""LangChain and LangGraph with our clients: each model call is recorded in its rollout, in any executor."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def chat() -> AsyncIterator[ChatOpenAI]:
-    """LangChain's model with our clients, as published: no key, and a URL where nothing listens."""
+    """LangChain's model with our clients, as published: no key, and a URL without a server."""
     with get_chat_client(base_url=PROXY) as client:
         async with get_chat_client_async(base_url=PROXY) as async_client:
             yield ChatOpenAI(
                 model="policy",
                 client=client,
                 async_client=async_client,
-                root_client=client,  # LangChain asks this one for answers that follow a JSON schema
+                root_client=client,  # LangChain calls this one for answers that follow a JSON schema
                 root_async_client=async_client,
                 temperature=1.0,
                 max_tokens=200,
@@ -78,7 +78,7 @@ async def chat() -> AsyncIterator[ChatOpenAI]:
 
 @pytest.fixture
 def roll_out() -> RollOut:
-    """`await roll_out(agent)`: the episodes of `agent(word=...)` for the words w0, w1, ..., all at once."""
+    """`await roll_out(agent)`: concurrent episodes of `agent(word=...)` for the words w0, w1, ..."""
 
     async def run(agent: Callable[..., Any]) -> list[Episode]:
         store = MemoryTraceStore()
@@ -100,13 +100,13 @@ def path_of(episode: Episode) -> Trajectory:
     return path
 
 
-def said(path: TrajectoryView) -> list[str]:
+def texts_of(path: TrajectoryView) -> list[str]:
     """Return the text of the sampled tokens, call by call."""
     return [decode(step.response_ids) for step in path.steps]
 
 
 def look_up_with(chat: ChatOpenAI) -> BaseTool:
-    """A blocking tool, which LangGraph runs in a thread, and which asks the model itself."""
+    """A blocking tool, which LangGraph runs in a thread, and which calls the model itself."""
 
     @tool
     def look_up(word: str) -> str:
@@ -140,7 +140,7 @@ def graph_of(chat: ChatOpenAI, look_up: BaseTool | None = None) -> Any:
 
 def test_threads_sharing_a_new_client_all_find_create() -> None:
     with get_chat_client(base_url=PROXY) as client:
-        bare = openai.OpenAI.with_raw_response.__get__(client)  # as another thread may have got to its parent's
+        bare = openai.OpenAI.with_raw_response.__get__(client)  # as another thread may have found its parent's
         assert client.with_raw_response is bare
         assert client.with_raw_response.create
 
@@ -212,7 +212,7 @@ async def test_calls_are_captured_in_their_own_rollout(
         return 1.0
 
     for episode in await roll_out(agent):
-        texts = said(path_of(episode))
+        texts = texts_of(path_of(episode))
         assert len(texts) == num_calls
         assert all(f"w{episode.index}" in text for text in texts)
 
@@ -274,9 +274,9 @@ async def test_calls_of_nodes_and_tool_threads_keep_their_order(
     graph = graph_of(chat)
     for episode in await roll_out(agent):
         path, word = path_of(episode), f"w{episode.index}"
-        first, *tools, last = said(path)
+        first, *tools, last = texts_of(path)
         assert f'"{word}-1"' in first
-        assert sorted(tools) == [f"[about {word}-1]", f"[about {word}-2]"]  # they run side by side
+        assert sorted(tools) == [f"[about {word}-1]", f"[about {word}-2]"]  # they run concurrently
         assert last == f"[[about {word}-2]]"
         assert [step.finish_reason for step in path.steps] == ["tool_calls", "stop", "stop", "stop"]
 
@@ -288,7 +288,7 @@ async def test_blocking_agent_may_run_the_graph(chat: ChatOpenAI, roll_out: Roll
 
     graph = graph_of(chat)
     for episode in await roll_out(agent):
-        texts = said(path_of(episode))
+        texts = texts_of(path_of(episode))
         assert len(texts) == 4
         assert all(f"w{episode.index}-" in text for text in texts)
 
@@ -319,7 +319,7 @@ async def test_fan_out_with_send_stays_in_its_rollout(chat: ChatOpenAI, roll_out
     graph: Any = StateGraph(Words).add_node("ask", node).add_conditional_edges(START, fan_out).add_edge("ask", END)
     graph = graph.compile()
     for episode in await roll_out(agent):
-        assert sorted(said(path_of(episode))) == [f"[w{episode.index} {n}]" for n in range(6)]
+        assert sorted(texts_of(path_of(episode))) == [f"[w{episode.index} {n}]" for n in range(6)]
 
 
 async def test_graph_may_run_as_several_concurrent_trajectories(chat: ChatOpenAI, roll_out: RollOut) -> None:
@@ -336,7 +336,7 @@ async def test_graph_may_run_as_several_concurrent_trajectories(chat: ChatOpenAI
     graph = graph_of(chat)
     for episode in await roll_out(agent):
         for path, letter in zip(episode.trajectories, "ab", strict=True):
-            texts = said(path)
+            texts = texts_of(path)
             assert len(texts) == 4
             assert all(f"w{episode.index}-{letter}-" in text for text in texts)
             assert path.reward == float(letter == "b")
@@ -366,7 +366,7 @@ async def test_unmodified_chat_model_is_captured(roll_out: RollOut) -> None:
         return 1.0
 
     for episode in await roll_out(agent):
-        assert sorted(said(path_of(episode))) == [f"[w{episode.index} task]", f"[w{episode.index} thread]"]
+        assert sorted(texts_of(path_of(episode))) == [f"[w{episode.index} task]", f"[w{episode.index} thread]"]
 
 
 def test_calls_outside_of_sessions_go_to_the_address_of_the_client(server: ModelServer) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of the calls that other processes make, whichever way these are started."""
+"""Sessions of calls by other processes, started in any way."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ QUICK = {
     *(f"{way} by fork" for way in ("in_process", "in_pool", "in_executor", "in_process_of_thread", "in_grandchild")),
     *("in_process_of_thread by spawn", "in_curl", "in_async_curl", "in_fork", "in_fork raw"),
 }
-"""Of a kind one, since each new interpreter takes a second where others are busy."""
+"""One of each kind, since each new interpreter takes a second on a busy machine."""
 
 
 @pytest.mark.slow

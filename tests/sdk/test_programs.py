@@ -33,7 +33,7 @@ if depth == 2 and "leave" in sys.argv:
     sys.exit(7)
 time.sleep(600)
 """
-"""A process, its child and its grandchild, each in a session of its own, with an empty environment, and deaf to SIGTERM."""
+"""A process, its child and its grandchild, each in its own session, with an empty environment, ignoring SIGTERM."""
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that leaves its group gets away")
 

@@ -1,4 +1,4 @@
-"""Calls of unmodified clients belong to the session they are made in."""
+"""Calls of unmodified clients belong to the session in which they are made."""
 
 from __future__ import annotations
 

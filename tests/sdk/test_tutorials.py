@@ -1,6 +1,6 @@
-"""Code in the shape of the SDK's published tutorials: what it imports, calls, returns and relies on holds here.
+"""Code in the style of the SDK's published tutorials: its imports, calls and results work here.
 
-Outside of training it talks to a plain OpenAI-compatible server; in training the same code is led to the gateway.
+Outside of training it talks to a plain OpenAI-compatible server; in training the same calls are redirected to the gateway.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def run_workflow(**kwargs: Any) -> list[TrajectoryView]:
 
 
 async def run_workflow_by_sessions(**kwargs: Any) -> list[TrajectoryView]:
-    """The variant with sessions in the place of decorators."""
+    """The variant with sessions instead of decorators."""
 
     async def solution() -> TrajectoryView:
         with session(agent="solver", groupby_key=str(uuid.uuid4())) as sess:
@@ -141,7 +141,7 @@ async def run_workflow_by_sessions(**kwargs: Any) -> list[TrajectoryView]:
 
 
 class SolverJudgeModel:
-    """Answers like a model: solvers in turn rightly and wrongly, and a judge that knows the right one."""
+    """Answers like a model: solvers alternately right and wrong, and a judge that knows the right one."""
 
     def __init__(self) -> None:
         self.num_solvers = 0
@@ -154,7 +154,7 @@ class SolverJudgeModel:
         return f"Number {self.num_solvers}: <answer>{'3 + 9' if self.num_solvers % 2 else '3 * 9'}</answer>"
 
 
-# Training, as far as the tutorials' code is concerned
+# Training, for the tutorials' code
 
 RollOut = Callable[..., Awaitable[list[Episode]]]
 
@@ -177,12 +177,12 @@ def roll_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[RollOut]:
         yield run
 
 
-def said(trajectory: TrajectoryView) -> list[str]:
+def answers_of(trajectory: TrajectoryView) -> list[str]:
     """Return the text of the tokens to be trained."""
     return [decode(step.response_ids) for step in trajectory.steps]
 
 
-# A.0: what all tutorials have in common
+# A.0: common to all tutorials
 
 
 def test_reexported_names_are_the_same_object() -> None:
@@ -213,7 +213,7 @@ async def test_clients_find_the_current_session(roll_out: RollOut) -> None:
 
     async with made_outside, on_self.client:
         episodes = await roll_out(agent, lambda messages: "yes", {"question": "Ready?"}, n=4)
-    assert [said(trajectory) for episode in episodes for trajectory in episode.trajectories] == [["yes"] * 3] * 4
+    assert [answers_of(trajectory) for episode in episodes for trajectory in episode.trajectories] == [["yes"] * 3] * 4
     assert len({episode.session_id for episode in episodes}) == 4
 
 
@@ -242,7 +242,7 @@ async def test_rollout_gets_its_row_and_returns_its_reward(roll_out: RollOut) ->
     )
     assert (right.is_correct, right.trajectories[0].reward) == (True, 1.0)
     assert (wrong.is_correct, wrong.trajectories[0].reward) == (False, 0.0)
-    assert said(right.trajectories[0]) == [r"It is \boxed{4}."]
+    assert answers_of(right.trajectories[0]) == [r"It is \boxed{4}."]
     assert right.trajectories[0].steps[0].prompt_ids
 
 
@@ -328,11 +328,11 @@ async def test_solvers_and_judge_have_their_own_tokens_and_rewards(roll_out: Rol
         assert [traj.name for traj in episode.trajectories] == ["solver", "solver", "judge"]
         *solvers, judge = episode.trajectories
         for solver in solvers:
-            (text,) = said(solver)
+            (text,) = answers_of(solver)
             assert parsed(text) == solver.result
             assert solver.reward == solver.steps[0].reward == float("3 + 9" in text)
         assert judge.result in [solver.result for solver in solvers]
-        assert said(judge)[0].startswith("<answer>")
+        assert answers_of(judge)[0].startswith("<answer>")
         assert episode.is_correct is (judge.reward == 1.0)
     assembled = assemble(episodes, grpo.GRPO(), step=0, temperature=1.0)
     assert [credit.group_id for credit in assembled.credits] == ["t/solver", "t/solver", "t/judge"] * 3
@@ -342,12 +342,12 @@ async def test_trajectories_may_be_built_from_the_steps_of_sessions(roll_out: Ro
     (episode,) = await roll_out(run_workflow_by_sessions, SolverJudgeModel(), COUNTDOWN, n=1)
     assert len(episode.trajectories) == 3
     for traj in episode.trajectories:
-        (text,) = said(traj)
+        (text,) = answers_of(traj)
         assert traj.steps[0].action == Action(parsed(text))
         assert traj.final_reward() == traj.steps[0].reward == float("3 + 9" in text)
 
 
-# Sessions, wherever the calls are made
+# Sessions, for calls from anywhere
 
 
 async def test_calls_from_threads_and_pools_belong_to_the_rollout(roll_out: RollOut) -> None:
@@ -360,7 +360,7 @@ async def test_calls_from_threads_and_pools_belong_to_the_rollout(roll_out: Roll
         return 1.0
 
     episodes = await roll_out(agent, lambda messages: messages[-1]["content"], {"question": "?"}, n=3)
-    assert [sorted(said(episode.trajectories[0])) for episode in episodes] == [["a", "b", "c"]] * 3
+    assert [sorted(answers_of(episode.trajectories[0])) for episode in episodes] == [["a", "b", "c"]] * 3
 
 
 PLAIN = """
@@ -394,7 +394,7 @@ async def test_child_process_joins_the_trajectory_that_started_it(roll_out: Roll
 
     (episode,) = await roll_out(agent, lambda messages: messages[-1]["content"], {"question": "?"}, n=1)
     assert not episode.failed, episode.info
-    assert [(traj.name, said(traj)) for traj in episode.trajectories] == [
+    assert [(traj.name, answers_of(traj)) for traj in episode.trajectories] == [
         ("asker", ["mine"]),
         ("delegate", ["from a child"]),
     ]

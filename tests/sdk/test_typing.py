@@ -44,7 +44,7 @@ judge("2 + 2").rewrad = 1.0
 """
 
 
-def told_by_mypy(folder: Path, agent: str) -> list[str]:
+def types_by_mypy(folder: Path, agent: str) -> list[str]:
     (folder / "agent.py").write_text(agent)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", "agent.py"]
     (folder / "mypy.ini").write_text(f"[mypy]\nmypy_path = {Path(__file__).parents[2] / 'src'}\n")
@@ -54,7 +54,7 @@ def told_by_mypy(folder: Path, agent: str) -> list[str]:
 
 @pytest.mark.slow
 def test_types_of_a_recorded_function(tmp_path: Path) -> None:
-    found = told_by_mypy(tmp_path, AGENT + MISTAKES)
+    found = types_by_mypy(tmp_path, AGENT + MISTAKES)
     assert found == [
         'Argument 1 to "judge" has incompatible type "int"; expected "str"  [arg-type]',
         '"Trajectory" has no attribute "rewrad"; maybe "reward"?  [attr-defined]',

@@ -1,4 +1,4 @@
-"""Attackers send a gateway requests, and answers of its upstream, that cost more than they should."""
+"""Attackers send a gateway requests, and answers of its upstream, that are too expensive."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_undecodable_bytes_are_not_decoded_repeatedly(unit: bytes, end: bytes) -
 
 
 class _Compressing(BaseHTTPRequestHandler):
-    """A server that compresses what was asked for as it is."""
+    """A server that compresses its answers without being asked to."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -200,7 +200,7 @@ class _Compressing(BaseHTTPRequestHandler):
 
 
 class _Endless(_Compressing):
-    """A server whose answer is longer than it should be."""
+    """A server whose answer is too long."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))

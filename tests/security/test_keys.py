@@ -1,4 +1,4 @@
-"""An attacker is a program that runs beside a gateway: it must get no key, and reach no session but its own."""
+"""An attacker is a program next to a gateway: it must get no key, and reach no session but its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POWERLESS = [
     "import ctypes, os, sys; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in range(64)];"
     "os.execv(sys.argv[1], sys.argv[1:])",
 ]
-"""Start a command without the capabilities that root has, and users do not have (PR_CAPBSET_DROP)."""
+"""Start a command without the capabilities that root has, and users do not (PR_CAPBSET_DROP)."""
 
 ATTACKER = """
 import json, os, urllib.error, urllib.request
@@ -155,7 +155,7 @@ def test_program_of_rllm_run_cannot_read_keys_or_other_sessions(attacker: Path, 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
 @pytest.mark.parametrize("command", ["run", pytest.param("gateway", marks=pytest.mark.slow)])
 def test_processes_cannot_read_a_command_with_keys(command: str, tmp_path: Path) -> None:
-    """Its environment, memory and open files are root's, whichever command it is."""
+    """Its environment, memory and open files belong to root, for every command."""
     read = """
 import os, sys
 for name in "environ", "mem", "fd":
@@ -231,7 +231,7 @@ def test_program_of_an_agent_gets_only_its_session_key(
     (tmp_path / "show.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
     show = [sys.executable, "-S", str(tmp_path / "show.py")]
 
-    def by_system() -> str:  # which nothing of ours knows
+    def by_system() -> str:  # which rllm does not patch
         os.system(f"{' '.join(show)} > {tmp_path / 'shown'}")
         return (tmp_path / "shown").read_text()
 
@@ -295,7 +295,7 @@ def test_session_key_expires_with_its_session() -> None:
         assert server.store.by_session("s") == []
 
 
-# What strangers read
+# Requests without a key
 
 
 def test_readyz_shows_the_upstream_address_only_to_the_operator() -> None:
@@ -435,7 +435,7 @@ def first_line(*headers: str) -> bytes:
         return client.makefile("rb").readline()
 
 
-# Names that look like others
+# Lookalike names
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An attacker writes traces, batches and bodies that are small and stand for more than fits into memory."""
+"""An attacker writes traces, batches and bodies that are small and expand to more than fits into memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEGABYTE = 1024 * 1024
 
 @contextmanager
 def at_most(megabytes: int) -> Iterator[None]:
-    """A bound on the memory of Python's objects."""
+    """Limit the memory of Python's objects."""
     tracemalloc.start()
     try:
         yield
@@ -39,7 +39,7 @@ def at_most(megabytes: int) -> Iterator[None]:
 
 
 def zstd_bomb(megabytes: int, *, claimed: int | None = -1) -> bytes:
-    """A frame of so many megabytes of nothing, which claims to hold `claimed` bytes: the truth by default, or nothing."""
+    """Return a frame of so many megabytes of zeros, which claims to hold `claimed` bytes: the truth by default, or 0."""
     size = megabytes * MEGABYTE
     frame = zstandard.ZstdCompressor(level=1, write_content_size=claimed is not None).compress(bytes(size))
     assert frame.count(size.to_bytes(4, "little")) == (claimed is not None)
@@ -47,7 +47,7 @@ def zstd_bomb(megabytes: int, *, claimed: int | None = -1) -> bytes:
 
 
 def bomb(megabytes: int) -> bytes:
-    """A megabyte of nothing for each kilobyte."""
+    """Return a megabyte of zeros for each kilobyte."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY)
     return b"".join(compressor.compress(bytes(MEGABYTE)) for _ in range(megabytes)) + compressor.flush()
 
@@ -70,7 +70,7 @@ def test_stream_is_decompressed_up_to_its_limit() -> None:
         (b"[" + b"[]," * 1_500_000 + b"[]]", True),
         (b"[" + b'{"a":1},' * 600_000 + b"1]", True),
         (b"[" + b"1," * 3_000_000 + b"1]", True),
-        (b'["' + b'[],{}\\",' * 2_000_000 + b'"]', False),  # a text of such signs
+        (b'["' + b'[],{}\\",' * 2_000_000 + b'"]', False),  # a text of such characters
         (b'["a\\\\",' + b'"\\\\",' * 1_000_000 + b'"["]', False),
         (b"[" + b"[]," * 500_000 + b"[]]", False),
     ],

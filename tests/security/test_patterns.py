@@ -1,6 +1,6 @@
 """An attacker writes the text: no regular expression of the package takes more than linear time for it.
 
-Every pattern in `src` is found by its syntax tree, and run over texts made to set it back: single characters, short words
+Every pattern in `src` is found by its syntax tree, and run over texts made to cause backtracking: single characters, short words
 and its own literal parts, repeated. Time is that of this thread on its processor, and far below what anything quadratic
 needs for texts of this length, so a busy machine does not matter.
 """
@@ -33,7 +33,7 @@ from rllm.rewards.search_reward import chosen_letter, f1_score, stated_answer
 
 SOURCE = Path(rllm.__file__).parent
 LENGTHS = (18, 400, 6_000)
-"""Increasing, so that an exponential pattern is found before it would take for ever."""
+"""Increasing, so that an exponential pattern is found before it takes too long."""
 MOST_S = 0.006
 """A quadratic pattern takes 0.02 s or more for the longest of them, a linear one 0.3 ms."""
 UNITS = (
@@ -45,7 +45,7 @@ OUR_OWN_TEXT = {
     "config/loading.py": "errors of OmegaConf about settings of the user's command line",
     "backends/verl/cluster.py": "the version of an installed package",
 }
-"""Files whose patterns meet nothing that others write."""
+"""Files whose patterns match no foreign text."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Found:
     pattern: Any
     """Text, or a compiled pattern."""
     searches: bool
-    """False if it is only matched at one place of a text."""
+    """False if it is matched at one position only."""
 
 
 class _Names(dict[str, Any]):
-    """The names of a module; one that only exists while a function runs stands for a word."""
+    """Return the names of a module; one that exists only while a function runs is replaced by a word."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, _Word("word"))
@@ -129,7 +129,7 @@ def _value(node: ast.expr, names: _Names) -> Any:
 
 @cache
 def _literals(pattern: re.Pattern[Any]) -> tuple[str, ...]:
-    """The literal parts of a pattern, and beginnings of a text that it matches."""
+    """Return the literal parts of a pattern, and beginnings of a text that it matches."""
     runs: list[str] = []
     if isinstance(pattern.pattern, bytes):
         sample = _sample(parser.parse(pattern.pattern.decode("latin-1"), pattern.flags & ~re.UNICODE), runs)
@@ -216,7 +216,7 @@ def _quarter(text: Any) -> Any:
 
 
 def _slow_text(found: Found) -> str:
-    """A text for which a pattern takes more than linear time, if one is found."""
+    """Return a text for which a pattern takes more than linear time, if one is found."""
     for length in LENGTHS:
         for text in _texts(found.pattern, length):
             given = text.encode() if isinstance(found.pattern.pattern, bytes) else text

@@ -1,4 +1,4 @@
-"""An attacker writes a run folder: it may name nothing outside itself, and reading it stays cheap."""
+"""An attacker writes a run folder: it may name nothing outside of itself, and reading it stays cheap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_naming(folder: Path, store: str) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stores that anything tries to open."""
+    """The stores that are opened."""
     tried: list[str] = []
 
     def refuse(url: str, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""An attacker writes the code that the Python sandbox runs: it wins no right, leaves nothing, and is always a result."""
+"""An attacker writes the code that the Python sandbox runs: it gains no privilege, leaves nothing, and always has a result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def attempt(*calls: str) -> list[str]:
 
 
 def number(call: str) -> int:
-    """The number of a system call on this machine."""
+    """Return the number of a system call on this machine."""
     return sandbox_child._CALLS[call][sandbox_child._MACHINES[platform.machine()][0]]
 
 
@@ -128,7 +128,7 @@ def test_keyring_and_foreign_memory_cannot_be_read() -> None:
         "os.open, '/proc/1/environ', os.O_RDONLY",
         "os.readlink, '/proc/1/cwd'",
         f"libc.syscall, {number('bpf')}, 0, 0, 0",
-        f"libc.syscall, {number('io_uring_setup')}, 8, bytes(120)",  # which no filter sees into
+        f"libc.syscall, {number('io_uring_setup')}, 8, bytes(120)",  # which no filter can inspect
     )
 
 
@@ -256,7 +256,7 @@ def test_remains_in_the_folder_are_a_result_and_are_removed(
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder on a file system that is fast with small files, where there is one."""
+    """A folder on a file system that is fast with small files, if there is one."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)
@@ -301,7 +301,7 @@ def _in_loop() -> bool:
     return True
 
 
-# Memory that no limit of a process counts, or that outlives it
+# Memory outside of the limits or lifetime of a process
 
 
 @needs_namespaces
@@ -322,7 +322,7 @@ def test_files_in_memory_are_limited() -> None:
     assert "No space left" in run_python(code, timeout_s=60).stderr
 
 
-# Every outcome is a result; what could not be set up is none
+# Every outcome is a result, except for failures to set up
 
 ENDINGS = {
     "killed": "import os; os.kill(os.getpid(), 9)",

@@ -33,7 +33,7 @@ class SGLang:
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """That of the environment that `make test-sglang` installs."""
+    """Program of the environment that `make test-sglang` installs."""
     found = Path(os.environ.get("RLLM_TEST_SGLANG", ".sglang")).absolute() / "bin" / "python"
     assert found.exists(), f"{found} is not there: run `make test-sglang`"
     return str(found)

@@ -1,8 +1,8 @@
-"""Install SGLang for CPUs into an environment of its own, over that of the vLLM tests, whose torch it shares.
+"""Install SGLang for CPUs into its own environment, over that of the vLLM tests, whose torch it shares.
 
     python tests/sglang/install.py VLLM_FOLDER FOLDER
 
-Its wheel asks for CUDA's libraries by the gigabyte, so it is installed without what it asks for. Two things are then missing: its
+Its wheel asks for CUDA's libraries by the gigabyte, so it is installed without its dependencies. Two things are then missing: its
 kernels, which are published for GPUs only, and whose place is taken by a module that names each of them and raises if it is called,
 as SGLang's paths through plain PyTorch never do; and the operators of torchvision, whose library needs CUDA's: they are declared.
 """

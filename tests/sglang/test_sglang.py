@@ -1,4 +1,4 @@
-"""A real SGLang as the sampler: what it can do, exact tokens, new weights, and a training that joins it."""
+"""A real SGLang as the sampler: its capabilities, exact tokens, new weights, and a training with it."""
 
 from __future__ import annotations
 

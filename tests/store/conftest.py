@@ -12,7 +12,7 @@ import pytest
 
 NOBODY = 65534
 REQUIRED = os.environ.get("RLLM_TEST_POSTGRES") == "required"
-"""`make test-postgres` sets this: then nothing is skipped."""
+"""Set by `make test-postgres`: then nothing is skipped."""
 
 
 def unavailable(reason: str) -> None:

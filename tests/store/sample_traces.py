@@ -19,7 +19,7 @@ def trace_of(id: str = "a", session_id: str = "s", **changes: Any) -> Trace:
 
 
 def turn_of(number: int, session_id: str = "s", **changes: Any) -> Trace:
-    """A turn of a conversation: question, answer, question, ... and the ids of all of it."""
+    """Return a turn of a conversation: question, answer, question, ... and the ids of all of it."""
     chat = [{"role": ("user", "assistant")[k % 2], "content": f"word {k} " * 50} for k in range(2 * number + 2)]
     values = {
         "parent_id": f"turn {number - 1}" if number else None,

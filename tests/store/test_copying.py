@@ -13,7 +13,7 @@ from .sample_traces import trace_of, turn_of
 
 @pytest.fixture
 def source(tmp_path: Path):
-    """70 sessions, so that there are two pages of them."""
+    """70 sessions, so that there are two pages."""
     with open_store(str(tmp_path / "source.db")) as store:
         for number in range(69):
             store.open_session(f"s{number}", {"task": number}, created_at=100.0 + number)
@@ -75,7 +75,7 @@ def test_interrupted_copy_continues(source: TraceStore, target: TraceStore):
 
 
 def test_text_unsupported_by_some_databases_does_not_stop_a_copy(source: TraceStore, target: TraceStore):
-    """Such as the name of a model that an agent asks for."""
+    """For example the name of a model that an agent requests."""
     source.add([trace_of("odd", "s5", model="m\0", error="no \0")])
     source.annotate(
         [
@@ -105,7 +105,7 @@ def test_copied_conversation_stays_small(source: TraceStore, tmp_path: Path):
 
 
 def test_non_finite_numbers_do_not_stop_a_copy(source: TraceStore, target: TraceStore):
-    """As a policy that has diverged gives them."""
+    """A policy that has diverged has such numbers."""
     source.add([trace_of("odd", "s5", logprobs=[math.nan, -math.inf])])
     credit = {"episode_id": "t:0", "trajectory_name": "agent", "reward": math.nan, "trainer_logprobs": [math.nan, -1.0]}
     source.annotate([StepCredit(trace_id="odd", training_step=1, session_id="s5", **credit)]).result()

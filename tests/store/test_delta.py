@@ -114,7 +114,7 @@ def test_columns_follow_from_the_fields_of_a_trace():
 
 
 def test_changed_columns_need_a_new_schema():
-    # A store is refused by its version alone: increase SCHEMA when this changes.
+    # A store is rejected by its version alone: increase SCHEMA when this changes.
     assert SCHEMA == 4
     assert ", ".join(TRACE_COLUMNS) == (
         "id, call_id, choice_index, parent_id, model, logprobs_kind, finish_reason, weight_version, template_hash, "

@@ -94,7 +94,7 @@ def test_export_of_unreadable_traces_leaves_nothing(tmp_path: Path):
 
 
 def test_missing_parquet_package_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # Python's own way to make an import fail
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # Python's own way to fail an import
     with pytest.raises(MissingDependencyError, match=r"pyarrow.*rllm\[data\]"):
         export_traces([], tmp_path / "traces.parquet", "parquet")
     assert list(tmp_path.iterdir()) == []

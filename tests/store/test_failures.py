@@ -30,16 +30,16 @@ from sample_traces import turn_of
 
 url, attempt, num_sessions = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-def say(done, told):
+def report(done, name):
     if done.exception() is None:
-        print(told, flush=True)
+        print(name, flush=True)
 
 with open_store(url) as store:
     print("ready", flush=True)
     for turn in itertools.count():
         for number in range(num_sessions):
             done = store.add([turn_of(turn, f"{{attempt}}-{{number}}")])
-            done.add_done_callback(lambda done, told=f"{{attempt}}-{{number}} {{turn}}": say(done, told))
+            done.add_done_callback(lambda done, name=f"{{attempt}}-{{number}} {{turn}}": report(done, name))
         done.result()
 """
 
@@ -61,7 +61,9 @@ def test_acknowledged_writes_survive_killing_the_writer(
             time.sleep(rng.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             lines += process.stdout.readlines()
-        whole = [line.split() for line in lines if line.endswith("\n")]  # the last may have been cut by the kill
+        whole = [
+            line.split() for line in lines if line.endswith("\n")
+        ]  # the last line may have been truncated by the kill
         acknowledged |= {(session_id, int(turn)) for session_id, turn in whole}
     assert len(acknowledged) > 10 * num_rounds
     with open_store(url) as store:
@@ -111,7 +113,7 @@ def test_full_disk_rejects_writes_until_it_has_space(tmp_path: Path):
 
 
 def lock(path: Path) -> sqlite3.Connection:
-    """Another process's long write."""
+    """A long write of another process."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     return connection
@@ -124,7 +126,7 @@ def test_file_locked_for_too_long_fails_only_the_write(tmp_path: Path):
             store.add([turn_of(0)]).result(timeout=60)
         other.execute("COMMIT")
         other.close()
-        # Turn 0 was not written, so the next one does not build upon it.
+        # Turn 0 was not written, so the next one does not refer to it.
         store.add([turn_of(1)]).result(timeout=60)
         assert store.by_session("s") == [turn_of(1)]
 

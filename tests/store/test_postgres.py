@@ -153,7 +153,7 @@ def test_concurrent_deletes_and_writes_leave_complete_sessions(postgres_url: str
 
         list(pool.map(write, [one, other]))
         for info in one.sessions():
-            for trace in one.by_session(info.id):  # which fails if a base has gone
+            for trace in one.by_session(info.id):  # which fails if a base is missing
                 assert trace == turn_of(int(trace.id.removeprefix("turn ")), info.id)
 
 
@@ -175,7 +175,7 @@ def test_restarting_the_server_loses_nothing(postgres: Any, postgres_url: str, a
 
 
 def test_lost_host_is_detected_in_time(postgres: Any, postgres_url: str):
-    """The kernel, left to itself, asks a silent one after two hours, and writes to it for a quarter of one."""
+    """By default the kernel probes a silent host after two hours, and retries writes for a quarter of one."""
     from rllm.store.postgres import PostgresTraceStore
 
     with PostgresTraceStore(f"{postgres_url}&keepalives_count=9", timeout_s=60.0) as store:

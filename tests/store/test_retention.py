@@ -24,7 +24,7 @@ def begin(store: TraceStore, name: str, *, days_ago: float, last_call_days_ago: 
     now = time.time()
     store.open_session(name, {}, created_at=now - days_ago * DAY_S).result()
     called = now - (days_ago if last_call_days_ago is None else last_call_days_ago) * DAY_S
-    # 22,500 bytes, which nothing makes smaller.
+    # 22,500 bytes, which cannot be compressed
     ids = [(k * 99_991 + len(name)) % 150_000 for k in range(10_000)]
     store.add([trace_of("a", name, started_at=called, prompt_ids=ids)]).result()
 

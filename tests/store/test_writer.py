@@ -47,7 +47,7 @@ def writer() -> Iterator[GroupCommitWriter]:
 
 
 def do(writer: GroupCommitWriter, run):
-    """Submit a job of a kind of its own."""
+    """Submit a job of a distinct kind."""
     return writer.submit(lambda connection, payloads: [run(connection) for _ in payloads], None)
 
 

@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
 
 
 def write_task(folder, files=None):
-    """Write a task that is done when `/app/done` has the word yes; `files` replaces or, with `None`, leaves out files."""
+    """Write a task that is solved when `/app/done` contains yes; `files` replaces files or, with `None`, leaves them out."""
     content = {
         "task.toml": "",
         "instruction.md": "Write the word yes to the file done.\n",

@@ -1,4 +1,4 @@
-"""Program that writes what the package harbor reads: run it with Python 3.12 in an environment with harbor 0.26.0.
+"""Program that writes the readings of the package harbor: run it with Python 3.12 in an environment with harbor 0.26.0.
 
 pip install harbor==0.26.0 && python tests/tasks/harbor_readings.py > tests/tasks/harbor_readings.json
 """

@@ -1,4 +1,4 @@
-"""Task folders are read as Harbor reads them; what is wrong or would be ignored is named."""
+"""Task folders are parsed like in Harbor; errors and ignored fields are reported."""
 
 import json
 import logging

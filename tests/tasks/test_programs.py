@@ -1,4 +1,4 @@
-"""Coding agents of others, unedited, each solves a task in a sandbox of bubblewrap with a scripted model."""
+"""Coding agents of others, unmodified, each solve a task in a sandbox of bubblewrap with a scripted model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOOLS = {
     "qwen-code": ("run_shell_command", {"command": "$command", "is_background": False}),
 }
 LAST = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
-"""Command of an agent that ends with one."""
+"""Return the command of an agent that ends with one."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -214,7 +214,7 @@ def test_sandbox_settings_without_sandboxes_are_rejected() -> None:
 
 @in_sandboxes
 def test_sandboxes_are_limited_by_a_pool() -> None:
-    """With one sandbox at a time, which is closed before the verifier has its own, a rollout ends; and none is left."""
+    """With one sandbox at a time, which is closed before the verifier has its own, a rollout ends; and none remains."""
     named = open_env(TASKS, sandbox=SandboxSettings(concurrency=1, warm=1))
     with scripted_gateway(["done"]) as gateway:
         episode = gateway.rollout(named.agent_run_func, named.tasks[0])

@@ -1,4 +1,4 @@
-"""Rewards in files of verifiers, read as Harbor reads them."""
+"""Rewards in files of verifiers, parsed like in Harbor."""
 
 import json
 from pathlib import Path

@@ -28,7 +28,7 @@ class Spanned:
 
 @dataclass
 class Collected:
-    """Spans are complete once telemetry is off: `spans()` turns it off."""
+    """Spans are complete once telemetry is disabled: `spans()` disables it."""
 
     requests: list[bytes]
 

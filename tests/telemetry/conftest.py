@@ -14,6 +14,6 @@ def collector(monkeypatch):
 
 @pytest.fixture
 def spans(collector):
-    """The same, with telemetry on."""
+    """The same, with telemetry enabled."""
     telemetry.enable()
     return collector

@@ -43,7 +43,7 @@ build = partial(tiny_policy, speech, speech, TOOLS, recipe=SMALL)
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """A small sample for the tokenizer, and one thread: with two, such small models only wait for each other."""
+    """A small sample for the tokenizer, and one thread: two only wait for each other with such small models."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

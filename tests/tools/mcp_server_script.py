@@ -1,4 +1,4 @@
-"""An MCP server with good and bad manners: `python mcp_server_script.py [PORT]`, on stdio without a port."""
+"""An MCP server with well-behaved and faulty tools: `python mcp_server_script.py [PORT]`, on stdio without a port."""
 
 import asyncio
 import os
@@ -17,13 +17,13 @@ def add(a: int, b: int) -> int:
 
 @server.tool(name="who.is")
 def who_is() -> str:
-    """Tell this process's id, and what the environment says."""
+    """Return the id and the environment of this process."""
     return f"{os.getpid()} {os.environ.get('GREETING')} {os.environ.get('API_KEY')}"
 
 
 @server.tool()
 def greet(context: Context) -> str:
-    """Tell the header of the request."""
+    """Return the header of the request."""
     return context.headers.get("x-greeting", "") if context.headers else ""
 
 

@@ -1,6 +1,6 @@
-"""An MCP server without the SDK, so that it can do what that would not: `python raw_mcp_server.py [PORT]`.
+"""An MCP server without the SDK, so that it can violate the protocol: `python raw_mcp_server.py [PORT]`.
 
-Where `ONCE` names a file, it answers the first time only that it is started.
+If `ONCE` names a file, it answers only when it is started for the first time.
 """
 
 import itertools

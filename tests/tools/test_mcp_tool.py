@@ -52,7 +52,7 @@ async def test_tools_of_a_stdio_server_work_until_it_is_closed(monkeypatch: pyte
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tools() -> AsyncIterator[dict[str, MCPTool]]:
-    """Of one server for those tests that leave it alive."""
+    """One server for the tests that do not stop it."""
     async with tools_by_name(STDIO) as tools:
         yield tools
 

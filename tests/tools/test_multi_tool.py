@@ -9,7 +9,7 @@ from rllm.tools.python_tool import PythonInterpreter
 
 
 def shout(text: str) -> str:
-    """Say it louder."""
+    """Repeat it in capitals."""
     return text.upper()
 
 

@@ -180,13 +180,13 @@ def test_processes_are_not_left_behind(child: str, ending: str, tmp_path: Path) 
 
 
 def _holding(fifo: Path) -> str:
-    """Code that holds a pipe open for as long as it, or a process that it has started, lives."""
+    """Code that keeps a pipe open as long as it, or a process that it has started, lives."""
     os.mkfifo(fifo)
     return f"import os; held = os.open({str(fifo)!r}, os.O_RDONLY | os.O_NONBLOCK); print('held')\n"
 
 
 def _wait_until_let_go(fifo: Path) -> None:
-    for _ in range(6_000):  # a killed process takes its time to end
+    for _ in range(6_000):  # a killed process takes time to end
         if not _is_held(fifo):
             return
         time.sleep(0.01)

@@ -86,7 +86,7 @@ async def test_mismatched_arguments_are_reported(arguments: Any, reason: str) ->
 
 
 def fails(code: int) -> None:
-    """Fail in the way that the code says."""
+    """Fail with the error of the given code."""
     if code == 0:
         sys.exit("gone")
     raise KeyError("the cause")
@@ -177,7 +177,7 @@ def test_outputs_as_text() -> None:
 
 
 class Greeter(Tool):
-    """Greet somebody."""
+    """Greet a person."""
 
     def __init__(self, greeting: str) -> None:
         super().__init__(name="greet")
@@ -190,7 +190,7 @@ class Greeter(Tool):
 def test_subclass_has_its_own_forward() -> None:
     tool = Greeter("hello")
 
-    assert tool.json["function"]["description"] == "Greet somebody."
+    assert tool.json["function"]["description"] == "Greet a person."
     assert tool.json["function"]["parameters"]["properties"] == {"who": {"type": "string", "description": "the name"}}
     assert tool(who="Ada") == ToolOutput("greet", output="hello, Ada", metadata={"polite": True})
     assert tool("Ada").output == "hello, Ada"
@@ -224,7 +224,7 @@ async def test_call_may_be_awaited_like_in_the_rllm_framework() -> None:
 
 
 async def test_blocking_tool_runs_in_a_thread() -> None:
-    """The two calls meet at the barrier, so they run at the same time, beside the loop."""
+    """The two calls meet at the barrier, so they run at the same time, outside of the loop."""
     barrier = threading.Barrier(2, timeout=60)
     tool = Tool(name="meet", function=lambda: barrier.wait() >= 0)
 
@@ -234,7 +234,7 @@ async def test_blocking_tool_runs_in_a_thread() -> None:
 
 
 class Nothing(Tool):
-    """A tool that forgot its `forward`."""
+    """A tool without a `forward`."""
 
 
 def test_tool_without_implementation_is_rejected() -> None:
@@ -290,7 +290,7 @@ def test_arguments_bound_by_a_partial_are_hidden_from_the_model() -> None:
 
 
 class Shout:
-    """Say it louder."""
+    """Repeat it in capitals."""
 
     def __call__(self, text: str) -> str:
         return text.upper()
@@ -319,4 +319,4 @@ async def test_any_callable_is_a_tool_and_its_result_is_awaited(function: Any) -
 
 def test_callable_object_is_named_after_its_class() -> None:
     tool = Tool(function=Shout())
-    assert (tool.name, tool.description) == ("Shout", "Say it louder.")
+    assert (tool.name, tool.description) == ("Shout", "Repeat it in capitals.")

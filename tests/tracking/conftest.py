@@ -1,4 +1,4 @@
-"""trackio decides where it writes when it is imported."""
+"""trackio chooses its folder when it is imported."""
 
 import os
 import tempfile

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Numbers = dict[tuple[int, str], list[float]]
-"""Every value that was written for a step and a name, in order."""
+"""Return every value that was written for a step and a name, in order."""
 Tables = dict[str, list[dict[str, Any]]]
 
 
@@ -49,7 +49,7 @@ def _of_markdown(table: str) -> list[dict[str, Any]]:
 
 
 def read_wandb(run_dir: Path, *, has_ended: bool = True) -> tuple[Numbers, Tables]:
-    """The run by its id, of which each process has written a part."""
+    """Return the run by its id, of which each process has written a part."""
     numbers: Numbers = {}
     tables: Tables = {}
     parts = sorted((run_dir / "wandb").glob(f"offline-run-*/run-{(run_dir / '.wandb-id').read_text()}.wandb"))
@@ -67,7 +67,7 @@ def read_wandb(run_dir: Path, *, has_ended: bool = True) -> tuple[Numbers, Table
 
 
 def _whole_wandb_run(file: Path) -> list[Any]:
-    """The records of a run that has ended; W&B's own process writes the last of them a moment after `finish`."""
+    """Return the records of a run that has ended; W&B's own process writes the last of them shortly after `finish`."""
     deadline = time.monotonic() + 60
     while True:
         records = list(_wandb_records(file.read_bytes()))
@@ -77,7 +77,7 @@ def _whole_wandb_run(file: Path) -> list[Any]:
 
 
 def _wandb_records(content: bytes) -> Iterator[Any]:
-    """The records of LevelDB's log format: blocks of 32 KiB, in them parts behind checksum, length and kind."""
+    """Yield the records of LevelDB's log format: blocks of 32 KiB with parts after checksum, length and kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     position, joined = 7, b""

@@ -1,4 +1,4 @@
-"""The lines of a run, as a log file has them."""
+"""The lines of a run, as in a log file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Log:
         return lines
 
     def after(self, seconds: float) -> list[str]:
-        """The lines of a beat that comes so much later."""
+        """Return the lines logged so much later."""
         self.clock.now += seconds
         self.tracker.beat()
         return self.take()

@@ -1,6 +1,6 @@
-"""The same metrics and the same conversations in every tracker, as read back from what each has really written.
+"""The same metrics and the same conversations in every tracker, as read back from its files.
 
-Only `make test-trackers` has all their packages; nothing of them reaches the network.
+Only `make test-trackers` has all their packages; none of them uses the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EACH = ["jsonl", *(pytest.param(name, marks=optional) for name in READERS if nam
 
 
 @pytest.fixture
-def nobody_calls_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_outgoing_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Connections to other hosts, those of helper processes included, are recorded here."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
@@ -48,8 +48,8 @@ def nobody_calls_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody_calls_out: None) -> Path:
-    """A run's folder, its configuration written; every tracker keeps to this machine, and to the test's folder."""
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_outgoing_connections: None) -> Path:
+    """A run's folder with its configuration; every tracker stays on this machine, and in the test's folder."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
@@ -82,7 +82,7 @@ def test_logged_values_can_be_read_back(name: str, run_dir: Path) -> None:
     expected = {(1, key): value for key, value in FIRST.items()} | {(2, key): value for key, value in SECOND.items()}
     expected[2, "eval/reward"] = 0.5
     if name == "mlflow":
-        expected[1, "val/pass_at_1"] = expected.pop((1, "val/pass@1"))  # it takes no @
+        expected[1, "val/pass_at_1"] = expected.pop((1, "val/pass@1"))  # which accepts no @
     assert numbers.keys() == expected.keys()
     for key, value in expected.items():
         assert numbers[key] == [pytest.approx(value, rel=1e-6, nan_ok=True)], key
@@ -145,7 +145,7 @@ signal.pause()
 """
 
 
-def tell_and_be_killed(name: str, run_dir: Path) -> None:
+def log_and_be_killed(name: str, run_dir: Path) -> None:
     """A process that logs three steps, and is killed once they have arrived."""
     own = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}  # and not this process's service
     command = [sys.executable, "-c", TELLS_FOR_EVER, name, str(run_dir)]
@@ -162,7 +162,7 @@ def tell_and_be_killed(name: str, run_dir: Path) -> None:
 def has_arrived(name: str, run_dir: Path, step: int) -> bool:
     try:
         tables = read_wandb(run_dir, has_ended=False)[1] if name == "wandb" else READERS[name](run_dir)[1]
-    except Exception:  # it is being made, or written
+    except Exception:  # it is being created, or written
         return False
     return step in [int(row["step"]) for row in tables.get("samples/train", [])]
 
@@ -170,7 +170,7 @@ def has_arrived(name: str, run_dir: Path, step: int) -> bool:
 @optional
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_steps_repeated_after_a_kill_are_logged_once(name: str, run_dir: Path) -> None:
-    tell_and_be_killed(name, run_dir)
+    log_and_be_killed(name, run_dir)
     forget_after(run_dir / "metrics.jsonl", 1)  # the checkpoint that is resumed is of step 1
     again = Trackers.start(["jsonl", name], run_dir)
     for step in (2, 3, 4):

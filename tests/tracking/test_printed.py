@@ -1,4 +1,4 @@
-"""Readers that leave before the work is done, and texts that a terminal would act on."""
+"""Readers that leave before the work is done, and texts that a terminal would interpret."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ class Notes:
     """A tracker that records its calls, and fails on request."""
 
     def __init__(self, run_dir: Path | None = None, *, failing: str = "") -> None:
-        self.heard: list[object] = []
+        self.calls: list[object] = []
         self.failing = failing
 
     def _hear(self, name: str, what: object) -> None:
         if name == self.failing:
             raise OSError("the server is gone")
-        self.heard.append(what)
+        self.calls.append(what)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._hear("log", (step, dict(metrics)))
@@ -55,7 +55,7 @@ def lines_of(run_dir: Path) -> list[dict[str, object]]:
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """As on a disk that is full: what is written beyond is refused, half a line too."""
+    """As on a full disk: data beyond the limit is rejected, even half a line."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -71,7 +71,7 @@ def test_all_trackers_get_all_calls() -> None:
     trackers.log_episodes(1, "eval", [Episode(task_id="t")])
     trackers.progress("update", 0, 1)
     trackers.close()
-    assert one.heard == other.heard == [(1, {"a": 2.0}), ("eval", 1), ("update", 0, 1), "closed"]
+    assert one.calls == other.calls == [(1, {"a": 2.0}), ("eval", 1), ("update", 0, 1), "closed"]
 
 
 @pytest.mark.parametrize("failing", ["log", "log_episodes", "progress", "close"])
@@ -86,7 +86,7 @@ def test_failing_tracker_is_reported_and_removed(failing: str, caplog: pytest.Lo
     assert [record.message for record in caplog.records] == [
         "tracker Notes failed and is not used any more: OSError: the server is gone"
     ]
-    assert len(good.heard) == 8
+    assert len(good.calls) == 8
 
 
 def test_ctrl_c_is_not_a_failure_of_the_tracker() -> None:
@@ -103,7 +103,7 @@ def test_trackers_are_created_by_name_with_the_run_folder(tmp_path: Path) -> Non
     trackers.log(3, {"x": 1.0})
     trackers.close()
     assert lines_of(tmp_path) == [{"step": 3, "x": 1.0}]
-    assert extra.heard == [(3, {"x": 1.0}), "closed"]
+    assert extra.calls == [(3, {"x": 1.0}), "closed"]
 
 
 @pytest.mark.parametrize("names", [[], ["console"], ["console", "jsonl"]])

@@ -50,7 +50,7 @@ class RecordingEngine(ScriptedEngine):
 
 
 class ScriptedBackend:
-    """Learns nothing, and remembers all it is asked for. `ScriptedBackend.latest` is the one that was made last."""
+    """Learns nothing, and records its calls. `ScriptedBackend.latest` is the newest one."""
 
     latest: ClassVar[ScriptedBackend]
 
@@ -118,7 +118,7 @@ BACKEND = f"{__name__}:ScriptedBackend"
 
 
 def ask(base_url: str, messages: str | list[dict[str, str]], *, api_key: str = "", **options: Any) -> str:
-    """One chat call, in the fewest words."""
+    """Send one short chat call, and return its text."""
     content: str = ask_for(base_url, messages, api_key=api_key, **options)["choices"][0]["message"]["content"]
     return content
 
@@ -126,7 +126,7 @@ def ask(base_url: str, messages: str | list[dict[str, str]], *, api_key: str = "
 def ask_for(
     base_url: str, messages: str | list[dict[str, str]], *, api_key: str = "", **options: Any
 ) -> dict[str, Any]:
-    """The whole answer of a chat call."""
+    """Send a chat call, and return its whole answer."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
@@ -145,7 +145,7 @@ class Run:
     backend: ScriptedBackend
     urls: list[str]
     words: list[str]
-    """The tasks, in the order in which their rollouts began."""
+    """The tasks, in the order in which their rollouts started."""
     result: TrainResult | None = None
     error: BaseException | None = None
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -223,7 +223,7 @@ def run_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """`one` with the values of `other` in its place, section by section."""
+    """Return `one` with the values of `other` in its place, section by section."""
     return {
         **one,
         **{

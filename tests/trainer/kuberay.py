@@ -17,7 +17,7 @@ INT32_MAX = 2**31 - 1
 QUANTITY = re.compile(
     r"(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?"
 )
-"""Of memory and CPUs, as a resource definition has it."""
+"""Quantity of memory and CPUs, as in a resource definition."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def fields(*needed: str, **types: Any) -> Fields:
 
 
 class OneOf(tuple[str, ...]):
-    """A word of these."""
+    """One of these words."""
 
 
 class MapOf:

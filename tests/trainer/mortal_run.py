@@ -46,7 +46,7 @@ def policy(cache_dir: Path) -> Path:
 
 
 class Mortal(LocalBackend):
-    """Kills its process at the moment that DIES_AT names, such as the end of the third update of this process.
+    """Kills its process at the point that DIES_AT names, such as the end of the third update of this process.
 
     Its updates also report a number that each of the shared random generators had a part in.
     """
@@ -127,11 +127,11 @@ def trainer_of(
 def live(run_dir: Path, model: Path, num_steps: int, data: Mapping[str, Any]) -> None:
     """Train, in this process."""
     trainer = trainer_of(run_dir, model, num_steps, data=data, resume=(run_dir / "config.yaml").exists())
-    say(f"begins {os.getpid()}")
+    report(f"begins {os.getpid()}")
     trainer.train()
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     for dies_at in sys.stdin:
         if child := os.fork():
             _, status = os.waitpid(child, 0)
-            say(str(os.waitstatus_to_exitcode(status)))
+            report(str(os.waitstatus_to_exitcode(status)))
         else:
             os.environ["DIES_AT"] = dies_at.strip()
             live(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))

@@ -7,5 +7,5 @@ _VARIES = re.compile(r"(^|/)(timing|memory)/|^tokens/per_second")
 
 
 def reproducible(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return all metrics but times, rates and memory."""
+    """Return all metrics except times, rates and memory."""
     return {name: value for name, value in metrics.items() if not _VARIES.search(name)}

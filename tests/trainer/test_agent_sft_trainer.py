@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a real, very small model, through the loop that reinforcement learning has."""
+"""Supervised fine-tuning of a real, very small model, through the loop of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def nll(folder: Path, conversations: list[list[Message]]) -> float:
-    """Nats a token of the answers, by nothing but transformers and torch."""
+    """Return nats per token of the answers, with transformers and torch alone."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).double()
     losses = []
     for messages in conversations:

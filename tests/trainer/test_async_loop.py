@@ -1,4 +1,4 @@
-"""Rollouts that run ahead of the updates: how far, what is left of them, and that without it nothing is different."""
+"""Rollouts that run ahead of the updates: how far, how they end, and that without it nothing differs."""
 
 from __future__ import annotations
 

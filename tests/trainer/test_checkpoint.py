@@ -55,11 +55,11 @@ def test_remains_of_a_crash_are_removed_by_the_next_save(tmp_path: Path) -> None
 
 
 class Crash(BaseException):
-    """The end of the process, as far as a test can play it."""
+    """End of the process, as far as a test can simulate it."""
 
 
 class Crashing:
-    """Ends a piece of work at its n-th use of the file system; sees all of them through the interpreter's audit hook."""
+    """Ends a function at its n-th use of the file system; counts all of them through the interpreter's audit hook."""
 
     def __init__(self) -> None:
         self.left: int | None = None

@@ -87,7 +87,7 @@ class TableScorer:
 
 
 TRUSTING = PPO(gae_lambda=1.0, whiten=False)
-"""Advantages are what was earned from the token on, less the critic's estimate."""
+"""Advantages are the rewards from the token on, minus the critic's estimate."""
 
 
 def test_siblings_become_a_batch_with_their_advantages() -> None:
@@ -170,7 +170,7 @@ def test_gradient_equals_that_of_the_full_batch(aggregation: str) -> None:
     logprobs = torch.full((3,), -1.0, requires_grad=True)
     loss, _ = algorithm.loss(logprobs, result.batch)
     loss.backward()
-    # By hand over all four sequences: minus advantage x weight, with zeros for the group that is alike.
+    # By hand over all four sequences: minus advantage x weight, with zeros for the group with equal rewards.
     weights = {
         "token-mean": [1 / 10, 1 / 10],
         "seq-mean-token-mean": [1 / 4, 1 / 8],
@@ -296,7 +296,7 @@ def test_untrained_opponents_are_not_greedy_rollouts() -> None:
 
 
 def two_turns(first: float, second: float) -> Trajectory:
-    """One sequence of two steps that sampled 3, 4 and then 6, each with its reward."""
+    """Return one sequence of two steps that sampled 3, 4 and then 6, each with its reward."""
     steps = [step(), step([1, 2, 3, 4, 5], [6])]
     steps[0].reward, steps[1].reward = first, second
     return path(steps=steps)
@@ -332,7 +332,7 @@ def test_divergence_is_discounted_like_rewards() -> None:
     scorer = TableScorer(policy={4: -1.0, 6: -1.0}, reference={4: -1.5, 6: -2.0})
     algorithm = GRPO(normalize_std=False, kl_coef=1.0, kl_in="reward", kl_estimator="k1", level="step", gamma=0.5)
     result = assembled(episodes_of(two_turns(1.0, 2.0), two_turns(1.0, 4.0)), algorithm, scorer)
-    # Both lose 0.5 + 0.5 * 1.0 in the first place and 1.0 in the second, so that the rewards alone decide.
+    # Both lose 0.5 + 0.5 * 1.0 at the first token and 1.0 at the second, so that the rewards alone decide.
     assert [credit.baseline for credit in result.credits] == [1.5, 2.0, 1.5, 2.0]
     assert [credit.advantage for credit in result.credits] == [-0.5, -1.0, 0.5, 1.0]
 
@@ -456,7 +456,7 @@ def test_call_shared_by_two_trajectories_is_credited_in_each() -> None:
 
 @st.composite
 def random_episodes(draw: st.DrawFn) -> list[Episode]:
-    """Of up to three tasks: some failed, unscored or frozen; trajectories of conversations, forks and silent steps."""
+    """Up to three tasks: some failed, unscored or frozen; trajectories of conversations, forks and steps without tokens."""
     episodes = []
     for number in range(draw(st.integers(0, 8))):
         task_id = f"task{draw(st.integers(0, 2))}"
@@ -482,8 +482,8 @@ def random_trajectory(draw: st.DrawFn, name: str) -> Trajectory:
 
 
 def plain_advantages(episodes: Sequence[Episode]) -> tuple[dict[str, float], int]:
-    """GRPO as one would first write it: the advantage of each step that moves the weights, and how many tokens the mean
-    is over."""
+    """A plain GRPO: return the advantage of each step that changes the weights, and the number of tokens
+    of the mean."""
     groups: dict[tuple[str, str], list[Trajectory]] = {}
     for episode in episodes:
         for item in episode.trajectories:
@@ -564,7 +564,7 @@ def test_token_credit_equals_a_plain_loop_over_random_episodes(episodes: list[Ep
 
 
 def test_positions_are_compared_within_their_group() -> None:
-    """OTB, with energies of 1: at the last of two positions siblings have added up the same."""
+    """OTB, with energies of 1: at the last of two positions siblings have the same sum."""
     episodes = [
         *episodes_of(path(1.0), path(0.0), task_id="one"),
         *episodes_of(path(4.0), path(2.0), task_id="other"),

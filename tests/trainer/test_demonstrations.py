@@ -1,4 +1,4 @@
-"""Rows to demonstrations: precisely the answers' tokens are learned, and what was sampled stays as it is."""
+"""Rows to demonstrations: exactly the answers' tokens are trained, and sampled tokens are kept."""
 
 from __future__ import annotations
 

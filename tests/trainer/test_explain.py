@@ -126,7 +126,7 @@ _rewards = itertools.count()
 
 
 class SummarizingBackend(ScriptedBackend):
-    """Summarizes, gives titles, and repeats the last message otherwise."""
+    """Summarizes, gives titles, and otherwise repeats the last message."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)

@@ -24,7 +24,7 @@ SEEN: Counter[str] = Counter()
 
 
 def call(base_url: str, messages: list[dict[str, str]], **options: Any) -> tuple[str, str]:
-    """The id of the answer, and its text."""
+    """Return the id of the answer, and its text."""
     body = json.dumps({"model": "policy", "messages": messages, **options}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -43,7 +43,7 @@ def luck(word: str) -> float:
 
 
 def conversation(word: str, base_url: str, turns: int = 3) -> Trajectory:
-    """Several turns with rewards of their own."""
+    """Several turns with their own rewards."""
     messages, steps, won = [user(word)], [], luck(word)
     for turn in range(turns):
         step_id, text = call(base_url, messages)
@@ -68,7 +68,7 @@ def roles(word: str, base_url: str) -> list[Trajectory]:
 
 
 def shared(word: str, base_url: str) -> list[Trajectory]:
-    """Trajectories of one plan, of which some have the same name, and some are not learned from."""
+    """Trajectories of one plan, some with the same name, and some not trained."""
     won = luck(word)
     plan, *others = (Step(id=call(base_url, [user(f"{name} {word}")])[0]) for name in ("plan", "solve", "doubt"))
     return [

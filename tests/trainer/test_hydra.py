@@ -1,4 +1,4 @@
-"""hydra composes our published configuration, and AgentTrainer takes what it made, as in the tutorials."""
+"""hydra composes our published configuration, and AgentTrainer accepts the result, as in the tutorials."""
 
 from __future__ import annotations
 

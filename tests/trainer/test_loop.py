@@ -1,4 +1,4 @@
-"""The loop with a backend that learns nothing: what is done when, and what is left after each way to end."""
+"""The loop with a backend that learns nothing: the order of its work, and its state after each way to end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .conftest import BACKEND, TASKS, RunTrainer, ScriptedBackend, ask
 
 
 class At:
-    """A tracker that does something when a step's metrics arrive."""
+    """A tracker that runs a function when a step's metrics arrive."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step, self.act = step, act
@@ -55,18 +55,18 @@ class At:
 
 
 class Progress(At):
-    """A tracker that keeps how far each phase has come."""
+    """A tracker that records the progress of each phase."""
 
     def __init__(self) -> None:
         super().__init__(0, lambda: None)
-        self.told: list[tuple[str, int, int]] = []
+        self.calls: list[tuple[str, int, int]] = []
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        self.told.append((phase, done, total))
+        self.calls.append((phase, done, total))
 
 
 def interrupt() -> None:
-    """Ctrl-C."""
+    """Press Ctrl-C."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
@@ -95,7 +95,7 @@ def test_complete_run(run_trainer: RunTrainer) -> None:
 def test_trackers_get_the_progress_of_a_step(run_trainer: RunTrainer) -> None:
     tracker = Progress()
     run_trainer({"num_steps": 1}, trackers=[tracker])
-    assert list(dict.fromkeys(tracker.told)) == [
+    assert list(dict.fromkeys(tracker.calls)) == [
         *(("roll out", done, 6) for done in range(7)),
         ("assemble", 0, 1),
         ("update", 0, 1),
@@ -282,7 +282,7 @@ def test_ctrl_c_during_rollouts_keeps_the_previous_step(run_trainer: RunTrainer)
 
 
 class Spoilt(ScriptedBackend):
-    """Its second update leaves weights that are not numbers."""
+    """Its second update gives non-finite weights."""
 
     def publish(self) -> int:
         if len(self.batches) == 2:
@@ -297,7 +297,7 @@ def test_non_finite_weights_are_not_saved(run_trainer: RunTrainer) -> None:
 
 
 class Lost(ScriptedBackend):
-    """Its workers are gone from the second step on, which asks them for the reference."""
+    """Its workers are lost from the second step on, which needs them for the reference."""
 
     def score_reference(self, batch: Batch) -> Any:
         if self.batches:

@@ -13,7 +13,7 @@ GB, CPU = 10**9, "model.device=cpu"
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """Of the sizes of 79 million weights."""
+    """Sizes of 79 million weights."""
     heads = {"num_attention_heads": 12, "num_key_value_heads": 6}
     sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048, "vocab_size": 1000, **heads}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
@@ -31,7 +31,7 @@ def test_memory_of_a_token(model: str) -> None:
 @pytest.mark.parametrize(
     ("memory", "asked", "taken"),
     [
-        (25 * GB, [], 9 * 1024),  # 9,781 tokens have room in a quarter
+        (25 * GB, [], 9 * 1024),  # 9,781 tokens fit into a quarter
         (100 * GB, [], 16384),
         (1 * GB, [], 1024),
         (25 * GB, ["optim.micro_batch_tokens=16384"], 16384),
@@ -60,7 +60,7 @@ def test_prompt_length_is_that_of_the_longest_text() -> None:
     ("prompt", "asked", "tokens"),
     [
         (10, ["rollout.max_tokens=50"], 247),  # half of the weights, 4 * 79 million / 2 / 638,976
-        (100, ["rollout.max_tokens=100"], 600),  # a sixth of which is the prompt
+        (100, ["rollout.max_tokens=100"], 600),  # a sixth of it is the prompt
         (400, ["rollout.max_tokens=50"], 800),  # a whole group of 8
         (400, ["rollout.max_tokens=50", "optim.micro_batch_tokens=500"], 500),
         (400, ["rollout.max_tokens=2000", "optim.micro_batch_tokens=500"], 2400),  # a single sequence

@@ -22,7 +22,7 @@ WRITTEN = {
 
 
 def form(name: str) -> str:
-    """The name with each part that varies as `*`."""
+    """Return the name with each variable part as `*`."""
     return re.sub(r"\{\w+\}|\b(NAME|REASON|K)\b", "*", name)
 
 
@@ -32,7 +32,7 @@ def is_documented(name: str) -> bool:
 
 def test_metrics_in_the_code_are_documented() -> None:
     assert len(WRITTEN) > 50
-    families = {"rollout/part"}  # of which each has a name after it
+    families = {"rollout/part"}  # each has a name after it
     assert {name for name in WRITTEN - families if "{" not in name and not is_documented(name)} == set()
 
 

@@ -113,7 +113,7 @@ def advantages() -> list[list[float]]:
 
 def test_single_sessions_are_compared_with_a_running_mean(run: Run) -> None:
     def talk(user: User) -> None:
-        user.talk(None)  # never rewarded, never learned from
+        user.talk(None)  # never rewarded, never trained
         for reward in (1.0, 0.0, 1.0, 0.0):
             user.talk(reward)
 

@@ -53,7 +53,7 @@ def model(policies: Path) -> Path:
 
 
 class Lives:
-    """A run in processes of its own, one after the other."""
+    """A run in separate processes, one after the other."""
 
     def __init__(
         self, run_dir: Path, model: Path, num_steps: int = NUM_STEPS, data: Mapping[str, Any] | None = None
@@ -73,7 +73,7 @@ class Lives:
         self._program.communicate(timeout=600)
 
     def begin(self, dies_at: str = "") -> int:
-        """The id of the next process, when it is about to train; it resumes what was begun."""
+        """Return the id of the next process, when it is about to train; it resumes the earlier run."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         self._program.stdin.write(f"{dies_at}\n")
@@ -83,13 +83,13 @@ class Lives:
         return int(process_id)
 
     def end(self) -> int:
-        """The exit code of that process, once it has ended."""
+        """Return the exit code of that process, once it has ended."""
         assert self._program.stdout is not None
         return int(self._program.stdout.readline())
 
 
 def lines_of(run_dir: Path) -> list[list[tuple[str, float]]]:
-    """Every line of the metrics that must be the same, to the last bit and in the same order."""
+    """Return every line of the metrics that must be the same, bit for bit and in the same order."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return [list(reproducible(json.loads(line)).items()) for line in lines]
 
@@ -156,7 +156,7 @@ def test_ten_kills_do_not_change_the_result(model: Path, tmp_path: Path) -> None
     mortal_run.trainer_of(uninterrupted, model, num_steps).train()
     moments = random.Random(0)
     with Lives(run_dir, model, num_steps) as run:
-        # Before the first checkpoint, while that is made, and at the ends of the first two epochs.
+        # Before the first checkpoint, during it, and at the ends of the first two epochs.
         for dies_at in ("update:1", "save:1", "update:2", "publish:4"):
             run.begin(dies_at)
             assert run.end() == -signal.SIGKILL
@@ -311,7 +311,7 @@ def test_role_settings_are_kept(run_trainer: RunTrainer) -> None:
 
 def test_failed_resume_changes_no_files(run_trainer: RunTrainer) -> None:
     folder = run_trainer().trainer.run_dir
-    (folder / "checkpoints" / "step-000002" / "version").write_text("x")  # as long as before
+    (folder / "checkpoints" / "step-000002" / "version").write_text("x")  # of the same length as before
     before = {name: (folder / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "traces.db")}
     run_trainer({"num_steps": 4, "save_every": 3}, resume=True, raises=ValueError)
     assert {name: (folder / name).read_bytes() for name in before} == before
@@ -322,7 +322,7 @@ def test_settings_without_influence_on_training_may_change(run_trainer: RunTrain
     free = {"save_every": 1, "keep_checkpoints": 1, "eval": {"every": 1}, "rollout": {"max_concurrent": 2}}
     free |= {"model": {"gradient_checkpointing": True, "engine": "vllm"}, "optim": {"offload": True}}
     free |= {"vllm": {"url": "http://127.0.0.1:8000/v1"}}
-    explicit = {"algorithm": {"name": "grpo", "clip_high": 0.2}}  # what it was by default
+    explicit = {"algorithm": {"name": "grpo", "clip_high": 0.2}}  # its default
     assert run_trainer({"num_steps": 4, **free, **explicit}, val=True, resume=True).steps == [1, 2, 3, 4]
 
 

@@ -23,7 +23,7 @@ from rllm.types import OUTCOME_KEY, Trajectory
 from .conftest import BACKEND, TASKS, RunTrainer, ask
 
 
-def said(word: str, base_url: str) -> Any:
+def answering(word: str, base_url: str) -> Any:
     """Return the word, as the scripted model does."""
     return ask(base_url, word)
 
@@ -32,7 +32,7 @@ def test_reward_function_has_a_deadline(run_trainer: RunTrainer) -> None:
     async def never(task: dict[str, str], answer: str) -> None:
         await asyncio.Event().wait()
 
-    run = run_trainer({"reward": {"timeout_s": 0.01}}, agent=said, reward=never, raises=RolloutError)
+    run = run_trainer({"reward": {"timeout_s": 0.01}}, agent=answering, reward=never, raises=RolloutError)
     assert "never did not finish within 0.01 s: raise reward.timeout_s" in str(run.error)
 
 
@@ -45,7 +45,7 @@ def test_groups_are_scored_before_training(run_trainer: RunTrainer) -> None:
         groups.append(len(answers))
         return [float(place) for place in range(len(answers))]
 
-    run = run_trainer({"eval": {"num_rollouts": 2}}, agent=said, val=True, reward=ordered)
+    run = run_trainer({"eval": {"num_rollouts": 2}}, agent=answering, val=True, reward=ordered)
     assert sorted(groups) == [2] * 4 + [3] * 4, "two evaluations and two steps, of two tasks each"
     assert [line["rollout/reward"] for line in run.lines if "rollout/reward" in line] == [1.0, 1.0]
     assert [line["eval/reward"] for line in run.lines if "eval/reward" in line] == [0.5, 0.5]
@@ -59,7 +59,7 @@ def test_group_with_a_failing_reward_is_dropped_and_counted(run_trainer: RunTrai
             raise ValueError("figs have no order")
         return [0.0, 0.5, 1.0]
 
-    run = run_trainer({"tasks_per_step": 4, "num_steps": 1}, agent=said, reward=broken)
+    run = run_trainer({"tasks_per_step": 4, "num_steps": 1}, agent=answering, reward=broken)
     assert (run.lines[-1]["rollout/num_failed"], run.lines[-1]["dropped/error"]) == (3, 3)
     assert run.lines[-1]["rollout/reward"] == 0.5
 
@@ -69,7 +69,7 @@ def test_reward_parts_have_metrics_and_weights(run_trainer: RunTrainer) -> None:
         return {"right": 1.0, "length": len(answer)}
 
     config = {"tasks_per_step": 4, "num_steps": 1, "reward": {"weights": {"length": 0.5}}}
-    run = run_trainer(config, agent=said, reward=both)
+    run = run_trainer(config, agent=answering, reward=both)
     assert [run.lines[-1][f"rollout/part/{name}"] for name in ("right", "length")] == [1.0, 4.5]
     assert run.lines[-1]["rollout/reward"] == 1 + 0.5 * 4.5
     assert run.lines[-1]["rollout/accuracy"] == 1.0
@@ -78,10 +78,10 @@ def test_reward_parts_have_metrics_and_weights(run_trainer: RunTrainer) -> None:
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        (said, {"config": {"reward": {"timeout_s": 1.0}}}, r"reward\.timeout_s=1\.0 would have no effect"),
-        (said, {"reward": lambda answer: 1.0}, "must take a task and an answer"),
-        (said, {"reward": 1.0}, r"reward=1\.0: use a function"),
-        (with_reward(said, lambda task, answer: 1.0), {"reward": print}, "has a reward function already"),
+        (answering, {"config": {"reward": {"timeout_s": 1.0}}}, r"reward\.timeout_s=1\.0 would have no effect"),
+        (answering, {"reward": lambda answer: 1.0}, "must take a task and an answer"),
+        (answering, {"reward": 1.0}, r"reward=1\.0: use a function"),
+        (with_reward(answering, lambda task, answer: 1.0), {"reward": print}, "has a reward function already"),
     ],
 )
 def test_unusable_reward_is_rejected(agent: Any, options: dict[str, Any], message: str) -> None:

@@ -42,12 +42,12 @@ ONCE: dict[str, Any] = {"rollout": {**CONFIG["rollout"], "num_retries": 0}}
 
 
 def every_other(index: int) -> float:
-    """Rewards that differ within every group, whichever rollout comes first."""
+    """Return rewards that differ within every group, in any order of rollouts."""
     return float(index % 2)
 
 
 class Drawn(GridWorldEnv):
-    """Reads rows in its own way."""
+    """Has its own format of rows."""
 
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Drawn:
@@ -324,7 +324,7 @@ def test_max_steps_of_a_workflow_is_a_warning(tmp_path: Path, caplog: pytest.Log
     assert "rollout.max_steps=3 has no effect" in caplog.text
 
 
-def says(question: str) -> str:
+def text_agent(question: str) -> str:
     return question
 
 
@@ -395,8 +395,8 @@ def says(question: str) -> str:
             r"workflow_args=\[3\]",
         ),
         (
-            {"agent_run_func": says},
-            "says returns text .-> str.",
+            {"agent_run_func": text_agent},
+            "text_agent returns text .-> str.",
         ),
         ({"agent_class": Echo, "env_class": BaseEnv}, "env_class=BaseEnv has no from_dict, reset, step"),
         ({"workflow_class": Workflow}, "workflow_cls=Workflow has no run"),

@@ -131,7 +131,7 @@ def test_proxy_answering_for_the_gateway_is_reported(status: int, message: str) 
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(("a" + "é" * 200).encode())  # its 200th byte is half a letter
+            self.wfile.write(("a" + "é" * 200).encode())  # its 200th byte is half of a character
 
         def log_message(self, *args: object) -> None: ...
 

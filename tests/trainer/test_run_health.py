@@ -100,7 +100,7 @@ def test_missing_metrics_give_no_warnings() -> None:
 
 
 def collapse_at(entropies: Sequence[float], rewards: Sequence[float], **others: float) -> int | None:
-    """The first step of a run in which its entropy is a sign, counted from 1."""
+    """Return the first step of a run with a warning about its entropy, counted from 1."""
     watch = RunHealth()
     for step, (entropy, reward) in enumerate(zip(entropies, rewards, strict=True), start=1):
         metrics = {**HEALTHY, "policy/entropy": entropy, "rollout/reward": reward, "rollout/accuracy": reward, **others}

@@ -1,4 +1,4 @@
-"""Rejection sampling: what earned enough, token for token."""
+"""Rejection sampling: the best rollouts, token for token."""
 
 from __future__ import annotations
 

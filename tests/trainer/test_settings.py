@@ -1,4 +1,4 @@
-"""No dead settings: every key of the configuration is changed once, and the change must be seen in what the run does."""
+"""No dead settings: every key of the configuration is changed once, with a visible effect on the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OtherBackend(ScriptedBackend):
 
 
 class Noting(ConsoleTracker):
-    """A tracker that leaves a trace of itself."""
+    """A tracker that leaves a file."""
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir)
@@ -123,7 +123,7 @@ COMMON: dict[str, Any] = {
     "rollout": {"num_retries": 0},
 }
 EVALUATED: dict[str, Any] = {**COMMON, "eval": {"every": 0, "temperature": 0.5}}
-"""By which what is asked in an evaluation is known."""
+"""Text by which requests of an evaluation are recognised."""
 
 
 def dropped(reason: str) -> Callable[[Run], float]:
@@ -131,14 +131,14 @@ def dropped(reason: str) -> Callable[[Run], float]:
 
 
 def largest_advantage(run: Run) -> float:
-    """Of the rewards 1, 0 and 1."""
+    """Advantages of the rewards 1, 0 and 1."""
     batches = run.backend.batches
     return round(float(batches[0].advantages.abs().max()), 3) if batches else 0.0
 
 
 Observe = Callable[[Run], Any]
 SEEN: dict[str, tuple[Any, Observe, Any]] = {
-    # key: (value, what is looked at, what it then is); without the setting it must be something else
+    # key: (value, the inspected property, its expected value), different without the setting
     "run_dir": ("other", lambda run: run.trainer.run_dir.name, "other"),
     "seed": (4, lambda run: set(run.words[:6]), {"kiwi", "papaya"}),
     "num_steps": (3, lambda run: len(run.backend.batches), 3),
@@ -210,7 +210,7 @@ def is_quantized(layer: Any) -> bool:
 
 
 BUILT: dict[str, tuple[Any, Callable[[LocalBackend], Any], Any]] = {
-    # the same for what the local backend is built from
+    # the same for the arguments of the local backend
     "model.dtype": ("bfloat16", lambda backend: str(backend.model.dtype), "torch.bfloat16"),
     "model.device": ("cpu:0", lambda backend: str(backend.device), "cpu:0"),
     "model.tool_prompt": ("hermes", lambda backend: "rllm tool prompt" in backend.inference.template.text, True),
@@ -256,7 +256,7 @@ ELSEWHERE = {
     "data.replay": "test_replay.py::test_batch_contains_a_share_of_earlier_groups",
     "data.replay_steps": "test_replay.py::test_groups_are_replayed_while_they_are_recent",
     "data.sampling": "test_sampling_of_runs.py::test_resumed_run_samples_like_the_uninterrupted_one",
-    # what it takes more to see: a test that does
+    # settings with a separate test
     "model.tool_parser": "test_settings.py::test_invalid_value_is_rejected",
     "model.chat_template": "test_settings.py::test_chosen_template_is_kept_in_checkpoints",
     "optim.name": "../pretrained/test_quantized.py::test_8_bit_adamw_steps_are_close_to_those_of_adamw",
@@ -381,7 +381,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@lru_cache(maxsize=2)  # most are compared with one and the same; each maps more than a gigabyte
+@lru_cache(maxsize=2)  # most are compared with the same one; each maps more than a gigabyte
 def built(folder: Path, *overrides: str) -> LocalBackend:
     backend = LocalBackend.from_config(load_config([f"model.path={folder}", *overrides]))
     backend.close()

@@ -45,7 +45,7 @@ def cut_off(question: str, base_url: str) -> float:
 
 
 def named_apart(question: str, base_url: str) -> Trajectory:
-    """An agent that gives each trajectory a name of its own."""
+    """An agent that gives each trajectory a different name."""
     return Trajectory(name=f"agent {base_url}", reward=varied(question, base_url))
 
 

@@ -73,7 +73,7 @@ def model(tokenizer: Any) -> Any:
     return new_model(tokenizer, TinyPolicyRecipe(**SIZES, seed=1)).eval()
 
 
-class Says:
+class Scripted:
     """A teacher with scripted scores."""
 
     def __init__(self, *logprobs: float) -> None:
@@ -86,7 +86,7 @@ class Says:
 def assembled(
     algorithm: Algorithm, *rewards: float | None, roles: Any = None, logprobs: Any = (), scorer: Any = None
 ) -> Assembled:
-    """Rollouts of one task, of two tokens each, sampled with log-probabilities of -1."""
+    """Return rollouts of one task, of two tokens each, sampled with log-probabilities of -1."""
     episodes = [
         Episode(
             task_id="t",
@@ -99,7 +99,9 @@ def assembled(
         )
         for index, reward in enumerate(rewards)
     ]
-    return assemble(episodes, algorithm, step=0, temperature=1.0, teacher=Says(*logprobs), scorer=scorer, roles=roles)
+    return assemble(
+        episodes, algorithm, step=0, temperature=1.0, teacher=Scripted(*logprobs), scorer=scorer, roles=roles
+    )
 
 
 def test_advantage_of_a_token_comes_from_the_teacher() -> None:
@@ -111,8 +113,8 @@ def test_advantage_of_a_token_comes_from_the_teacher() -> None:
 
 
 def test_teacher_is_compared_with_the_current_policy() -> None:
-    """Answers of a run with rollout.max_staleness, or of a sampler that is not exactly the trainer."""
-    found = assembled(Distill(correction="truncate"), None, logprobs=(-0.5, -3.0), scorer=Says(-0.5, -2.0))
+    """Answers of a run with rollout.max_staleness, or of a sampler that differs slightly from the trainer."""
+    found = assembled(Distill(correction="truncate"), None, logprobs=(-0.5, -3.0), scorer=Scripted(-0.5, -2.0))
     assert found.batch.advantages.tolist() == [0.0, -1.0]
 
 
@@ -135,7 +137,7 @@ def test_each_step_has_its_own_teacher_advantage() -> None:
 
 
 def batch_of(*rows: list[int]) -> Batch:
-    """Sequences whose first two tokens are the prompt."""
+    """Return sequences whose first two tokens are the prompt."""
     spans = [[StepSpan(step_id=str(row), start=2, stop=len(ids))] for row, ids in enumerate(rows)]
     logprobs = [[-1.0] * (len(ids) - 2) for ids in rows]
     return Batch.of(
@@ -315,7 +317,7 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def speak(word: str, base_url: str) -> None:
-    """Asks, and judges nothing."""
+    """Calls the model, and returns no reward."""
     ask(base_url, word, max_tokens=6)
 
 

@@ -1,4 +1,4 @@
-"""Roll out each task of a named environment with a scripted model, two at a time, and print a JSON line about it.
+"""Roll out each task of a named environment with a scripted model, two at a time, and print its result as a JSON line.
 
 python roll_out.py SPEC
 """

@@ -1,4 +1,4 @@
-"""Environments of the package verifiers, of both its interfaces, each with its own version in an environment of its own."""
+"""Environments of the package verifiers, of both its interfaces, each with its own version in its own environment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rollouts_of_an_environment_are_captured_by_the_gateway(venv: Path, name
     assert (red["task"], red["reward"], red["answer"]) == (f"{name}/0", 1.0, "It is red.")
     assert (blue["reward"], blue["answer"]) == (1.0, "Say blue.")
     assert red["tokens"] > 0
-    assert red["metrics"]["says"] == 1.0
+    assert red["metrics"]["repeats"] == 1.0
     assert green.get("error") or green["reward"] == 0.0
 
 

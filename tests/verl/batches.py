@@ -13,7 +13,7 @@ VOCABULARY = 200
 
 
 def sequence(rng: random.Random, num_turns: int) -> TokenSequence:
-    """A prompt, and answers with something inserted between them."""
+    """Return a prompt, and answers with other tokens inserted between them."""
     ids, spans = words(rng, rng.randint(3, 12)), []
     for turn in range(num_turns):
         answer = words(rng, rng.randint(2, 8))
@@ -30,7 +30,7 @@ def words(rng: random.Random, count: int) -> list[int]:
 
 
 def batch_for(algorithm: Algorithm, *, num_sequences: int = 7, seed: int = 0, temperature: float = 1.0) -> Batch:
-    """A batch with random advantages; an odd number of sequences, so that two workers need a filler."""
+    """Return a batch with random advantages; an odd number of sequences, so that two workers need a filler."""
     rng = random.Random(seed)
     batch = Batch.of([sequence(rng, 1 + number % 3) for number in range(num_sequences)], temperature=temperature)
     generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ if find_spec("verl") is None or find_spec("ray") is None:
     collect_ignore_glob = ["test_*.py"]
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a key into the home of the user who runs the tests
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it every start warns of what is to come
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it every start prints a deprecation warning
 os.environ.pop("RAY_ADDRESS", None)
 
 STORE_BYTES = 128 * 2**20
@@ -23,7 +23,7 @@ STORE_BYTES = 128 * 2**20
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A cluster that this process is connected to, as a user's own program may be."""
+    """A cluster to which this process is connected, as a user's own program may be."""
     import ray
 
     ray.init(
@@ -39,7 +39,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model, whose attention is that of grouped queries."""
+    """A small random model with grouped-query attention."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer(["the user asks the assistant, and the assistant answers\n"] * 50, vocab_size=400)
     recipe = TinyPolicyRecipe(hidden_size=64, num_layers=2, num_heads=4, num_key_value_heads=2, intermediate_size=128)

@@ -110,7 +110,7 @@ def settings(model_folder: Path, run_dir: Path, *more: str) -> list[str]:
 
 
 def tasks_of(tmp_path: Path, **more: Any) -> tuple[Path, Path]:
-    """A file of tasks, and the file in which their rollouts write who made them, and where."""
+    """A file of tasks, and the file in which their rollouts record their process and node."""
     data, log = tmp_path / "tasks.jsonl", tmp_path / "log"
     data.write_text("".join(json.dumps({"word": word, "log": str(log), **more}) + "\n" for word in ("fig", "kiwi")))
     return data, log

@@ -17,7 +17,7 @@ from rllm.types import Episode, Step, Trajectory
 
 
 class Doing:
-    """Every rollout leaves a line in `log`, if there is one, when it begins."""
+    """Every rollout writes a line to `log`, if there is one, when it starts."""
 
     def __init__(self, log: Path | None = None) -> None:
         self.log = log

@@ -1,4 +1,4 @@
-"""An adapter trained by verl's workers: its reference, what is published of it, and its checkpoints."""
+"""An adapter trained by verl's workers: its reference, its published weights, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def backend(cluster: None, model_folder: Path) -> Iterator[VerlBackend]:
 
 
 def logprobs_of(model: Any, batch: Batch) -> Tensor:
-    """[N] by a plain forward pass of each sequence."""
+    """Return [N] by a plain forward pass of each sequence."""
     answer = []
     with torch.no_grad():
         for sequence in batch.sequences:

@@ -1,4 +1,4 @@
-"""verl's own policy losses on batches in pieces: each is the mean that the settings name, over the whole batch."""
+"""verl's own policy losses on batches in pieces: each is the configured mean over the whole batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config_of(model_folder: Path, loss: str, aggregation: str) -> TrainConfig:
 def test_unmoved_policy_gives_the_plain_policy_gradient_for_each_loss(
     model_folder: Path, loss: str, aggregation: str
 ) -> None:
-    """Its slope at a token is minus the advantage times the token's weight, however the sequences are divided."""
+    """Its derivative at a token is minus the advantage times the token's weight, for any division of the sequences."""
     config = config_of(model_folder, loss, aggregation)
     check(config)
     from verl.utils.config import omega_conf_to_dataclass

@@ -20,7 +20,7 @@ from .batches import batch_for
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 
 
-# A bound of attention scores, which torch's own attention passes over; dropout; and a model that has not got that attention.
+# A bound of attention scores, which torch's own attention ignores; dropout; and a model without that attention.
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 MODELS = {
     "gemma2": {

@@ -1,4 +1,4 @@
-"""Every node of a real cluster is asked before a run takes anything of it."""
+"""Every node of a real cluster is checked before a run allocates anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are handed to a cluster's own job server with `ray job submit`, as on Kubernetes: sent, watched, stopped."""
+"""Runs submitted to a cluster's own job server with `ray job submit`, as on Kubernetes: started, watched, stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 def jobs() -> Iterator[str]:
     """The address of the job server of a cluster, to which this process is not connected.
 
-    It has one node: two on one machine share a folder for what is sent, and each removes from it what it alone has done with.
+    It has one node: two on one machine share a folder for submitted files, and each removes those that it no longer needs.
     """
     from ray.cluster_utils import Cluster
 
@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def submit(jobs: str, project: Path, model_folder: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """The command that submits a run of the project under a name."""
+    """Return the command that submits a run of the project under a name."""
 
     def command(name: str, data: Path, *words: str) -> list[str]:
         asked = f"train agents/agent.py:answer --data {data} rollout.runner=ray ray.num_actors=2".split()
@@ -97,7 +97,7 @@ def test_stopping_a_run_ends_all_its_processes(submit: Callable[..., list[str]],
 
 
 def driver_of(name: str) -> int:
-    """The process of the run that was submitted under this name."""
+    """Return the process of the run that was submitted under this name."""
     for process in psutil.process_iter(["cmdline"]):
         if "agents/agent.py:answer" in (process.info["cmdline"] or ()) and "job" not in process.info["cmdline"]:
             return int(process.pid)

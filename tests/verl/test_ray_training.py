@@ -22,7 +22,7 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of a head and another node; this process is not connected."""
+    """Address of a cluster of a head and another node; this process is not connected."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
@@ -104,7 +104,7 @@ def test_verl_workers_and_rollouts_share_a_cluster(
 
 
 def begun(command: list[str], project: Path, log: Path) -> tuple[subprocess.Popen[bytes], set[int]]:
-    """A driver whose rollouts are under way, and the processes that make them."""
+    """Start a driver with rollouts in progress, and return it with their processes."""
     driver = subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: len(who(log)) >= 4 or driver.poll() is not None)
     assert driver.poll() is None

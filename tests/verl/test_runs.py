@@ -1,4 +1,4 @@
-"""Whole runs on two workers: each of the three doors, each with another algorithm, and the reward rises."""
+"""Whole runs on two workers: each of the three rollout sources with another algorithm, and the reward rises."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(run_dir: Path, settings: Sequence[str], *, resume: bool = False, **doo
 
 
 def rewards(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """On held-out tasks, of the untrained and of the trained policy."""
+    """Rewards on held-out tasks, of the untrained and of the trained policy."""
     judged = [line["eval/reward"] for line in lines if "eval/reward" in line]
     return judged[0], judged[-1]
 
@@ -86,7 +86,7 @@ def test_workflow_learns_by_grpo_and_a_killed_run_resumes_exactly(cluster: None,
     assert learnt(again) == learnt(lines)
 
 
-def say(question: str, answer: str, base_url: str) -> float:
+def answering(question: str, answer: str, base_url: str) -> float:
     """An agent as its author writes it: any client, through the gateway."""
     body = json.dumps({"model": "any", "messages": [{"role": "user", "content": question}]}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
@@ -97,7 +97,7 @@ def say(question: str, answer: str, base_url: str) -> float:
 
 def test_agent_function_learns_by_remax(cluster: None, tmp_path: Path) -> None:
     before, after = rewards(
-        train(tmp_path / "run", ["algorithm.name=remax", "num_steps=24", "eval.every=0"], agent_run_func=say)
+        train(tmp_path / "run", ["algorithm.name=remax", "num_steps=24", "eval.every=0"], agent_run_func=answering)
     )
     assert after > before + 0.15
 

@@ -1,4 +1,4 @@
-"""Two workers of verl's, sampled from by a real vLLM: it is given the weights after each update, and proves that it has them."""
+"""Two workers of verl, sampled by a real vLLM: it gets the weights after each update, and proves that it has them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def vllm_command(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def wide_policy() -> Path:
-    """The alphabet's, with heads of 32, the smallest that vLLM's attention on CPUs has, and room for the proof of an update."""
+    """The policy of the alphabet, with heads of 32, the smallest for vLLM's attention on CPUs, and room for the probe."""
     from learning.alphabet import RECIPE, STARTS_RIGHTLY, conversations
 
     return tiny_policy(

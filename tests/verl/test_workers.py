@@ -1,6 +1,6 @@
 """The same batches through verl's workers and through the local backend: the numbers agree to float32 error.
 
-One group of two workers, with a policy, a reference and a critic, serves all of these tests; the last of them ends it.
+One group of two workers, with a policy, a reference and a critic, serves all of these tests; the last test closes it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Pair:
     verl: VerlBackend
     local: LocalBackend
 
-    def begin_anew(self, checkpoints: Path) -> None:
-        """Both as they were when they were made."""
+    def restart(self, checkpoints: Path) -> None:
+        """Restore both to their initial state."""
         self.verl.load(checkpoints / "verl")
         self.local.load(checkpoints / "local")
 
@@ -73,10 +73,10 @@ def pair(cluster: None, model_folder: Path) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def beginning(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of both, before anything was learnt."""
+    """Checkpoints of both, before any training."""
     folder = tmp_path_factory.mktemp("beginning")
     batch = batch_for(PPO())
-    pair.local.values(batch)  # makes its critic
+    pair.local.values(batch)  # creates its critic
     for name, backend in (("verl", pair.verl), ("local", pair.local)):
         (folder / name).mkdir()
         backend.save(folder / name)
@@ -124,7 +124,7 @@ ALGORITHMS = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -> None:
     """Two steps of two updates each: the second update is off-policy."""
-    pair.begin_anew(beginning)
+    pair.restart(beginning)
     for seed in range(2):
         batch = batch_for(algorithm, seed=seed)
         if algorithm.demonstrated:
@@ -143,7 +143,7 @@ def test_losses_and_updates(pair: Pair, beginning: Path, algorithm: Algorithm) -
 
 
 def test_sequence_longer_than_a_pass_is_processed_alone(pair: Pair, beginning: Path) -> None:
-    pair.begin_anew(beginning)
+    pair.restart(beginning)
     long = Batch.of([sequence(random.Random(seed), num_turns) for seed, num_turns in enumerate((1, 9, 2, 7, 1))])
     assert max(len(item.ids) for item in long.sequences) > 48, "optim.micro_batch_tokens"
     batch = replace(long, advantages=torch.ones(long.num_tokens)).with_weights("token-mean", None)
@@ -157,7 +157,7 @@ def test_sequence_longer_than_a_pass_is_processed_alone(pair: Pair, beginning: P
 def test_update_with_non_finite_gradient_is_skipped_and_reported(
     pair: Pair, beginning: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pair.begin_anew(beginning)
+    pair.restart(beginning)
     batch = batch_for(GRPO())
     before = pair.verl.score(batch)
     assert batch.advantages is not None
@@ -167,14 +167,14 @@ def test_update_with_non_finite_gradient_is_skipped_and_reported(
 
 
 def test_verl_policy_loss_replaces_ours(pair: Pair, beginning: Path) -> None:
-    """Its `vanilla` is PPO's, with a dual clip; so ours is the same where that is set."""
+    """Its `vanilla` is PPO's, with a dual clip; so ours is the same if that is set."""
     algorithm = GRPO(
         kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0, correction="truncate", aggregation="seq-mean-token-mean"
     )
     config = pair.verl._config
     pair.verl._config = load_config(config, ["verl.policy_loss=vanilla"])
     try:
-        pair.begin_anew(beginning)
+        pair.restart(beginning)
         pair.verl._learns_with = None
         for seed in range(2):
             batch = batch_for(algorithm, seed=seed)
@@ -188,7 +188,7 @@ def test_verl_policy_loss_replaces_ours(pair: Pair, beginning: Path) -> None:
 
 
 def test_critic_losses_and_updates(pair: Pair, beginning: Path) -> None:
-    pair.begin_anew(beginning)
+    pair.restart(beginning)
     algorithm = PPO(kl_coef=0.1)
     for seed in range(3):
         metrics, values = [], []
@@ -212,7 +212,7 @@ def test_critic_losses_and_updates(pair: Pair, beginning: Path) -> None:
 
 
 def test_published_weights_are_the_trained_ones(pair: Pair, beginning: Path) -> None:
-    pair.begin_anew(beginning)
+    pair.restart(beginning)
     batch = batch_for(GRPO())
     update_weights(pair.verl, batch, GRPO())
     version = pair.verl.weight_version
@@ -231,7 +231,7 @@ def by_sequence(values: Tensor, batch: Batch) -> list[Tensor]:
 
 
 def test_checkpoint_is_an_ordinary_folder_and_resumes_exactly(pair: Pair, beginning: Path, tmp_path: Path) -> None:
-    pair.begin_anew(beginning)
+    pair.restart(beginning)
     batch = batch_for(GRPO())
     update_weights(pair.verl, batch, GRPO())
     pair.verl.save(tmp_path)
@@ -251,7 +251,7 @@ def test_checkpoint_is_an_ordinary_folder_and_resumes_exactly(pair: Pair, beginn
 
 @dataclass(frozen=True, kw_only=True)
 class Hungry(GRPO):
-    """Asks for more memory than there is."""
+    """Allocates more memory than there is."""
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

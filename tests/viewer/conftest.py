@@ -1,4 +1,4 @@
-"""A real, small training to look at, and a client that looks."""
+"""A real, small training run to view, and a client of the viewer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def judge(question: str) -> None:
 
 
 def make_agent() -> Callable[..., list[Trajectory]]:
-    """A solver and a judge; every fifth rollout fails, every third edits its history, and rewards go by turns."""
+    """A solver and a judge; every fifth rollout fails, every third edits its history, and rewards alternate."""
     turns, lock = itertools.count(), threading.Lock()
 
     def agent(question: str) -> list[Trajectory]:

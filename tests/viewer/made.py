@@ -1,4 +1,4 @@
-"""Run folders as a trainer leaves them, written without one: large ones, and one whose every text attacks the reader."""
+"""Run folders like those of a trainer, written without one: large ones, and one whose every text is an attack."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_metrics(folder: Path, num_steps: int, **more: float) -> None:
 
 
 def large_run(folder: Path, *, num_episodes: int) -> Path:
-    """100 rollouts to a step, each of one short call."""
+    """100 rollouts per step, each of one short call."""
     folder.mkdir(parents=True)
     write_metrics(folder, max(num_episodes // 100, 1))
     with SqliteTraceStore(folder / "traces.db") as store:

@@ -22,7 +22,7 @@ from .made import ATTACK, hostile_run, outcome_of, trace_of, write_metrics
 
 
 class Elements(HTMLParser):
-    """The elements of a page, and the attributes that could run something."""
+    """Return the elements of a page, and the attributes that could run code."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_content_of_a_run_is_never_executed(look: Client, tmp_path: Path) -> Non
 
 
 class Touch:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Every page over HTTP, of a run that was really trained."""
+"""Every page over HTTP, of a real training run."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_evaluation_page_shows_its_report(look: Client, tmp_path: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     client = look(folder)
     assert "Nothing was measured yet" in client.get("/run/judged").text
-    (folder / "report.json").write_text('{"num_tasks": "some"}')  # of something else
+    (folder / "report.json").write_text('{"num_tasks": "some"}')  # of another program
     assert "Nothing was measured yet" in client.get("/run/judged").text
     outcome = Outcome(task_id="a", index=0, is_correct=True, rewards={"agent": 1.0})
     EvaluationFolder(folder).write_report(report_on([outcome]))
@@ -310,7 +310,7 @@ def test_folder_of_another_program_hides_no_run(look: Client, tmp_path: Path, co
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """One of a user who is not root, as that user: root may read everything."""
+    """A folder of a user who is not root, as that user: root may read everything."""
     folder, is_root = Path(tempfile.mkdtemp()), os.geteuid() == 0
     if is_root:
         os.chown(folder, 65534, 65534)

@@ -54,7 +54,7 @@ class VLLM:
         adapter: Adapter | None = None,
         handover: Handover | None = None,
     ) -> Iterator[ServerSampler]:
-        """A sampler of this model on the server, which stays."""
+        """Return a sampler of this model on the server, which keeps running."""
         server = VLLMServer.join(self.url)
         sampler = ServerSampler(
             server,
@@ -88,7 +88,7 @@ def environment() -> Iterator[None]:
 
 
 class Servers:
-    """Starts servers, and stops the one before."""
+    """Starts servers, and stops the previous one."""
 
     def __init__(self, command: str, folder: Path) -> None:
         from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
@@ -100,7 +100,7 @@ class Servers:
         self.tokenizer = train_tokenizer(
             ["the user asks the assistant, and the assistant answers\n"] * 50, vocab_size=600
         )
-        # Heads of 32: vLLM's attention on CPUs has no others that are as small.
+        # Heads of 32: the smallest for vLLM's attention on CPUs.
         sizes: dict[str, Any] = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "intermediate_size": 256}
         self.new_model: Callable[[int], Any] = lambda seed: new_model(
             self.tokenizer, TinyPolicyRecipe(seed=seed, **sizes)
@@ -134,7 +134,7 @@ class Servers:
         return running
 
     def close(self) -> None:
-        """Stop the one that runs."""
+        """Stop the running server."""
         self._running = None
         self._current.close()
 

@@ -1,4 +1,4 @@
-"""Through the gateway, in front of a real vLLM: what is stored is what was sampled, in every dialect and over every turn."""
+"""Through the gateway, in front of a real vLLM: the store has the sampled tokens, in every dialect and over every turn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def responses(gateway: GatewayServer, turns: int, *, stream: bool, seed: int = 0
             asked: Any = {"model": "policy", "input": items, "max_output_tokens": 20}
             if stream:
                 *_, last = client.responses.create(stream=True, **asked)
-                text = last.response.output_text  # of `response.incomplete`, where it was cut off
+                text = last.response.output_text  # of `response.incomplete`, if it was truncated
             else:
                 text = client.responses.create(**asked).output_text
             items += [{"role": "assistant", "content": text.strip()}, {"role": "user", "content": NEXT}]
@@ -147,7 +147,7 @@ async def test_agents_in_this_process_are_captured_as_exactly(vllm: VLLM) -> Non
 
 
 def assert_exact(vllm: VLLM, trace: Trace) -> None:
-    """The stored log-probabilities are those of a plain forward pass in float32, at the temperature of the call."""
+    """Check that stored log-probabilities are those of a plain forward pass in float32, at the temperature of the call."""
     assert trace.error is None
     ids = torch.tensor([[*trace.prompt_ids, *trace.response_ids]])
     with torch.no_grad():

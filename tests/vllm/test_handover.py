@@ -28,7 +28,7 @@ ROUNDING = 1e-4
 
 
 def changed(model: Any, *, by: float = 0.02, seed: int = 0) -> Any:
-    """The model after what could be an update."""
+    """Change the model like an update would."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -88,7 +88,7 @@ def test_answer_in_progress_continues_under_the_new_weights(vllm: VLLM, tmp_path
 
 
 async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[list[int], list[float], Route]:
-    """Ids of prompt and answer, log-probabilities of the answer, and its way; after some tokens the weights change."""
+    """Ids of prompt and answer, log-probabilities of the answer, and its endpoint; the weights change after some tokens."""
     upstream = sampler.inference.new_upstream()
     asked = {"messages": [{"role": "user", "content": "and?"}], "max_tokens": 800, "ignore_eos": True, "stream": True}
     call = UpstreamCall(id="call", request=upstream.prepare(asked), route=Route())
@@ -144,7 +144,7 @@ def test_small_update_is_verified_by_checksums_and_direction(vllm: VLLM, tmp_pat
     handover = Forgets(FileTransfer(), times=0)
     with vllm.sampler(model, tmp_path / "weights", handover=handover) as sampler:
         sampler.sync_weights(0)
-        changed(model, by=1e-5)  # moves log-probabilities by some 1e-5, where 1e-3 is taken for rounding
+        changed(model, by=1e-5)  # changes log-probabilities by some 1e-5, where 1e-3 counts as rounding
         handover.times = 2
         with pytest.raises(WeightSyncError, match="is not the trainer's, bit for bit"):
             sampler.sync_weights(1)

@@ -1,4 +1,4 @@
-"""Calls as chat templates print them are read alike by our formats and by vLLM's parsers, which run in its environment."""
+"""Calls rendered by chat templates are parsed alike by our formats and by vLLM's parsers, which run in its environment."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ VLLM_DIFFERS = {
     "phi4_mini_json": "ends the list of calls at the first bracket that closes, also one in the arguments",
     "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506": "takes the call's id as a part of the tool's name",
 }
-"""Formats, or templates, of which vLLM reads some calls differently from what was printed."""
+"""Formats, or templates, of which vLLM parses some calls differently from the rendered ones."""
 CALLS_END_THE_ANSWER = ("llama3_json", "llama4_json", "mistral", "granite")
-"""Formats in which calls followed by text are text for us, as the templates end the turn; vLLM reads them as calls."""
+"""Formats in which calls followed by text are text for us, as the templates end the turn; vLLM parses them as calls."""
 VLLM_NAMES = {"deepseek_r1": "deepseek_v3", "llama.cpp/deepseek-ai-DeepSeek-V3.1": "deepseek_v31"}
 
 TEXTS = ('it\'s a "quoted" café', "line\n🎉 {[<&>]}", "null", "\\d, k: v")
@@ -65,7 +65,7 @@ BY_HAND: dict[str, tuple[str, Callable[[str, dict[str, Any]], str], str]] = {
     "pythonic": ("[", _python, "]"),
     "llama4_pythonic": ("<|python_start|>[", _python, "]<|python_end|>"),
 }
-"""Formats that no template of the survey prints: what stands before the calls, how one is written, what follows."""
+"""Formats that no template of the survey renders: the text before the calls, the format of one, the text after."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The demo's agent trained with a real vLLM as sampler: `model.engine=vllm` is all that differs from the embedded one."""
+"""The demo's agent trained with a real vLLM as sampler: only `model.engine=vllm` differs from the embedded one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .conftest import ARGUMENTS, START_S, Servers
 
 pytestmark = pytest.mark.vllm
 RECIPE = TinyPolicyRecipe(hidden_size=128, intermediate_size=384)
-"""The demo's, with heads of 32."""
+"""The demo's policy, with heads of 32."""
 NUM_STEPS, KILLED_IN_STEP = 12, 4
 ROUNDING = 1e-4
 
@@ -44,7 +44,7 @@ class Killer:
             self.num_steps = step
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     def progress(self, phase: str, done: int, total: int) -> None:
         if phase == "roll out" and self.num_steps == self.in_step - 1 and done == total // 2 and not self.killed:
@@ -54,7 +54,7 @@ class Killer:
                     self.killed.append(child.pid)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Holds nothing back."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def trained(run_dir: Path, *settings: str, tracker: Any = None) -> tuple[AgentTr
         ]
     )
     port = lead_to_gateway(config)
-    from rllm.demo import agent  # makes its client as it is imported
+    from rllm.demo import agent  # creates its client on import
 
     config.model.path = str(demo_policy(agent.SYSTEM, agent.TOOLS, recipe=RECIPE))
     agent.client = agent.OpenAI()
@@ -140,7 +140,7 @@ def test_run_stops_with_the_log_if_its_server_does_not_return(
 
 
 def first_traces(path: Path) -> list[Trace]:
-    """Of the first weights, which are those of the model's folder."""
+    """Checksums of the first weights, which are those of the model's folder."""
     store = open_store(str(path), read_only=True)
     try:
         sessions = store.sessions(limit=40, oldest_first=True)
@@ -151,7 +151,7 @@ def first_traces(path: Path) -> list[Trace]:
 
 
 def assert_exact(path: str, traces: Sequence[Trace]) -> None:
-    """Later turns hold the very tokens of earlier ones, and every log-probability is that of a plain forward pass."""
+    """Check that later turns hold the exact tokens of earlier ones, with the log-probabilities of a plain forward pass."""
     model = load_model(path, dtype="float32", device="cpu").model
     for trace in traces:
         assert DRIFT_KEY not in trace.metadata

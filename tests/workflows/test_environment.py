@@ -33,7 +33,7 @@ class Slow(Countdown):
 
 
 class SlowAsync(Slow):
-    """Is closed by a coroutine."""
+    """Environment that is closed by a coroutine."""
 
     @staticmethod
     def from_dict(info: Any) -> Countdown:

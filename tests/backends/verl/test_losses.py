@@ -36,7 +36,7 @@ def batch() -> Batch:
 
 
 def micro_batches(rows: Rows, outputs: dict[str, torch.Tensor], size: int, dp_size: int) -> list[tuple[Any, Any]]:
-    """(model outputs, data) of so many rows at a time, as verl's engines give them to a loss."""
+    """Yield (model outputs, data) of so many rows at a time, as verl's engines pass them to a loss."""
     columns = {name: column.unbind() for name, column in rows.columns().items()}
     pieces = []
     for start in range(0, len(rows.order), size):
@@ -83,7 +83,7 @@ def test_losses_of_parts_sum_to_the_loss_of_the_whole(
         found = {name: found.get(name, 0.0) + value for name, value in numbers.items()}
     (gradient,) = torch.autograd.grad(total, logprobs)
 
-    torch.testing.assert_close(gradient, 2 * expected, rtol=1e-5, atol=1e-6)  # verl means over its two workers
+    torch.testing.assert_close(gradient, 2 * expected, rtol=1e-5, atol=1e-6)  # verl averages over its two workers
     assert found[LOSS] == pytest.approx(whole.item(), rel=1e-5)
     for name, value in sums.items():
         assert found[name] == pytest.approx(float(value), rel=1e-4, abs=1e-4)

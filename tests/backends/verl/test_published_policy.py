@@ -1,4 +1,4 @@
-"""The policy that verl's workers publish to is sampled from as the local backend's is."""
+"""The policy published by verl's workers is sampled like that of the local backend."""
 
 from __future__ import annotations
 

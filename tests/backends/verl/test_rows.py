@@ -1,4 +1,4 @@
-"""A batch as rows for workers, and back."""
+"""Conversion of a batch to rows for workers, and back."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from rllm.trainer.config import TrainConfig, load_config
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 
 SAID: dict[str, tuple[Any, str, Any]] = {
-    # setting: (value, verl's key, verl's value); by default it is another
+    # setting: (value, verl's key, verl's value), different from the default
     "model.path": ("other", f"{MODEL}.path", "other"),
     "model.gradient_checkpointing": (True, f"{MODEL}.enable_gradient_checkpointing", True),
     "model.lora_rank": (3, f"{MODEL}.lora_rank", 3),

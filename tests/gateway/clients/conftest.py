@@ -1,4 +1,4 @@
-"""The versions of the clients are checked only where another one than the installed is put before it on the path."""
+"""The versions of the clients are checked only if another one than the installed precedes it on the path."""
 
 from __future__ import annotations
 

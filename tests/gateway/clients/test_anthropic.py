@@ -1,4 +1,4 @@
-"""The real `anthropic` package against the gateway: what a client understands is what counts."""
+"""The real `anthropic` package against the gateway, judged by the client's results."""
 
 import anthropic
 import pytest

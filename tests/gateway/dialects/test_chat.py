@@ -1,4 +1,4 @@
-"""Chunks of a chat completion on their way to a client: what is held back for the end, and that nothing is lost by it."""
+"""Chunks of a chat completion on their way to a client: some are held back for the end, and none is lost."""
 
 import json
 
@@ -18,7 +18,7 @@ def entry(logprob):
     return {"token": "x", "logprob": logprob, "bytes": None, "top_logprobs": []}
 
 
-def told(encoder, *chunks):
+def sent_chunks(encoder, *chunks):
     """Return the chunks that a client receives at once, and those at the end."""
     now, later = (
         [json.loads(line[6:]) for line in piece.decode().splitlines() if line.startswith("data: {")]
@@ -32,7 +32,7 @@ def told(encoder, *chunks):
 def test_usage_is_in_the_last_chunk(kind, wanted):
     so_far = chunk({"content": "h"}, usage={**USAGE, "completion_tokens": 1})
     asked = {"prompt": "p", "stream_options": {"include_usage": wanted}}
-    now, later = told(kind(asked), so_far, chunk({"content": "i"}, "stop", usage=USAGE))
+    now, later = sent_chunks(kind(asked), so_far, chunk({"content": "i"}, "stop", usage=USAGE))
     assert not any("usage" in event for event in now)
     assert later[0]["choices"][0]["finish_reason"] == "stop"
     assert [(event["choices"], event["usage"]) for event in later[1:]] == ([([], USAGE)] if wanted else [])
@@ -40,7 +40,7 @@ def test_usage_is_in_the_last_chunk(kind, wanted):
 
 def test_logprob_of_the_end_token_is_included():
     last = chunk({"content": ""}, "stop", logprobs={"content": [entry(-0.25)]})
-    now, [ending] = told(ChatStreamEncoder({"logprobs": True}), chunk({"content": "h"}), last)
+    now, [ending] = sent_chunks(ChatStreamEncoder({"logprobs": True}), chunk({"content": "h"}), last)
     assert [event["choices"][0]["logprobs"] for event in now] == [None, {"content": [entry(-0.25)]}]
     assert now[1]["choices"][0]["finish_reason"] is None
     assert (ending["choices"][0]["finish_reason"], ending["choices"][0]["delta"]) == ("stop", {})

@@ -1,4 +1,4 @@
-"""Any JSON that a client sends is translated, or refused with a 400."""
+"""Any JSON that a client sends is translated, or rejected with a 400."""
 
 from contextlib import suppress
 

@@ -15,7 +15,7 @@ def chat(**asked):
 RESULT = {"type": "tool_result", "tool_use_id": "c"}
 
 
-def said(role, *blocks):
+def messages_of(role, *blocks):
     return {"messages": [{"role": role, "content": list(blocks)}, *HI]}
 
 
@@ -300,9 +300,9 @@ def test_answer_that_ended_in_its_thinking_has_no_text(reason):
         ({"stream": "yes"}, "stream='yes'"),
         ({"n": 0}, "n=0"),
         ({"n": 2}, "n=2: a message is one answer"),
-        (said("user", RESULT, {"type": "x"}), "messages[0].content[1].type='x'"),
-        (said("user", {"type": "text", "text": "t"}, {"type": "x"}, RESULT), "messages[0].content[1].type='x'"),
-        (said("assistant", {"type": "redacted_thinking"}, {"type": "text"}), "messages[0].content[1].text"),
+        (messages_of("user", RESULT, {"type": "x"}), "messages[0].content[1].type='x'"),
+        (messages_of("user", {"type": "text", "text": "t"}, {"type": "x"}, RESULT), "messages[0].content[1].type='x'"),
+        (messages_of("assistant", {"type": "redacted_thinking"}, {"type": "text"}), "messages[0].content[1].text"),
     ],
 )
 def test_malformed_request_error_names_the_field(asked, named):

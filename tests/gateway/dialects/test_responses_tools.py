@@ -29,7 +29,7 @@ def calling(name, arguments="{}"):
 
 
 def called(name, *tools, arguments="{}"):
-    """The item that a chat's call is."""
+    """Return the item for a chat's call."""
     message = {"role": "assistant", "content": None, "tool_calls": [calling(name, arguments)]}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     [item] = from_chat({"id": "resp_1", "choices": [choice]}, {"tools": [*tools]})["output"]

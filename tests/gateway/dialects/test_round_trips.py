@@ -19,7 +19,7 @@ arguments = st.one_of(
 
 @st.composite
 def turns(draw):
-    """An assistant's message, and what follows it: the results of its calls, or the user's next words."""
+    """Strategy for an assistant's message, and the next one: the results of its calls, or the user's answer."""
     made = draw(st.lists(arguments, max_size=3))
     number = draw(st.integers(0, 10**6))
     calls = [
@@ -40,7 +40,7 @@ conversations = st.tuples(texts, texts, st.lists(turns(), max_size=4))
 
 
 def spoken(expected):
-    """An assistant's message as an answer of the upstream."""
+    """Return an assistant's message as an answer of the upstream."""
     return {"id": "msg_1", "choices": [{"index": 0, "message": expected, "finish_reason": "stop"}]}
 
 
@@ -50,7 +50,7 @@ def chat_of(system, first, made):
 
 
 def meant(conversation):
-    """The messages with the arguments of calls compared by what they mean, which is what templates render."""
+    """Return the messages with the arguments of calls parsed, as templates render them."""
     return json.loads(json.dumps(conversation), object_hook=_with_parsed_arguments)
 
 

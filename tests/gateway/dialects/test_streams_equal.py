@@ -19,14 +19,14 @@ calls = st.lists(st.tuples(st.sampled_from(["add", "patch"]), arguments), max_si
 
 @st.composite
 def pieces_of(draw, text):
-    """The text cut anywhere; some pieces may be empty."""
+    """Strategy for the text cut anywhere; some pieces may be empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=3)))
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @st.composite
 def streams(draw):
-    """The chunks of one answer, in batches as the network may bring them."""
+    """Strategy for the chunks of one answer, in batches as the network may deliver them."""
     deltas = [{"role": "assistant", "content": ""}]
     text = draw(st.sampled_from(["content", "refusal"]))
     for name in ("reasoning_content", text):
@@ -61,7 +61,7 @@ def logprobs_of(delta):
 
 
 def streamed(encoder, batches, call_id):
-    """The events that a client gets, and the whole answer that the gateway captured."""
+    """Return the events that a client gets, and the whole answer that the gateway captured."""
     captured = ChatStream()
     sent = b""
     for batch in batches:

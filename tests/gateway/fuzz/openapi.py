@@ -105,7 +105,7 @@ _PAGE = [
 
 
 def openapi(*, needs_key: bool) -> dict[str, Any]:
-    """OpenAPI 3.1 of every route but those of operators."""
+    """Return the OpenAPI 3.1 description of every route except those of operators."""
     paths: dict[str, dict[str, Any]] = {}
     for prefix, session in (("", []), ("/sessions/{session_id}", [_SESSION])):
         for row in WIRE_FORMATS:

@@ -1,6 +1,6 @@
 """Anything may be sent, by clients and by upstreams: each is answered, each 5xx has its cause, and nothing leaks.
 
-A few examples of most by default; `RLLM_FUZZ_EXAMPLES=1000` looks harder, cuts streams at every byte, and tries all routes as
+A few examples of most by default; `RLLM_FUZZ_EXAMPLES=1000` runs more, cuts streams at every byte, and tries all routes as
 they are described.
 """
 
@@ -116,7 +116,7 @@ BODIES = {
 
 
 def path_of(route, stream):
-    """The path of a call; Google's names the stream."""
+    """Return the path of a call; Google's names the stream."""
     return f"{route.replace(':g', ':streamG')}?alt=sse" if stream and ":" in route else route
 
 
@@ -135,7 +135,7 @@ values = st.recursive(
 
 
 def places(value, path=()):
-    """The path of every value inside a value."""
+    """Yield the path of every value inside a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     yield from ((*path, name) for name, _ in items)
     for name, inner in items:
@@ -144,7 +144,7 @@ def places(value, path=()):
 
 @st.composite
 def spoilt(draw, body):
-    """A good body in which up to three values have become others, or are gone."""
+    """Strategy for a valid body in which up to three values are changed or removed."""
     body = copy.deepcopy(body)
     for _ in range(draw(st.integers(0, 3))):
         *path, name = draw(st.sampled_from(sorted(places(body), key=repr)))
@@ -161,7 +161,7 @@ def spoilt(draw, body):
 
 
 class Running:
-    """A gateway in an event loop of its own, which is looked over when it ends."""
+    """A gateway in its own event loop, which is checked when it ends."""
 
     def __init__(self, make_upstream):
         self._runner = asyncio.Runner()
@@ -188,7 +188,7 @@ class Running:
         self.run(check())
 
     def close(self):
-        """End, and see that no task is left."""
+        """Stop, and check that no task is left."""
 
         async def end():
             await self.client.aclose()
@@ -214,7 +214,7 @@ def little_garbage():
 
 @pytest.fixture
 def no_leaks(little_garbage):
-    """As many open files after a test as before."""
+    """Check that as many files are open after a test as before."""
     gc.collect()
     before = num_open_files()
     yield
@@ -239,7 +239,7 @@ NORMAL = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def check_answer(answer):
-    """A call was answered, or refused with the reason."""
+    """Check that a call was answered, or rejected with the reason."""
     assert answer.status_code < 500 or cause_of(answer.json()), answer.text
     if answer.status_code >= 400:
         error = answer.json()["error"]
@@ -415,7 +415,7 @@ PLAIN = {
 
 
 class Cutting:
-    """An upstream that sends so many bytes of an answer and breaks off."""
+    """Upstream that sends so many bytes of an answer and breaks off."""
 
     answer = STREAM
     num_bytes = 0
@@ -454,7 +454,7 @@ def cutting(no_leaks):
 
 
 def cuts(answer):
-    """After how many bytes an answer breaks off."""
+    """Number of bytes after which an answer breaks off."""
     step = 1 if THOROUGH else max(1, len(answer) // 15)
     return [*range(0, len(answer), step), len(answer) - 1, len(answer)]
 

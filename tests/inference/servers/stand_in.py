@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 BEHAVIOUR = json.loads((FOLDER / "behaviour.json").read_text()) if (FOLDER / "behaviour.json").exists() else {}
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
         file.write(
             f"{os.getpid()} {json.dumps([*arguments, 'GPUs=' + os.environ.get('CUDA_VISIBLE_DEVICES', 'all')])}\n"
         )
-    for line in BEHAVIOUR.get("says", ()):
+    for line in BEHAVIOUR.get("prints", ()):
         print(line, flush=True)  # noqa: T201
     if "exits" in BEHAVIOUR:
         sys.exit(BEHAVIOUR["exits"])

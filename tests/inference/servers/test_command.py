@@ -1,4 +1,4 @@
-"""The command line and the environment that a server is started with."""
+"""The command line and the environment with which a server is started."""
 
 from __future__ import annotations
 

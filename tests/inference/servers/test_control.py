@@ -14,7 +14,7 @@ Serve = Callable[[bytes], str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A server that answers its first request with these bytes, and hangs up."""
+    """Start a server that answers its first request with these bytes, and disconnects."""
     sockets: list[socket.socket] = []
 
     def serve(expected: bytes) -> str:

@@ -26,6 +26,6 @@ def test_second_signal_does_not_interrupt_the_shutdown(tmp_path: Path) -> None:
     guard.terminate()
     time.sleep(0.1)
     assert guard.stdin is not None
-    guard.stdin.close()  # as where its parent is gone, too
+    guard.stdin.close()  # also if its parent has ended
     guard.wait(30)
     server.wait(30)

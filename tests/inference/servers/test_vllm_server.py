@@ -1,4 +1,4 @@
-"""A server's life: started, watched, brought back, stopped; over a program that serves vLLM's routes and has no model."""
+"""Lifetime of a server: start, supervision, restart, stop; over a program with vLLM's routes and no model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Start = Callable[..., VLLMServer]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """`start(says=["..."], exits=1)`: a server of that behaviour; stopped after the test."""
+    """`start(prints=["..."], exits=1)`: a server of that behaviour; stopped after the test."""
     started: list[VLLMServer] = []
 
     def start_one(
@@ -72,7 +72,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_server_is_started_and_stopped(start: Start, tmp_path: Path) -> None:
-    server = start(says=["loading the model"])
+    server = start(prints=["loading the model"])
     [pid] = starts(tmp_path)
     assert server.is_ready
     assert server.control.models() == ["policy"]
@@ -115,7 +115,7 @@ def test_key_of_the_environment_is_sent(start: Start, monkeypatch: pytest.Monkey
 )
 def test_failed_start_error_has_log_and_remedy(start: Start, message: str, expected_message: str) -> None:
     with pytest.raises(InferenceError, match=expected_message) as caught:
-        start(says=["first", message], exits=3)
+        start(prints=["first", message], exits=3)
     assert message in str(caught.value)
 
 
@@ -125,7 +125,7 @@ def test_server_that_never_becomes_healthy(start: Start, tmp_path: Path) -> None
     seconds = max(4, round(5 * (time.monotonic() - began)))  # enough to print something, on a busy machine too
     message = rf"vllm\.start_timeout_s={seconds}"
     with pytest.raises(InferenceError, match=message) as caught:
-        start(says=["Loading weights 3 %"], hangs=True, start_timeout_s=float(seconds))
+        start(prints=["Loading weights 3 %"], hangs=True, start_timeout_s=float(seconds))
     assert "Loading weights 3 %" in str(caught.value)
     assert not any(map(is_running, starts(tmp_path)[1:]))
 
@@ -188,7 +188,7 @@ def test_server_that_lost_its_weights_receives_them_again(start: Start) -> None:
 
 @pytest.mark.parametrize("takes_s_to_end", [0.0, 0.5])
 def test_crash_without_remaining_restarts_is_reported(start: Start, takes_s_to_end: float) -> None:
-    server = start(max_restarts=0, says=["all was well"], takes_s_to_end=takes_s_to_end)
+    server = start(max_restarts=0, prints=["all was well"], takes_s_to_end=takes_s_to_end)
     server.watch(lambda: None)
     with pytest.raises(OSError, match=r"closed|reset|disconnected"):
         urllib.request.urlopen(f"{server.url.removesuffix('/v1')}/die")
@@ -216,7 +216,7 @@ def test_server_that_crashes_repeatedly_is_not_restarted(start: Start, tmp_path:
 def test_waiting_for_a_dead_server_raises_with_its_log(start: Start, tmp_path: Path) -> None:
     server = start(max_restarts=1)
     server.watch(lambda: None)
-    (tmp_path / "behaviour.json").write_text(json.dumps({"says": ["RuntimeError: no more"], "exits": 3}))
+    (tmp_path / "behaviour.json").write_text(json.dumps({"prints": ["RuntimeError: no more"], "exits": 3}))
     waiting = ServedEngine(
         server.url,
         model="policy",
@@ -235,7 +235,7 @@ def test_waiting_for_a_dead_server_raises_with_its_log(start: Start, tmp_path: P
 
 
 def test_dead_server_without_supervision_is_not_waited_for(start: Start, tmp_path: Path) -> None:
-    server = start(says=["all is well"])
+    server = start(prints=["all is well"])
     os.kill(starts(tmp_path)[0], signal.SIGKILL)
     wait_for(server.is_gone)
     with pytest.raises(InferenceError, match=r"is gone\. The end of its log .*\nall is well"):

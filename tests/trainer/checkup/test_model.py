@@ -41,7 +41,7 @@ CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
 
 
 def test_template_without_generation_prompt_is_append_only() -> None:
-    """Mistral's: the user's turn ends with what asks for an answer."""
+    """Mistral's: the user's turn ends with the token that opens an answer."""
     end = "{{ '<|im_end|>' if m.role == 'assistant' else '[/INST]' }}"
     found = finding("{{ tools }}{% for m in messages %}[INST]{{ m.content }}" + CALLS + end + "{% endfor %}")
     assert (found.ok, found.detail) == (True, "append-only: it prints earlier turns as it did at first")

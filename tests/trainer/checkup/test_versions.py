@@ -11,17 +11,17 @@ TRAIN = {
 }  # fmt: skip
 
 
-def told(**changed: Package) -> list[tuple[bool, bool, str, str]]:
+def findings_of(**changed: Package) -> list[tuple[bool, bool, str, str]]:
     packages = {**TRAIN, **{name.replace("_", "-"): package for name, package in changed.items()}}
     return [(item.ok, item.needed, item.detail, item.fix) for item in version_findings(packages)]
 
 
 def test_compatible_versions_pass() -> None:
-    assert told() == [(True, True, "torch 2.13.0+cpu transformers 5.10.4 peft 0.21 safetensors 0.8", "")]
+    assert findings_of() == [(True, True, "torch 2.13.0+cpu transformers 5.10.4 peft 0.21 safetensors 0.8", "")]
 
 
 def test_incompatible_requirement_is_a_problem() -> None:
-    assert told(huggingface_hub=Package(version="2.4.0"))[1:] == [
+    assert findings_of(huggingface_hub=Package(version="2.4.0"))[1:] == [
         (
             False,
             True,
@@ -32,13 +32,13 @@ def test_incompatible_requirement_is_a_problem() -> None:
 
 
 def test_installed_packages_of_our_extras_must_fit() -> None:
-    assert [expected for _, _, expected, _ in told(verl=Package(version="0.8"))[1:]] == [
+    assert [expected for _, _, expected, _ in findings_of(verl=Package(version="0.8"))[1:]] == [
         "rllm 0.1 asks for verl<0.10,>=0.9.1, and verl 0.8 is installed"
     ]
 
 
 def test_packages_used_by_some_runs_are_notes() -> None:
-    assert told(ray=Package(version="2.60", requires=["msgpack<2,>=1"]))[1:] == [
+    assert findings_of(ray=Package(version="2.60", requires=["msgpack<2,>=1"]))[1:] == [
         (False, False, "ray 2.60 asks for msgpack<2,>=1, and msgpack is not installed", "pip install 'msgpack<2,>=1'")
     ]
 

@@ -11,7 +11,7 @@ class WordData(vf.TaskData):
 
 class WordTask(vf.Task[WordData]):
     @vf.reward(weight=1.0)
-    async def says(self, trace: vf.Trace) -> float:
+    async def repeats(self, trace: vf.Trace) -> float:
         if self.data.word == "green":
             raise ValueError("no green")
         return float(self.data.word in trace.last_reply)

@@ -12,8 +12,8 @@ from rllm.types import DRIFT_KEY, Trace
 from .forced import ForcedEngine
 
 
-def rendered_anew(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:
-    """The traces of one session as a gateway with `exact_turns=False` would have made them of the same requests."""
+def rerender(traces: Sequence[Trace], engine: ForcedEngine) -> list[Trace]:
+    """Return the traces of one session as a gateway with `exact_turns=False` would have made them of the same requests."""
     conversations = Conversations()
     made: dict[str, Trace] = {}
     for trace in traces:
