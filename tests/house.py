@@ -14,7 +14,10 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ODD_WORDS = re.compile(r"\b(tell|tells|told|say|says|said|whom|whoever|likewise|anew|nobody|somebody)\b", re.IGNORECASE)
+ODD_WORDS = re.compile(
+    r"\b(tell|tells|told|say|says|said|whom|whoever|likewise|anew|nobody|somebody|hears?|heard|go(?:es|ing|ne)? on)\b",
+    re.IGNORECASE,
+)
 """Words that read oddly in documentation: use "log", "report", "return", "raise" and the like."""
 FIRST_WORDS = re.compile(r"(What|Whether|How|Where|Who|Whom|Which|Why|Whatever)\b")
 """Words that no docstring begins with: a function's begins with a verb, that of a class or module with a noun phrase."""
@@ -77,9 +80,17 @@ class House:
                 if len(line) > MAX_COLUMNS:
                     yield f"{path.relative_to(self.root)}:{number}"
 
-    def odd_words(self) -> Iterator[tuple[Path, str]]:
-        """Yield each odd word in a docstring or comment: its file, and `file:line: word`."""
-        for path, text in self.texts.items():
+    @cached_property
+    def tests(self) -> dict[Path, str]:
+        """Tests, examples and benchmarks, of which only the language is checked."""
+        found = sorted(
+            path for name in ("tests", "examples", "benchmarks") for path in (self.root / name).rglob("*.py")
+        )
+        return {path: path.read_text(encoding="utf-8") for path in found}
+
+    def odd_words(self, texts: dict[Path, str] | None = None) -> Iterator[tuple[Path, str]]:
+        """Yield each odd word in a docstring, a comment or a test's name: its file, and `file:line: word`."""
+        for path, text in (self.texts if texts is None else texts).items():
             for number, comment in prose_of(text):
                 for found in ODD_WORDS.finditer(comment):
                     line = number + comment[: found.start()].count("\n")
@@ -89,10 +100,10 @@ class House:
     def num_words(self) -> int:
         return sum(len(comment.split()) for text in self.texts.values() for _, comment in prose_of(text))
 
-    def odd_beginnings(self) -> Iterator[tuple[Path, str]]:
+    def odd_beginnings(self, texts: dict[Path, str] | None = None) -> Iterator[tuple[Path, str]]:
         """Yield each docstring that begins with a question word: its file, and `file: beginning`."""
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        for path, text in self.texts.items():
+        for path, text in (self.texts if texts is None else texts).items():
             for node in ast.walk(ast.parse(text)):
                 doc = ast.get_docstring(node) if isinstance(node, kinds) else None
                 if doc and FIRST_WORDS.match(doc):
@@ -100,9 +111,14 @@ class House:
 
 
 def prose_of(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the docstrings and comments of a module, each with its first line's number."""
+    """Yield the docstrings, comments and names of tests of a module, each with its first line's number."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""')):
+        if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 

@@ -26,6 +26,11 @@ def test_docstrings_begin_with_a_verb_or_a_noun(house):
     assert [finding for _, finding in house.odd_beginnings()] == []
 
 
+def test_tests_examples_and_benchmarks_are_in_plain_english(house):
+    found = [*house.odd_words(house.tests), *house.odd_beginnings(house.tests)]
+    assert [finding for _, finding in found] == []
+
+
 def pages():
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

@@ -202,7 +202,7 @@ def _leading_out(folder: Path) -> Iterator[tuple[Path, str]]:
         for path in (Path(place, name) for name in (*folders, *files)):
             try:
                 mode = path.lstat().st_mode
-            except OSError:  # of a run that goes on, and removes a file just now
+            except OSError:  # a running run has just removed the file
                 continue
             if stat.S_ISLNK(mode):
                 if not Path(os.path.realpath(path)).is_relative_to(inside):  # `resolve` raises for links in a circle
