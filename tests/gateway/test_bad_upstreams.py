@@ -41,13 +41,13 @@ EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 WRONG = {
     "breaks off": (CUT, 502, "broke off"),
-    "says nothing": (b"\r\n", 502, "broke off"),
+    "sends nothing": (b"\r\n", 502, "broke off"),
     "garbled chunks": (GARBLED, 502, "broke off"),
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n", 502, "does not speak HTTP"),
     "HTML": (HTML, 502, "<html>"),
     "an error page": (http(500, b"<html>oops</html>"), 500, "oops"),
-    "a status that HTTP does not know": (http(999, {"error": {"message": "go away"}}), 502, "go away"),
-    "an error in the place of an answer": (http(200, {"error": {"message": "no credits"}}), 502, "no credits"),
+    "an invalid status": (http(999, {"error": {"message": "go away"}}), 502, "go away"),
+    "an error instead of an answer": (http(200, {"error": {"message": "no credits"}}), 502, "no credits"),
     "empty": (EMPTY, 502, "not JSON"),
     "half a JSON object": (http(200, b'{"choices": ['), 502, "not JSON"),
     "a JSON list": (http(200, b"[]"), 502, "not a JSON object"),
@@ -56,11 +56,11 @@ WRONG = {
     "choices of text": (http(200, {"choices": "x"}), 502, "choices"),
     "a finish reason that is a list": (changed(finish_reason=["stop"]), 502, "$.choices[0].finish_reason"),
     "a model that is a list": (http(200, {**ANSWER, "model": ["m"]}), 502, "$.model"),
-    "usage in words": (http(200, {**ANSWER, "usage": "little"}), 502, "$.usage"),
+    "usage as text": (http(200, {**ANSWER, "usage": "little"}), 502, "$.usage"),
     "content that is a number": (changed(message={"content": 5}), 502, "$.choices[0].message.content"),
-    "facts in words": (http(200, {**ANSWER, "rllm": "raw"}), 502, "$.rllm"),
+    "rllm field as text": (http(200, {**ANSWER, "rllm": "raw"}), 502, "$.rllm"),
     "updates of other choices": (http(200, {**ANSWER, "rllm": {"weight_updates": [[], []]}}), 502, "weight_updates"),
-    "NaN as JSON does not know it": (GOOD.replace(b"-0.5", b" NaN"), 502, "not JSON"),
+    "NaN": (GOOD.replace(b"-0.5", b" NaN"), 502, "not JSON"),
     "infinite": (changed(logprobs=logprobs(-0.5)).replace(b"-0.5", b"-1e999"), 502, "logprob"),
     "null": (changed(logprobs=logprobs(None)), 502, "logprob"),
     "more log-probabilities than ids": (changed(logprobs=logprobs(-0.5, -0.5)), 502, "one log-probability"),
@@ -68,7 +68,7 @@ WRONG = {
     "ids that are text": (changed(token_ids=["a"]), 502, "id"),
 }
 
-LOST = [WRONG[name][0] for name in ("breaks off", "says nothing", "garbled chunks", "no HTTP")]
+LOST = [WRONG[name][0] for name in ("breaks off", "sends nothing", "garbled chunks", "no HTTP")]
 """Errors that another server might not have, so that each call was made three times."""
 
 WRONG_STREAMS = {
@@ -77,13 +77,13 @@ WRONG_STREAMS = {
     "an error event": (event_stream({"error": {"message": "the engine has died"}}), "the engine has died"),
     "ends too early": (event_stream({"choices": [{"index": 0, "delta": {"content": "h"}}]}), "before the answer was"),
     "a finish reason that is a list": (STREAMED.replace(b'"stop"', b'["st"]'), "$.choices[0].finish_reason"),
-    "choices numbered in words": (STREAMED.replace(b'"index": 0', b'"index":""'), "$.choices[0].index"),
-    "facts in words": (event_stream({"choices": [], "rllm": "raw"}), "$.rllm"),
-    "several answers of one index": (
+    "choice index as text": (STREAMED.replace(b'"index": 0', b'"index":""'), "$.choices[0].index"),
+    "rllm field as text": (event_stream({"choices": [], "rllm": "raw"}), "$.rllm"),
+    "several answers with one index": (
         event_stream(*({"choices": [{**ANSWER["choices"][0], "delta": {"content": text}}]} for text in "ab")),
         "same index",
     ),
-    "no end at all": (event_stream(), "before the answer was"),
+    "missing end": (event_stream(), "before the answer was"),
     "garbled chunks": (event_stream({"choices": [{"delta": {"content": "h"}}]}, end=False) + b"zz\r\n", "broke off"),
     "not a stream": (GOOD, "something else"),
 }

@@ -175,7 +175,7 @@ CHEATS = {
     "exits at once": "import os\nos._exit(0)",
     "exits when called": "def add(a, b):\n    raise SystemExit(0)",
     "exits at once when called": "import os\ndef add(a, b):\n    os._exit(0)",
-    "prints what a harness might": "def add(a, b):\n    print('{\"result\": 3}', 'OK', 'passed')",
+    "prints the output of a harness": "def add(a, b):\n    print('{\"result\": 3}', 'OK', 'passed')",
     "equals everything": "class Any(int):\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Any()",
     "equals everything, inside": "class Any:\n    __eq__ = lambda self, other: True\ndef add(a, b):\n    return [Any()]",
     "equals everything, as a library's": "from unittest.mock import ANY\ndef add(a, b):\n    return ANY",
@@ -185,15 +185,21 @@ CHEATS = {
     "defines the tests": "def add(a, b):\n    return 0\ndef check(candidate):\n    pass\ndef test_small():\n    pass",
     "reads the job": "import sys\nprint(sys.stdin.read(), sys.argv)\ndef add(a, b):\n    return sys.stdin.read()",
     "replaces the harness": "import __main__\n__main__._attempt = __main__._honest = lambda *a: {'result': None}\ndef add(a, b):\n    return 0",
-    "writes no text": "def add(a, b):\n    return '\\ud800'",
+    "writes invalid text": "def add(a, b):\n    return '\\ud800'",
     "raises": "raise KeyboardInterrupt",
     "hides the end": "import sys\nsys.setrecursionlimit(10**5)\ndef add(a, b):\n    x = []\n    for _ in range(5000):\n        x = [x]\n    return x",
-    "is no Python": "def add(a, b:",
+    "is not Python": "def add(a, b:",
     "is empty": "",
 }
 
 
-AGAINST_CALLS = ["exits at once", "exits when called", "prints what a harness might", "reads the job", "hides the end"]
+AGAINST_CALLS = [
+    "exits at once",
+    "exits when called",
+    "prints the output of a harness",
+    "reads the job",
+    "hides the end",
+]
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -202,7 +208,7 @@ def test_cheats_do_not_pass_assertions(name: str) -> None:
     assert (verdict.reward, verdict.metadata["passed"]) == (0.0, 0)
 
 
-@pytest.mark.parametrize("name", [*AGAINST_CALLS, "writes no text"])
+@pytest.mark.parametrize("name", [*AGAINST_CALLS, "writes invalid text"])
 def test_cheats_do_not_pass_calls(name: str) -> None:
     verdict = judged(ADD, CHEATS[name])
     assert (verdict.reward, verdict.metadata["passed"]) == (0.0, 0)
@@ -300,7 +306,7 @@ FORMS = {
         "def greet(name):\n    print('hello', name)",
         "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as out:\n    greet('you')\nassert out.getvalue() == 'hello you\\n'",
     ),
-    "has the name of one of Python's": (
+    "has the name of a builtin": (
         "def sum(a, b):\n    return a + b",
         "assert sum(1, 2) == 3\nassert abs(sum(1, 2)) == 3",
     ),

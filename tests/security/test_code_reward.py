@@ -31,10 +31,10 @@ def test_correct_solution_passes() -> None:
 
 EVERY_FD = "for fd in range(64):\n    try: os.write(fd, {line})\n    except OSError: pass\n"
 ATTACKS = {
-    "patches what reports": "import json\njson.dumps = lambda *a, **k: '{\"result\": null}'",
-    "patches what parses the tests": "import ast\nempty = ast.parse('def check(candidate): pass')\nast.parse = lambda *a, **k: empty",
-    "patches what compiles the tests": "import builtins\nbuiltins.compile = lambda *a, **k: (lambda: 0).__code__",
-    "patches what judges": "import builtins\nbuiltins.isinstance = builtins.all = lambda *a: True\nbuiltins.AssertionError = int",
+    "patches the report": "import json\njson.dumps = lambda *a, **k: '{\"result\": null}'",
+    "patches the parser of the tests": "import ast\nempty = ast.parse('def check(candidate): pass')\nast.parse = lambda *a, **k: empty",
+    "patches the compiler of the tests": "import builtins\nbuiltins.compile = lambda *a, **k: (lambda: 0).__code__",
+    "patches the comparison": "import builtins\nbuiltins.isinstance = builtins.all = lambda *a: True\nbuiltins.AssertionError = int",
     "hooks imports": "import sys, builtins\nsys.meta_path.insert(0, sys)\nbuiltins.__import__ = lambda *a, **k: sys",
     "reads its job again": "import os\ntry: os.lseek(0, 0, 0)\nexcept OSError: pass\n"
     "secret = os.read(0, 1 << 20)[12:44]\n" + EVERY_FD.format(line="secret + b'{\"result\": null}\\n'"),

@@ -332,7 +332,7 @@ ENDINGS = {
     "out of files": "files = [open('/dev/null') for _ in range(100)]",
     "deep recursion": "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     "no output": "import os; os.close(1); os.close(2); os.close(0)",
-    "bytes that are no text": "import sys; sys.stdout.buffer.write(bytes(range(256)) * 100); sys.exit(1)",
+    "bytes that are not text": "import sys; sys.stdout.buffer.write(bytes(range(256)) * 100); sys.exit(1)",
     "a flood of errors": "import sys\nwhile True: sys.stderr.write('x' * 10_000)",
     "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     "an exit code of another kind": "import sys; sys.exit('\\ud800')",

@@ -243,10 +243,10 @@ FORKS = {
     "an agent that strips the reasoning": {"messages": [*turn_of(2).messages[:2], {"role": "user", "content": "?"}]},
     "other tools": {"tools": None, "metadata": {}},
     "another answer to the same prompt": {**{name: getattr(turn_of(1), name) for name in ("messages", "prompt_ids")}},
-    "the same words as other ids": {"prompt_ids": list(range(5000, 5080))},
+    "the same text as other ids": {"prompt_ids": list(range(5000, 5080))},
     "a prompt that ends within the answer before it": {"prompt_ids": turn_of(2).prompt_ids[:55]},
-    "a parent that nobody knows": {"parent_id": "nobody"},
-    "what JSON cannot hold": {"messages": [*turn_of(2).messages, {"role": "user", "content": "half \ud83e"}]},
+    "an unknown parent": {"parent_id": "unknown"},
+    "values outside of JSON": {"messages": [*turn_of(2).messages, {"role": "user", "content": "half \ud83e"}]},
 }
 
 

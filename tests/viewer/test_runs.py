@@ -234,16 +234,16 @@ def test_unusual_session_metadata_is_accepted(look: Client, tmp_path: Path) -> N
 
 FOREIGN = {
     "no object": 3,
-    "trajectories of no list": {"trajectories": 3},
-    "a trajectory of no object": {"trajectories": [7]},
-    "a reward that is no number": {"trajectories": [{"reward": "high"}]},
-    "tokens that are no number": {"trajectories": [{"num_tokens": "many"}]},
-    "tools of no list": {"trajectories": [{"tools": 3}]},
-    "steps of no list": {"trajectories": [{"steps": 3}]},
+    "trajectories not a list": {"trajectories": 3},
+    "a trajectory not an object": {"trajectories": [7]},
+    "a reward not a number": {"trajectories": [{"reward": "high"}]},
+    "tokens not a number": {"trajectories": [{"num_tokens": "many"}]},
+    "tools not a list": {"trajectories": [{"tools": 3}]},
+    "steps not a list": {"trajectories": [{"steps": 3}]},
     "a step without an id": {"trajectories": [{"steps": [{}]}]},
-    "an error of one word": {"error": "bad"},
-    "warnings of no list": {"warnings": 3},
-    "metrics of no object": {"metrics": [1]},
+    "an error as text": {"error": "bad"},
+    "warnings not a list": {"warnings": 3},
+    "metrics not an object": {"metrics": [1]},
 }
 
 
