@@ -248,13 +248,14 @@ def place_of(error: BaseException) -> str:
     return f" (at {file.removeprefix(f'{Path.cwd()}{os.sep}')}:{line})"
 
 
-def is_explained(error: BaseException | None) -> bool:
-    """Return whether this package raised an error, and its causes, with messages that need no traceback."""
+def traceback_of(error: BaseException | None) -> str:
+    """Return the traceback of an error; of errors that this package raised on purpose, only that of their cause."""
     if error is None:
-        return True
+        return ""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_own = isinstance(error, RolloutError) and bool(files) and files[-1].startswith(_OURS)
-    return is_own and is_explained(error.__cause__)
+    if isinstance(error, RolloutError) and files and files[-1].startswith(_OURS):
+        return traceback_of(error.__cause__)
+    return "".join(traceback.format_exception(error))
 
 
 NOISE = 1e-12

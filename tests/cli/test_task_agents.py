@@ -110,7 +110,7 @@ FAILING = {
     "nan": ({"tests/test.sh": "#!/bin/sh\necho nan > /logs/verifier/reward.txt\n"}, "RewardError", "finite"),
     "silent": ({"instruction.md": "Work silently."}, "CaptureError", "sandbox.open_route(base_url)"),
     "elsewhere": ({"instruction.md": "Call elsewhere."}, "AgentError", "sandbox.open_route(base_url)"),
-    "killed": ({"instruction.md": "Be the one to kill."}, "SandboxError", "ended"),
+    "killed": ({"instruction.md": "Be the one to kill."}, "SandboxError", "sandbox.memory_mb"),
     "raised": ({"instruction.md": "Then raise."}, "AgentError", "KeyError"),
 }
 
@@ -141,6 +141,7 @@ def test_rollouts_that_fail_are_explained_with_all_that_is_known_of_them(backend
         assert explained["rewards"] == {"agent": None}
         if name not in ("raised", "elsewhere"):  # which have lines of the user's own code
             assert error["traceback"] == ""
+        assert "rllm/engine" not in error["traceback"]
         verdicts[name] = explained["verdicts"]["agent"]
     for name in FAILING.keys() - {"unbuilt", "killed"}:
         assert verdicts[name]["files changed"] == "added done (4 bytes)"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rllm.engine.request import RolloutRequest
 from rllm.engine.validation import has_form
-from rllm.errors import PromptTooLongError, RolloutError, RolloutTimeout, is_explained
+from rllm.errors import PromptTooLongError, RolloutError, RolloutTimeout, traceback_of
 from rllm.types import SOURCE_KEY, Episode, TerminationReason
 
 _VARYING = re.compile(
@@ -126,8 +125,4 @@ def failed_episode(attempt: RolloutRequest, error: RolloutError) -> Episode:
 
 def error_record(error: RolloutError) -> dict[str, str]:
     """Return an error as `Episode.info["error"]` has it; its traceback is empty if the message has the whole reason."""
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "" if is_explained(error) else "".join(traceback.format_exception(error)),
-    }
+    return {"type": type(error).__name__, "message": str(error), "traceback": traceback_of(error)}

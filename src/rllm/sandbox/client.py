@@ -325,8 +325,11 @@ class ClientSandbox(Sandbox):
         )
         if not result.timed_out and self.is_lost(result) and not await self.is_running():
             self._check_open()
-            reason = last_lines(result.stderr) or "it was killed, or its memory was used up"
-            raise SandboxError(f"the sandbox ended while a command ran: {reason}")
+            reason = f": {last_lines(result.stderr)}" if result.stderr else ""
+            raise SandboxError(
+                f"sandbox {self.id} ended while a command ran: it was killed from outside, or its memory was used up "
+                f"(raise sandbox.memory_mb){reason}"
+            )
         return result
 
     async def upload(self, source: Path, target: str) -> None:

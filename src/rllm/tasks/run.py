@@ -229,8 +229,8 @@ def _with_remedy(error: RolloutError) -> RolloutError:
     if not isinstance(error, AgentError) or not _UNREACHABLE.search(str(error)):
         return error
     return AgentError(
-        f"{error}\nA sandbox has no network: send model calls to the URL that `sandbox.open_route(base_url)` returns, "
-        "and put what the agent downloads into the image"
+        f"{str(error).rstrip()}\nA sandbox has no network: send model calls to the URL that "
+        "`sandbox.open_route(base_url)` returns, and put what the agent downloads into the image"
     )
 
 
