@@ -18,11 +18,12 @@ import orjson
 
 from rllm._runtime.untrusted import LARGE, TooLargeError, check_values, parse_json
 from rllm.capture import has_labels
-from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError
+from rllm.gateway.errors import CONTEXT_OVERFLOW, UpstreamError, UpstreamFault
 from rllm.types import JSONObject, LogprobsKind
 
 _TOO_LONG = re.compile(r"context (?:length|window|size)|prompt is too long|max_new_tokens", re.IGNORECASE)
 """Words of vLLM, SGLang, llama.cpp, TGI and the providers for a prompt that is too long."""
+_ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
 _BUSY = (429, 502, 503, 504)
 """Statuses of servers, and of proxies before them, that cannot answer now."""
 _DAY_S = 86_400.0
@@ -95,7 +96,9 @@ def _reported(error: Any, status: int) -> UpstreamError:
     message = str(details.get("message") or error)
     if status in (400, 413, 422) and (details.get("param") == "input_tokens" or _TOO_LONG.search(message)):
         details["code"] = CONTEXT_OVERFLOW
-    return UpstreamError(message, status_code=status, details=details)
+    # A vLLM whose engine has died exits then, and its successor or another replica can answer the call.
+    fault: UpstreamFault = "broke_off" if status >= 500 and _ENGINE_DIED.search(message) else "call"
+    return UpstreamError(message, status_code=status, details=details, fault=fault)
 
 
 def start_of(body: bytes) -> str:

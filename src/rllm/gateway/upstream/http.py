@@ -28,7 +28,7 @@ from rllm.gateway.upstream.answers import (
     start_of,
     without_error,
 )
-from rllm.gateway.upstream.base import IGNORED_HEADER, UpstreamCall
+from rllm.gateway.upstream.base import FACTS_KEY, IGNORED_HEADER, UpstreamCall
 from rllm.gateway.upstream.connection import (
     MAX_ANSWER_BYTES,
     MAX_STREAM_BYTES,
@@ -64,42 +64,6 @@ _ID_PREFIX = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_|msg_)")
 """Prefixes of the dialects for a call's id."""
 
 
-class ResponseFilter:
-    """Removes the upstream's key from its answers, in which some servers repeat it: they are shown and stored."""
-
-    def __init__(self, key: str) -> None:
-        self._forms = {key.encode(), key.encode().replace(b"/", b"\\/")} if key else set()
-        # JSON may write any character by its number.
-        characters = [bytes([code]) for code in key.encode()]
-        forms = (rb"(?:%s|\\u00%02x%s)" % (re.escape(c), c[0], rb"|\\/" if c == b"/" else b"") for c in characters)
-        self._escaped = re.compile(b"".join(forms), re.IGNORECASE)
-
-    def body(self, text: bytes) -> bytes:
-        """Return bytes without the key."""
-        for form in self._forms:
-            text = text.replace(form, b"***")
-        return self._escaped.sub(b"***", text) if self._forms and b"\\u00" in text else text
-
-    def message(self, text: str) -> str:
-        """Return the text of an error without the key."""
-        return self.body(text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
-
-    def stream(self) -> Callable[[bytes], bytes]:
-        """Return a function that removes the key from pieces of a stream, which it passes on line by line."""
-        if not self._forms:
-            return bytes
-        rest = b""
-
-        def remove(received: bytes) -> bytes:
-            nonlocal rest
-            text = rest + received
-            end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-            rest = text[end:]
-            return self.body(text[:end])
-
-        return remove
-
-
 class HTTPUpstream:
     """An OpenAI-compatible server. The default kind suits vLLM, SGLang and `rllm serve`."""
 
@@ -111,6 +75,8 @@ class HTTPUpstream:
         model: str | None = None,
         kind: UpstreamKind = "vllm",
         tokens: TokenPrompts | None = None,
+        facts: JSONMapping | None = None,
+        check_ready: Callable[[], None] = lambda: None,
         connect_timeout_s: float = 10.0,
         read_timeout_s: float = 600.0,
         total_timeout_s: float = 3600.0,
@@ -124,6 +90,8 @@ class HTTPUpstream:
             kind: which fields the server takes.
             tokens: the served model's tokenizer, with which later turns continue the sampled tokens; `None` leaves
                 their rendering to the server.
+            facts: facts about every answer that the server does not report itself, see `FACTS_KEY`.
+            check_ready: raises an `UpstreamError` while no calls may go to the server.
             connect_timeout_s: bound on connecting.
             read_timeout_s: bound on the server's silence, the time until its first byte included.
             total_timeout_s: bound on a whole call.
@@ -136,7 +104,11 @@ class HTTPUpstream:
         self._kind: UpstreamKind = kind
         self._tokens = tokens
         self._headers = {"content-type": "application/json"}
-        self._filter = ResponseFilter(api_key if api_key and len(api_key) >= _MIN_KEY_LENGTH else "")
+        self._facts = {FACTS_KEY: dict(facts)} if facts else {}
+        self._check_ready = check_ready
+        key = api_key.encode() if api_key and len(api_key) >= _MIN_KEY_LENGTH else b""
+        self._key_forms = {key, key.replace(b"/", b"\\/")} - {b""}
+        """The key as text and in JSON: some servers repeat it in answers, which are shown and stored."""
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._connections = HTTPConnections(
@@ -169,21 +141,22 @@ class HTTPUpstream:
         return () if self._tokens is None else self._tokens.lost(messages, tools)
 
     async def complete(self, call: UpstreamCall) -> JSONObject:
+        self._check_ready()
         answer, body = await self._whole(self._chat(call), MAX_ANSWER_BYTES)
         call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
         if answer.status != 200 and (shorter := _without_limit(call, answer.status, body)):
             return await self.complete(shorter)
         read = partial(_read_answer, call, answer.status, body, answer.headers)
         # All other calls would wait meanwhile.
-        parsed = read() if len(body) < LARGE else await asyncio.to_thread(read)
+        parsed = {**(read() if len(body) < LARGE else await asyncio.to_thread(read)), **self._facts}
         chunks = self._completion_chunks(call)
         return parsed if chunks is None else chat_answer(parsed, chunks)
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
+        self._check_ready()
         decoder = SSEDecoder()
         num_read = num_unread = 0
         is_done = False
-        without_key = self._filter.stream()
         completion = self._completion_chunks(call)
         try:
             answer = await self._chat(call)
@@ -191,7 +164,7 @@ class HTTPUpstream:
                 shorter = await self._refused(call, answer)
                 call.route.ignored = answer.headers.get(IGNORED_HEADER, "")
                 while shorter is None and not is_done and (received := await answer.read_some()):
-                    events = decoder.feed(without_key(received))
+                    events = [*map(self._without_key, decoder.feed(received))]
                     if is_done := _DONE in events:
                         del events[events.index(_DONE) :]  # some proxies send more, and clients read no further either
                     num_read += len(received)
@@ -204,7 +177,7 @@ class HTTPUpstream:
                         parse = partial(parse_events, events, logprob_details=call.logprob_details)
                         chunks = parse() if num_unread < 2 * LARGE else await asyncio.to_thread(parse)
                         num_unread = 0
-                        without_error(chunks)
+                        without_error(chunks)[0].update(self._facts)
                         yield chunks if completion is None else [completion.feed(chunk) for chunk in chunks]
                 if is_done:
                     await answer.pass_over_rest()
@@ -225,7 +198,7 @@ class HTTPUpstream:
         """
         if answer.status == 200 and answer.headers.get("content-type", "").lower().startswith("text/event-stream"):
             return None
-        body = self._filter.body(await answer.read())
+        body = self._without_key(await answer.read())
         if shorter := _without_limit(call, answer.status, body):
             return shorter
         raise _not_a_stream(answer.status, body, answer.headers)
@@ -237,6 +210,7 @@ class HTTPUpstream:
         return listed.get("data") or []
 
     async def check(self) -> None:
+        self._check_ready()
         await self.models()
 
     async def close(self) -> None:
@@ -251,11 +225,16 @@ class HTTPUpstream:
         try:
             answer = await sending
             try:
-                return answer, self._filter.body(await answer.read(limit))
+                return answer, self._without_key(await answer.read(limit))
             finally:
                 self._connections.release(answer)
         except OSError as error:
             raise self._named(error) from error
+
+    def _without_key(self, text: bytes) -> bytes:
+        for form in self._key_forms:
+            text = text.replace(form, b"***")
+        return text
 
     def _chat(self, call: UpstreamCall) -> Awaitable[Connection]:
         """Send a call, and return the connection with the head of its answer."""
@@ -294,9 +273,9 @@ class HTTPUpstream:
                 "if its certificate is not trusted here, name the file of its authority in SSL_CERT_FILE; if it speaks "
                 "no TLS, begin the address with http://"
             )
+        shown = self._without_key(str(error).encode(errors="surrogateescape")).decode(errors="surrogateescape")
         return UpstreamError(
-            f"the upstream {self.base_url} broke off or cannot be reached ({self._filter.message(str(error))}): "
-            f"{remedy}",
+            f"the upstream {self.base_url} broke off or cannot be reached ({shown}): {remedy}",
             fault="unreachable" if isinstance(error, UnreachableError) else "broke_off",
         )
 

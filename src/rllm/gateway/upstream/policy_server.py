@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,77 +15,13 @@ from rllm.capture import SAMPLING_FIELDS, PriorAnswer
 from rllm.errors import ConfigError
 from rllm.gateway.config import PoolConfig
 from rllm.gateway.errors import UpstreamError
-from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
+from rllm.gateway.upstream.base import Upstream, UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.gateway.upstream.http import HTTPUpstream
 from rllm.gateway.upstream.pool import UpstreamPool
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine, ModelOutput, output_of_answer
-from rllm.types import JSONMapping, JSONObject, Message
-
-_ENGINE_DIED = re.compile(r"engine ?core", re.IGNORECASE)
-
-
-class ServedUpstream(HTTPUpstream):
-    """A server with facts that it does not report itself: its kind of log-probabilities, and whether it is ready."""
-
-    def __init__(
-        self,
-        *args: Any,
-        facts: JSONMapping,
-        is_ready: Callable[[], bool],
-        failure: Callable[[], Exception | None],
-        **options: Any,
-    ) -> None:
-        """As `HTTPUpstream`.
-
-        Args:
-            *args: see there.
-            facts: facts about every answer, see `FACTS_KEY`.
-            is_ready: returns whether calls may go there; while it is false they wait.
-            failure: returns the error for which it will never be ready again, if any; then calls fail with it.
-            **options: see there.
-        """
-        super().__init__(*args, **options)
-        self._facts = dict(facts)
-        self._is_ready = is_ready
-        self._failure = failure
-
-    async def complete(self, call: UpstreamCall) -> JSONObject:
-        self._check_ready()
-        try:
-            return {**await super().complete(call), FACTS_KEY: self._facts}
-        except UpstreamError as error:
-            _note_death(error)
-            raise
-
-    async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
-        self._check_ready()
-        try:
-            async with aclosing(super().stream(call)) as batches:
-                async for first, *rest in batches:
-                    yield [{**first, FACTS_KEY: self._facts}, *rest]
-        except UpstreamError as error:
-            _note_death(error)
-            raise
-
-    async def check(self) -> None:
-        self._check_ready()
-        await super().check()
-
-    def _check_ready(self) -> None:
-        if (failure := self._failure()) is not None:
-            raise UpstreamError(str(failure), status_code=503, fault="lost") from failure
-        if not self._is_ready():
-            raise UpstreamError(
-                f"the upstream {self.base_url} is being brought back with the current weights", fault="unreachable"
-            )
-
-
-def _note_death(error: UpstreamError) -> None:
-    """Mark errors of a vLLM whose engine has died, which exits then: its successor can answer the call."""
-    if error.fault == "call" and error.status_code >= 500 and _ENGINE_DIED.search(str(error)):
-        error.fault = "broke_off"
+from rllm.types import JSONMapping, Message
 
 
 class ServedEngine:
@@ -111,21 +45,17 @@ class ServedEngine:
             url: of the server, up to and including `/v1`.
             model: the name that it serves the policy under.
             tokens: of the policy's tokenizer.
-            facts: see `ServedUpstream`.
-            is_ready: see `ServedUpstream`.
-            failure: see `ServedUpstream`.
+            facts: facts about every answer, see `FACTS_KEY`.
+            is_ready: returns whether calls may go there; while it is false they wait.
+            failure: returns the error for which it will never be ready again, if any; then calls fail with it.
             api_key: the server's, if it needs one.
             hold_timeout_s: how long calls are held while it is not ready.
         """
         self._url = url
-        self._options: JSONObject = {
-            "model": model,
-            "tokens": tokens,
-            "facts": facts,
-            "is_ready": is_ready,
-            "failure": failure,
-            "api_key": api_key,
-        }
+        self._connect = partial(
+            HTTPUpstream, model=model, tokens=tokens, facts=facts, api_key=api_key, check_ready=self._check_ready
+        )
+        self._is_ready, self._failure = is_ready, failure
         self._hold_timeout_s = hold_timeout_s
         self._tokens = tokens
         self._lock = threading.Lock()
@@ -136,15 +66,19 @@ class ServedEngine:
 
     def new_upstream(self) -> UpstreamPool:
         """Return the server as an upstream for one event loop."""
-
-        def connect(url: str) -> HTTPUpstream:
-            return ServedUpstream(url, **self._options)
-
-        pool = UpstreamPool([self._url], connect, PoolConfig(hold_timeout_s=self._hold_timeout_s))
+        pool = UpstreamPool([self._url], self._connect, PoolConfig(hold_timeout_s=self._hold_timeout_s))
         with self._lock:
             pool.publish(self.weight_version)
             self._pools.add(pool)
         return pool
+
+    def _check_ready(self) -> None:
+        if (failure := self._failure()) is not None:
+            raise UpstreamError(str(failure), status_code=503, fault="lost") from failure
+        if not self._is_ready():
+            raise UpstreamError(
+                f"the upstream {self._url} is being brought back with the current weights", fault="unreachable"
+            )
 
     def publish(self, weight_version: int) -> None:
         """Note which weights the server has from now on. From any thread."""
