@@ -7,7 +7,7 @@ def test_metrics_are_in_the_prometheus_text_format():
     metrics.observe("chat", "json", 200, 0.02)
     metrics.observe("chat", "json", 200, 700.0)
     metrics.observe("messages", "stream", 502, 0.3)
-    metrics.first_token_seconds.observe(0.01)
+    metrics.count_traces(num_traces=1, num_failed=0, num_prompt_tokens=5, num_response_tokens=7, first_token_s=0.01)
     text = metrics.render(store_pending=3)
     assert 'rllm_gateway_requests_total{dialect="chat",mode="json",status="200"} 2.0\n' in text
     assert 'rllm_gateway_requests_total{dialect="messages",mode="stream",status="502"} 1.0\n' in text
@@ -41,7 +41,7 @@ def test_replicas_have_health_metrics():
     well.in_flight, well.num_calls = 2, 7
     pool.publish(4)
     ill.failed(ConnectionError("gone"))
-    text = Metrics().render(store_pending=0, pool=pool)
+    text = Metrics(pool).render(store_pending=0)
     assert "rllm_gateway_calls_waiting 0.0\n" in text
     assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:1/v1"} 1.0\n' in text
     assert 'rllm_gateway_upstream_up{upstream="http://127.0.0.1:2/v1"} 0.0\n' in text

@@ -188,7 +188,7 @@ class Admin:
         return await self._show_upstreams(request)
 
     async def _metrics(self, request: Request) -> Response:
-        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending, pool=self._pool)
+        text = self._gateway.metrics.render(store_pending=self._gateway.writes.pending)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _healthz(self, request: Request) -> Response:

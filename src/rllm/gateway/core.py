@@ -56,7 +56,7 @@ class Gateway:
         """`keeps_traces`: whether finished calls hold their traces, for spans."""
         self.store = store
         self.upstream = upstream
-        self.metrics = Metrics()
+        self.metrics = Metrics(upstream)
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
         self._exact_turns = exact_turns

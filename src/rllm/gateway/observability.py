@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rllm import telemetry
 from rllm.gateway.model_call import ModelCall
+from rllm.gateway.upstream.base import Upstream
 from rllm.gateway.upstream.pool import UpstreamPool
 
 
@@ -37,37 +35,34 @@ _PREFIX = "rllm_gateway_"
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class Histogram:
-    """Counts of durations, by bucket."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BUCKETS_S) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(_BUCKETS_S, seconds)] += 1
-        self.sum += seconds
-
-
 class Metrics:
-    """Counters of one gateway; touched only from its event loop, so they are plain numbers until they are scraped."""
+    """Metrics of one gateway and of its pool of upstreams, if it has one."""
 
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.requests: Counter[tuple[str, str, int]] = Counter()
-        """By wire format, `json`, `stream` or `count`, and HTTP status."""
-        self.traces = 0
-        self.failed_traces = 0
-        self.prompt_tokens = 0
-        self.response_tokens = 0
-        self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """By `json`, `stream` or `count`."""
-        self.first_token_seconds = Histogram()
+    def __init__(self, upstream: Upstream | None = None) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(_PREFIX + name, help, labels, registry=registry)
+
+        def histogram(name: str, help: str) -> Histogram:
+            return Histogram(_PREFIX + name, help, ["mode"], buckets=_BUCKETS_S, registry=registry)
+
+        self._requests = counter("requests", "Model calls answered.", ["dialect", "mode", "status"])
+        self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "Model calls in progress.", registry=registry)
+        self._traces = counter("traces", "Durable traces.")
+        self._failed_traces = counter("failed_traces", "Durable traces of failed calls.")
+        self._prompt_tokens = counter("prompt_tokens", "Captured prompt ids.")
+        self._response_tokens = counter("response_tokens", "Captured sampled ids.")
+        self._seconds = histogram("request_seconds", "Time to the whole answer.")
+        self._first_token_seconds = histogram("first_token_seconds", "Time to the first piece of a streamed answer.")
+        self._store_pending = Gauge(f"{_PREFIX}store_pending", "Writes that are not durable yet.", registry=registry)
+        if isinstance(upstream, UpstreamPool):
+            registry.register(_PoolCollector(upstream))
 
     def observe(self, dialect: str, mode: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        self.requests[dialect, mode, status] += 1
-        self.seconds[mode].observe(seconds)
+        """Count one answered request; its mode is `json`, `stream` or `count`."""
+        self._requests.labels(dialect, mode, str(status)).inc()
+        self._seconds.labels(mode).observe(seconds)
 
     def count_traces(
         self,
@@ -79,68 +74,36 @@ class Metrics:
         first_token_s: float | None,
     ) -> None:
         """Count the traces of one call."""
-        self.traces += num_traces
-        self.failed_traces += num_failed
-        self.prompt_tokens += num_prompt_tokens
-        self.response_tokens += num_response_tokens
+        self._traces.inc(num_traces)
+        self._failed_traces.inc(num_failed)
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._response_tokens.inc(num_response_tokens)
         if first_token_s is not None:
-            self.first_token_seconds.observe(first_token_s)
+            self._first_token_seconds.labels("stream").observe(first_token_s)
 
-    def render(self, *, store_pending: int, pool: UpstreamPool | None = None) -> str:
+    def render(self, *, store_pending: int) -> str:
         """Return all metrics in Prometheus' text format, as `GET /metrics` answers."""
-        registry = CollectorRegistry()
-        registry.register(_Scrape(self, store_pending, pool))
-        return generate_latest(registry).decode()
+        self._store_pending.set(store_pending)
+        return generate_latest(self._registry).decode()
 
 
-class _Scrape(Collector):
-    """The metrics as Prometheus' client takes them."""
+class _PoolCollector(Collector):
+    """State of the replicas of a pool."""
 
-    def __init__(self, metrics: Metrics, store_pending: int, pool: UpstreamPool | None) -> None:
-        self._metrics = metrics
-        self._store_pending = store_pending
+    def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        requests = CounterMetricFamily(
-            f"{_PREFIX}requests", "Model calls answered.", labels=["dialect", "mode", "status"]
-        )
-        for (dialect, mode, status), count in sorted(metrics.requests.items()):
-            requests.add_metric([dialect, mode, str(status)], count)
-        yield requests
-        yield GaugeMetricFamily(f"{_PREFIX}requests_in_flight", "Model calls in progress.", metrics.in_flight)
-        yield CounterMetricFamily(f"{_PREFIX}traces", "Durable traces.", metrics.traces)
-        yield CounterMetricFamily(f"{_PREFIX}failed_traces", "Durable traces of failed calls.", metrics.failed_traces)
-        yield CounterMetricFamily(f"{_PREFIX}prompt_tokens", "Captured prompt ids.", metrics.prompt_tokens)
-        yield CounterMetricFamily(f"{_PREFIX}response_tokens", "Captured sampled ids.", metrics.response_tokens)
-        yield _histogram("request_seconds", "Time to the whole answer.", metrics.seconds)
-        first = {"stream": metrics.first_token_seconds}
-        yield _histogram("first_token_seconds", "Time to the first piece of a streamed answer.", first)
-        yield GaugeMetricFamily(f"{_PREFIX}store_pending", "Writes that are not durable yet.", self._store_pending)
-        if self._pool is not None:
-            yield from _upstreams(self._pool)
-
-
-def _histogram(name: str, help: str, by_mode: dict[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(f"{_PREFIX}{name}", help, labels=["mode"])
-    for mode, seen in sorted(by_mode.items()):
-        bounds = (*map(str, _BUCKETS_S), "+Inf")
-        family.add_metric([mode], list(zip(bounds, accumulate(seen.counts), strict=True)), seen.sum)
-    return family
-
-
-def _upstreams(pool: UpstreamPool) -> Iterator[Metric]:
-    yield GaugeMetricFamily(f"{_PREFIX}calls_waiting", "Calls that wait for an upstream.", pool.num_waiting)
-    yield GaugeMetricFamily(f"{_PREFIX}paused", "1 while calls are held by an operator.", int(pool.paused))
-    if pool.weight_version is not None:
-        yield GaugeMetricFamily(f"{_PREFIX}weight_version", "Published weight version.", pool.weight_version)
-    prefix = f"{_PREFIX}upstream_"
-    up = GaugeMetricFamily(f"{prefix}up", "1 if the upstream answers, as far as is known.", labels=["upstream"])
-    in_flight = GaugeMetricFamily(f"{prefix}in_flight", "Calls in progress at the upstream.", labels=["upstream"])
-    calls = CounterMetricFamily(f"{prefix}calls", "Calls sent to the upstream.", labels=["upstream"])
-    for replica in pool.replicas:
-        up.add_metric([replica.address], int(replica.up))
-        in_flight.add_metric([replica.address], replica.in_flight)
-        calls.add_metric([replica.address], replica.num_calls)
-    yield from (up, in_flight, calls)
+        pool, prefix = self._pool, f"{_PREFIX}upstream_"
+        yield GaugeMetricFamily(f"{_PREFIX}calls_waiting", "Calls that wait for an upstream.", pool.num_waiting)
+        yield GaugeMetricFamily(f"{_PREFIX}paused", "1 while calls are held by an operator.", int(pool.paused))
+        if pool.weight_version is not None:
+            yield GaugeMetricFamily(f"{_PREFIX}weight_version", "Published weight version.", pool.weight_version)
+        up = GaugeMetricFamily(f"{prefix}up", "1 if the upstream answers, as far as is known.", labels=["upstream"])
+        in_flight = GaugeMetricFamily(f"{prefix}in_flight", "Calls in progress at the upstream.", labels=["upstream"])
+        calls = CounterMetricFamily(f"{prefix}calls", "Calls sent to the upstream.", labels=["upstream"])
+        for replica in pool.replicas:
+            up.add_metric([replica.address], int(replica.up))
+            in_flight.add_metric([replica.address], replica.in_flight)
+            calls.add_metric([replica.address], replica.num_calls)
+        yield from (up, in_flight, calls)
