@@ -10,7 +10,7 @@ import httpx
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from rllm.gateway.call_dedup import InFlightCall
+from rllm.gateway.call_dedup import InFlightCalls
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, UpstreamPool
@@ -98,14 +98,14 @@ def serve(end_later):
 @pytest.fixture
 def departures(monkeypatch):
     """Return the requests whose clients have disconnected, when the gateway notices it; retries do not hasten it."""
-    noticed, client_gone = [], InFlightCall.client_gone
+    noticed, offer = [], InFlightCalls.offer
 
-    def note(call, request, cancel=None):
-        continues = client_gone(call, request, cancel)
+    def note(calls, request, call):
+        continues = offer(calls, request, call)
         noticed.append(request)
         return continues
 
-    monkeypatch.setattr(InFlightCall, "client_gone", note)
+    monkeypatch.setattr(InFlightCalls, "offer", note)
     return noticed
 
 

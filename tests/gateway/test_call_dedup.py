@@ -177,37 +177,46 @@ def test_only_requests_with_a_session_have_a_retry_key():
     assert retry_key({**count, b"x-stainless-read-timeout": b"x"}, SESSION, b"{}") is None
 
 
-async def test_cancelled_call_cannot_be_joined():
+async def test_call_whose_client_left_early_cannot_be_joined():
     calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, 1), read_timeout_s=600.0)
-    with calls.begin(leaver) as call:
-        assert not call.client_gone(leaver, lambda: None)
-        assert calls.find(leaver) is None
+    with calls.begin() as call:
+        assert not calls.offer(leaver, call)
+        assert calls.join(RetryKey(key=(SESSION, 1), number=1, read_timeout_s=600.0)) is None
 
 
 async def test_call_continues_as_long_as_clients_retry():
-    calls, key, cuts = InFlightCalls(), (SESSION, 1), []
+    calls, key = InFlightCalls(), (SESSION, 1)
     hasty, patient = RetryKey(key=key, number=1, read_timeout_s=0.0), RetryKey(key=key, number=2, read_timeout_s=600.0)
     first = RetryKey(key=key, read_timeout_s=0.0)
-    with calls.begin(first) as call:
-        assert calls.find(hasty) is None
-        assert call.client_gone(first, lambda: cuts.append("cut"))
+    with calls.begin() as call:
+        assert calls.join(hasty) is None
+        assert calls.offer(first, call)
         for _ in range(2):
-            assert calls.find(hasty) is call
-            call.join()
-            assert calls.find(hasty) is None, "another retry has a call of its own"
-            assert call.client_gone(hasty)
-        call.join()
-        assert not call.client_gone(patient)
-        assert (cuts, calls.find(hasty)) == (["cut"], None)
+            assert calls.join(hasty) is call
+            assert calls.join(hasty) is None, "another retry has a call of its own"
+            assert calls.offer(hasty, call)
+        assert calls.join(hasty) is call
+        assert not calls.offer(patient, call)
+
+
+async def test_retry_fails_as_its_call_does():
+    calls, request = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0)
+    with pytest.raises(ValueError, match="broken"), calls.begin() as call:
+        calls.offer(request, call)
+        joined = calls.join(request)
+        raise ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        await joined.answer
 
 
 async def test_each_client_has_the_whole_pause_for_its_retry(pass_time):
     calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0), []
-    with calls.begin(attempt) as call:
-        assert call.client_gone(attempt, lambda: cuts.append("cut"))
+    with calls.begin() as call:
+        call.cut = lambda: cuts.append("cut")
+        assert calls.offer(attempt, call)
         pass_time(0.9 * attempt.pause_s)
-        call.join()
-        assert call.client_gone(attempt)
+        assert calls.join(attempt) is call
+        assert calls.offer(attempt, call)
         for cut in ([], ["cut"]):
             pass_time(0.9 * attempt.pause_s)
             for _ in range(3):

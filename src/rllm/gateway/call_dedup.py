@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from rllm.gateway.identity import METADATA_HEADER
 from rllm.gateway.sessions import Session
@@ -72,89 +71,62 @@ def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: byt
     return RetryKey(key=key, number=int(count[:4]), read_timeout_s=read_timeout_s)
 
 
+class InFlightCall:
+    """One call, and its answer for a client that has left at its timeout and may come back."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.is_client_gone = False
+        """True if the client that made the call has gone, so that the answer is for a retry."""
+        self.cut: Callable[[], None] | None = None
+        """Ends the call, if its client has gone."""
+
+    def cancel(self) -> None:
+        """End the call, unless it has ended or its own client waits for it."""
+        if self.cut is not None and not self.answer.done():
+            self.cut()
+
+
 class InFlightCalls:
     """Calls whose answers may be requested again. Lives in one event loop."""
 
     def __init__(self) -> None:
-        self._offered: dict[_Key, InFlightCall] = {}
+        self._offered: dict[_Key, tuple[InFlightCall, asyncio.TimerHandle]] = {}
 
-    def begin(self, request: RetryKey | None) -> InFlightCall:
-        """Return a call that is about to be made: a context manager around it."""
-        return InFlightCall(self._offered, request)
+    @contextmanager
+    def begin(self) -> Iterator[InFlightCall]:
+        """Yield the record of a call that is made in this block; a retry that has joined it fails as the block does."""
+        call = InFlightCall()
+        try:
+            yield call
+        except Exception as error:
+            call.answer.set_exception(error)
+            call.answer.exception()  # Possibly no client waits.
+            raise
+        finally:
+            call.answer.cancel()
+            call.cut = None
 
-    def find(self, request: RetryKey | None) -> InFlightCall | None:
-        """Return the earlier call that a request repeats, if any."""
-        return None if request is None or not request.number else self._offered.get(request.key)
+    def offer(self, request: RetryKey | None, call: InFlightCall) -> bool:
+        """Let a retry join a call while its client may come back; return whether it may.
 
-
-class InFlightCall:
-    """One call, and the future answer for a client that has left and may come back."""
-
-    def __init__(self, offered: dict[_Key, InFlightCall], request: RetryKey | None) -> None:
-        self._offered = offered
-        self._request = request
-        self._answer: asyncio.Future[bytes] | None = None
-        self._cancel: Callable[[], None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_client_gone(self) -> bool:
-        """True if the client that made the call has gone, so that the answer is for a retry."""
-        return self._cancel is not None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cancel = None
-        if self._answer is None or (self._answer.done() and not self._answer.cancelled()):
-            return
-        self._withdraw()
-        if isinstance(error, Exception) and not self._answer.done():
-            self._answer.set_exception(error)
-            self._answer.exception()  # Possibly no client waits.
-        self._answer.cancel()
-
-    def complete(self, body: bytes) -> None:
-        """Give the answer to the client that waits for it, and keep it for one that is just timing out."""
-        if self._answer is None and self._request is not None and self._request.will_retry:
-            self._offer(self._request)
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(body)
-
-    def client_gone(self, request: RetryKey | None, cancel: Callable[[], None] | None = None) -> bool:
-        """Note that a client has gone; return whether the call continues, until `cancel` is called."""
+        If no retry comes, the call is cancelled.
+        """
         if request is None or not request.will_retry:
-            self._expire()
             return False
-        self._cancel = cancel or self._cancel
-        self._offer(request)
+        timer = asyncio.get_running_loop().call_later(request.pause_s, self._expire, request.key, call)
+        self._offered[request.key] = call, timer
         return True
 
-    def join(self) -> asyncio.Future[bytes]:
-        """Return the future answer for one client that came back, or the error that the call ends with."""
-        assert self._answer is not None
-        self._withdraw()  # Each retry has a call of its own.
-        return self._answer
+    def join(self, request: RetryKey | None) -> InFlightCall | None:
+        """Return the earlier call that a request repeats, if any; a further retry has a call of its own."""
+        if request is None or not request.number or request.key not in self._offered:
+            return None
+        call, timer = self._offered.pop(request.key)
+        timer.cancel()
+        return call
 
-    def _offer(self, request: RetryKey) -> None:
-        """Let a retry join the call while the client may come back."""
-        loop = asyncio.get_running_loop()
-        self._answer = self._answer or loop.create_future()
-        self._withdraw()
-        self._offered[request.key] = self
-        self._timer = loop.call_later(request.pause_s, self._expire)
-
-    def _withdraw(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._request is not None and self._offered.get(self._request.key) is self:
-            del self._offered[self._request.key]
-
-    def _expire(self) -> None:
-        """Stop offering the call, and cancel it: no client waits for it."""
-        self._withdraw()
-        if self._answer is not None and self._answer.cancel() and self._cancel is not None:
-            self._cancel()
+    def _expire(self, key: _Key, call: InFlightCall) -> None:
+        if self._offered.get(key, (None,))[0] is call:
+            del self._offered[key]
+        call.cancel()

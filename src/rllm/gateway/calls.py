@@ -62,7 +62,7 @@ class CallEndpoint:
         metrics = self.gateway.metrics
         answer = _Answer(send, self.dialect.parameters.own_names)
         mode, started = "json", time.perf_counter()
-        metrics.in_flight += 1
+        metrics.in_flight.inc()
         try:
             call, asked, retry = await self._call(scope, receive, answer)
             answer.ignored = self._ignored(call, asked)
@@ -82,7 +82,7 @@ class CallEndpoint:
             shown = self._in_own_words(to_gateway_error(error))
             await answer.whole(shown.status, self.dialect.render_error(shown), more=shown.headers())
         finally:
-            metrics.in_flight -= 1
+            metrics.in_flight.dec()
             self.budget.release(scope)
             metrics.observe(self.dialect.wire.name, mode, answer.status, time.perf_counter() - started)
             if answer.call is not None:
@@ -218,13 +218,15 @@ class CallEndpoint:
     async def _complete(
         self, call: ModelCall, asked: JSONObject, scope: Scope, answer: _Answer, retry: RetryKey | None
     ) -> None:
-        if earlier := self.in_flight.find(retry):
-            await answer.whole(200, await self._join(earlier, retry, scope))
+        if earlier := self.in_flight.join(retry):
+            await answer.whole(200, await self._joined(earlier, retry, scope))
             return
-        with self.in_flight.begin(retry) as own:
-            async with until_disconnect(scope, partial(own.client_gone, retry)):
+        with self.in_flight.begin() as own:
+            async with until_disconnect(scope, partial(self._client_gone, own, retry)):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
-            own.complete(body)
+            own.answer.set_result(body)
+            if not own.is_client_gone:
+                self.in_flight.offer(retry, own)  # Its client may be timing out just now.
         await answer.whole(200, body)
 
     async def _stream(
@@ -232,8 +234,8 @@ class CallEndpoint:
     ) -> None:
         with keep_alive(answer.piece, encoder.keep_alive, self.config.keep_alive_s) as spoken:
             try:
-                if earlier := self.in_flight.find(retry):
-                    await answer.piece(await self._join(earlier, retry, scope))
+                if earlier := self.in_flight.join(retry):
+                    await answer.piece(await self._joined(earlier, retry, scope))
                 else:
                     await self._stream_first(call, encoder, scope, answer, retry, spoken)
             except ClientDisconnected:
@@ -255,10 +257,10 @@ class CallEndpoint:
     ) -> None:
         """Make the call and pass its pieces on, or collect them if the client left before it had any."""
         collected: list[bytes] = []
-        with self.in_flight.begin(retry) as own:
+        with self.in_flight.begin() as own:
 
-            def continues(cancel: Callable[[], None]) -> bool:
-                return not answer.began and own.client_gone(retry, cancel)
+            def continues(cut: Callable[[], None]) -> bool:
+                return not answer.began and self._client_gone(own, retry, cut)
 
             leaves = until_disconnect(scope, continues)
             async with leaves, aclosing(self.gateway.stream(call, encoder)) as pieces:
@@ -269,16 +271,22 @@ class CallEndpoint:
                     else:
                         await answer.piece(piece)
             if collected:
-                own.complete(b"".join(collected))
+                own.answer.set_result(b"".join(collected))
 
-    async def _join(self, earlier: InFlightCall, retry: RetryKey | None, scope: Scope) -> bytes:
+    def _client_gone(self, own: InFlightCall, retry: RetryKey | None, cut: Callable[[], None]) -> bool:
+        """Note that the client of a call has gone; return whether the call continues, until `cut` is called."""
+        own.is_client_gone = self.in_flight.offer(retry, own)
+        own.cut = cut
+        return own.is_client_gone
+
+    async def _joined(self, earlier: InFlightCall, retry: RetryKey | None, scope: Scope) -> bytes:
         """Return the answer of the earlier call that a request repeats."""
-        body = earlier.join()
         async with until_disconnect(scope):
             try:
-                return await asyncio.shield(body)
+                return await asyncio.shield(earlier.answer)
             except asyncio.CancelledError:
-                earlier.client_gone(retry)
+                if not self.in_flight.offer(retry, earlier):
+                    earlier.cancel()
                 raise
 
 
