@@ -36,8 +36,8 @@ __all__ = ["GatewayServer"]
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
-_TICK_S = 0.1
-"""Seconds between two updates of the server's date header and checks for signals."""
+_CANCEL_S = 0.1
+"""Seconds for the clients of calls that are cut off to get an error."""
 _CLOSING_TICK_S = 0.005
 
 
@@ -95,7 +95,7 @@ class ServerThread:
         """Stop listening, let calls in progress end within the shutdown time, and join the thread. Repeatable."""
         if self._server is None or self._thread is None:
             return
-        self._server.exit_at_once()
+        self._server.should_exit = True
         self._thread.join(self._shutdown_timeout_s + _START_TIMEOUT_S)
         self._server = self._thread = None
 
@@ -238,31 +238,14 @@ class _Server(uvicorn.Server):
         self.ready = threading.Event()
         self.failure: BaseException | None = None
         """Reason why it never started, where it runs in a thread."""
-        self._asked = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def exit_at_once(self) -> None:
-        """Begin to shut down. From any thread, once it is ready."""
-        self.should_exit = True
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._asked.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
         except OSError:
             await self.lifespan.shutdown()
             raise
         self.ready.set()
-
-    async def main_loop(self) -> None:
-        num_ticks = 0
-        while not await self.on_tick(num_ticks):
-            num_ticks += 1
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), _TICK_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -278,7 +261,7 @@ class _Server(uvicorn.Server):
             logger.error("%s cut off, not having ended in time for the shutdown", counted(len(state.tasks), "call"))
             for task in state.tasks:
                 task.cancel(STOPPED)
-            await asyncio.wait(state.tasks, timeout=_TICK_S)  # so that their clients get an error
+            await asyncio.wait(state.tasks, timeout=_CANCEL_S)
         await self.lifespan.shutdown()
 
     @contextlib.contextmanager
