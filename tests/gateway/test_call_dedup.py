@@ -201,12 +201,18 @@ async def test_call_continues_as_long_as_clients_retry():
 
 async def test_retry_fails_as_its_call_does():
     calls, request = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0)
-    with pytest.raises(ValueError, match="broken"), calls.begin() as call:
-        calls.offer(request, call)
-        joined = calls.join(request)
-        raise ValueError("broken")
+    joined = []
+
+    def fail():
+        with calls.begin() as call:
+            calls.offer(request, call)
+            joined.append(calls.join(request))
+            raise ValueError("broken")
+
     with pytest.raises(ValueError, match="broken"):
-        await joined.answer
+        fail()
+    with pytest.raises(ValueError, match="broken"):
+        await joined[0].answer
 
 
 async def test_each_client_has_the_whole_pause_for_its_retry(pass_time):

@@ -1,8 +1,6 @@
 """OpenAI's responses in terms of chat completions, case by case."""
 
 import pytest
-from openai.types.responses import Response
-from pydantic import TypeAdapter
 
 from rllm.gateway.dialects.responses import from_chat
 from rllm.gateway.dialects.responses_input import INSTRUCTIONS_KEY, refers_to, to_chat
@@ -176,15 +174,9 @@ def test_structured_output_becomes_a_response_format(form, expected):
     assert chat(text={"format": form}).get("response_format") == expected
 
 
-def test_effort_verbosity_and_logprobs_are_translated():
-    asked = chat(
-        reasoning={"effort": "low", "summary": "auto"},
-        text={"verbosity": "low"},
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-    )
-    named = ("reasoning_effort", "verbosity", "logprobs", "top_logprobs")
-    assert [asked[name] for name in named] == ["low", "low", True, 2]
+def test_effort_and_verbosity_are_translated():
+    asked = chat(reasoning={"effort": "low", "summary": "auto"}, text={"verbosity": "low"})
+    assert [asked[name] for name in ("reasoning_effort", "verbosity")] == ["low", "low"]
 
 
 def test_answer_becomes_a_list_of_items():
@@ -226,32 +218,6 @@ def test_answer_truncated_in_its_reasoning_has_no_message(reason, types):
 def test_answer_truncated_at_once_has_an_empty_message():
     [message] = answer({"content": ""}, "length")["output"]
     assert (message["content"][0]["text"], message["status"]) == ("", "incomplete")
-
-
-def test_log_probabilities_are_included_on_request():
-    entries = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
-    asked = {"include": ["message.output_text.logprobs"]}
-    [message] = answer({"content": "x"}, asked=asked, logprobs={"content": entries})["output"]
-    assert message["content"][0]["logprobs"] == entries
-
-
-def entries_of(*tokens):
-    return [{"token": token, "logprob": -0.5, "bytes": [*token.encode()], "top_logprobs": []} for token in tokens]
-
-
-def test_log_probabilities_cover_only_the_text():
-    asked = {"include": ["message.output_text.logprobs"]}
-    entries = entries_of("<think>", "4?", "</think>", "\n4", "!", "<tool>", "4!", "<end>")
-    text = {"reasoning": "4?", "content": "4!", "tool_calls": [CALL]}
-    [_, message, _] = answer(text, asked=asked, logprobs={"content": entries})["output"]
-    assert message["content"][0]["logprobs"] == entries[3:5]
-
-
-def test_log_probabilities_that_do_not_match_the_text_are_all_returned():
-    asked = {"include": ["message.output_text.logprobs"]}
-    entries = entries_of("token_id:1", "token_id:2")
-    [message] = answer({"content": "hi"}, asked=asked, logprobs={"content": entries})["output"]
-    assert message["content"][0]["logprobs"] == entries
 
 
 PATCH = {"type": "custom", "name": "patch"}
@@ -351,13 +317,3 @@ def test_empty_reasoning_text_does_not_drop_the_answer():
         "messages"
     ]
     assert answer == {"role": "assistant", "reasoning_content": "5", "content": "a"}
-
-
-def test_log_probabilities_have_the_types_of_openai():
-    other = {"token": "b", "logprob": -1.5, "bytes": [98]}
-    entry = {"token": "token_id:7", "logprob": -0.5, "bytes": None, "top_logprobs": [other, {**other, "bytes": None}]}
-    asked = {"include": ["message.output_text.logprobs"]}
-    shown = answer({"content": "a"}, asked=asked, logprobs={"content": [entry]})
-    [item] = TypeAdapter(Response).validate_python(shown).output
-    [logprob] = item.content[0].logprobs
-    assert (logprob.bytes, [token.bytes for token in logprob.top_logprobs]) == ([], [[98], []])

@@ -249,22 +249,6 @@ def check_options(request: JSONMapping) -> None:
             raise invalid(f"{name}={repr(request[name])[:80]}: expected {_names_of(types)}", name)
     if request.get("top_logprobs") and not request.get("logprobs"):
         raise invalid(f"top_logprobs={request['top_logprobs']!r:.80}: send logprobs=true with it", "top_logprobs")
-    _check_choice(request.get("tool_choice"), request.get("tools") or ())
-
-
-def _check_choice(choice: Any, tools: Sequence[Any]) -> None:
-    """Check that a choice of a tool is possible."""
-    if choice in (None, "auto", "none"):
-        return
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in ("required", "function", "custom", "allowed_tools"):
-        raise invalid(f"tool_choice={choice!r:.80}: use auto, none, required or an object of a tool", "tool_choice")
-    if not tools:
-        raise invalid(f"tool_choice={choice!r:.80}: there are no tools: send 'tools' with it", "tool_choice")
-    names = [name for tool in tools if (name := named_in(tool)) is not None]
-    if kind in ("function", "custom") and (chosen := named_in(choice)) not in names:
-        listed = ", ".join(names)[:200] or "none with a name"
-        raise invalid(f"tool_choice: {chosen!r:.80} is not among the tools: 'tools' has {listed}", "tool_choice")
 
 
 def named_in(tool: Any) -> str | None:
@@ -479,9 +463,3 @@ def schema_format(schema: JSONMapping) -> JSONObject:
 def present(value: JSONMapping, *names: str) -> JSONObject:
     """Return these members of an object, as far as it has them."""
     return {name: value[name] for name in names if value.get(name) is not None}
-
-
-def bytes_of(entry: JSONMapping) -> bytes:
-    """Return the bytes of an entry's token, or of its text where nothing better is known."""
-    known = entry.get("bytes")
-    return bytes(known) if known is not None else str(entry.get("token") or "").encode()

@@ -66,7 +66,7 @@ def _with_allowed_tools(asked: JSONObject) -> JSONObject:
     allowed = field(choice, "allowed_tools", dict, "tool_choice")
     where = "tool_choice.allowed_tools.tools"
     names = [named_in(tool) for tool in objects(allowed.get("tools"), where)]
-    tools = [tool for tool in asked["tools"] if named_in(tool) in names and named_in(tool) is not None]
+    tools = [tool for tool in asked.get("tools") or () if named_in(tool) in names and named_in(tool) is not None]
     if not tools:
         raise invalid(f"{where}: none of them is in 'tools': name some of these", "tool_choice")
     return {**asked, "tools": tools, "tool_choice": allowed.get("mode") or "auto"}

@@ -81,8 +81,7 @@ generationConfig.maxOutputTokens | honoured | passed on as max_tokens |
 generationConfig.stopSequences | honoured | passed on as stop |
 generationConfig.seed | honoured | passed on as seed |
 generationConfig.candidateCount | honoured | passed on as n |
-generationConfig.responseLogprobs | honoured | passed on as logprobs | of all sampled tokens
-generationConfig.logprobs | honoured | passed on as top_logprobs | up to 20, with `responseLogprobs`
+generationConfig.responseLogprobs, generationConfig.logprobs | named | named | traces have them
 generationConfig.presencePenalty | =presence_penalty | passed on as presence_penalty |
 generationConfig.frequencyPenalty | =frequency_penalty | passed on as frequency_penalty |
 generationConfig.responseMimeType | =response_format[json_object] | passed on as response_format | unless text/plain
@@ -309,8 +308,6 @@ def _tools(tools: list[JSONObject], config: JSONMapping) -> JSONObject:
         if mode == "ANY" and len(functions) == 1:
             choice = {"type": "function", "function": {"name": functions[0]["name"]}}
     if not functions:
-        if mode == "ANY" and not tools:
-            raise invalid(f"{place}.mode={mode}: there are no functions: send 'tools' with it", place)
         return {}
     shown = [{"type": "function", "function": function} for function in functions]
     return {"tools": shown, **({"tool_choice": choice} if config.get("functionCallingConfig") else {})}
@@ -379,8 +376,6 @@ def _candidate(choice: JSONMapping, parts: list[JSONObject], asked: JSONMapping,
     candidate: JSONObject = {"content": {"role": "model", "parts": parts}, "index": choice.get("index") or 0}
     if ended:
         candidate["finishReason"] = _FINISH_REASONS.get(choice.get("finish_reason") or "stop", "OTHER")
-    if (asked.get("generationConfig") or {}).get("responseLogprobs"):
-        candidate |= _logprobs(choice)
     if asked.get("return_token_ids") and choice.get("token_ids") is not None:
         candidate["tokenIds"] = choice["token_ids"]
     return candidate
@@ -397,26 +392,6 @@ def _parts(message: JSONMapping) -> list[JSONObject]:
         arguments = arguments_object(function.get("arguments") or "")
         parts.append({"functionCall": {"id": call.get("id"), "name": function.get("name") or "", "args": arguments}})
     return parts or [{"text": ""}]
-
-
-def _logprobs(choice: JSONMapping) -> JSONObject:
-    """Return the log-probabilities of a candidate: of all its tokens, those of thoughts and calls included."""
-    entries = (choice.get("logprobs") or {}).get("content") or ()
-    if not entries:
-        return {}
-    ids = choice.get("token_ids") or ()
-    known = ids if len(ids) == len(entries) else [None] * len(entries)
-    chosen = [
-        {**_logprob(entry), **({} if token_id is None else {"tokenId": token_id})}
-        for entry, token_id in zip(entries, known, strict=True)
-    ]
-    top = [{"candidates": [_logprob(other) for other in entry.get("top_logprobs") or ()]} for entry in entries]
-    total = sum(entry.get("logprob") or 0.0 for entry in entries)
-    return {"avgLogprobs": total / len(entries), "logprobsResult": {"chosenCandidates": chosen, "topCandidates": top}}
-
-
-def _logprob(entry: JSONMapping) -> JSONObject:
-    return {"token": entry.get("token") or "", "logProbability": entry.get("logprob")}
 
 
 def _usage(response: JSONMapping) -> JSONObject:
@@ -454,7 +429,7 @@ class GoogleStreamEncoder:
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if name != "tool_calls"}
                 parts = _parts(delta)
                 candidate = _candidate(choice, parts, self._asked, ended=False)
-                if parts != [{"text": ""}] or candidate.keys() & {"logprobsResult", "tokenIds"}:
+                if parts != [{"text": ""}] or "tokenIds" in candidate:
                     candidates.append(candidate)
             if candidates:
                 events.append(data_event({"candidates": candidates, **_head(chunk, self._asked)}))

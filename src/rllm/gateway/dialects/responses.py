@@ -1,15 +1,12 @@
 """OpenAI's responses: the dialect, and chat answers as output items and typed events.
 
-`responses_input.py` translates requests. Log-probabilities are those of the tokens that spell the text: a chat
-completion has an entry for each sampled token, including those of its reasoning, its tool calls and its end.
+`responses_input.py` translates requests.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -18,7 +15,6 @@ from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
     COMMENT,
     Dialect,
-    bytes_of,
     created_at,
     event,
     first_choice,
@@ -36,7 +32,6 @@ from rllm.gateway.dialects.responses_input import (
     refers_to,
     text_part,
     to_chat,
-    wants_logprobs,
 )
 from rllm.gateway.errors import GatewayError
 from rllm.types import JSONMapping, JSONObject, Trace, text_of
@@ -101,9 +96,6 @@ def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     items = output_items(choice.get("message") or {}, str(response.get("id")), asked)
     if reason:
         items = _cut_off(items)
-    for item in items if wants_logprobs(asked) else ():
-        if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            item["content"][0]["logprobs"] = logprobs_of(choice)
     return {
         **head_of(response, asked),
         "status": "incomplete" if reason else "completed",
@@ -157,37 +149,6 @@ def _usage(response: JSONMapping) -> JSONObject:
     }
 
 
-# --- log-probabilities -----------------------------------------------------------------------------------------------
-
-
-def logprobs_of(choice: JSONMapping) -> list[JSONObject]:
-    """Return the entries of a whole answer's text, which follows its reasoning; all entries, if none spell it."""
-    message = choice.get("message") or {}
-    text = text_of(message)
-    if not text:
-        return []
-    entries = (choice.get("logprobs") or {}).get("content") or ()
-    _, thought = _where_spelled(reasoning_of(message), entries) or (0, 0)
-    start, end = _where_spelled(text, entries[thought:]) or (-thought, len(entries))
-    return [_as_typed(entry) for entry in entries[thought + start : thought + end]]
-
-
-def _where_spelled(text: str, entries: Sequence[JSONMapping]) -> tuple[int, int] | None:
-    """Return the range of the entries whose tokens first spell a text, even if they spell a little around it."""
-    tokens = [bytes_of(entry) for entry in entries]
-    start = b"".join(tokens).find(text.encode())
-    if start < 0 or not text:
-        return None
-    ends = list(accumulate(len(token) for token in tokens))
-    return bisect_right(ends, start), bisect_left(ends, start + len(text.encode())) + 1
-
-
-def _as_typed(entry: JSONMapping) -> JSONObject:
-    """Return a chat completion's entry with the bytes of its tokens as lists; unknown ones are empty."""
-    others = [{**other, "bytes": other.get("bytes") or []} for other in entry.get("top_logprobs") or ()]
-    return {**entry, "bytes": entry.get("bytes") or [], "top_logprobs": others}
-
-
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +156,7 @@ class ResponsesStreamEncoder:
     """Encoder that sends reasoning and text as they come, and all that clients act on at the end, such as tool calls.
 
     An answer is not acknowledged before its trace is durable. Reasoning ends where the text begins; what an upstream
-    adds to it later is in the last event only, as are log-probabilities.
+    adds to it later is in the last event only.
     """
 
     keep_alive = COMMENT

@@ -46,8 +46,8 @@ content[input_image] | =content[image_url] | passed on as image_url |
 content[input_file] | =content[file] | passed on as file |
 max_output_tokens | honoured | passed on as max_tokens |
 temperature, top_p | honoured | = |
-top_logprobs | honoured | = | up to 20, in each `output_text`
-include, include[message.output_text.logprobs] | honoured | translated |
+top_logprobs, include[message.output_text.logprobs] | named | named | traces have them
+include | honoured | translated |
 include[reasoning.encrypted_content] | honoured | translated | reasoning is given in any case
 include[*] | named | named | of tools that a provider runs, or of images
 tools, tools[function], tools[namespace] | honoured | translated |
@@ -144,19 +144,9 @@ def to_chat(asked: JSONMapping, earlier: Mapping[str, Trace]) -> JSONObject:
     effort = field(asked, "reasoning", dict, "", {}).get("effort")
     renamed = {"max_tokens": asked.get("max_output_tokens"), "reasoning_effort": effort}
     chat |= present(renamed, *renamed)
-    if wants_logprobs(asked):
-        chat["logprobs"] = True
     chat |= {**tools.to_chat(asked.get("tool_choice")), **_text_fields(field(asked, "text", dict, "", {}))}
     check_single_chat(chat, "a response is one answer: call again, or use chat completions")
     return chat
-
-
-def wants_logprobs(asked: JSONMapping) -> bool:
-    """Return whether a request wants the log-probabilities of the text, which are left out otherwise."""
-    included = asked.get("include")
-    return bool(asked.get("top_logprobs")) or (
-        isinstance(included, list) and "message.output_text.logprobs" in included
-    )
 
 
 def _history(previous: Any, earlier: Mapping[str, Trace]) -> list[Message]:
@@ -391,7 +381,6 @@ class Tools:
         for position, item in enumerate(items):
             if isinstance(item, dict) and item.get("type") == "additional_tools":
                 given += objects(item.get("tools"), f"input[{position}].tools")
-        self._any_given = bool(given)
         self._tools = {tool.chat_name: tool for each in given for tool in _flattened(each)}
 
     def chat_name(self, name: str, namespace: str) -> str:
@@ -425,8 +414,6 @@ class Tools:
             else:
                 raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
         if not tools:
-            if choice not in (None, "auto", "none") and not self._any_given:
-                raise invalid(f"tool_choice={choice!r:.80}: there are no tools: send 'tools' with it", "tool_choice")
             return {}
         shown = [{"type": "function", "function": {"name": tool.chat_name, **tool.function}} for tool in tools]
         return {"tools": shown} | ({"tool_choice": choice} if choice is not None else {})
