@@ -62,7 +62,7 @@ class CallEndpoint:
         metrics = self.gateway.metrics
         answer = _Answer(send, self.dialect.parameters.own_names)
         mode, started = "json", time.perf_counter()
-        metrics.in_flight.inc()
+        metrics.in_flight += 1
         try:
             call, asked, retry = await self._call(scope, receive, answer)
             answer.ignored = self._ignored(call, asked)
@@ -82,7 +82,7 @@ class CallEndpoint:
             shown = self._in_own_words(to_gateway_error(error))
             await answer.whole(shown.status, self.dialect.render_error(shown), more=shown.headers())
         finally:
-            metrics.in_flight.dec()
+            metrics.in_flight -= 1
             self.budget.release(scope)
             metrics.observe(self.dialect.wire.name, mode, answer.status, time.perf_counter() - started)
             if answer.call is not None:

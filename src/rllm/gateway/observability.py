@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -47,22 +48,26 @@ class Metrics:
         def histogram(name: str, help: str) -> Histogram:
             return Histogram(_PREFIX + name, help, ["mode"], buckets=_BUCKETS_S, registry=registry)
 
-        self._requests = counter("requests", "Model calls answered.", ["dialect", "mode", "status"])
-        self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "Model calls in progress.", registry=registry)
+        # Looking labels up costs more than counting.
+        self._requests = cache(counter("requests", "Model calls answered.", ["dialect", "mode", "status"]).labels)
+        self.in_flight = 0
+        in_flight = Gauge(f"{_PREFIX}requests_in_flight", "Model calls in progress.", registry=registry)
+        in_flight.set_function(lambda: self.in_flight)
         self._traces = counter("traces", "Durable traces.")
         self._failed_traces = counter("failed_traces", "Durable traces of failed calls.")
         self._prompt_tokens = counter("prompt_tokens", "Captured prompt ids.")
         self._response_tokens = counter("response_tokens", "Captured sampled ids.")
-        self._seconds = histogram("request_seconds", "Time to the whole answer.")
-        self._first_token_seconds = histogram("first_token_seconds", "Time to the first piece of a streamed answer.")
+        self._seconds = cache(histogram("request_seconds", "Time to the whole answer.").labels)
+        first = histogram("first_token_seconds", "Time to the first piece of a streamed answer.")
+        self._first_token_seconds = first.labels("stream")
         self._store_pending = Gauge(f"{_PREFIX}store_pending", "Writes that are not durable yet.", registry=registry)
         if isinstance(upstream, UpstreamPool):
             registry.register(_PoolCollector(upstream))
 
     def observe(self, dialect: str, mode: str, status: int, seconds: float) -> None:
         """Count one answered request; its mode is `json`, `stream` or `count`."""
-        self._requests.labels(dialect, mode, str(status)).inc()
-        self._seconds.labels(mode).observe(seconds)
+        self._requests(dialect, mode, status).inc()
+        self._seconds(mode).observe(seconds)
 
     def count_traces(
         self,
@@ -75,11 +80,12 @@ class Metrics:
     ) -> None:
         """Count the traces of one call."""
         self._traces.inc(num_traces)
-        self._failed_traces.inc(num_failed)
+        if num_failed:
+            self._failed_traces.inc(num_failed)
         self._prompt_tokens.inc(num_prompt_tokens)
         self._response_tokens.inc(num_response_tokens)
         if first_token_s is not None:
-            self._first_token_seconds.labels("stream").observe(first_token_s)
+            self._first_token_seconds.observe(first_token_s)
 
     def render(self, *, store_pending: int) -> str:
         """Return all metrics in Prometheus' text format, as `GET /metrics` answers."""
