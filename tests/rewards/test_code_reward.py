@@ -248,29 +248,18 @@ FORMS = {
         "assert list(stack) == [1, 2] and stack[0] == 1 and stack.items == [1, 2] and 2 in stack\n"
         "assert len(stack + stack) == 4 and stack + Stack() == stack and stack != Stack() and stack is not None != stack",
     ),
-    "has operators with plain values": (
+    "has operators": (
         "class Vector:\n    def __init__(self, x, y): self.x, self.y = x, y\n"
-        "    def __mul__(self, k): return Vector(self.x * k, self.y * k)\n    __rmul__ = __mul__\n"
-        "    def __sub__(self, other): return Vector(self.x - other, self.y - other)\n"
         "    def __add__(self, other): return Vector(self.x + other.x, self.y + other.y)\n"
-        "    def __radd__(self, other): return self\n    def __abs__(self): return (self.x**2 + self.y**2) ** 0.5\n"
-        "    def __iadd__(self, other): self.x += other.x; self.y += other.y; return self\n"
-        "    def __eq__(self, other): return isinstance(other, Vector) and (self.x, self.y) == (other.x, other.y)\n"
+        "    def __abs__(self): return (self.x**2 + self.y**2) ** 0.5\n    def __len__(self): return 2\n"
+        "    def __eq__(self, other): return (self.x, self.y) == (other.x, other.y)\n"
+        "    def __lt__(self, other): return abs(self) < abs(other)\n"
         "    def __round__(self, n=0): return Vector(round(self.x, n), round(self.y, n))\n"
         "    def __format__(self, how): return f'{self.x:{how}}/{self.y:{how}}'",
-        "v = Vector(1, 2)\nassert v * 3 == Vector(3, 6) == 3 * v and v != Vector(3, 6)\nassert v - 1 == Vector(0, 1)\n"
-        "assert abs(v * 2) ** 2 > 19 and (v * 2 * 2).y == 8 and (v - 1).y == 1\nassert sum([v, Vector(3, 4)]) == Vector(4, 6)\n"
-        "w = v\nw += Vector(1, 1)\nassert w is v and v.x == 2\nw *= 2\nassert w.x == 4 and v.x == 2\n"
-        "assert v != (2, 3) and not v == 'x' and v not in [1, None]\nassert round(Vector(1.26, 2), 1).x == 1.3\n"
+        "v = Vector(1, 2)\nassert v + Vector(2, 4) == Vector(3, 6) and v != Vector(3, 6) and v != None and v < Vector(3, 4)\n"
+        "assert abs(Vector(3, 4)) == 5 and len(v) == 2 and sorted([Vector(3, 4), v])[0].x == 1\n"
+        "v += Vector(1, 1)\nassert v.x == 2 and round(Vector(1.26, 2), 1).x == 1.3\n"
         "assert f'{v}' == '2/3' and format(v, '.1f') == '2.0/3.0'",
-    ),
-    "has members": (
-        "class Tree:\n    def __init__(self): self.items = set()\n    def __contains__(self, item): return item in self.items",
-        "tree = Tree()\ntree.items = {3}\nassert 3 in tree and 4 not in tree",
-    ),
-    "is a list or a dictionary": (
-        "class Pair(list):\n    def second(self): return self[1]\nclass Dots(dict):\n    __getattr__ = dict.get",
-        "assert Pair([1, 2]) == [1, 2] != Pair([1]) and Pair([1, 2]).second() == 2\nassert Dots(a=1) == {'a': 1} and Dots(a=1).a == 1",
     ),
     "wraps a function": (
         "import functools\ndef twice(f):\n    @functools.wraps(f)\n    def g(*args):\n        return 2 * f(*args)\n    return g",
@@ -286,11 +275,13 @@ FORMS = {
         "class Number:\n    def __init__(self, n): self.n = n\n    def __radd__(self, other): return other + self.n\nassert total([Number(1), Number(2)]) == 2",
     ),
     "returns special values": (
-        "import datetime, decimal\nfrom collections import *\nPoint = namedtuple('Point', 'x y')\n"
+        "import datetime, decimal, fractions\nfrom collections import *\nPoint = namedtuple('Point', 'x y')\n"
         "def all_of_them():\n    return [Counter('aab'), OrderedDict(a=1), defaultdict(list, {1: [2]}), deque([1], 3), Point(1, 2),\n"
-        "        {1: 'x'}.keys(), range(3), {1, 2}, frozenset([1]), b'x', 1 + 2j, 2 ** 100, ..., datetime.date(2020, 1, 2), decimal.Decimal('0.1')]",
-        "import datetime, decimal\nfrom collections import *\nassert all_of_them() == [Counter('aab'), OrderedDict(a=1), {1: [2]}, deque([1]), (1, 2),\n"
-        "    {1: 'x'}.keys(), range(3), {1, 2}, frozenset([1]), b'x', 1 + 2j, 2 ** 100, ..., datetime.date(2020, 1, 2), decimal.Decimal('0.1')]\n"
+        "        range(3), {1, 2}, frozenset([1]), b'x', 1 + 2j, 2 ** 100, datetime.date(2020, 1, 2), decimal.Decimal('0.1'),\n"
+        "        datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc), datetime.timedelta(1), fractions.Fraction(1, 3)]",
+        "import datetime, decimal, fractions\nfrom collections import *\nassert all_of_them() == [Counter('aab'), OrderedDict(a=1), {1: [2]}, deque([1]), (1, 2),\n"
+        "    range(3), {1, 2}, frozenset([1]), b'x', 1 + 2j, 2 ** 100, datetime.date(2020, 1, 2), decimal.Decimal('0.1'),\n"
+        "    datetime.datetime(2020, 1, 2, tzinfo=datetime.timezone.utc), datetime.timedelta(1), fractions.Fraction(1, 3)]\n"
         "assert all_of_them()[4].y == 2 and float('nan') not in all_of_them()",
     ),
     "returns arrays": (

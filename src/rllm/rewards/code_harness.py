@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import io
 import json
 import os
 import sys
@@ -125,9 +124,7 @@ def report_calls(job: Job, report: Report) -> None:
 
 def serve_solution(job: Job) -> None:
     """Execute the solution, and then what the tests ask of it, until they have ended."""
-    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
-    sys.stdout = printed
-    peer = Peer(int(os.environ.pop("_RLLM_CHANNEL")), trusts=True, printed=printed)
+    peer = Peer(int(os.environ.pop("_RLLM_CHANNEL")), trusts=True)
     solution, loaded = _load(job["solution"])
     peer.exported[0] = solution
     names = {str(name): isinstance(value, types.ModuleType) for name, value in list(vars(solution).items())}
@@ -189,7 +186,7 @@ def _run_test(namespace: Names, name: str, peer: Peer, candidate: str | None) ->
     """Call a test; one that is a method, with what its class does before and after it."""
     owner, _, method = name.partition(".")
     if not method:
-        arguments = [] if candidate is None else [peer.request("eval", None, candidate)]
+        arguments = [] if candidate is None else [peer.request("eval", 0, candidate)]
         returned = namespace[name](*arguments)
         if isinstance(returned, types.CoroutineType):
             importlib.import_module("asyncio").run(returned)
@@ -221,7 +218,7 @@ def _names_for(tree: ast.Module, own: Names, theirs: dict[str, bool], peer: Peer
     names: Names = {}
     for name in sorted(wanted & theirs.keys()):
         if theirs[name] is not True:
-            names[name] = peer.request("get", None, name)
+            names[name] = peer.request("get", 0, name)
         elif name in MODULES or name in sys.stdlib_module_names:
             names[name] = importlib.import_module(MODULES.get(name, name))
     return names
@@ -252,4 +249,4 @@ class _SolutionModule(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._peer.request("get", None, name)
+        return self._peer.request("get", 0, name)

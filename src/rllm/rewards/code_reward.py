@@ -56,7 +56,7 @@ class RewardCodeFn:
     written in Python run in a second sandbox, where functions and objects of the solution are proxies of those in the
     first, and plain values are copies. Such tests are as strict as they are written. Two things remain under the
     control of the solution: helper functions that the tests use but neither define nor import, and comparisons between
-    two of its own objects. Comparing its own object with a plain value is an error.
+    two of its own objects. Comparing or combining its own object with a plain value is an error.
 
     Any behaviour of the solution earns a reward; a sandbox that could not be set up raises, which leaves the answer
     unscored. The metadata has `passed`, `total` and `first_failure`. For programs that read standard input, testing
