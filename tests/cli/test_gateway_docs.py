@@ -53,6 +53,6 @@ async def test_documented_metrics_are_the_exported_ones():
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         given = set(re.findall(r"^# TYPE rllm_gateway_(\w+)", (await client.get("/metrics")).text, re.MULTILINE))
     table = TEXT.partition("`rllm_gateway_`")[2].partition("`--otel`")[0]
-    told = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
-    assert set(re.findall(r"\w+", " ".join(told))) == {name for name in given if not name.endswith("_created")}
+    found = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert set(re.findall(r"\w+", " ".join(found))) == {name for name in given if not name.endswith("_created")}
     await pool.close()
