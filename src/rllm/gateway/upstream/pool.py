@@ -55,7 +55,6 @@ class Replica:
         """True if it is down for good."""
         self.recovery: asyncio.Task[None] | None = None
         self._usable_from = 0.0
-        self._num_refusals = 0
 
     @property
     def address(self) -> str:
@@ -70,16 +69,10 @@ class Replica:
     def is_down(self) -> bool:
         return self._usable_from == math.inf
 
-    def answered(self) -> None:
-        """Forget earlier refusals."""
-        if self._num_refusals and self.up:
-            self._num_refusals, self.problem = 0, None
-
-    def refused(self, error: UpstreamError, max_rest_s: float) -> float:
-        """Rest after a refusal, and return for how many seconds."""
+    def refused(self, error: UpstreamError, rest_s: float) -> float:
+        """Rest for so many seconds after a refusal, or as many as the server asks for; return how many are left."""
         if self.up:  # Of many calls that are refused together, the first one counts.
-            rest_s = min(error.retry_after_s or _backoff_s(self._num_refusals, max_rest_s), _MAX_REST_S)
-            self._num_refusals += 1
+            rest_s = min(error.retry_after_s or rest_s, _MAX_REST_S)
             self._usable_from = time.monotonic() + rest_s
             self.problem = str(error)
             logger.warning("upstream %s: resting for %.1f s: %s", self.address, rest_s, error)
@@ -115,7 +108,7 @@ class Replica:
     def _recovered(self) -> None:
         if self.is_down:
             logger.warning("upstream %s answers again", self.address)
-            self._usable_from, self._num_refusals, self.problem, self.is_lost = 0.0, 0, None, False
+            self._usable_from, self.problem, self.is_lost = 0.0, None, False
 
     def to_dict(self) -> JSONObject:
         """Return its state for an operator."""
@@ -280,7 +273,6 @@ class UpstreamPool:
             if not self._retries(replica, route, error, began):
                 raise
         else:
-            replica.answered()
             if self.weight_version != route.weight_version:
                 route.updated_to = self.weight_version
         finally:
@@ -355,7 +347,7 @@ class UpstreamPool:
         if error.fault == "call":
             return False
         if error.fault == "refused":
-            rest_s = replica.refused(error, self._config.check_interval_s)
+            rest_s = replica.refused(error, _backoff_s(len(route.retries), self._config.check_interval_s))
             # The event loop's timers may be early by their resolution.
             asyncio.get_running_loop().call_later(rest_s + 0.005, self._wake_all)
         else:
