@@ -12,12 +12,11 @@ import pytest
 
 from rllm.errors import AgentError, RewardError
 from rllm.sandbox import SandboxError
-from rllm.sandbox.owner import this_process
 from rllm.tasks import SandboxAgent
 from rllm.tasks.check import check_task
 from rllm.tasks.folder import read_task
 from rllm.tasks.oracle import Idle, Oracle
-from rllm.tasks.run import remove_left_folders, run_task
+from rllm.tasks.run import run_task
 
 from .conftest import DEBIAN, EXAMPLES, backend_or_skip
 
@@ -211,17 +210,6 @@ async def test_agent_is_not_blamed_for_this_machine(local, task_folder, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with pytest.raises(SandboxError, match="/nowhere"):
         await run_task(read_task(task_folder()), Idle(), local)
-
-
-async def test_folders_of_ended_processes_are_removed(local, task_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    machine, boot, namespace, pid, _ = this_process().split(":")
-    left, kept = (f"rllm-task-{owner}-a1" for owner in (f"{machine}:{boot}:{namespace}:{pid}:7", this_process()))
-    for name in (left, kept):
-        (tmp_path / name / "before").mkdir(parents=True)
-    remove_left_folders.cache_clear()
-    await run_task(read_task(task_folder()), Idle(), local)
-    assert [path.name for path in tmp_path.glob("rllm-task-*")] == [kept]
 
 
 async def test_dockerfile_is_built_in_the_sandbox_or_its_failure_is_reported(local, task_folder):

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 
 from rllm.errors import AgentError, RolloutError, boundary
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
 from rllm.sandbox.client import uncancelled
-from rllm.sandbox.owner import has_ended, this_process
 from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import MAX_TEXT, SandboxAgent, TaskFolder, TaskOutcome
 from rllm.tasks.verifier import reward_of, run_verifier
 
-_PREFIX = "rllm-task-"
 _EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier $2 && mkdir -p /logs/verifier'
 """Removes what the image has where the agent's files and the reward come."""
 _UNREACHABLE = re.compile(
@@ -80,20 +76,11 @@ async def run_task(
 @asynccontextmanager
 async def _new_folder() -> AsyncIterator[Path]:
     """Make a folder, and remove it in a thread: it may have all files that a sandbox may have."""
-    await asyncio.to_thread(remove_left_folders)
-    folder = TemporaryDirectory(prefix=f"{_PREFIX}{this_process()}-")
+    folder = TemporaryDirectory(prefix="rllm-task-")
     try:
         yield Path(folder.name)
     finally:
         await uncancelled(asyncio.to_thread(folder.cleanup))
-
-
-@functools.cache
-def remove_left_folders() -> None:
-    """Remove the folders of ended processes, once."""
-    for folder in Path(gettempdir()).glob(f"{_PREFIX}*:*"):
-        if has_ended(folder.name.removeprefix(_PREFIX).rpartition("-")[0]):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
