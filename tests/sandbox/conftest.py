@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 
+import psutil
 import pytest
 
 from rllm.errors import ConfigError
@@ -31,6 +32,12 @@ def backend_or_skip(name: str) -> SandboxBackend:
             raise
         pytest.skip(str(error))
     return backend
+
+
+def shells_of(owner: int) -> list[psutil.Process]:
+    """Processes that remove what a process leaves when it has ended."""
+    shells = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return [process for process, line in shells if "rllm-sandboxes" in line and f":{owner}:" in line[-1]]
 
 
 @functools.cache

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.sandbox
 @pytest.fixture
 def local(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("RLLM_CACHE", str(tmp_path_factory.mktemp("cache")))
-    bubblewrap.snapshots.cache_clear()
     return backend_or_skip("local")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 
@@ -14,7 +12,7 @@ from rllm.sandbox import SandboxError, containers
 from rllm.sandbox.base import ImageSource
 
 from ..waiting import wait_for
-from .conftest import DEBIAN, SMALL, backend_or_skip
+from .conftest import DEBIAN, SMALL, backend_or_skip, shells_of
 
 pytestmark = pytest.mark.sandbox
 
@@ -135,12 +133,9 @@ async def test_kill_9_leaves_nothing(podman, with_shell):
     wait_for(lambda: run_podman("image", "exists", image) == 1)
 
 
-def kill_shell(parent: int) -> None:
-    import psutil
-
-    for process in psutil.Process(parent).children():
-        if "rllm-sandboxes" in process.cmdline():
-            os.kill(process.pid, signal.SIGKILL)
+def kill_shell(owner: int) -> None:
+    for process in shells_of(owner):
+        process.kill()
 
 
 async def test_sandboxes_of_a_running_process_are_not_orphans(podman):

@@ -41,7 +41,6 @@ from rllm.sandbox.local_images import (
     digest,
     host_files,
     new_archive,
-    remove_left_snapshots,
     root_file_system,
     snapshots,
     warn_of_base,
@@ -281,8 +280,7 @@ class Bubblewrap(SandboxBackend):
             await in_thread(lambda: shutil.rmtree(image, ignore_errors=True), name="removing a snapshot")
 
     async def remove_orphans(self) -> int:
-        """Remove what ended processes left, whose sandboxes have ended with them: control groups, and snapshots."""
-        await in_thread(remove_left_snapshots, name="removing snapshots")
+        """Remove the control groups that ended processes left, whose sandboxes have ended with them."""
         names = {name_of(folder) for folder in left_groups() if has_ended(name_of(folder)) and remove_empty(folder)}
         return len(names)
 

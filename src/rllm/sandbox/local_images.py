@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import json
 import logging
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from rllm._runtime.files import cache_folder
 from rllm.sandbox.base import SandboxError
-from rllm.sandbox.owner import has_ended, this_process
+from rllm.sandbox.owner import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +64,9 @@ class LocalImage:
         return cls(name=name, base=name)
 
 
-@functools.cache
 def snapshots() -> Path:
-    """Return the folder of this process's snapshots, which is removed when it ends."""
-    folder = cache_folder() / "snapshots" / this_process()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    """Return the folder of this process's snapshots."""
+    return own_folder() / "snapshots"
 
 
 def new_archive(folder: Path, description: Mapping[str, Any]) -> IO[bytes]:
@@ -80,13 +74,6 @@ def new_archive(folder: Path, description: Mapping[str, Any]) -> IO[bytes]:
     folder.mkdir(parents=True, mode=0o700)
     (folder / DESCRIPTION).write_text(json.dumps(description))
     return (folder / ARCHIVE).open("wb")
-
-
-def remove_left_snapshots() -> None:
-    """Remove the snapshots of ended processes."""
-    for folder in snapshots().parent.glob("*"):
-        if has_ended(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def digest(folder: Path) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 from rllm._runtime.process import no_fork_meanwhile
 
 _PROC = Path("/proc")
+_FOLDER = "rllm-"
 
 
 def this_process() -> str:
@@ -72,16 +75,31 @@ def run_after(owner: str, script: str, *arguments: str) -> None:
         *arguments: strings.
     """
     with no_fork_meanwhile(), contextlib.suppress(OSError):
-        _shells.append(
-            subprocess.Popen(
-                ["sh", "-c", f"cat >/dev/null\n{script}", "rllm-sandboxes", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        shell = subprocess.Popen(
+            ["sh", "-c", f"exec 3<&0\n{{ cat >/dev/null\n{script}\n}} <&3 &", "rllm-sandboxes", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
+        shell.wait()  # it has started another one: Ray's processes kill their children when they end
+        _shells.append(shell)
 
 
 _shells: list[subprocess.Popen[bytes]] = []
 """Their standard input ends with this process."""
+
+
+@functools.cache
+def own_folder() -> Path:
+    """Return a folder for temporary files, which is deleted when this process has ended, by whatever means.
+
+    Where the machine lost its power, or all processes were killed together, the next process deletes it.
+    """
+    place = Path(tempfile.gettempdir())
+    for folder in place.glob(f"{_FOLDER}*:*"):
+        if has_ended(folder.name.removeprefix(_FOLDER)):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{this_process()}:", dir=place))
+    run_after(this_process(), 'rm -rf -- "$1"', str(folder))
+    return folder

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from rllm.errors import AgentError, RolloutError, boundary
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
 from rllm.sandbox.client import uncancelled
+from rllm.sandbox.owner import own_folder
 from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import MAX_TEXT, SandboxAgent, TaskFolder, TaskOutcome
 from rllm.tasks.verifier import reward_of, run_verifier
@@ -76,7 +77,7 @@ async def run_task(
 @asynccontextmanager
 async def _new_folder() -> AsyncIterator[Path]:
     """Make a folder, and remove it in a thread: it may have all files that a sandbox may have."""
-    folder = TemporaryDirectory(prefix="rllm-task-")
+    folder = TemporaryDirectory(prefix="rollout-", dir=own_folder())
     try:
         yield Path(folder.name)
     finally:
