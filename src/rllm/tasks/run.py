@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from rllm.errors import AgentError, RolloutError, boundary
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
-from rllm.sandbox.client import uncancelled
+from rllm.sandbox.client import TRANSFER_TIMEOUT_S, uncancelled
 from rllm.sandbox.owner import own_folder
 from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import MAX_TEXT, SandboxAgent, TaskFolder, TaskOutcome
@@ -248,7 +248,7 @@ async def _check_running(sandbox: Sandbox) -> None:
 async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path) -> None:
     """Copy the agent's working directory and artifacts into the verifier's sandbox."""
     tests = "" if task.verifier_image else "/tests"
-    emptied = await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir, tests], cwd="/", timeout_s=task.verifier_timeout_s)
+    emptied = await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir, tests], cwd="/", timeout_s=TRANSFER_TIMEOUT_S)
     if not emptied.ok:
         raise SandboxError(
             f"{workdir} and /logs/verifier cannot be made empty for the verifier: {emptied.stderr[-500:]}"
