@@ -194,6 +194,7 @@ $(VERL_FOLDER): tests/verl/requirements.txt | $(VENV)/.dev
 	@touch $@
 
 test-verl: $(VENV)/.dev $(VERL_FOLDER) .vllm/.installed  ## Train on real workers of verl on Ray, on the CPU: some minutes.
+	-$(BIN)/python tests/sandbox/install.py
 	PYTHONPATH=$(CURDIR)/$(VERL_FOLDER) $(BIN)/pytest -m verl tests/verl
 
 # FRAMEWORK=openai: that one only. What does not install or fails is one red row of docs/frameworks/index.md.

@@ -140,6 +140,7 @@ class RayActors:
             silence_s: seconds after which a process without an answer counts as hung.
         """
         self._orders, self._spread, self._silence_s = orders, spread, silence_s
+        self._sent_orders: Any = None
         self._places: list[_Place] = []
         self._preparing: list[_Place] = []
         self._choosing = threading.Lock()
@@ -161,6 +162,7 @@ class RayActors:
         number = self._spread.num_actors or len(nodes)
         self._most_on_a_node = math.ceil(number / len(nodes))
         self._concurrency = self._spread.concurrency or math.ceil(max_concurrent / number)
+        self._sent_orders = load_ray().put(self._orders)  # once for all processes: they may hold folders
         self._closing.clear()
         begun = [self._begin(nodes[index % len(nodes)]) for index in range(number)]
         self._places = [place for place, _ in begun]
@@ -177,7 +179,7 @@ class RayActors:
             node, num_cpus=self._spread.cpus_per_actor, max_concurrency=self._concurrency + SPARE_CALLS, max_restarts=0
         )
         actor = load_ray().remote(RolloutActor).options(**options).remote()
-        return _Place(node=node, actor=actor), actor.prepare.remote(self._orders)
+        return _Place(node=node, actor=actor), actor.prepare.remote(self._sent_orders)
 
     def _await_prepared(self, place: _Place, prepared: object) -> None:
         ray = load_ray()
@@ -192,6 +194,8 @@ class RayActors:
             ) from error
         except ray.exceptions.RayTaskError as error:
             cause = _cause_of(error)
+            if isinstance(cause, ConfigError):
+                raise ConfigError(f"{where} cannot run rollouts: {cause}") from error
             raise ConfigError(
                 f"{where} cannot run rollouts: {type(cause).__name__}: {cause}: see that what the agent imports is "
                 "installed there or lies in ray.working_dir, and that the node reaches the machine of the trainer"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rllm.data.dataset import Dataset
 from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number
@@ -16,6 +16,7 @@ from rllm.sandbox.pool import SandboxPool
 from rllm.sdk.context import get_current_session
 from rllm.sdk.variables import gateway_variables
 from rllm.tasks.agents.named import open_agent
+from rllm.tasks.copies import here, name_folders, packed_folders, unpack_folders
 from rllm.tasks.folder import read_task, read_tasks
 from rllm.tasks.run import run_task
 from rllm.tasks.shell_tasks import shell_task_folders
@@ -47,31 +48,36 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         source = name
     concurrency, warm = take_whole_number(own, "concurrency", 32, least=1), take_whole_number(own, "warm", 0)
     refuse_unknown(own, ("agent", "sandbox", "max_steps", "concurrency", "warm", *LIMITS))
+    max_steps = take_whole_number(own, "max_steps", 0, least=1) if "max_steps" in own else None
+    agent = own.get("agent", "terminus")
     rollouts = TaskRollouts(
-        agent=_absolute(own.get("agent", "terminus")),
+        agent=open_agent(agent, max_steps=max_steps),
         sandbox=own.get("sandbox", "local"),
-        max_steps=take_whole_number(own, "max_steps", 0, least=1) if "max_steps" in own else None,
         concurrency=concurrency,
         warm=warm,
         limits=tuple((key, _amount(key, own[key])) for key in LIMITS if key in own),
     )
     rollouts.check()
-    rows = [{"id": task.name, "folder": str(task.folder)} for task in read_tasks(source)]
+    tasks = read_tasks(source)
+    name_folders(task.folder for task in tasks)
+    rows = [{"id": task.name, "folder": str(task.folder)} for task in tasks]
     return NamedEnvironment(
         tasks=Dataset.of_tasks(rows, name=name),
         agent_run_func=rollouts,
-        about={"agent": rollouts.agent, "sandbox": rollouts.sandbox},
-        uses_model=_agent(rollouts.agent, rollouts.max_steps).uses_model,
+        about={"agent": agent, "sandbox": rollouts.sandbox},
+        uses_model=rollouts.agent.uses_model,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRollouts:
-    """Rollouts of task folders by an agent, in sandboxes of a backend; both are names, which other processes know."""
+    """Rollouts of task folders by an agent, in sandboxes of a backend.
 
-    agent: str = "terminus"
+    Pickled, they hold the folders of all tasks that this process has opened, for nodes of a cluster.
+    """
+
+    agent: SandboxAgent
     sandbox: str = "local"
-    max_steps: int | None = None
     concurrency: int = 32
     warm: int = 0
     limits: tuple[tuple[str, Any], ...] = ()
@@ -79,8 +85,23 @@ class TaskRollouts:
 
     def check(self) -> None:
         """Raise `ConfigError` if agent or backend cannot be used on this machine."""
-        _agent(self.agent, self.max_steps)
+        self.agent.check()
         _pool(self.sandbox, self.concurrency, self.warm)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._arrived, (vars(self), packed_folders())
+
+    @classmethod
+    def _arrived(cls, fields: Mapping[str, Any], folders: Mapping[str, bytes | None]) -> Self:
+        """Return rollouts of another process.
+
+        Raises:
+            ConfigError: if a task folder, the agent or the backend is missing on this machine.
+        """
+        rollouts = cls(**fields)
+        rollouts.check()
+        unpack_folders(folders)
+        return rollouts
 
     def __str__(self) -> str:
         return f"agent={self.agent}"
@@ -95,22 +116,22 @@ class TaskRollouts:
 
     async def __call__(self, *, folder: str, base_url: str) -> Trajectory:
         """Let the agent work on a task, and verify the result; if that fails, keep what is known for the episode."""
-        task, agent = _task(folder), _agent(self.agent, self.max_steps)
+        task = _task(folder)
 
         def keep(outcome: TaskOutcome) -> None:
             if (session := get_current_session()) is not None:
-                session.trajectories.append(_trajectory(outcome, agent))
+                session.trajectories.append(_trajectory(outcome, self.agent))
 
         outcome = await run_task(
             replace(task, limits=replace(task.limits, **dict(self.limits))),
-            agent,
+            self.agent,
             _pool(self.sandbox, self.concurrency, self.warm),
             base_url=base_url,
             api_key=gateway_variables(base_url)["OPENAI_API_KEY"],
             model=MODEL,
             on_failure=keep,
         )
-        return _trajectory(outcome, agent)
+        return _trajectory(outcome, self.agent)
 
 
 def _trajectory(outcome: TaskOutcome, agent: SandboxAgent) -> Trajectory:
@@ -123,24 +144,13 @@ def _trajectory(outcome: TaskOutcome, agent: SandboxAgent) -> Trajectory:
 
 
 @cache
-def _agent(spec: str, max_steps: int | None) -> SandboxAgent:
-    return open_agent(spec, max_steps=max_steps)
-
-
-@cache
 def _pool(name: str, concurrency: int, warm: int) -> SandboxPool:
     return SandboxPool(open_backend(name), concurrency=concurrency, warm=warm)
 
 
 @cache
 def _task(folder: str) -> TaskFolder:
-    return read_task(Path(folder))
-
-
-def _absolute(agent: str) -> str:
-    """Return an agent with the whole path of its file, since other processes have other current folders."""
-    file, separator, function = agent.rpartition(":")
-    return f"{Path(file).expanduser().absolute()}:{function}" if separator and file.endswith(".py") else agent
+    return read_task(here(folder))
 
 
 def _amount(key: str, text: str) -> float:

@@ -64,6 +64,9 @@ class SandboxAgent(ABC):
     installs_into_image: bool = True
     """`install` writes files of the sandbox, which a snapshot keeps; if not, it only fills the folders of `mounts`."""
 
+    def check(self) -> None:  # noqa: B027
+        """Raise `ConfigError` if it cannot work on this machine."""
+
     def for_task(self, task: TaskFolder) -> SandboxAgent:
         """Return the agent for one task, by default itself; the oracle needs more than the instruction."""
         return self
