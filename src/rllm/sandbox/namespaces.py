@@ -1,8 +1,8 @@
 """Program that starts a sandbox, or enters one's namespaces to run a command or to listen.
 
-It runs by its path in an interpreter of its own (`arguments`), needs the standard library alone, and imports nothing
-after it has entered. It is outside of the sandbox's process namespace, and its child is inside; neither can be read or
-traced from there. See namespaces(7), setns(2) and ioctl_ns(2).
+It runs in an interpreter of its own (`arguments`), needs the standard library alone, and imports nothing after it has
+entered; before, as little as possible, for each command waits for it. It is outside of the sandbox's process namespace,
+and its child is inside; neither can be read or traced from there. See namespaces(7), setns(2) and ioctl_ns(2).
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import json
 import os
 import resource
 import select
-import signal
-import socket
 import stat
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
 
-Job = Mapping[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, NoReturn, TypeAlias
 
+    Job: TypeAlias = Mapping[str, Any]
+
+_RUN = "import sys; sys.path.append(sys.argv[1]); from namespaces import main; main(sys.argv[2], sys.argv[3:])"
+"""Imports this module from its folder, without the package; by its path, it would be compiled each time."""
 FAILED = 125
 """Exit code if the job could not be done; the reason is on stderr."""
 _VARIABLE = "_RLLM."
@@ -48,7 +51,7 @@ _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 
 def arguments(job: Job, command: Sequence[str] = ()) -> list[str]:
     """Return the command line of this program."""
-    return [sys.executable, "-I", "-S", __file__, json.dumps(job), *command]
+    return [sys.executable, "-I", "-S", "-c", _RUN, os.path.dirname(__file__), json.dumps(job), *command]  # noqa: PTH120
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -56,8 +59,9 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
     return {_VARIABLE + name: value for name, value in env.items()}
 
 
-def main(job: Job, command: list[str]) -> NoReturn:
+def main(text: str, command: list[str]) -> NoReturn:
     """Do the job, and exit as its command did."""
+    job: Job = json.loads(text)
     try:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         for path in job.get("groups", ()):
@@ -132,6 +136,8 @@ def _mount(source: str, target: str, flags: int, *, kind: bytes | None = None) -
 
 def listen(job: Job, _: list[str]) -> int:
     """Listen on a free port of a network namespace's loopback, and send the socket to the other end of `channel`."""
+    import socket
+
     namespace = os.open(f"/proc/{job['pid']}/ns/net", os.O_RDONLY)
     if os.fstat(namespace).st_ino != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116
         _enter_owner(namespace)
@@ -143,6 +149,9 @@ def listen(job: Job, _: list[str]) -> int:
 
 def enter(job: Job, command: list[str]) -> int:
     """Run the command in all namespaces of a process, without the rights that entering gives; return its exit code."""
+    import signal
+    import warnings  # noqa: F401 - which `os.execvpe` would import after it has entered
+
     env = {name.removeprefix(_VARIABLE): value for name, value in os.environ.items() if name.startswith(_VARIABLE)}
     folder = f"/proc/{job['pid']}/ns/"
     opened = {name: os.open(folder + name, os.O_RDONLY) for name in _NAMESPACES}
@@ -165,6 +174,9 @@ def enter(job: Job, command: list[str]) -> int:
         try:
             for number, (_, writer) in pipes.items():
                 os.dup2(writer, number)
+            for number in range(1, signal.NSIG):  # this interpreter ignores some
+                with suppress(OSError, ValueError):
+                    signal.signal(number, signal.SIG_DFL)
             _become(command, cwd=job["cwd"], env=env)
         finally:
             os._exit(FAILED)
@@ -216,16 +228,9 @@ def _become(command: list[str], *, cwd: str, env: dict[str, str]) -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     os.setsid()
     os.umask(0o022)
-    for number in range(1, signal.NSIG):  # this interpreter ignores some
-        with suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
     try:
         os.chdir(cwd)
         os.execvpe(command[0], command, env)
     except OSError as error:  # as a shell reports it
         os.write(2, f"{error.filename or command[0]}: {error.strerror}\n".encode())
         os._exit(126 if isinstance(error, PermissionError) else 127)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2:])
