@@ -220,7 +220,7 @@ PACKAGES = (
     "rllm.rewards",
     "rllm.rewards.scoring",
     "rllm.tools",
-    "rllm.tools.sandbox",
+    "rllm.sandbox.python",
     "rllm.tools.local_search",
     "rllm.tools.mcp_tool",
     "rllm.parser",

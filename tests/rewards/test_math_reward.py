@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rllm.errors import RewardError
 from rllm.rewards.equivalence_worker import LARGE_BYTES
-from rllm.rewards.math_reward import MAX_CHARS, RewardMathFn, _quickly_equal, _Worker, are_equivalent
+from rllm.rewards.math_reward import MAX_CHARS, RewardMathFn, _new_worker, _quickly_equal, are_equivalent
 from rllm.rewards.reward_fn import math_reward_fn
 from rllm.rewards.reward_types import RewardConfig, RewardInput
 from rllm.types import Action
@@ -349,9 +349,10 @@ def test_killed_worker_is_replaced() -> None:
 @pytest.mark.slow
 def test_workers_survive_in_a_large_parent_process() -> None:
     large = b"x" * (LARGE_BYTES + 1)
-    worker = _Worker()
+    worker = _new_worker()
     del large
-    assert [worker.compare("x+1", answer, 60.0) for answer in ("1+x", "x+2")] == [True, False]
+    replies = [worker.ask({"gold": "x+1", "answer": answer, "deadline_s": 60.0}) for answer in ("1+x", "x+2")]
+    assert replies == [{"equal": True, "last": False}, {"equal": False, "last": False}]
     assert worker.is_alive()
     worker.end()
 

@@ -250,10 +250,10 @@ async def test_sandbox_that_dies_during_a_command_is_an_error(local):
 
 def test_missing_bubblewrap_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    bubblewrap._check_machine.cache_clear()
+    bubblewrap.problem.cache_clear()
     with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
         open_backend("local")
-    bubblewrap._check_machine.cache_clear()
+    bubblewrap.problem.cache_clear()
 
 
 def test_program_of_the_documentation_runs(local, tmp_path):

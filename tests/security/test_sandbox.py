@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rllm.rewards.code_reward import RewardCodeFn
-from rllm.tools import sandbox, sandbox_child
+from rllm.sandbox import bubblewrap
+from rllm.sandbox import python as sandbox
 from rllm.tools.sandbox import SandboxError, SandboxResult, arun_python, run_python
 
 pytestmark = pytest.mark.sandbox
 
-HAS_NAMESPACES = run_python("").network == "namespace"
-needs_namespaces = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine permits no namespaces")
+needs_bubblewrap = pytest.mark.skipif(bool(run_python("").missing), reason="needs bubblewrap")
 TRY = """
 import ctypes, errno, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -43,9 +43,24 @@ def attempt(*calls: str) -> list[str]:
     return lines
 
 
+NUMBERS = {  # of system calls, x86-64 and AArch64
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "clone": (56, 220),
+    "keyctl": (250, 219),
+    "pivot_root": (155, 41),
+}
+
+
 def number(call: str) -> int:
     """Return the number of a system call on this machine."""
-    return sandbox_child._CALLS[call][sandbox_child._MACHINES[platform.machine()][0]]
+    return NUMBERS[call][platform.machine() == "aarch64"]
+
+
+@pytest.fixture
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without bubblewrap."""
+    monkeypatch.setattr(sandbox, "_is_confined", lambda: False)
 
 
 def assert_all_refused(*calls: str) -> None:
@@ -57,7 +72,7 @@ def assert_all_refused(*calls: str) -> None:
 # Rights
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_all_capability_sets_are_empty_and_cannot_be_regained() -> None:
     status = run_python("print(open('/proc/self/status').read())").stdout
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -67,20 +82,20 @@ def test_all_capability_sets_are_empty_and_cannot_be_regained() -> None:
     assert fields["NoNewPrivs"] == "1"
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_mounting_and_unmounting_are_denied() -> None:
     assert_all_refused(
         "libc.umount2, b'/proc', 2",
         "libc.mount, b'tmpfs', b'/tmp', b'tmpfs', 0, None",
         "libc.mount, None, b'/', None, 0x20 | 0x4000, None",  # to remount it writable
-        f"libc.syscall, {number('open_tree')}, -100, b'/', 1",
-        f"libc.syscall, {number('fsopen')}, b'tmpfs', 0",
+        "libc.syscall, 428, -100, b'/', 1",
+        "libc.syscall, 430, b'tmpfs', 0",
         "libc.chroot, b'.'",
         f"libc.syscall, {number('pivot_root')}, b'.', b'.'",
     )
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_further_namespaces_are_denied() -> None:
     flags = {"user": 1 << 28, "mount": 0x20000, "pid": 1 << 29, "network": 1 << 30, "ipc": 1 << 27, "uts": 1 << 26}
     assert_all_refused(
@@ -91,13 +106,11 @@ def test_further_namespaces_are_denied() -> None:
     )
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_kernel_settings_cannot_be_written() -> None:
     names = [
         "/proc/sys/kernel/core_pattern",
-        "/proc/sys/kernel/pid_max",
         "/proc/sysrq-trigger",
-        "/proc/self/oom_score_adj",
     ]
     names += [
         "/sys/kernel/uevent_helper",
@@ -107,35 +120,30 @@ def test_kernel_settings_cannot_be_written() -> None:
     assert_all_refused(*(f"os.open, {name!r}, os.O_WRONLY" for name in names))
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_devices_of_the_machine_are_absent() -> None:
     assert sorted(run_python("import os; print(*os.listdir('/dev'))").stdout.split()) == sorted(
-        ["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "urandom", "zero"]
+        "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero".split()
     )
     assert_all_refused(
         "os.mknod, 'disk', 0o60600, os.makedev(254, 0)", "os.mknod, '/dev/mem', 0o20600, os.makedev(1, 1)"
     )
 
 
-@needs_namespaces
-def test_keyring_and_foreign_memory_cannot_be_read() -> None:
+@needs_bubblewrap
+def test_keyring_cannot_be_read() -> None:
     assert_all_refused(
         f"libc.syscall, {number('keyctl')}, 0, -3, 0",
         f"libc.syscall, {number('add_key')}, b'user', b'name', b'secret', 6, -3",
-        "libc.ptrace, 16, 1, 0, 0",
-        f"libc.syscall, {number('process_vm_readv')}, 1, 0, 0, 0, 0, 0",
-        "os.open, '/proc/1/mem', os.O_RDONLY",
-        "os.open, '/proc/1/environ', os.O_RDONLY",
-        "os.readlink, '/proc/1/cwd'",
         f"libc.syscall, {number('bpf')}, 0, 0, 0",
-        f"libc.syscall, {number('io_uring_setup')}, 8, bytes(120)",  # which no filter can inspect
+        "libc.syscall, 425, 8, bytes(120)",  # which no filter sees into
     )
 
 
 # Other processes
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_other_processes_are_hidden_and_no_descriptor_is_inherited() -> None:
     code = "import os; print([n for n in os.listdir('/proc') if n.isdigit()], sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
     processes, descriptors = run_python(code).stdout.strip().split("] [")
@@ -143,7 +151,7 @@ def test_other_processes_are_hidden_and_no_descriptor_is_inherited() -> None:
     assert descriptors == "0, 1, 2]"
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_signal_to_its_group_reaches_only_itself() -> None:
     result = run_python("import os, signal, time; os.kill(0, signal.SIGSTOP)", timeout_s=1)
     assert result.timed_out
@@ -151,54 +159,44 @@ def test_signal_to_its_group_reaches_only_itself() -> None:
     assert run_python("import os; os.kill(os.getppid(), 9)").network == "namespace"
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_socket_in_the_file_system_is_unreachable() -> None:
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{folder}/docker.sock")
         server.listen()
-        stream = f"__import__('socket').socket(__import__('socket').AF_UNIX).connect, {folder + '/docker.sock'!r}"
-        datagrams = ("socket", "socketpair")  # which need no connection
-        assert_all_refused(stream, *(f"__import__('socket').{name}, 1, 2" for name in datagrams))
+        assert_all_refused(
+            f"__import__('socket').socket(__import__('socket').AF_UNIX).connect, {server.getsockname()!r}"
+        )
     assert run_python("import socket; a, b = socket.socketpair(); a.send(b'x'); socket.socket(socket.AF_UNIX)").ok
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_sockets_to_the_hypervisor_and_kernel_are_denied() -> None:
     families = {"vsock": 40, "crypto": 38, "packet": 17, "bluetooth": 31, "tipc": 30, "xdp": 44, "can": 29}
     assert_all_refused(*(f"libc.socket, {family}, {kind}, 0" for family in families.values() for kind in (1, 2, 5)))
     assert run_python("import socket; socket.socket(); socket.socket(socket.AF_INET6); socket.if_nameindex()").ok
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_number_of_processes_is_limited_even_for_root() -> None:
     code = "import os, time\nfor n in range(5000):\n    if os.fork() == 0: time.sleep(600)\n"
     result = run_python(code, timeout_s=60)
-    if os.getuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
-        pytest.skip("before Linux 6.14, the processes of root have no bound")
     assert "BlockingIOError" in result.stderr or "OSError" in result.stderr
-
-
-@needs_namespaces
-def test_inotify_instances_are_limited() -> None:
-    lines = attempt(*["libc.inotify_init"] * 10)
-    assert [line.startswith("permitted") for line in lines] == [True] * 8 + [False] * 2
 
 
 # Files
 
 
-@needs_namespaces
-def test_only_its_folder_is_writable(tmp_path: Path) -> None:
+@needs_bubblewrap
+def test_files_of_the_machine_are_neither_seen_nor_written(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("as it was")
     mine.chmod(0o666)
-    source = sandbox_child.__file__
+    source = sandbox.__file__
     assert_all_refused(
-        *(f"os.open, {name!r}, os.O_WRONLY" for name in (str(mine), source)),
-        *(
-            f"os.open, {name!r}, os.O_WRONLY | os.O_CREAT"
-            for name in (f"{tmp_path}/new", "/tmp/new", "/etc/new", "/new")
-        ),
+        *(f"os.open, {name!r}, os.O_RDONLY" for name in (str(mine), "/etc/shadow", str(Path.home() / ".ssh"))),
+        *(f"os.open, {name!r}, os.O_WRONLY" for name in (str(mine), source, sys.executable, "/usr/bin/env")),
+        "os.open, '/usr/bin/new', os.O_WRONLY | os.O_CREAT",
         f"os.unlink, {str(mine)!r}",
         f"os.chmod, {str(mine)!r}, 0o777",
         f"os.rename, {str(mine)!r}, {str(tmp_path / 'other')!r}",
@@ -207,29 +205,6 @@ def test_only_its_folder_is_writable(tmp_path: Path) -> None:
     assert run_python("open('here', 'w').write('x'); open('/dev/shm/here', 'w').write('x')").ok
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert mine.read_text() == "as it was"
-
-
-@needs_namespaces
-def test_locks_and_leases_do_not_block_other_processes(tmp_path: Path) -> None:
-    (tmp_path / "mine").touch()
-    code = f"""
-import fcntl, os, struct
-one, other = (os.open({str(tmp_path / "mine")!r}, os.O_RDONLY) for _ in range(2))
-fcntl.flock(one, fcntl.LOCK_EX)
-fcntl.lockf(one, fcntl.LOCK_SH)
-fcntl.fcntl(one, 1024, fcntl.F_RDLCK)
-fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # would raise
-held = fcntl.fcntl(one, 1025)
-if os.fork() == 0:
-    wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-    print(held, struct.unpack("hhqqi4x", fcntl.fcntl(other, fcntl.F_GETLK, wanted))[0] == fcntl.F_UNLCK)
-else:
-    os.wait()
-"""
-    result = run_python(code)
-    assert (result.stdout, result.stderr) == ("2 True\n", "")
-    in_its_folder = "import sqlite3; file = sqlite3.connect('x.db'); file.execute('create table t (n)'); file.commit()"
-    assert run_python(in_its_folder).ok
 
 
 DEEP = "import os\nfor _ in range({depth}):\n    os.mkdir('d' * 200); os.chdir('d' * 200)\n"
@@ -254,33 +229,26 @@ def test_remains_in_the_folder_are_a_result_and_are_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    """A folder on a file system that is fast with small files, if there is one."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
-
-
+@pytest.mark.usefixtures("unconfined")
 @pytest.mark.parametrize("litter", LITTER)
-def test_remains_are_removed_without_namespaces(litter: str, in_memory: Path) -> None:
-    folder, outside = in_memory / "folder", in_memory / "outside"
-    folder.mkdir()
+def test_remains_are_removed_without_bubblewrap(litter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    outside = tmp_path / "outside"
     outside.write_text("mine")
+    (tmp_path / "temporary").mkdir()
     code = f"import os\nos.symlink({str(outside)!r}, 'to it')\n{LITTER[litter].replace('60_000', '9_000')}"
-    subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, check=False, capture_output=True)
-    sandbox._remove(str(folder))
-    assert not folder.exists()
+    assert isinstance(run_python(code, timeout_s=60), SandboxResult)
+    assert list((tmp_path / "temporary").iterdir()) == []
     assert outside.read_text() == "mine"
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_folder_is_limited_and_uses_no_disk() -> None:
     code = "import os\nfor n in range(100):\n    with open(str(n), 'wb') as file: file.write(bytes(15 << 20))"
     assert "No space left" in run_python(code, timeout_s=60).stderr
-    assert "No space left" in run_python(LITTER["many files"], timeout_s=60).stderr
 
 
+@pytest.mark.usefixtures("unconfined")
 async def test_cleanup_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     removing, seen = sandbox._remove, []
     monkeypatch.setattr(sandbox, "_remove", lambda folder: (seen.append(_in_loop()), removing(folder)))
@@ -304,7 +272,7 @@ def _in_loop() -> bool:
 # Memory outside of the limits or lifetime of a process
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_shared_memory_does_not_outlive_the_code(tmp_path: Path) -> None:
     calls = ["libc.shmget, 0, 400 << 20, 0o1666", "libc.msgget, 0, 0o1666", "libc.semget, 0, 1, 0o1666"]
     assert_all_refused(*calls, "libc.mq_open, b'/queue', os.O_CREAT | os.O_RDWR, 0o666, None")
@@ -315,9 +283,9 @@ def test_shared_memory_does_not_outlive_the_code(tmp_path: Path) -> None:
     assert not Path("/dev/shm", name).exists()
 
 
-@needs_namespaces
+@needs_bubblewrap
 def test_files_in_memory_are_limited() -> None:
-    assert_all_refused("os.memfd_create, 'x'", f"libc.syscall, {number('memfd_secret')}, 0")
+    assert_all_refused("os.memfd_create, 'x'", "libc.syscall, 447, 0")
     code = "for n in range(9): open(f'/dev/shm/{n}', 'wb').write(bytes(8 << 20))"
     assert "No space left" in run_python(code, timeout_s=60).stderr
 
@@ -361,12 +329,13 @@ def test_sandbox_that_cannot_be_set_up_is_an_error(monkeypatch: pytest.MonkeyPat
                 RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
 
 
+@pytest.mark.usefixtures("unconfined")
 def test_sandbox_of_a_solution_that_cannot_be_set_up_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     child = tmp_path / "child.py"
-    broken = "if b'solution' in os.pread(0, 20, 0):\n        raise OSError('no room')\n    missing: list[str] = []\n"
-    child.write_text(Path(sandbox_child.__file__).read_text().replace("missing: list[str] = []\n", broken))
+    broken = "import os\nif b'solution' in os.pread(0, 20, 0): raise OSError('no room')\n"
+    child.write_text(broken + Path(sandbox._CHILD).read_text())
     monkeypatch.setattr(sandbox, "_CHILD", str(child))
     assert run_python("print(1)").ok
     with pytest.raises(SandboxError, match="no room"):
@@ -382,16 +351,39 @@ def test_descriptors_of_this_process_are_closed() -> None:
     assert after <= before
 
 
-def test_result_without_namespaces_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    child = tmp_path / "child.py"
-    text = Path(sandbox_child.__file__).read_text()
-    child.write_text(
-        text.replace("def enter_namespaces() -> bool:\n", "def enter_namespaces() -> bool:\n    return False\n")
-    )
-    monkeypatch.setattr(sandbox, "_CHILD", str(child))
-    result = run_python(
-        "import socket\nfor f in socket.getaddrinfo, socket.socket:\n    try: f('localhost', 80)\n    except OSError as e: print(e)"
-    )
-    assert {"processes", "files"} <= set(result.missing)
-    assert result.network in ("filter", "blocked in python")
-    assert result.stdout.count("no network") == 1, result
+@pytest.mark.usefixtures("unconfined")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a filter of system calls")
+def test_result_without_bubblewrap_has_no_network_and_names_what_is_missing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX) as local:
+        local.bind(f"{tmp_path}/docker.sock")
+        local.listen()
+        result = run_python(f"""
+import asyncio, os, socket
+asyncio.run(asyncio.sleep(0))
+for attempt in socket.socket, lambda: socket.socket(socket.AF_UNIX).connect({local.getsockname()!r}):
+    try: attempt()
+    except PermissionError: print("refused")
+if os.fork() == 0: print("child")
+os.wait()
+""")
+    assert (result.network, result.missing) == ("filter", ("processes", "files", "capabilities"))
+    assert sorted(result.stdout.split()) == ["child", "refused", "refused"]
+
+
+@pytest.mark.usefixtures("unconfined")
+def test_code_rewards_hold_without_bubblewrap() -> None:
+    for code, reward in {"return 1": 1.0, "import os; os._exit(0)": 0.0, "while True: pass": 0.0}.items():
+        verdict = RewardCodeFn(timeout_s=5)({"tests": ["assert f() == 1"]}, f"```python\ndef f():\n    {code}\n```")
+        assert verdict.reward == reward
+
+
+def test_missing_bubblewrap_is_reported_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    for cached in bubblewrap.problem, sandbox._is_confined:
+        cached.cache_clear()
+    try:
+        assert [run_python("print(1)").ok for _ in range(2)] == [True, True]
+        assert [("apt-get install bubblewrap" in record.message) for record in caplog.records] == [True]
+    finally:
+        for cached in bubblewrap.problem, sandbox._is_confined:
+            cached.cache_clear()

@@ -1,18 +1,17 @@
 import asyncio
-import errno
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.tools import sandbox_child
 from rllm.tools.sandbox import arun_python, run_python
 
 pytestmark = pytest.mark.sandbox
@@ -26,7 +25,7 @@ def test_code_runs_and_reads_its_input() -> None:
     assert (result.stdout, result.stderr, result.exit_code) == ("42\n", "", 0)
     assert result.ok
     assert not result.truncated
-    assert result.network in ("namespace", "blocked in python")
+    assert result.network in ("namespace", "filter", "open")
 
 
 def test_value_of_the_last_line_is_shown_on_request() -> None:
@@ -50,7 +49,7 @@ def test_invalid_code_is_reported_with_the_reason(code: str, error: str) -> None
 
     assert result.exit_code == 1
     assert error in result.stderr
-    assert "sandbox_child" not in result.stderr
+    assert "python_child" not in result.stderr
 
 
 def test_exit_code_is_kept() -> None:
@@ -71,51 +70,12 @@ def test_environment_of_the_parent_is_hidden(monkeypatch: pytest.MonkeyPatch) ->
     assert "a-secret" not in run_python("import os; print(dict(os.environ))").stdout
 
 
-@pytest.mark.skipif(
-    shutil.which("unshare") is None or subprocess.run(["unshare", "--user", "true"], check=False).returncode != 0,
-    reason="this machine permits no user namespace",
-)
-def test_namespace_hides_the_parent_environment_in_proc() -> None:
-    result = run_python(f"print(open('/proc/{os.getpid()}/environ').read())")
-
-    assert "PermissionError" in result.stderr or "FileNotFoundError" in result.stderr
-
-
 def test_network_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         result = run_python(f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)")
 
-    assert not result.ok
-    assert "Network is unreachable" in result.stderr or "no network" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import socket; socket.socket()",
-        "import socket; socket.getaddrinfo('localhost', 80)",
-        "import subprocess; subprocess.run(['true'])",
-        "import os; os.fork()",
-        "import os; os.kill(os.getppid(), 0)",
-        "import os; os.killpg(0, 0)",
-    ],
-)
-def test_python_denies_network_and_processes_without_namespaces(code: str) -> None:
-    prelude = f"import runpy, sys; sys.addaudithook(runpy.run_path({sandbox_child.__file__!r})['refuse'])\n"
-
-    done = subprocess.run([sys.executable, "-I", "-c", prelude + code], capture_output=True, text=True, check=False)
-
-    assert "PermissionError: the sandbox" in done.stderr
-
-
-def test_event_loops_run_without_namespaces() -> None:
-    prelude = f"import runpy, sys; sys.addaudithook(runpy.run_path({sandbox_child.__file__!r})['refuse'])\n"
-    code = "import asyncio; asyncio.run(asyncio.sleep(0)); print('ran')"
-
-    done = subprocess.run([sys.executable, "-I", "-c", prelude + code], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "ran\n"
+    assert "ConnectionRefusedError" in result.stderr or "PermissionError" in result.stderr
 
 
 def long_enough() -> float:
@@ -171,34 +131,38 @@ def test_other_processes_cannot_be_signalled() -> None:
 LEAVE_A_CHILD = "import os, time\nif os.fork() == 0: {}; time.sleep(600)\n"
 
 
+@linux_only
 @pytest.mark.parametrize("child", ["pass", "os.setsid()"])
 @pytest.mark.parametrize("ending", ["", "time.sleep(600)"])
-def test_processes_are_not_left_behind(child: str, ending: str, tmp_path: Path) -> None:
-    run_python(_holding(tmp_path / "pipe") + LEAVE_A_CHILD.format(child) + ending, timeout_s=long_enough())
+def test_processes_are_not_left_behind(child: str, ending: str) -> None:
+    if child == "os.setsid()" and run_python("").missing:
+        pytest.skip("needs bubblewrap")
+    code = _named("left") + LEAVE_A_CHILD.format(child) + ending
 
-    _wait_until_let_go(tmp_path / "pipe")
+    assert run_python(code, timeout_s=long_enough()).stdout == "named\n"
 
-
-def _holding(fifo: Path) -> str:
-    """Code that keeps a pipe open as long as it, or a process that it has started, lives."""
-    os.mkfifo(fifo)
-    return f"import os; held = os.open({str(fifo)!r}, os.O_RDONLY | os.O_NONBLOCK); print('held')\n"
+    _wait_until(lambda: not _is_running("left"))
 
 
-def _wait_until_let_go(fifo: Path) -> None:
+def _named(name: str) -> str:
+    """Code that gives its process, and those that it starts, a name."""
+    return f"open('/proc/self/comm', 'w').write('{name} {os.getpid()}'); print('named')\n"
+
+
+def _is_running(name: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if path.read_text().strip() == f"{name} {os.getpid()}":
+                return True
+    return False
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(6_000):  # a killed process takes time to end
-        if not _is_held(fifo):
+        if condition():
             return
         time.sleep(0.01)
-    pytest.fail("it is still held")
-
-
-def _is_held(fifo: Path) -> bool:
-    try:
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError as error:
-        return error.errno != errno.ENXIO  # nothing reads it
-    return True
+    pytest.fail("it did not happen")
 
 
 async def test_async_version_returns_the_same() -> None:
@@ -208,18 +172,16 @@ async def test_async_version_returns_the_same() -> None:
     assert (await arun_python("import time; time.sleep(600)", timeout_s=0.3)).timed_out
 
 
-async def test_cancelling_kills_the_process(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    code = _holding(pipe) + "import time; time.sleep(600)"
-    running = asyncio.create_task(arun_python(code, timeout_s=600))
-    while not _is_held(pipe):  # noqa: ASYNC110 - another process opens it
-        await asyncio.sleep(0.01)
+@linux_only
+async def test_cancelling_kills_the_process() -> None:
+    running = asyncio.create_task(arun_python(_named("cancelled") + "import time; time.sleep(600)", timeout_s=600))
+    await asyncio.to_thread(_wait_until, lambda: _is_running("cancelled"))
 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
-    await asyncio.to_thread(_wait_until_let_go, pipe)
+    await asyncio.to_thread(_wait_until, lambda: not _is_running("cancelled"))
 
 
 @pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"memory_mb": 1}, {"max_output_bytes": -1}])

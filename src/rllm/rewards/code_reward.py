@@ -26,7 +26,7 @@ from rllm.rewards.reward_types import (
     text_of_action,
 )
 from rllm.rewards.reward_types import RewardType as RewardType
-from rllm.tools.sandbox import Limits, SandboxResult, run_judged, run_python
+from rllm.sandbox.python import Limits, SandboxResult, run_judged, run_python
 from rllm.types import JSONMapping, JSONObject, Task
 
 NAME = "the code reward"

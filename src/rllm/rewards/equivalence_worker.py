@@ -1,8 +1,8 @@
-r"""Process that compares mathematical answers: a JSON line in, a JSON line out, and death at the deadline.
+r"""Program that compares mathematical answers: a JSON line in, a JSON line out, and death at the deadline.
 
 SymPy can take forever over nine characters (`9^{9^{9^9}}`), in C code that no exception interrupts and no thread can
 leave. So the alarm keeps its default action here, which is to kill the process; the caller sees the end of the stream.
-It is run as a program by `rllm.rewards.math_reward`, and imports nothing of ours.
+`rllm.rewards.math_reward` runs it as a `Worker`; it imports nothing of ours.
 
 math-verify reads the answers and takes sets, intervals, equations and matrices apart; values are compared here, because
 it would take all numbers for equal that differ by less than 1e-15, such as `1/2^{99}` and `1/2^{98}`.
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 START_DEADLINE_S = 30.0
 MAX_SLOWDOWN = 10
 """After this many times the deadline, by the clock on the wall, the process dies in any case."""
-MEMORY_BYTES = 4 << 30
 LARGE_BYTES = 512 << 20
 """A process that has grown so large, through SymPy's caches, is replaced."""
 
@@ -48,10 +47,7 @@ def main() -> None:
     for alarm in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(alarm, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, whose end is the end of our input
     _set_alarm(START_DEADLINE_S)
-    with contextlib.suppress(ValueError, OSError):  # not every system has this limit
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # parsers print to stdout
 
@@ -62,6 +58,9 @@ def main() -> None:
     logging.disable()
     are_equal = _comparison()
     _set_alarm(0)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in 1, 2:
+        os.dup2(nowhere, number)
     reply(ready=True)
     for line in sys.stdin:
         request = json.loads(line)

@@ -8,12 +8,8 @@ in which rewards run.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import re
-import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -22,7 +18,6 @@ from pathlib import Path
 from queue import LifoQueue
 from unicodedata import normalize
 
-from rllm._runtime.process import no_fork_meanwhile
 from rllm.errors import MissingDependencyError, RewardError
 from rllm.rewards.reward_types import (
     RewardConfig,
@@ -35,6 +30,7 @@ from rllm.rewards.reward_types import (
     texts_of,
 )
 from rllm.rewards.reward_types import RewardType as RewardType
+from rllm.sandbox.python import Worker
 from rllm.types import Task
 
 NAME = "the math reward"
@@ -326,7 +322,7 @@ def are_equivalent(gold: str, answer: str, deadline_s: float = 5.0) -> bool | No
 
     Raises:
         MissingDependencyError: without math-verify.
-        RewardError: if no worker process can be started.
+        SandboxError: if no worker can be started.
     """
     if max(len(gold), len(answer)) > MAX_CHARS:
         return None
@@ -334,8 +330,14 @@ def are_equivalent(gold: str, answer: str, deadline_s: float = 5.0) -> bool | No
     worker = workers.get()
     try:
         if worker is None or not worker.is_alive():
-            worker = _Worker()
-        return worker.compare(gold, answer, deadline_s)
+            worker = _new_worker()
+        reply = worker.ask({"gold": gold, "answer": answer, "deadline_s": deadline_s})
+        if reply is None:
+            return None
+        if reply["last"]:
+            worker.end()
+        equal: bool | None = reply["equal"]
+        return equal
     finally:
         workers.put(worker)
 
@@ -352,9 +354,9 @@ def check_installed() -> None:
 
 
 @cache
-def _workers(pid: int) -> LifoQueue[_Worker | None]:
+def _workers(pid: int) -> LifoQueue[Worker | None]:
     """Return the workers of this process, started on demand: a fork must not share its parent's."""
-    workers: LifoQueue[_Worker | None] = LifoQueue()
+    workers: LifoQueue[Worker | None] = LifoQueue()
     for _ in range(NUM_WORKERS):
         workers.put(None)
 
@@ -367,51 +369,9 @@ def _workers(pid: int) -> LifoQueue[_Worker | None]:
     return workers
 
 
-class _Worker:
-    """One process; it is used by one thread at a time."""
-
-    def __init__(self) -> None:
-        check_installed()
-        with no_fork_meanwhile():
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        if self._reply() is None:
-            raise RewardError(
-                f"the process that compares mathematical answers ended with code {self._process.returncode} before it "
-                f"was ready; run `{sys.executable} -P {_PROGRAM}` to see why"
-            )
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def compare(self, gold: str, answer: str, deadline_s: float) -> bool | None:
-        assert self._process.stdin is not None
-        request = json.dumps({"gold": gold, "answer": answer, "deadline_s": deadline_s})
-        with suppress(BrokenPipeError):  # it is dead, which `_reply` finds out
-            self._process.stdin.write(f"{request}\n".encode())
-            self._process.stdin.flush()
-        reply = self._reply()
-        if reply is None:
-            return None
-        if reply["last"]:
-            self.end()
-        return reply["equal"]
-
-    def _reply(self) -> dict[str, bool | None] | None:
-        """Return the next reply; `None` if the process died, as it does at its deadline."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self.end()
-            return None
-        reply: dict[str, bool | None] = json.loads(line)
-        return reply
-
-    def end(self) -> None:
-        self._process.kill()
-        with self._process, suppress(BrokenPipeError):  # closes the pipes and waits
-            pass
+def _new_worker() -> Worker:
+    check_installed()
+    found = find_spec("math_verify")
+    assert found
+    assert found.origin
+    return Worker(_PROGRAM.read_text(), packages=Path(found.origin).parents[1], memory_mb=4096)

@@ -184,7 +184,8 @@ class Bubblewrap(SandboxBackend):
 
     def check(self) -> None:
         """Raise `ConfigError` unless bubblewrap is installed and may make namespaces."""
-        _check_machine()
+        if reason := problem():
+            raise ConfigError(f"sandbox=local: {reason}, or use sandbox=podman")
 
     async def image(self, source: ImageSource) -> str:
         """Return the image's name; a Dockerfile is followed with this machine's programs, see `dockerfile`."""
@@ -234,28 +235,13 @@ class Bubblewrap(SandboxBackend):
     ) -> BubblewrapSandbox:
         name = f"{this_process()}:{new_id()}"
         is_host = image.base == HOST
-        binds, links, folders = host_files() if is_host else root_file_system(Path(image.base))
-        binds += [(str(path.resolve()), target) for target, path in mounts.items()]
-        options = [
-            *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "0", "--gid", "0"),
-            *("--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"),
-            *("--size", str(limits.disk_mb << 20), "--tmpfs", "/", "--dev", "/dev", "--proc", "/proc"),
-            *("--size", str(_SHARED_MEMORY), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-            *(text for link in links for text in ("--symlink", *link)),
-            *(text for folder in folders for text in ("--dir", folder)),
-            *("--perms", "0700", "--dir", "/root", "--perms", "1777", "--dir", "/tmp", "--dir", "/run"),
-        ]
+        job, command = start_job(image.base, mounts, file_bytes=limits.disk_mb << 20)
+        binds = job["binds"]
         group = ControlGroup(name, limits, file_bytes=(limits.disk_mb << 20) + _SHARED_MEMORY)
-        job = {
-            "do": "start",
-            "groups": group.files_to_join(),
-            "binds": binds,
-            "files": HOST_FILES if is_host else {},
-            "uid": _other_user(),
-            "init": [*_own_folder(workdir, binds, limits), "--chdir", "/", "--", *_INIT],
-        }
+        job["groups"] = group.files_to_join()
+        job["init"] = [*_own_folder(workdir, binds, limits), "--chdir", "/", "--", *_INIT]
         try:
-            process, first = await _started(job, [_program(), *options])
+            process, first = await _started(job, [*command, "--as-pid-1", "--die-with-parent", "--new-session"])
         except BaseException:
             await uncancelled(group.remove())
             raise
@@ -283,6 +269,29 @@ class Bubblewrap(SandboxBackend):
         """Remove the control groups that ended processes left, whose sandboxes have ended with them."""
         names = {name_of(folder) for folder in left_groups() if has_ended(name_of(folder)) and remove_empty(folder)}
         return len(names)
+
+
+def start_job(base: str, mounts: Mapping[str, Path], *, file_bytes: int) -> tuple[dict[str, Any], list[str]]:
+    """Return a job of `namespaces`, which lacks `init`, and the command that it runs: bubblewrap with an image's files.
+
+    Args:
+        base: `host`, or the path of a root file system.
+        mounts: more files and folders of this machine, by their paths in the sandbox.
+        file_bytes: limit of the files that are written anywhere but in `/dev/shm`.
+    """
+    binds, links, folders = host_files() if base == HOST else root_file_system(Path(base))
+    binds += [(str(path.resolve()), target) for target, path in mounts.items()]
+    options = [
+        *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "0", "--gid", "0"),
+        *("--hostname", "sandbox", "--cap-drop", "ALL"),
+        *("--size", str(file_bytes), "--tmpfs", "/", "--dev", "/dev", "--proc", "/proc"),
+        *("--size", str(_SHARED_MEMORY), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *(text for link in links for text in ("--symlink", *link)),
+        *(text for folder in folders for text in ("--dir", folder)),
+        *("--perms", "0700", "--dir", "/root", "--perms", "1777", "--dir", "/tmp", "--dir", "/run"),
+    ]
+    files = HOST_FILES if base == HOST else {}
+    return {"do": "start", "binds": binds, "files": files, "uid": _other_user()}, [_program(), *options]
 
 
 def _own_folder(path: str, binds: Sequence[tuple[str, str]], limits: SandboxLimits) -> list[str]:
@@ -365,18 +374,20 @@ def _program() -> str:
 
 
 @functools.cache
-def _check_machine() -> None:
+def problem() -> str | None:
+    """Return why this machine has no bubblewrap that works, with the remedy; `None` if it has one."""
     if not shutil.which("bwrap"):
-        raise ConfigError(
-            "sandbox=local: bubblewrap is not installed; apt-get install bubblewrap, or use sandbox=podman"
-        )
-    options = subprocess.run([_program(), "--help"], capture_output=True, text=True).stdout
+        return "bubblewrap is not installed; apt-get install bubblewrap"
+    command = [_program(), "--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/"]
+    command += ["--proc", "/proc", "--dev", "/dev", "true"]
+    with no_fork_meanwhile():
+        options = subprocess.run([_program(), "--help"], capture_output=True, text=True).stdout
+        ended = subprocess.run(command, capture_output=True, text=True, user=_other_user())
     if "--disable-userns" not in options:
-        raise ConfigError("sandbox=local: this bubblewrap is too old; use 0.8 or newer, or sandbox=podman")
-    command = [_program(), "--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "true"]
-    ended = subprocess.run(command, capture_output=True, text=True, user=_other_user())
+        return "this bubblewrap is too old; use 0.8 or newer"
     if ended.returncode:
-        raise ConfigError(
-            f"sandbox=local: this machine permits no user namespaces ({ended.stderr.strip()}); set the sysctls "
-            "user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns=0, or use sandbox=podman"
+        return (
+            f"this machine permits no user namespaces ({ended.stderr.strip()}); set the sysctls "
+            "user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns=0"
         )
+    return None

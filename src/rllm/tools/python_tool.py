@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rllm.tools.sandbox import Limits, SandboxResult, arun_python, run_python
+from rllm.sandbox.python import Limits, SandboxResult, arun_python, run_python
 from rllm.tools.tool_base import MAX_OUTPUT_CHARS, Tool, ToolOutput
 
 __all__ = ["CodeToolOutput", "PythonInterpreter"]

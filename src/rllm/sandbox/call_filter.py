@@ -1,0 +1,46 @@
+"""Filter of system calls, which the kernel applies to a process and to all that it starts; see seccomp(2)."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import platform
+import struct
+import sys
+
+_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+# Numbers on these machines. Refused: memory that no limit of a process counts, and keys of the user;
+_CALLS = {"io_uring_setup": (425, 425), "memfd_create": (319, 279), "memfd_secret": (447, 447), "mq_open": (240, 180)}
+_CALLS |= {"msgget": (68, 186), "semget": (64, 190), "shmget": (29, 194), "userfaultfd": (323, 282)}
+_CALLS |= {"add_key": (248, 217), "bpf": (321, 280), "keyctl": (250, 219), "request_key": (249, 218)}
+# where the machine's processes and sockets in its file system can be seen, those, too;
+_SHARED = {"connect": (42, 203), "process_vm_readv": (310, 270), "ptrace": (101, 117)}
+# and of sockets all families but these: AF_UNIX; in a network of its own AF_INET, AF_INET6 and AF_NETLINK.
+_SOCKET, _LOCAL, _NETWORK = (41, 198), (1,), (1, 2, 10, 16)
+
+
+@functools.cache
+def call_filter(*, namespaced: bool) -> bytes | None:
+    """Return the filter for code that runs in namespaces of its own, or does not; `None` if this machine has none."""
+    if sys.platform != "linux" or platform.machine() not in _MACHINES or struct.calcsize("P") != 8:
+        return None
+    machine, column = _MACHINES[platform.machine()]
+
+    def load(offset: int) -> bytes:
+        return struct.pack("HBBI", 0x20, 0, 0, offset)
+
+    def jump(kind: int, value: int, if_true: int, if_false: int) -> bytes:
+        return struct.pack("HBBI", kind, if_true, if_false, value)
+
+    def end(verdict: int) -> bytes:
+        return struct.pack("HBBI", 0x06, 0, 0, verdict)
+
+    equal, at_least, refused, permitted = 0x15, 0x35, end(0x50000 | errno.EPERM), end(0x7FFF0000)
+    program = [load(4), jump(equal, machine, 1, 0), refused]
+    program += [load(0), jump(at_least, 1 << 30, 0, 1), refused]  # a second numbering of x86-64
+    for numbers in (_CALLS if namespaced else _CALLS | _SHARED).values():
+        program += [jump(equal, numbers[column], 0, 1), refused]
+    program += [jump(equal, _SOCKET[column], 1, 0), permitted, load(16)]
+    for family in _NETWORK if namespaced else _LOCAL:
+        program += [jump(equal, family, 0, 1), permitted]
+    return b"".join([*program, refused])
