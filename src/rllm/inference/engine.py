@@ -214,7 +214,7 @@ class FullEngine(InferenceEngine, Protocol):
         tools: Sequence[JSONMapping] | None = None,
         template_kwargs: JSONMapping | None = None,
         written_on: str = "",
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Return the prompt for the next answer; see `rllm.parser.continuation.Continuation.prompt_ids`.
 
         An engine with this method takes prompts as `prompt_token_ids`.
@@ -295,7 +295,7 @@ def continued_prompt(
     request: JSONMapping,
     *,
     written_on: str = "",
-) -> list[int] | None:
+) -> Sequence[int] | None:
     """Continue a prompt with any engine; tools and template arguments come from the request.
 
     Returns `None` if the engine takes messages only, or if its template cannot continue from there.

@@ -5,8 +5,10 @@ The template is rendered for the text after the answer (`append_only`), however 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import islice
 
 from rllm.errors import ConfigError
 from rllm.parser.append_only import (
@@ -49,11 +51,12 @@ class Continuation:
         template_kwargs: JSONMapping | None = None,
         *,
         written_on: str = "",
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Return the prompt for the next answer.
 
         Args:
-            known_ids: the tokens of the first messages as they were sampled; the last of them is an answer.
+            known_ids: the tokens of the first messages as they were sampled; the last of them is an answer. Of an
+                array, the prompt is an array, too, since lists of a hundred thousand tokens take milliseconds to copy.
             messages: the whole conversation.
             num_known: number of messages that `known_ids` cover.
             tools: as for `ChatTemplate.render`.
@@ -72,7 +75,7 @@ class Continuation:
             return text if ask else text.removesuffix(self._closing)
 
         renderer = AppendOnlyRenderer(printed, self._special_tokens, _NO_REASONING, keep_reasoning=True)
-        past = [bare_message(message) for message in messages[:num_known]]
+        past = list(messages[:num_known])
         try:
             end, rest = self._following(renderer, past, messages[num_known:])
         except ConfigError:
@@ -87,9 +90,10 @@ class Continuation:
             rest = rest.removeprefix(self._tokenizer.convert_ids_to_tokens(known_ids[-1]) or "")
         if written_on:
             content = text_of(messages[num_known - 1]).removesuffix(written_on)
-            more = {**past[-1], "content": self._not_sampled_of(written_on, content, known_ids)}
+            more = {**bare_message(past[-1]), "content": self._not_sampled_of(written_on, content, known_ids)}
             rest = control.hidden(more)["content"] + rest
-        return [*known_ids, *control.encode(rest)]
+        following = control.encode(rest)
+        return known_ids + array("I", following) if isinstance(known_ids, array) else [*known_ids, *following]
 
     def _following(
         self, renderer: AppendOnlyRenderer, past: Sequence[Message], messages: Sequence[Message]
@@ -147,7 +151,7 @@ class Continuation:
     def _not_sampled_of(self, written_on: str, content: str, known_ids: Sequence[int]) -> str:
         """Return the part of `written_on` that was not sampled: it follows a stop string, mostly."""
         tail = known_ids[-len(content.encode()) - _MOST_STOP_TOKENS :]
-        text: str = self._tokenizer.decode(tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(list(tail), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         _, found, sampled = text.rpartition(content)
         if known_ids[-1] in self._special_ids or not found or not written_on.startswith(sampled):
             raise ConfigError(
@@ -160,11 +164,12 @@ class Continuation:
 def near_ends(past: Sequence[Message]) -> Sequence[Message]:
     """Return a conversation without what lies between its first user message and its last two answers."""
     begin = next((place for place, message in enumerate(past) if message.get("role") == "user"), 0) + 1
-    answers = [place for place, message in enumerate(past) if is_assistant(message)]
-    return past if len(answers) < 3 or answers[-2] <= begin else [*past[:begin], *past[answers[-2] :]]
+    answers = list(islice((place for place in reversed(range(len(past))) if is_assistant(past[place])), 3))
+    return past if len(answers) < 3 or answers[1] <= begin else [*past[:begin], *past[answers[1] :]]
 
 
 def _following(renderer: AppendOnlyRenderer, past: Sequence[Message], messages: Sequence[Message]) -> tuple[str, str]:
     """Return the special token that ends the last past answer, and what follows it up to the next answer."""
+    past = [bare_message(message) for message in past]
     end, after = renderer.end_of_past_answer(past[:-1], past[-1])
     return end, after + renderer.text(past, messages, ask=True)
