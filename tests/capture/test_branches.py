@@ -162,7 +162,7 @@ def test_any_branch_is_continued_exactly(
         base = traces[place] if place < len(traces) else None
         history = [] if base is None else [*base.messages, write_back(base.response)]
         prior, expected = prior_of(branches, [*history, message]), latest.get(json.dumps(history))
-        assert (prior and prior.token_ids) == (expected and [*expected.prompt_ids, *expected.response_ids])
+        assert (prior and [*prior.token_ids]) == (expected and [*expected.prompt_ids, *expected.response_ids])
         response = answers[number % len(answers)]
         given = answer(branches, [*history, message], response, prior.token_ids if prior else ())
         latest[json.dumps([*history, message, write_back(response)])] = given

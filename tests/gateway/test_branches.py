@@ -2,7 +2,8 @@
 
 import pytest
 
-from rllm.capture import MessageDigests
+from rllm.capture import MessageDigests, conversations
+from rllm.capture.conversations import canonical
 from rllm.gateway.sessions import Sessions
 from rllm.types import DRIFT_KEY
 
@@ -37,3 +38,21 @@ async def test_both_answers_with_the_same_call_ids_are_continued(serve, other, e
     first = written_back(choices[0]["message"], '{ "q": "cats" }')
     answer = MessageDigests.of([USER, first, RESULT, {"role": "assistant", "content": "Done."}, USER], None, again)
     assert again.missing_trace(answer) == traces[2].id
+
+
+async def test_the_messages_that_a_turn_compares_do_not_grow_with_the_conversation(serve, monkeypatch):
+    compared = []
+
+    def counting(message):
+        compared.append(message)
+        return canonical(message)
+
+    monkeypatch.setattr(conversations, "canonical", counting)
+    served, messages, counts = serve([f"Answer {turn}." for turn in range(20)]), [], []
+    for turn in range(20):
+        messages.append({"role": "user", "content": f"Question {turn}?"})
+        compared.clear()
+        messages.append(served.post(json={"model": "m", "messages": messages}).json()["choices"][0]["message"])
+        counts.append(len(compared))
+    assert counts[-1] == counts[2] < 10
+    assert all(trace.parent_id for trace in served.store.by_session("s")[1:])

@@ -43,10 +43,12 @@ of the conversation with the answers before it."""
 
 _NO_CONTENT = "[System: Empty message content sanitised to satisfy protocol]"
 """Content that LiteLLM sends to Anthropic's endpoint for a streamed answer that had tool calls only."""
-_BYTES_PER_CALL = 750
+_BYTES_PER_CALL = 800
 """Memory of a call beside its tokens and its arguments."""
 _BYTES_PER_TOOL_KEY = 160
 """Memory of finding an answer with tool calls by its tool key."""
+_MAX_DIGESTED = 4
+"""Conversations of a session whose digests are kept: agents and their sub-agents take turns."""
 
 
 class PriorAnswer(NamedTuple):
@@ -55,8 +57,8 @@ class PriorAnswer(NamedTuple):
     trace_id: str
     num_messages: int
     """Number of the request's messages that it makes up."""
-    token_ids: list[int]
-    """Its prompt and its answer as they were sampled."""
+    token_ids: Sequence[int]
+    """Its prompt and its answer as they were sampled; an array, which is copied in no time."""
     appended_text: str = ""
     """Text that the agent appended to the answer's message; it may begin with the stop string that ended the answer."""
 
@@ -65,15 +67,22 @@ class MessageDigests(NamedTuple):
     """The messages of a request, with a digest of each of their prefixes. Digests are valid in this process only."""
 
     messages: Sequence[Message]
-    keys: list[MessageKey]
-    """`canonical` of each message."""
-    digests: list[int]
+    digests: array[int]
     """`digests[k]` is that of the tools and the first k messages, with known answers in the form they were written
     in."""
     num_before_answers: int
     """Number of messages before the first answer."""
-    turns: list[TurnKey]
-    """`turns[k]` is that of the messages before the first answer, and of the answers among the first k messages."""
+    turns: array[int]
+    """`turns[k]` is the `TurnKey` of the messages before the first answer, and of the answers among the first k
+    messages."""
+    json_size: int
+    """Length of the messages as JSON, without the closing bracket; 0 if that is not known."""
+    json_hash: int
+    """Hash of this JSON."""
+    num_known: int
+    """Number of messages whose digests are those of an answered request."""
+    known_hash: int
+    """Hash of the JSON of these."""
 
     @classmethod
     def of(
@@ -81,12 +90,29 @@ class MessageDigests(NamedTuple):
         messages: Sequence[Message],
         tools: Sequence[JSONMapping] | None,
         known: Conversations | None = None,
+        as_json: bytes = b"",
     ) -> MessageDigests:
-        """Digest messages; `known` has the answers that they may contain in another form."""
+        """Digest messages.
+
+        Args:
+            messages: The messages.
+            tools: The tools.
+            known: The answers that the messages may contain in another form.
+            as_json: The messages as JSON. With it, messages that begin with those of an answered request are digested
+                from there on, so that a turn of a long conversation takes no longer than one of a short one.
+        """
         digest = hash(stable_text(list(tools))) if tools else 0
-        digests, turns, num_before_answers = [digest], [digest], len(messages)
-        keys = [canonical(message) for message in messages]
-        for place, (message, key) in enumerate(zip(messages, keys, strict=True)):
+        text = as_json.removesuffix(b"]")
+        earlier = known.digested(digest, text) if known is not None else None
+        if earlier is None:
+            digests, turns, num_before_answers = array("q", [digest]), array("q", [digest]), len(messages)
+        else:
+            digests, turns = earlier.digests[:], earlier.turns[:]
+            num_before_answers = earlier.num_before_answers if earlier.has_answer else len(messages)
+        digest, num_known = digests[-1], len(digests) - 1
+        for place in range(num_known, len(messages)):
+            message = messages[place]
+            key = canonical(message)
             before, digest = digest, hash((digest, key))
             turn = turns[-1] if place > num_before_answers else digest
             if is_answer(message):
@@ -96,15 +122,24 @@ class MessageDigests(NamedTuple):
                     digest = known.as_written(before, digest, message)
             digests.append(digest)
             turns.append(turn)
-        return cls(messages=messages, keys=keys, digests=digests, turns=turns, num_before_answers=num_before_answers)
+        return cls(
+            messages=messages,
+            digests=digests,
+            turns=turns,
+            num_before_answers=num_before_answers,
+            json_size=len(text),
+            json_hash=hash(text),
+            num_known=num_known,
+            known_hash=earlier.json_hash if earlier is not None else 0,
+        )
 
     @property
     def has_answer(self) -> bool:
-        return self.num_before_answers < len(self.messages)
+        return self.num_before_answers < len(self.digests) - 1
 
     def turn_keys(self, place: int, answer: MessageKey) -> list[TurnKey]:
         """Return the keys of an answer to the first `place` messages."""
-        before = hash((self.digests[0], self.keys[place - 1]))
+        before = hash((self.digests[0], canonical(self.messages[place - 1])))
         return [_turn_key(before, answer), _turn_key(self.turns[place], answer)]
 
 
@@ -113,35 +148,53 @@ def _turn_key(before: int, answer: MessageKey) -> TurnKey:
 
 
 @dataclass(kw_only=True, slots=True)
+class _Tokens:
+    """Tokens of calls each of which continues the one before, in four bytes each."""
+
+    ids: array[int] | None = None
+    """`None` until the first call is continued: most first calls have no second one."""
+    before: _Tokens | None = None
+    """Tokens of the conversation that these branch off from."""
+    start: int = 0
+    """Number of tokens before these."""
+
+    def first(self, size: int) -> array[int]:
+        """Return the first tokens of the conversation."""
+        tokens: _Tokens | None = self
+        parts = []
+        while tokens is not None:
+            parts.append((tokens.ids or array("I"))[: size - tokens.start])
+            size = tokens.start
+            tokens = tokens.before
+        ids = parts.pop()
+        for part in reversed(parts):
+            ids.extend(part)
+        return ids
+
+    def continued(self, size: int, added: array[int]) -> _Tokens:
+        """Add tokens after the first `size`; in a branch of their own if others follow these already."""
+        assert self.ids is not None
+        if self.start + len(self.ids) != size:
+            return _Tokens(ids=added, before=self, start=size)
+        self.ids.extend(added)
+        return self
+
+
+@dataclass(kw_only=True, slots=True)
 class _Call:
-    """A call that may be continued. It holds only the tokens that it adds to those of the call that it continues."""
+    """A call that may be continued."""
 
     trace_id: str
-    before: _Call | None
-    added_ids: array[int] | None
-    """Four bytes each, since a gateway keeps those of thousands of sessions. `None` until the call is first continued:
-    most first calls have no second one."""
+    tokens: _Tokens
+    num_ids: int
+    """Number of its tokens, prompt and answer."""
     arguments: list[str]
     """Arguments of each tool call, as written."""
     has_reasoning: bool
     has_content: bool
 
-    def path(self) -> list[_Call]:
-        """Return the calls that lead to this one, and this one."""
-        calls = [self]
-        while (before := calls[-1].before) is not None:
-            calls.append(before)
-        return calls[::-1]
-
-    @property
-    def first(self) -> _Call:
-        return self.path()[0]
-
     def token_ids(self) -> array[int]:
-        ids = array("I")
-        for call in self.path():
-            ids.extend(call.added_ids or ())
-        return ids
+        return self.tokens.first(self.num_ids)
 
 
 class NewAnswer(NamedTuple):
@@ -155,6 +208,10 @@ class NewAnswer(NamedTuple):
     is_stopped: bool
     """True if it was asked for with stop strings: text may be appended to it."""
     call: _Call
+    before: _Call | None
+    """The call that it continues."""
+    added_ids: array[int]
+    """Tokens that it adds to those."""
 
 
 class _Found(NamedTuple):
@@ -183,6 +240,26 @@ class Conversations:
     _answered: set[int] = field(default_factory=set)
     """Digests of all messages that were answered."""
     _turns: set[TurnKey] = field(default_factory=set)
+    _digested: dict[int, MessageDigests] = field(default_factory=dict)
+    """Digests of the last request of each conversation, without its messages, by `json_hash`; the latest last."""
+
+    def digested(self, tools: int, text: bytes) -> MessageDigests | None:
+        """Return the digests of the longest known request that some messages begin with.
+
+        Args:
+            tools: Digest of the tools.
+            text: The messages as JSON, without the closing bracket.
+        """
+        same = (
+            known
+            for known in self._digested.values()
+            # A comma follows the known messages; few other requests have one there, so few are hashed.
+            if text[known.json_size : known.json_size + 1] in (b",", b"")
+            and known.digests[0] == tools
+            and known.json_size <= len(text)
+            and hash(text[: known.json_size]) == known.json_hash
+        )
+        return max(same, key=lambda known: known.json_size, default=None)
 
     def as_written(self, before: int, digest: int, answer: Message) -> int:
         """Return the digest of the known answer that a message repeats, or `digest` if there is none.
@@ -209,23 +286,23 @@ class Conversations:
     def missing_trace(self, asked: MessageDigests) -> str | None:
         """Return the id of the trace that `provide_tokens` must get before the methods below can answer."""
         found = self._find(asked)
-        if found is None or found.call.first.added_ids is not None:
+        if found is None or found.call.tokens.ids is not None:
             return None
-        return found.call.first.trace_id
+        return found.call.trace_id
 
     def provide_tokens(self, asked: MessageDigests, trace: Trace | None) -> None:
         """Provide the trace that `missing_trace` named; `None` if it no longer exists."""
         found = self._find(asked)
         if found is None:
             return
-        first = found.call.first
+        tokens = found.call.tokens
         if trace is None:
-            self._calls = {digest: call for digest, call in self._calls.items() if call.first is not first}
+            self._calls = {digest: call for digest, call in self._calls.items() if call.tokens is not tokens}
             for digest, answers in self._stopped.items():
-                self._stopped[digest] = [(content, call) for content, call in answers if call.first is not first]
-        elif first.trace_id == trace.id and first.added_ids is None:  # another one may have been added meanwhile
-            first.added_ids = array("I", [*trace.prompt_ids, *trace.response_ids])
-            self.num_bytes += sys.getsizeof(first.added_ids)
+                self._stopped[digest] = [(content, call) for content, call in answers if call.tokens is not tokens]
+        elif found.call.trace_id == trace.id and tokens.ids is None:  # another one may have been added meanwhile
+            tokens.ids = array("I", [*trace.prompt_ids, *trace.response_ids])
+            self.num_bytes += sys.getsizeof(tokens.ids)
 
     def prior_answer(self, asked: MessageDigests) -> PriorAnswer | None:
         """Return the latest known answer among the messages whose context is unchanged."""
@@ -239,12 +316,12 @@ class Conversations:
         return PriorAnswer(
             trace_id=call.trace_id,
             num_messages=found.num_messages,
-            token_ids=call.token_ids().tolist(),
+            token_ids=call.token_ids(),
             appended_text=found.appended_text,
         )
 
-    def drift_of(self, asked: MessageDigests, prompt_ids: Sequence[int]) -> Drift | None:
-        """Return the reason why a prompt does not continue the tokens sampled before.
+    def drift_of(self, asked: MessageDigests, prompt: Sequence[int] | bytes) -> Drift | None:
+        """Return the reason why a prompt, of token ids or of `packed_ids`, does not continue the tokens sampled before.
 
         `None` if it does continue them, or if it begins a conversation.
         """
@@ -254,7 +331,7 @@ class Conversations:
         if found is None:
             return "edited" if self._are_edited(asked, 0) else None
         call = found.call
-        if begins_with(prompt_ids, call.token_ids()):
+        if begins_with(prompt, call.token_ids()):
             return "edited" if self._are_edited(asked, found.num_messages) else None
         if found.appended_text:
             return "edited"
@@ -267,31 +344,38 @@ class Conversations:
             return "tool_json"
         return "reasoning" if call.has_reasoning else "template"
 
-    def prepare(self, asked: MessageDigests, trace: Trace) -> NewAnswer | None:
-        """Return an answer to add once it is stored.
+    def prepare(self, asked: MessageDigests, trace: Trace, prompt: bytes | None = None) -> NewAnswer | None:
+        """Return an answer to add once it is stored; `prompt` is its prompt as `packed_ids`, if it is packed already.
 
         `None` for one that cannot be continued: it has no tokens, or its prompt had no messages. Tokens are kept for a
         call that continues another one; those of a first call are asked for when they are needed.
         """
         if not trace.response_ids or not asked.messages:
             return None
-        key = canonical(trace.response)
         call = _Call(
             trace_id=trace.id,
-            before=None,
-            added_ids=None,
+            tokens=_Tokens(),
+            num_ids=len(trace.prompt_ids) + len(trace.response_ids),
             arguments=arguments_of(trace.response),
             has_reasoning=bool(reasoning_of(trace.response)),
             has_content=has_content(trace.response),
         )
-        if (before := self._find(asked)) and self.missing_trace(asked) is None:
-            known = before.call.token_ids()
-            if begins_with(trace.prompt_ids, known):
-                call.before = before.call
-                call.added_ids = array("I", trace.prompt_ids[len(known) :])
-                call.added_ids.extend(trace.response_ids)
-        is_stopped = bool(trace.sampling.get("stop")) and not call.arguments
-        return NewAnswer(asked=asked, response=trace.response, key=key, is_stopped=is_stopped, call=call)
+        before: _Call | None = None
+        added_ids = array("I")
+        found, packed = self._find(asked), trace.prompt_ids if prompt is None else prompt
+        if found and found.call.tokens.ids is not None and begins_with(packed, found.call.token_ids()):
+            before = found.call
+            added_ids.extend(trace.prompt_ids[before.num_ids :])
+            added_ids.extend(trace.response_ids)
+        return NewAnswer(
+            asked=asked,
+            response=trace.response,
+            key=canonical(trace.response),
+            is_stopped=bool(trace.sampling.get("stop")) and not call.arguments,
+            call=call,
+            before=before,
+            added_ids=added_ids,
+        )
 
     def add(self, answer: NewAnswer | None) -> None:
         """Remember an answer; `None` is ignored."""
@@ -301,7 +385,10 @@ class Conversations:
         content = text_of(response) if answer.is_stopped else ""
         self._answered.add(before)
         self._turns.update(answer.asked.turn_keys(len(answer.asked.messages), answer.key))
-        self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, (call.added_ids, content, *call.arguments)))
+        self.num_bytes += _BYTES_PER_CALL + sum(map(sys.getsizeof, (answer.added_ids, content, *call.arguments)))
+        self._keep_digests(answer.asked)
+        if (continued := answer.before) is not None:
+            call.tokens = continued.tokens.continued(continued.num_ids, answer.added_ids)
         # The forms in which it may come back: with its content, or without.
         forms = [(answer.key, True)]
         if call.has_content and (bare := without_content(response)):
@@ -322,6 +409,16 @@ class Conversations:
                 self.num_bytes += _BYTES_PER_TOOL_KEY
         if content:
             self._stopped.setdefault(before, []).append((content, call))
+
+    def _keep_digests(self, asked: MessageDigests) -> None:
+        """Keep the digests of an answered request, in the place of those of the request that it continues."""
+        if not asked.json_size:
+            return
+        for key in (asked.known_hash, asked.json_hash):
+            self._digested.pop(key, None)
+        self._digested[asked.json_hash] = asked._replace(messages=())
+        if len(self._digested) > _MAX_DIGESTED:
+            del self._digested[next(iter(self._digested))]
 
     def _find(self, asked: MessageDigests) -> _Found | None:
         if not asked.has_answer:
@@ -350,7 +447,7 @@ class Conversations:
         answers = [place for place in range(max(start, 1), len(asked.messages)) if is_answer(asked.messages[place])]
         return any(
             asked.digests[place] in self._answered
-            or not self._turns.isdisjoint(asked.turn_keys(place, asked.keys[place]))
+            or not self._turns.isdisjoint(asked.turn_keys(place, canonical(asked.messages[place])))
             for place in answers
         )
 

@@ -107,9 +107,10 @@ def packed_ids(ids: object) -> bytes | None:
         return None
 
 
-def begins_with(ids: Sequence[int], known: array[int]) -> bool:
-    """Return whether token ids begin with the known ones."""
-    return ids[: len(known)] == known.tolist()
+def begins_with(ids: Sequence[int] | bytes, known: array[int]) -> bool:
+    """Return whether token ids, which may be packed already, begin with the known ones."""
+    packed = ids if isinstance(ids, bytes) else array("I", ids[: len(known)]).tobytes()
+    return packed.startswith(known.tobytes())
 
 
 def continues(prompt_ids: Sequence[int], earlier: HasTokens) -> bool:

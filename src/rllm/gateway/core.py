@@ -185,7 +185,7 @@ class Gateway:
             route=call.route,
         )
 
-    async def _continued(self, call: ModelCall, sent: JSONMapping) -> list[int] | None:
+    async def _continued(self, call: ModelCall, sent: JSONMapping) -> Sequence[int] | None:
         """Return the prompt that continues exactly the tokens of an earlier answer, if there is one."""
         conversations, digests = call.session.conversations, call.digests
         if conversations is None or digests is None or not digests.has_answer:
@@ -223,7 +223,7 @@ class Gateway:
             metadata={
                 **call.metadata,
                 **call.route.notes(),
-                **call.drift_metadata(prompt_ids),
+                **call.drift_metadata(),
                 **({LOST_KEY: list(call.lost)} if call.lost else {}),
             },
             weight_version=call.route.weight_version if version is None else version,

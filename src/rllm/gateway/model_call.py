@@ -11,6 +11,7 @@ from rllm.capture import CallNode, MessageDigests, packed_ids, side_call
 from rllm.capture.conversations import NewAnswer
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.base import Route
+from rllm.store.codec import any_to_json
 from rllm.types import DRIFT_KEY, SIDE_CALL_KEY, JSONMapping, JSONObject, Trace
 
 _SUB_AGENT_HEADERS = (b"x-claude-code-agent-id", b"x-parent-session-id")
@@ -50,8 +51,9 @@ class ModelCall:
         session_id = None if self.session.parents is None else self.session.id
         self.route = Route(session_id, seed=self.session.sampling.parameters.get("seed"))
         if self.session.conversations is not None:
+            messages = self.asked["messages"]
             self.digests = MessageDigests.of(
-                self.asked["messages"], self.asked.get("tools"), self.session.conversations
+                messages, self.asked.get("tools"), self.session.conversations, any_to_json(messages)
             )
 
     def find_parent(self, prompt_ids: object) -> str | None:
@@ -61,13 +63,16 @@ class ModelCall:
             return None
         return self.session.parents.parent_of(self.packed_prompt)
 
-    def drift_metadata(self, prompt_ids: object) -> JSONObject:
-        """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
+    def drift_metadata(self) -> JSONObject:
+        """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does.
+
+        `find_parent` must have been called.
+        """
         if self.digests is None or self.session.conversations is None:
             return {}
-        if not isinstance(prompt_ids, list):
+        if self.packed_prompt is None:
             return {}
-        drift = self.session.conversations.drift_of(self.digests, prompt_ids)
+        drift = self.session.conversations.drift_of(self.digests, self.packed_prompt)
         return {} if drift is None else {DRIFT_KEY: drift}
 
     def to_remember(self, trace: Trace) -> tuple[CallNode | None, NewAnswer | None]:
@@ -76,7 +81,7 @@ class ModelCall:
         if self.session.parents is not None:
             node = CallNode.of_trace(trace, self.packed_prompt)
         if self.digests is not None and self.session.conversations is not None and trace.error is None:
-            answer = self.session.conversations.prepare(self.digests, trace)
+            answer = self.session.conversations.prepare(self.digests, trace, self.packed_prompt)
         return node, answer
 
     def remember(self, node: CallNode | None, answer: NewAnswer | None) -> None:

@@ -105,7 +105,7 @@ class Upstream(Protocol):
         """
         ...
 
-    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
         """Return the prompt ids that continue exactly the tokens of an earlier answer.
 
         Args:

@@ -52,7 +52,7 @@ class EngineUpstream:
     def ignored(self, request: JSONMapping) -> Sequence[str]:
         return () if self._detailed is None else self._detailed.ignored(request)
 
-    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
         messages = for_template(request["messages"])
         num_known = len(for_template(request["messages"][: prior.num_messages]))
         return continued_prompt(

@@ -134,7 +134,7 @@ class HTTPUpstream:
     def ignored(self, request: JSONMapping) -> Sequence[str]:
         return ()
 
-    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
         return None if self._tokens is None else self._tokens.continued(request, prior)
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ class UpstreamPool:
     def ignored(self, request: JSONMapping) -> Sequence[str]:
         return self._any.ignored(request)
 
-    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
+    def continued_prompt(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
         return self._any.continued_prompt(request, prior)
 
     def lost(self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None = None) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class TokenPrompts:
         """See `ChatTemplate.lost`."""
         return self._template.lost(messages, tools)
 
-    def continued(self, request: JSONMapping, prior: PriorAnswer) -> list[int] | None:
+    def continued(self, request: JSONMapping, prior: PriorAnswer) -> Sequence[int] | None:
         """See `Upstream.continued_prompt`. What a text completion cannot do is left to the server's own rendering."""
         if request.get("tool_choice") not in (None, "auto", "none") or request.get("response_format"):
             return None
