@@ -56,7 +56,7 @@ class AnswerReader:
         self._stop = tuple(stop)
         self._is_plain = plain
         self._tool_parser = tool_parser
-        prompt_end = decoder.text(prompt_ids[-_LAST_PROMPT_TOKENS:]).rstrip()
+        prompt_end = decoder.text(list(prompt_ids[-_LAST_PROMPT_TOKENS:])).rstrip()
         self._tags = _tags_of(tool_parser, prompt_end)
         self._starts_open = prompt_end.endswith(self._tags[0].rstrip())
         self._so_far = IncrementalText(decoder)

@@ -216,7 +216,7 @@ class LocalEngine:
 
     def _submit(
         self,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         tools: Sequence[JSONMapping] | None,
         params: JSONMapping,
         *,
@@ -237,7 +237,7 @@ class LocalEngine:
         seed = self._seeds.getrandbits(53) if sampling.seed is None else sampling.seed
         wakeup = Wakeup()
         request = Request(
-            prompt_ids=prompt_ids,
+            prompt=prompt_ids,
             sampling=replace(sampling, max_tokens=max_tokens, seed=seed),
             max_tokens=max_tokens,
             end_ids=frozenset(sampling.stop_token_ids) | (frozenset() if params.get("ignore_eos") else self.end_ids),
@@ -253,7 +253,7 @@ class LocalEngine:
 
     async def _prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[JSONMapping] | None, params: JSONMapping
-    ) -> list[int]:
+    ) -> Sequence[int]:
         given = params.get("prompt_token_ids")
         if given is not None:
             return self._checked_ids(given)
@@ -270,7 +270,7 @@ class LocalEngine:
             )
         return ids
 
-    def _checked_ids(self, given: Sequence[int]) -> list[int]:
+    def _checked_ids(self, given: Sequence[int]) -> array[int]:
         # A wrong id would end the sampler and all answers in progress.
         try:
             packed = array("I", given)  # an array, and numpy, take microseconds where lists take milliseconds
@@ -283,7 +283,7 @@ class LocalEngine:
                 raise InferenceError("prompt_token_ids=[]: send at least one token", status_code=400)
             wrong = int(np.frombuffer(packed, np.uint32).max())
             if wrong < self._num_tokens:
-                return packed.tolist()
+                return packed
         raise InferenceError(
             f"prompt_token_ids: {wrong} is not a token of this model: use ids from 0 to {self._num_tokens - 1}",
             status_code=400,

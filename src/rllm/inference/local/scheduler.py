@@ -71,7 +71,7 @@ class Decoder(Protocol):
 class Request:
     """One answer in progress. The scheduler's thread appends to it; others only read it, or cancel it."""
 
-    prompt_ids: list[int]
+    prompt: Sequence[int]
     sampling: SamplingParams
     max_tokens: int
     end_ids: frozenset[int]
@@ -82,6 +82,8 @@ class Request:
     num_top: int = 0
     """Number of alternatives to keep of each token."""
 
+    prompt_ids: list[int] = field(default_factory=list)
+    """The prompt as a list, made at admission: of a long array, that would hold up an event loop for milliseconds."""
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -105,7 +107,7 @@ class Request:
 
     @property
     def max_length(self) -> int:
-        return len(self.prompt_ids) + self.max_tokens
+        return len(self.prompt) + self.max_tokens
 
     def metrics(self) -> dict[str, float]:
         """Return seconds by phase, and the number of cached tokens of the prompt."""
@@ -216,6 +218,8 @@ class Scheduler:
         if not chosen:
             return False
         admitted_at = time.perf_counter()
+        for request in chosen:
+            request.prompt_ids = list(request.prompt)
         try:
             added = self._decoder.add([request.prompt_ids + request.completion_ids for request in chosen])
         except BaseException:
