@@ -411,8 +411,11 @@ class Conversations:
             self._stopped.setdefault(before, []).append((content, call))
 
     def _keep_digests(self, asked: MessageDigests) -> None:
-        """Keep the digests of an answered request, in the place of those of the request that it continues."""
-        if not asked.json_size:
+        """Keep the digests of an answered request, in the place of those of the request that it continues.
+
+        Those of a first call are not kept, since most have no second one.
+        """
+        if not (asked.json_size and asked.has_answer):
             return
         for key in (asked.known_hash, asked.json_hash):
             self._digested.pop(key, None)
