@@ -10,8 +10,12 @@ import pytest
 from rllm.errors import RewardError
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.rewards.reward_types import RewardOutput
+from rllm.sandbox.python import run_python
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [
+    pytest.mark.sandbox,
+    pytest.mark.skipif(bool(run_python("").missing), reason="needs bubblewrap: these attacks harm the machine"),
+]
 
 CHECK = {
     "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(2, 2) == 4\n",

@@ -119,6 +119,7 @@ def test_end_of_a_long_error_is_kept() -> None:
     assert result.stderr.endswith("ValueError: the cause\n")
 
 
+@pytest.mark.skipif(bool(run_python("").missing), reason="needs bubblewrap: it signals every process")
 def test_other_processes_cannot_be_signalled() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         results = [run_python(f"import os; os.kill({pid}, 9)") for pid in (other.pid, -1)]

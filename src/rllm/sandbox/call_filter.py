@@ -13,8 +13,10 @@ _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _CALLS = {"io_uring_setup": (425, 425), "memfd_create": (319, 279), "memfd_secret": (447, 447), "mq_open": (240, 180)}
 _CALLS |= {"msgget": (68, 186), "semget": (64, 190), "shmget": (29, 194), "userfaultfd": (323, 282)}
 _CALLS |= {"add_key": (248, 217), "bpf": (321, 280), "keyctl": (250, 219), "request_key": (249, 218)}
-# where the machine's processes and sockets in its file system can be seen, those, too;
-_SHARED = {"connect": (42, 203), "process_vm_readv": (310, 270), "ptrace": (101, 117)}
+# where the machine's processes and sockets in its file system can be seen, those, too, and all signals to processes;
+_SHARED = {"connect": (42, 203), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117)}
+_SHARED |= {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138)}
+_SHARED |= {"rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438)}
 # and of sockets all families but these: AF_UNIX; in a network of its own AF_INET, AF_INET6 and AF_NETLINK.
 _SOCKET, _LOCAL, _NETWORK = (41, 198), (1,), (1, 2, 10, 16)
 

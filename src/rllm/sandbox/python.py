@@ -5,8 +5,8 @@ packages, files in memory, no network, no other processes, no capabilities. Its 
 come on top. Up to 32 processes have `memory_mb` each, and half as much again in sockets and pipes.
 
 Where bubblewrap is missing, or may make no namespaces, the code has the same limits, except on processes, and its
-process group is killed at its end. It can read and write whatever the user can; on Linux the filter keeps it off the
-network. `SandboxResult.missing` names the gaps, and a warning does so once.
+process group is killed at its end. It can read and write whatever the user can. On Linux it has no capabilities, and
+the filter refuses the network and signals. `SandboxResult.missing` names the gaps, and a warning does so once.
 
 Any behaviour of the code is a result. `SandboxError` means that the sandbox could not be set up, which no code can
 cause.
@@ -315,7 +315,7 @@ class _Run:
         is_confined, is_filtered = _is_confined(), call_filter(namespaced=True) is not None
         if is_confined and 128 < exit_code < 193:  # bubblewrap reports a signal as a shell does
             exit_code = 128 - exit_code
-        missing = () if is_confined else ("processes", "files", "capabilities")
+        missing = () if is_confined else ("processes", "files")
         limit, stderr_size = self.max_output_bytes, _size(self._stderr)
         return SandboxResult(
             stdout=_read(self._stdout, 0, limit),
@@ -324,7 +324,7 @@ class _Run:
             timed_out=expired.is_set() or exit_code == -signal.SIGXCPU,
             truncated=max(_size(self._stdout), stderr_size) > limit,
             network="namespace" if is_confined else "filter" if is_filtered else "open",
-            missing=missing if is_filtered else (*missing, "calls"),
+            missing=missing if is_filtered else (*missing, "capabilities", "calls"),
         )
 
 
@@ -334,10 +334,10 @@ def _is_confined() -> bool:
     reason = bubblewrap.problem() if sys.platform == "linux" else "this system has no bubblewrap"
     if reason:
         logger.warning(
-            "%s: until then sandboxed code can read and write whatever this user can, and signal the user's "
-            "processes%s; or run in a container without network",
+            "%s: until then sandboxed code can read and write whatever this user can%s; or run in a container without "
+            "network",
             reason,
-            "" if call_filter(namespaced=False) else ", and reach the network",
+            "" if call_filter(namespaced=False) else ", signal the user's processes, and reach the network",
         )
     return reason is None
 

@@ -25,7 +25,7 @@ def main(
     with open(code_fd, encoding="utf-8", errors="surrogatepass") as file:
         code = file.read()
     if filter_fd >= 0:
-        filter_calls(filter_fd)
+        give_up_rights(filter_fd)
     limits = {"CPU": cpu_s, "AS": memory_bytes, "FSIZE": file_bytes, "NPROC": max_processes}
     for name, limit in {**limits, "NOFILE": 64, "CORE": 0, "MSGQUEUE": 0}.items():
         with suppress(AttributeError, ValueError, OSError):  # the system lacks it, or has a stricter one already
@@ -36,8 +36,11 @@ def main(
     run(code, show_last_value=bool(show_last_value))
 
 
-def filter_calls(filter_fd: int) -> None:
-    """End with the parent, and load the filter of system calls; bubblewrap does so where there is one."""
+def give_up_rights(filter_fd: int) -> None:
+    """Do what bubblewrap would: end with the parent, drop all capabilities, and load the filter of system calls.
+
+    With its capabilities, root could write to the files and the memory of every process by `/proc`.
+    """
     import ctypes
 
     with open(filter_fd, "rb") as file:
@@ -47,6 +50,10 @@ def filter_calls(filter_fd: int) -> None:
     address = (len(program) // 8).to_bytes(8, sys.byteorder) + ctypes.addressof(buffer).to_bytes(8, sys.byteorder)
     libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    for capability in range(64):
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+    if libc.capset((0x20080522).to_bytes(8, sys.byteorder), bytes(24)) != 0:  # version 3, this process
+        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
     if libc.prctl(22, 2, address, 0, 0) != 0:  # PR_SET_SECCOMP
         raise OSError(ctypes.get_errno(), "the filter of system calls was refused")
 
