@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -316,41 +317,30 @@ class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.time
             raise GatewayError(503, f"{STOPPED}: ask again", code="stopped", retry_after_s=1.0) from error
 
 
-class keep_alive:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
-    """`with keep_alive(send, comment, 15.0) as sent:` sends `comment` whenever `sent()` was not called for that long.
+@contextmanager
+def keep_alive(
+    send: Callable[[bytes], Awaitable[None]], comment: bytes, interval_s: float
+) -> Iterator[Callable[[], None]]:
+    """Send `comment` whenever the function that is yielded was not called for the interval.
 
-    A prompt may queue for longer than a client waits for a silent stream. One timer serves a stream, and is set again
-    only when it fires: a stream that is never silent pays for two calls.
+    A prompt may queue for longer than a client waits for a silent stream.
     """
+    loop = asyncio.get_running_loop()
+    last = loop.time()
 
-    def __init__(self, send: Callable[[bytes], Awaitable[None]], comment: bytes, interval_s: float) -> None:
-        self._send = send
-        self._comment = comment
-        self._interval_s = interval_s
-        self._sending: asyncio.Task[None] | None = None
+    def sent() -> None:
+        nonlocal last
+        last = loop.time()
 
-    def __enter__(self) -> Callable[[], None]:
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer = self._loop.call_later(self._interval_s, self._check)
-        return self._sent
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(last + interval_s - loop.time())
+            if loop.time() - last >= interval_s:
+                sent()
+                await send(comment)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._sending is not None:
-            self._sending.cancel()
-
-    def _sent(self) -> None:
-        self._last = self._loop.time()
-
-    def _check(self) -> None:
-        now = self._loop.time()
-        if now - self._last >= self._interval_s and (self._sending is None or self._sending.done()):
-            self._sending = self._loop.create_task(self._send_comment())
-            self._last = now
-        self._timer = self._loop.call_at(self._last + self._interval_s, self._check)
-
-    async def _send_comment(self) -> None:
-        await self._send(self._comment)
+    watching = loop.create_task(watch())
+    try:
+        yield sent
+    finally:
+        watching.cancel()
