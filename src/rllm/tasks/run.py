@@ -69,6 +69,7 @@ async def run_task(
                 await _roll_out(task, agent, backend, known, to_model)
             except BaseException:
                 if on_failure is not None:
+                    known.reward, known.reward_parts = None, {}
                     on_failure(await asyncio.to_thread(known.outcome))
                 raise
             return await asyncio.to_thread(known.outcome)
@@ -90,6 +91,8 @@ class _Known:
 
     carried: Path
     """Folder for the files of the agent's sandbox."""
+    has_files: bool = False
+    """All files of the working directory were copied, before the agent worked and afterwards."""
     timings: dict[str, float] = field(default_factory=dict)
     agent_timed_out: bool = False
     verifier_output: str = ""
@@ -103,8 +106,8 @@ class _Known:
         return TaskOutcome(
             reward=self.reward,
             reward_parts=self.reward_parts,
-            changes=changes(before, after) if after.exists() else None,
-            diff=diff(before, after) if after.exists() else "",
+            changes=changes(before, after) if self.has_files else None,
+            diff=diff(before, after) if self.has_files else "",
             verifier_output=output if len(output) <= MAX_TEXT else f"[...]{output[5 - MAX_TEXT :]}",
             timings=self.timings,
             agent_timed_out=self.agent_timed_out,
@@ -127,9 +130,9 @@ async def _roll_out(
                 known.agent_timed_out = not await _work(task, agent.for_task(task), sandbox, to_model)
         except RolloutError as error:
             with suppress(SandboxError):  # its files are shown, if there are any
-                await _take_workdir(task, sandbox, known.carried)
+                await _take_workdir(task, sandbox, known)
             raise _with_remedy(error) from error.__cause__
-        await _take(task, sandbox, known.carried)
+        await _take(task, sandbox, known)
     with _timed(known.timings, "verifier_s"):
         workdir = None if task.verifier_image else task.workdir
         # The verifier has room of its own beside the files of an agent that filled its disk.
@@ -222,20 +225,21 @@ def _with_remedy(error: RolloutError) -> RolloutError:
     )
 
 
-async def _take_workdir(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
-    await sandbox.download(sandbox.workdir, carried / "workdir", max_bytes=task.limits.disk_mb << 20)
+async def _take_workdir(task: TaskFolder, sandbox: Sandbox, known: _Known) -> None:
+    await sandbox.download(sandbox.workdir, known.carried / "workdir", max_bytes=task.limits.disk_mb << 20)
+    known.has_files = True
 
 
-async def _take(task: TaskFolder, sandbox: Sandbox, carried: Path) -> None:
+async def _take(task: TaskFolder, sandbox: Sandbox, known: _Known) -> None:
     """Copy the working directory and the artifacts out of the agent's sandbox."""
     try:
-        await _take_workdir(task, sandbox, carried)
+        await _take_workdir(task, sandbox, known)
     except SandboxError as error:
         await _check_running(sandbox)
         raise AgentError(f"the agent left no working directory {sandbox.workdir} that can be read: {error}") from error
     for number, path in enumerate(task.artifacts):
         try:
-            await sandbox.download(path, carried / f"artifact-{number}", max_bytes=task.limits.disk_mb << 20)
+            await sandbox.download(path, known.carried / f"artifact-{number}", max_bytes=task.limits.disk_mb << 20)
         except SandboxError:  # the agent did not make it, and the verifier will see that
             await _check_running(sandbox)
 

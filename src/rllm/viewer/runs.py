@@ -177,7 +177,8 @@ class Run:
         if self.folder is None:
             return {}
         try:
-            return {str(name): str(value) for name, value in read_json(self.folder / _IDENTITY).items()}
+            found = read_json(self.folder / _IDENTITY).items()
+            return {str(name): str(value) for name, value in found if value != "{}"}
         except (OSError, ValueError, AttributeError):
             return {}
 
