@@ -84,6 +84,14 @@ async def test_snapshot_has_files_and_folder(podman):
         await podman.start(image)
 
 
+async def test_lack_of_memory_leaves_no_file_in_the_current_folder(podman, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with await podman.start(DEBIAN, limits=SMALL) as sandbox:
+        ended = await sandbox.exec("python3 -c 'bytearray(10**9)'", timeout_s=60)
+        assert not ended.ok
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_too_many_files_end_the_sandbox(podman, monkeypatch):
     monkeypatch.setattr(containers, "_DISK_CHECK_S", 0.1)
     sandbox = await podman.start(DEBIAN, limits=SMALL)

@@ -113,6 +113,7 @@ async def run_program(
     *,
     stdin: IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     timeout_s: float | None = None,
     kill: Callable[[], Coroutine[Any, Any, object]] | None = None,
 ) -> Ended:
@@ -123,6 +124,7 @@ async def run_program(
         on_output: called with each piece of output.
         stdin: an open file, by default empty.
         env: all of its variables, by default those of this process.
+        cwd: its current folder, by default that of this process.
         timeout_s: seconds until the deadline.
         kill: ends what the program started elsewhere, before the program itself is ended.
 
@@ -136,6 +138,7 @@ async def run_program(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=env,
+            cwd=cwd,
             start_new_session=True,  # Ctrl-C is for this process, which then closes its sandboxes
         )
     except OSError as error:  # the agent that wanted the command is not to blame
@@ -211,13 +214,14 @@ async def ask(
     *,
     stdin: str = "",
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     timeout_s: float | None = ASK_TIMEOUT_S,
     max_output_bytes: int = 1 << 24,
 ) -> ExecResult:
     """Run a client program for its output."""
     kept = OutputKeeper(max_output_bytes)
     with _file_of(stdin) as file:
-        ended = await run_program(argv, kept.add, stdin=file, env=env, timeout_s=timeout_s)
+        ended = await run_program(argv, kept.add, stdin=file, env=env, cwd=cwd, timeout_s=timeout_s)
     return ExecResult(
         exit_code=ended.exit_code, stdout=kept.text("stdout"), stderr=kept.text("stderr"), timed_out=ended.timed_out
     )

@@ -23,7 +23,7 @@ from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
 from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, lock_of, uncancelled
 from rllm.sandbox.local_images import digest
-from rllm.sandbox.owner import has_ended, run_after, this_process
+from rllm.sandbox.owner import has_ended, own_folder, run_after, this_process
 from rllm.sandbox.route import Route
 
 _LIMITS = SandboxLimits()
@@ -153,11 +153,13 @@ class _Containers(SandboxBackend):
         self,
         *arguments: str,
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
         timeout_s: float | None = ASK_TIMEOUT_S,
         max_output_bytes: int = 1_000_000,
     ) -> ExecResult:
         """Run podman or docker."""
-        return await ask([self.program, *arguments], env=env, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
+        command = [self.program, *arguments]
+        return await ask(command, env=env, cwd=cwd, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
 
     async def image(self, source: ImageSource) -> str:
         """Return the image's name, after a pull or a build where this machine does not have it."""
@@ -197,15 +199,15 @@ class _Containers(SandboxBackend):
             self._started = True
             run_after(this_process(), _REMOVE_ALL, self.program, f"{_LABEL}={this_process()}")
             await self.remove_orphans()
-        own_folder = await self._folder_of(image)
+        image_folder = await self._folder_of(image)
         name = f"rllm-{new_id()}"
-        folder = workdir or own_folder or "/app"
+        folder = workdir or image_folder or "/app"
         try:
             await self._start(name, image, limits, env or {}, mounts or {})
         except BaseException:
             await uncancelled(self.remove(name))
             raise
-        sandbox = ContainerSandbox(self, name, folder, limits.disk_mb << 20, image_has_folder=folder == own_folder)
+        sandbox = ContainerSandbox(self, name, folder, limits.disk_mb << 20, image_has_folder=folder == image_folder)
         self.sandboxes[name] = sandbox
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_disks())
@@ -232,12 +234,14 @@ class _Containers(SandboxBackend):
             *options,
             *("--entrypoint", "sh", image, "-c", _INIT),
         ]
-        result = await self.run(*self._runtime, *command, env=client_env)
+        # podman's monitor writes a file `oom` to its current folder if the container's memory is used up.
+        cwd = await in_thread(own_folder, name="making a temporary folder")
+        result = await self.run(*self._runtime, *command, env=client_env, cwd=cwd)
         if not result.ok and "crun" in result.stderr and shutil.which("runc"):
             # crun refuses machines with both versions of control groups.
             await self.remove(name)
             self._runtime = ["--runtime", "runc"]
-            result = await self.run(*self._runtime, *command, env=client_env)
+            result = await self.run(*self._runtime, *command, env=client_env, cwd=cwd)
         if not result.ok:
             raise SandboxError(f"no sandbox of {image} starts: {end_of(result)}")
 
