@@ -148,6 +148,11 @@ def test_results_are_broken_down_by_environment(eval_work, server, runs):
         "CliffWalking-v1": (1, -1.0),  # the last number of "Legal actions: 0, 1, 2, 3" is a step
     }
     assert "CliffWalking-v1  0.0% [" in answer
+    (eval_work / "rewards.py").write_text("def short(task, answer):\n    return float(len(answer) < 5)\n")
+    printed, _ = runs(
+        "eval", "--env", rows[1]["env"], "--reward", "rewards.py:short", "--base-url", server.base_url, "--json"
+    )
+    assert json.loads(printed)["mean_reward"] == 0.0, "-1 of the environment, and 1 of the reward"
 
 
 STUCK = """

@@ -12,7 +12,7 @@ from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.errors import AgentError
-from rllm.rewards.scoring import group_reward
+from rllm.rewards.scoring import AddedReward, group_reward
 from rllm.types import Episode, Step, Trajectory
 
 
@@ -95,6 +95,27 @@ async def test_named_parts_are_weighted() -> None:
     assert [step.reward for step in played.steps] == [1.0, 1.1]
     assert math.isclose(played.final_reward() or 0.0, 2.1), "with the reward of the earlier step"
     assert unscored.final_reward() is None
+
+
+async def test_reward_is_added_to_that_of_an_environment() -> None:
+    def brief(task: dict[str, Any], answer: str) -> dict[str, float]:
+        return {"brief": 1.0 / len(answer)}
+
+    def played(answer: str, reward: float | None) -> list[Trajectory]:
+        return [Trajectory(output=answer, steps=[Step(reward=reward)])]
+
+    said = [played("fig?", 1.0), played("lime", 0.5), played("", 1.0), played("kiwi", None)]
+    episodes, _ = await run(Scoring(group_reward=AddedReward(brief), weights={"brief": 2.0}), a=said)
+    assert [episode.trajectories[0].final_reward() for episode in episodes.values()] == [1.5, 1.0, None, None]
+    assert [episode.is_correct for episode in episodes.values()] == [True, False, True, False]
+    assert [path.reward_parts for episode in episodes.values() for path in episode.trajectories][:2] == [
+        {"env": 1.0, "brief": 0.25},
+        {"env": 0.5, "brief": 0.25},
+    ]
+    assert "raised ZeroDivisionError" in episodes["a:2"].info["unscored"], "and its siblings are unharmed"
+    assert "the environment gave no reward" in episodes["a:3"].info["unscored"]
+    compared, _ = await run(Scoring(group_reward=AddedReward(shortest)), a=[played("fig", 0.5), played("lime", 0.5)])
+    assert [episode.trajectories[0].final_reward() for episode in compared.values()] == [1.5, 0.5]
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -102,7 +102,7 @@ def evaluate(
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import embedded, env_of_file, key_of_server, no_model, served, tasks_in_sandboxes
+    from rllm.cli.inputs import embedded, env_of_file, key_of_server, load_reward, no_model, served, tasks_in_sandboxes
     from rllm.cli.training import lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
     from rllm.environments.named import open_env
@@ -117,7 +117,7 @@ def evaluate(
         agent, env = None, in_sandboxes
     if agent is None and env is None and (env := env_of_file(dataset)) is not None:
         dataset = None
-    dataset, benchmark = _tasks_named(agent, env, reward, dataset, split)
+    dataset, benchmark = _tasks_named(agent, env, dataset, split)
     model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before lead_to_gateway replaces it
     config, sampling = _settings(settings, model, temperature, served=base_url is not None)
@@ -129,14 +129,15 @@ def evaluate(
     from rllm.config.schema import refuse_changes
     from rllm.engine.scoring import Scoring
     from rllm.evaluation.evaluate import Evaluation  # which imports torch
-    from rllm.rewards.scoring import keep_verdicts
+    from rllm.rewards.scoring import AddedReward, keep_verdicts
 
     rollouts, data = _work(agent, named, reward, dataset, split, benchmark, config)
     if PastPolicies.of(data) is not None:
         raise ConfigError("opponent=start and pool are earlier policies of a training run: use self, random or a URL")
     if reward is None and benchmark is None:
         refuse_changes(config.reward, "reward", ["timeout_s"], "without --reward; leave it out")
-    scoring = Scoring.of(rollouts.reward, config.reward, timeout_s=timeout)
+    scored_by = rollouts.reward if named is None or reward is None else AddedReward(load_reward(reward))
+    scoring = Scoring.of(scored_by, config.reward, timeout_s=timeout)
     if named is not None and not named.uses_model:
         source = no_model()
     else:
@@ -154,7 +155,7 @@ def evaluate(
         sampling=sampling,
         scoring=scoring,
     ) as evaluation:
-        keep_verdicts(rollouts.reward, folder)
+        keep_verdicts(scored_by, folder)
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
         _complete(evaluation, rollouts, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
         report = evaluation.report({} if benchmark is None else BENCHMARKS[benchmark].ratios)
@@ -179,13 +180,13 @@ def _compare(context: typer.Context, folders: tuple[Path, Path], *, as_json: boo
 
 
 def _tasks_named(
-    agent: str | None, env: str | None, reward: str | None, dataset: str | None, split: str | None
+    agent: str | None, env: str | None, dataset: str | None, split: str | None
 ) -> tuple[str | None, str | None]:
     """Check that agent and tasks are named; return the dataset, and the benchmark if the agent is one."""
     from rllm.cli.inputs import benchmark_in, refuse_beside_env
 
     if env is not None:
-        refuse_beside_env(env, {"data": dataset, "reward": reward, "split": split})
+        refuse_beside_env(env, {"data": dataset, "split": split})
         return None, None
     if agent is None:
         raise ConfigError(

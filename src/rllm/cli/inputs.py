@@ -112,8 +112,8 @@ def env_of_file(path: str | None) -> str | None:
 
 
 def refuse_beside_env(env: str, begun: Mapping[str, object]) -> None:
-    """Refuse options that an environment's own tasks and rewards leave without effect."""
-    for name in ("data", "reward", "split", "val_split"):
+    """Refuse options that an environment's own tasks leave without effect."""
+    for name in ("data", "split", "val_split"):
         if begun.get(name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} would have no effect with --env {env}, which has its own; leave one out")

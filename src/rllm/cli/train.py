@@ -57,13 +57,14 @@ def train(
     The function is called with the fields of each task as keyword arguments. Its model calls go to OPENAI_BASE_URL,
     which is set for it. The run is written to the folder run_dir=..., by default one in runs/ named by the time.
 
-    With --env, tasks and rewards are those of an environment, and the agent is optional: a function, which also gets
-    the environment as env, or a BaseAgent class, FILE.py:Class.
+    With --env, tasks and rewards are those of an environment, to which --reward is added, and the agent is optional: a
+    function, which also gets the environment as env, or a BaseAgent class, FILE.py:Class.
     """
     from rllm.cli.inputs import (
         agent_in_env,
         env_of_file,
         load_agent,
+        load_reward,
         refuse_beside_env,
         tasks_for,
         tasks_in_sandboxes,
@@ -106,7 +107,8 @@ def train(
     announce(config, dry_run=options.dry_run)
     if "env" in begun:
         held_out = env_of_file(begun.get("val")) or begun.get("val")
-        work |= {**agent_in_env(begun.get("agent")), "val_dataset": held_out}
+        added = load_reward(begun["reward"]) if "reward" in begun else None
+        work |= {**agent_in_env(begun.get("agent")), "val_dataset": held_out, "reward": added}
     else:
         function = load_agent(begun["agent"], begun.get("reward"))
         read = partial(tasks_for, function, benchmark=benchmark)

@@ -110,6 +110,46 @@ async def score_group(
     return [reward_output(item, name, weights_of(reward_fn)) for item in returned]
 
 
+class AddedReward:
+    """Reward function of groups that adds another one to the reward of an environment, which is the part `env`."""
+
+    scores_groups = True
+
+    def __init__(self, reward: AnyReward) -> None:
+        check_reward(reward)
+        self.reward = reward
+        self.weights = {"env": 1.0, **weights_of(reward)}
+        self.__qualname__ = _name_of(reward)
+
+    def keep_in(self, folder: Path) -> None:
+        """Let a judge keep its verdicts in this folder."""
+        keep_verdicts(self.reward, folder)
+
+    async def __call__(
+        self, task: object, answers: Sequence[object], trajectories: Sequence[Trajectory]
+    ) -> list[RewardOutput]:
+        """Return the sums; an answer that either of the two leaves unscored, or fails on, is unscored."""
+        if scores_groups(self.reward):
+            verdicts = await score_group(self.reward, task, trajectories)
+        else:
+            verdicts = await asyncio.gather(*(self._scored(task, answer) for answer in answers))
+        return [self._added(path.final_reward(), verdict) for path, verdict in zip(trajectories, verdicts, strict=True)]
+
+    async def _scored(self, task: object, answer: object) -> RewardOutput:
+        try:
+            return await score(self.reward, task, answer)
+        except RewardError as error:
+            return RewardOutput(None, {"error": str(error)})
+
+    def _added(self, env: float | None, verdict: RewardOutput) -> RewardOutput:
+        if env is None:
+            return RewardOutput(None, {**verdict.metadata, "error": "the environment gave no reward"})
+        if verdict.reward is None:
+            return replace(verdict, is_correct=env >= 1.0)
+        parts = {"env": env, **(verdict.parts or {"reward": verdict.reward})}
+        return replace(verdict, reward=env + verdict.reward, is_correct=env >= 1.0, parts=parts)
+
+
 def answer_of(trajectory: Trajectory) -> object:
     """Return the result of a trajectory: its `output`, or else the model's last text."""
     if trajectory.output is not None:

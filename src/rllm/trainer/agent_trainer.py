@@ -40,6 +40,7 @@ from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of
 from rllm.registry import resolve
 from rllm.rewards.scoring import (
+    AddedReward,
     AnyReward,
     check_reward,
     keep_verdicts,
@@ -143,7 +144,7 @@ class AgentTrainer:
             workflow_args: arguments of the workflow.
             source: or any other source of episodes.
             reward: reward function of the answers of `agent_run_func` (see `rllm.rewards.scoring.with_reward`), or one
-                of groups, which may score agents of any form.
+                of groups, which may score agents of any form. Beside `env` it is added to that environment's reward.
             env: an environment, or its name, such as `reasoning-gym:leg_counting?size=500` (see
                 `rllm.environments.open_env`). Its agent may be replaced by `agent_class`, or by an `agent_run_func`
                 that takes the environment as `env`.
@@ -161,7 +162,7 @@ class AgentTrainer:
         """
         layers = layers_of(config, [] if backend is None else [f"backend={backend}"])
         self.config = from_layers(layers)
-        others = (train_dataset, reward, env_class, workflow_class, source)
+        others = (train_dataset, env_class, workflow_class, source)
         named = None if env is None else _named(env, self.config.sandbox, *others)
         if named is None:
             refuse_changes(
@@ -186,6 +187,8 @@ class AgentTrainer:
             source=source,
         )
         self._reward = reward or self.source.reward
+        if named is not None and reward is not None:
+            self._reward = AddedReward(reward)
         self._resume = resume
         with locating_errors(layers):
             self._check_settings()
@@ -440,7 +443,7 @@ def _rewarded(
 
 
 def _named(env: str | NamedEnvironment, sandbox: SandboxSettings, *others: object) -> NamedEnvironment:
-    names = ("train_dataset", "reward", "env_class", "workflow_class", "source")
+    names = ("train_dataset", "env_class", "workflow_class", "source")
     for name, value in zip(names, others, strict=True):
         if value is not None:
             raise ConfigError(f"{name} would have no effect with env={shown(env)}, which brings its own; leave one out")
