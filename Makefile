@@ -112,14 +112,14 @@ test-games: $(VENV)/.dev .games  ## Games of the real TextArena, tasks of reason
 	PYTHONPATH=$(CURDIR)/.games $(PYTEST) -m games tests/games tests/examples
 
 # Its versions pin other packages than the project does, so each has an environment of its own; tests run in .venv.
-.verifiers/old/.installed: VERIFIERS := verifiers==0.1.14
-.verifiers/new/.installed: VERIFIERS := verifiers==0.4.0 uv
+.verifiers/old/.installed: VERIFIERS := .[train] verifiers==0.1.14 $(TORCH)
+.verifiers/new/.installed: VERIFIERS := . verifiers==0.4.0 uv
 .verifiers/%/.installed: pyproject.toml | $(VENV)/.dev
 	$(PYTHON) -m venv .verifiers/$*
-	.verifiers/$*/bin/python -m pip install --quiet --disable-pip-version-check -e . $(VERIFIERS)
+	.verifiers/$*/bin/python -m pip install --quiet --disable-pip-version-check -e $(VERIFIERS)
 	@touch $@
 
-test-verifiers: $(VENV)/.dev .verifiers/old/.installed .verifiers/new/.installed  ## Environments of verifiers, old and new: a minute or two.
+test-verifiers: $(VENV)/.dev .verifiers/old/.installed .verifiers/new/.installed  ## Environments of verifiers, old and new, and training on an old one: some minutes.
 	$(BIN)/pytest -m envs tests/verifiers
 
 .clients: tests/gateway/clients/requirements.txt | $(VENV)/.dev

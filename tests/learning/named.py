@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -89,15 +90,22 @@ class Training:
     held_out: str
     policy: Callable[[], Path]
     settings: Sequence[str]
+    python: str = sys.executable
+    folder: Path | None = None
+    """Folder of the environment's module."""
 
     def command(self, run_dir: Path, *more: str) -> list[str]:
         """Return the command of a run."""
         named = ["--env", self.env, "--val", self.held_out, "--model", str(self.policy())]
-        return [sys.executable, "-m", "rllm", "train", *named, f"run_dir={run_dir}", *SHARED, *self.settings, *more]
+        return [self.python, "-m", "rllm", "train", *named, f"run_dir={run_dir}", *SHARED, *self.settings, *more]
 
     def run(self, run_dir: Path, *more: str) -> list[float]:
         """Train, and return the held-out mean reward of each evaluation."""
-        done = subprocess.run(self.command(run_dir, *more), capture_output=True, text=True, timeout=1800, check=False)
+        variables = {**os.environ, "PATH": f"{Path(self.python).parent}:{os.environ['PATH']}"}
+        command = self.command(run_dir, *more)
+        done = subprocess.run(
+            command, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=1800, check=False
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return [metrics["eval/reward"] for metrics in evaluations_of(run_dir)]
 
@@ -122,6 +130,18 @@ def openenv(url: str) -> Training:
     """Return the training on a server's environment of letters."""
     settings = ["tasks_per_step=8", "rollout.max_tokens=12", "optim.lr=5e-4"]
     return Training(f"openenv:{url}?size=200", f"openenv:{url}?size=64&seed=1000", alphabet.policy, settings)
+
+
+def verifiers(venv: Path) -> Training:
+    """Return the training on the environment of letters of `tests/verifiers`, in a virtual environment of the package."""
+    return Training(
+        "verifiers:letters",
+        "verifiers:letters?held_out=true",
+        alphabet.policy,
+        ["tasks_per_step=8", "rollout.max_tokens=12", "optim.lr=5e-4"],
+        python=str(venv.absolute() / "bin" / "python"),
+        folder=Path(__file__).parents[1] / "verifiers" / "environments",
+    )
 
 
 if __name__ == "__main__":

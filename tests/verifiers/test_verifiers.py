@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.learning.named import verifiers
+
 pytestmark = pytest.mark.envs
 
 HERE = Path(__file__).parent
@@ -40,6 +42,12 @@ def test_rollouts_of_an_environment_are_captured_by_the_gateway(venv: Path, name
     assert red["tokens"] > 0
     assert red["metrics"]["repeats"] == 1.0
     assert green.get("error") or green["reward"] == 0.0
+
+
+def test_policy_learns_letters(tmp_path: Path) -> None:
+    first, *_, last = verifiers(OLD).run(tmp_path / "run")
+    assert first < 0.45
+    assert last > first + 0.25
 
 
 @pytest.mark.parametrize(("venv", "name", "more"), CASES, ids=["load_environment", "taskset"])
