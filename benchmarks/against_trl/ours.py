@@ -32,8 +32,8 @@ def train(job: Job, watch: Watch) -> None:
     reward = correctness if workload.warm or job.target is not None else vowels
     source = questions(workload, job.seed)
     watch.start(backend.model, backend.tokenizer)
-    step, go_on = 0, True
-    while go_on:
+    step, running = 0, True
+    while running:
         tasks = list(islice(source, workload.num_prompts))
         episodes = asyncio.run(roll_out(backend, workload, tasks))
         for episode in episodes:
@@ -44,7 +44,7 @@ def train(job: Job, watch: Watch) -> None:
         with watch.updating(len(batch.tree.ids), batch.num_tokens):
             update_weights(backend, batch, algorithm)
             backend.publish()
-        step, go_on = step + 1, watch.step_done(backend.model, backend.tokenizer)
+        step, running = step + 1, watch.step_done(backend.model, backend.tokenizer)
     backend.close()
 
 

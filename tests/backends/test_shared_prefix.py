@@ -16,7 +16,7 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def copied_in_front(own: Tensor, prefixes: list[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+def with_copied_prefix(own: Tensor, prefixes: list[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
     """For each row, the keys of its prefix before its own, and the mask of attention."""
     prefix_of_row = [prefix for prefix, number in zip(prefixes, NUM_ROWS, strict=True) for _ in range(number)]
     return [
@@ -49,8 +49,8 @@ def test_shared_prefix_attention_equals_attention_to_copies(heads: int, groups: 
     )
     rows = zip(
         query.transpose(1, 2).split(1),
-        copied_in_front(keys, stem_keys, mask),
-        copied_in_front(values, stem_values, mask),
+        with_copied_prefix(keys, stem_keys, mask),
+        with_copied_prefix(values, stem_values, mask),
         strict=True,
     )
     expected = torch.cat(

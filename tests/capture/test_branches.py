@@ -63,7 +63,7 @@ def branches_of(*responses: Message) -> Branches:
     return branches
 
 
-def gone_on_from(branches: Branches, *messages: Message) -> str | None:
+def continued(branches: Branches, *messages: Message) -> str | None:
     prior = prior_of(branches, [USER, *messages])
     return prior and prior.trace_id
 
@@ -83,7 +83,7 @@ def gone_on_from(branches: Branches, *messages: Message) -> str | None:
 def test_returned_branch_is_continued(first: Message, second: Message) -> None:
     for branches in (branches_of(first, second), branches_of(second, first)):
         for name, trace in branches[1].items():
-            assert gone_on_from(branches, trace.response, RESULT) == name
+            assert continued(branches, trace.response, RESULT) == name
 
 
 @pytest.mark.parametrize(
@@ -92,33 +92,33 @@ def test_returned_branch_is_continued(first: Message, second: Message) -> None:
 )
 def test_branch_with_reformatted_arguments_is_continued(echo: Any, name: str) -> None:
     branches = branches_of(called('{"q": "cats"}'), called('{"q": "dogs"}'), called('{"q": "bi'))
-    assert gone_on_from(branches, called(echo), RESULT) == name
+    assert continued(branches, called(echo), RESULT) == name
 
 
 def test_ambiguous_branch_is_not_continued() -> None:
     branches = branches_of(called('{"q": "ca'), called('{"q": "do'))
-    assert gone_on_from(branches, called("{}"), RESULT) is None
+    assert continued(branches, called("{}"), RESULT) is None
 
 
 def test_latest_of_the_answers_equal_as_json_is_continued() -> None:
     cats = [called('{"q": "cats"}'), called('{"q":"cats"}'), called('{"q": "cats"}')]
-    assert gone_on_from(branches_of(*cats), called('{ "q": "cats" }'), RESULT) == "t2"
-    assert gone_on_from(branches_of(*cats), called({"q": "cats"}), RESULT) == "t2"
+    assert continued(branches_of(*cats), called('{ "q": "cats" }'), RESULT) == "t2"
+    assert continued(branches_of(*cats), called({"q": "cats"}), RESULT) == "t2"
 
 
 def test_branches_are_distinguished_by_an_earlier_call() -> None:
     branches = branches_of(called('{"q": "cats"}'), called('{"q": "dogs"}'))
     for trace in list(branches[1].values()):
         answer(branches, [USER, trace.response, RESULT], DONE, [*trace.prompt_ids, *trace.response_ids])
-    assert gone_on_from(branches, called('{"q": "cats"}'), RESULT, DONE, USER) == "t2"
-    assert gone_on_from(branches, called('{"q": "dogs"}'), RESULT, DONE, USER) == "t3"
-    assert gone_on_from(branches, called('{"q": "birds"}'), RESULT, DONE, USER) is None
+    assert continued(branches, called('{"q": "cats"}'), RESULT, DONE, USER) == "t2"
+    assert continued(branches, called('{"q": "dogs"}'), RESULT, DONE, USER) == "t3"
+    assert continued(branches, called('{"q": "birds"}'), RESULT, DONE, USER) is None
 
 
 def test_requests_may_reformat_an_earlier_call() -> None:
     branches = branches_of(called('{"q": "cats", "n":  7}'))
     answer(branches, [USER, called({"n": 7.0, "q": "cats"}), RESULT], DONE)
-    assert gone_on_from(branches, called('{"q":"cats","n":7}'), RESULT, DONE, USER) == "t1"
+    assert continued(branches, called('{"q":"cats","n":7}'), RESULT, DONE, USER) == "t1"
 
 
 def test_size_of_branches_is_the_sum_of_their_sizes() -> None:

@@ -39,14 +39,14 @@ def shown_after(*, under_way: UnderWay, during, **options) -> str:
 
 
 def test_display_shows_reward_accuracy_speed_and_time_shares():
-    def go_on(display):
+    def advance(display):
         display.log(1, {"rollout/reward": 0.25, "tokens/per_second": 1234.0})
         display.log(
             2, {"rollout/reward": 0.5, "timing/rollout_s": 3.0, "timing/update_s": 1.25, "timing/publish_s": 0.01}
         )
         display.log(2, {"eval/accuracy": 0.75})
 
-    shown = shown_after(under_way=UnderWay(), during=go_on)
+    shown = shown_after(under_way=UnderWay(), during=advance)
     assert "0.500  ▁█" in shown
     assert "75% (step 2)" in shown
     assert "1,234 tokens/s" in shown
@@ -86,7 +86,7 @@ def test_running_and_stuck_rollouts_are_shown():
     clock = Clock()
     under_way = UnderWay(clock)
 
-    def go_on(display):
+    def advance(display):
         display.progress("roll out", 4, 6)
         with under_way.one("figs:0"), under_way.one("[/figs]:1"):
             for _ in range(4):
@@ -95,12 +95,12 @@ def test_running_and_stuck_rollouts_are_shown():
             clock.now = 40.0
             display._live.refresh()
 
-    shown = shown_after(under_way=under_way, during=go_on, clock=clock)
+    shown = shown_after(under_way=under_way, during=advance, clock=clock)
     assert "rollouts 4/6, 40 s; 2 running; figs:0 stuck for 40 s; [/figs]:1 stuck for 40 s" in shown
 
 
 def test_overview_of_a_run():
-    def go_on(display):
+    def advance(display):
         episode = Episode(id="figs:0", trajectories=[Trajectory(reward=0.25, steps=[Step(response_ids=[1, 2])])])
         display.log(
             0, {"eval/reward": 0.125, "eval/accuracy": 0.0, "eval/reward/[solver]": 0.5, "eval/agent/tools": 1.0}
@@ -116,7 +116,7 @@ def test_overview_of_a_run():
         )
         display.log_episodes(1, "train", [episode])
 
-    shown = shown_after(under_way=UnderWay(), during=go_on, log_samples=1, clock=Clock())
+    shown = shown_after(under_way=UnderWay(), during=advance, log_samples=1, clock=Clock())
     for row in (
         ("held-out reward", "0.125 (step 0)"),
         ("rollouts", "accuracy 50.0%, cut 30%, failed 1"),

@@ -255,8 +255,8 @@ def agent(question, answer):
     messages = [{"role": "user", "content": question}]
     for _ in range(2):
         response = client.chat.completions.create(model="any", messages=messages, max_tokens=8)
-        said = {"role": "assistant", "content": response.choices[0].message.content}
-        messages += [said, {"role": "user", "content": "Again."}]
+        reply = {"role": "assistant", "content": response.choices[0].message.content}
+        messages += [reply, {"role": "user", "content": "Again."}]
     return 1.0
 """
 
@@ -265,13 +265,13 @@ def test_later_turns_use_the_prompt_settings_of_the_gateway(eval_work, policy, r
     (eval_work / "my_agent.py").write_text(TWO_TURNS)
     command = ["eval", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy)]
     runs(*command, "--out", "exact")
-    runs(*command, "--out", "anew", "gateway.exact_turns=false")
-    assert go_on(eval_work / "exact") == [True, True]
-    assert False in go_on(eval_work / "anew")
+    runs(*command, "--out", "rendered", "gateway.exact_turns=false")
+    assert continues_exactly(eval_work / "exact") == [True, True]
+    assert False in continues_exactly(eval_work / "rendered")
     assert "'exact_turns': False" in fails(*command, "--out", "exact", "gateway.exact_turns=false")[1]
 
 
-def go_on(folder):
+def continues_exactly(folder):
     """Return whether the second call of each session begins with the tokens of the first."""
     with open_store(str(folder / "traces.db"), read_only=True) as store:
         pairs = [store.by_session(session.id) for session in store.sessions()]

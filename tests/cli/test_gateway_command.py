@@ -81,14 +81,14 @@ def test_output_to_closed_pipe_is_ignored(tmp_path):
     command = [sys.executable, "-m", "rllm", "gateway", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()  # as `| head` does
-        until_it_listens(process, f"http://127.0.0.1:{port}")
+        wait_until_listening(process, f"http://127.0.0.1:{port}")
         process.send_signal(signal.SIGTERM)
         errors = process.stderr.read()
     assert process.returncode == 0
     assert b"BrokenPipe" not in errors
 
 
-def until_it_listens(process, url):
+def wait_until_listening(process, url):
     deadline = time.monotonic() + 60
     while True:
         try:

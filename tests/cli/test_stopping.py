@@ -25,16 +25,16 @@ calls = itertools.count()
 
 
 def agent(question, answer):
-    with OpenAI() as client:  # closed here, since nobody else knows when the run has ended
+    with OpenAI() as client:  # closed here, since no other code knows when the run has ended
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}], max_tokens=4)
-    if next(calls) == 0:  # a second signal could come when nobody listens any more, and end the tests
+    if next(calls) == 0:  # a second signal could come after its handler is removed, and end the tests
         os.kill(os.getpid(), signal.SIGTERM)
     return 1.0
 """
 
 
 @pytest.fixture(autouse=True)
-def signals_as_at_a_terminal():
+def default_signal_handlers():
     """The shell that started the tests may have some signals ignored, as nohup does."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}

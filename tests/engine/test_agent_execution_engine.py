@@ -518,22 +518,22 @@ async def test_transient_server_error_is_retried() -> None:
 
 class HangingReset(Countdown):
     def reset(self) -> Any:
-        wait_for_ever()
+        wait_without_end()
 
 
 class HangingStep(Countdown):
     def step(self, action: Any) -> Any:
-        wait_for_ever()
+        wait_without_end()
 
 
 class HangingReward(Countdown):
     def compute_final_reward(self) -> Any:
-        wait_for_ever()
+        wait_without_end()
 
 
 class HangingClose(Countdown):
     def close(self) -> None:
-        wait_for_ever()
+        wait_without_end()
 
 
 class HangingCoroutine(Countdown):
@@ -544,10 +544,10 @@ class HangingCoroutine(Countdown):
 
 released = threading.Event()
 hanging = threading.Semaphore(0)
-"""Event that releases all hanging calls."""
+"""Released once by each call that starts to hang."""
 
 
-def wait_for_ever() -> None:
+def wait_without_end() -> None:
     hanging.release()
     released.wait(600)
 
@@ -559,7 +559,7 @@ async def some_hang(number: int = 1) -> None:
 
 
 @pytest.fixture
-def let_go() -> Any:
+def release_hanging() -> Any:
     released.clear()
     while hanging.acquire(blocking=False):
         pass
@@ -569,7 +569,7 @@ def let_go() -> Any:
 
 @pytest.mark.parametrize("env", [HangingReset, HangingStep, HangingReward, HangingCoroutine])
 async def test_hanging_environment_is_cancelled_at_its_deadline_and_logged(
-    let_go: Any, pass_time: Any, env: type[Countdown], caplog: pytest.LogCaptureFixture
+    release_hanging: Any, pass_time: Any, env: type[Countdown], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Mixed(Countdown):
         @staticmethod
@@ -588,7 +588,7 @@ async def test_hanging_environment_is_cancelled_at_its_deadline_and_logged(
     stuck = found[1]
     assert stuck.termination_reason is TerminationReason.TIMEOUT
     assert "rollout 1:0 did not finish within timeout_s=600" in problem(stuck)
-    place = "asyncio.sleep(3600)" if env is HangingCoroutine else "in wait_for_ever"
+    place = "asyncio.sleep(3600)" if env is HangingCoroutine else "in wait_without_end"
     assert place in stuck.info["error"]["traceback"]
     assert place in caplog.text
     assert "rllm/engine" not in caplog.text, "only lines of others are shown"
@@ -611,7 +611,7 @@ async def test_hanging_model_call_is_cancelled(pass_time: Any) -> None:
 
 
 async def test_environment_that_fails_to_close_does_not_matter(
-    let_go: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    release_hanging: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 0.05)
     assert (await one(made_by(HangingClose))).is_correct
@@ -619,7 +619,7 @@ async def test_environment_that_fails_to_close_does_not_matter(
 
 
 async def test_environments_are_closed_after_any_outcome(
-    let_go: Any, pass_time: Any, monkeypatch: pytest.MonkeyPatch
+    release_hanging: Any, pass_time: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rllm.workflows.environment.CLOSE_S", 60.0)
     monkeypatch.setattr(Countdown, "closed", [])
@@ -633,7 +633,7 @@ async def test_environments_are_closed_after_any_outcome(
 
 
 @pytest.mark.parametrize("thread_safe", [True, False])
-async def test_hanging_rollouts_free_their_slots(let_go: Any, pass_time: Any, thread_safe: bool) -> None:
+async def test_hanging_rollouts_free_their_slots(release_hanging: Any, pass_time: Any, thread_safe: bool) -> None:
     class Mixed(Countdown):
         @staticmethod
         def from_dict(info: Any) -> Any:

@@ -115,10 +115,10 @@ async def test_program_without_calls_gets_an_error_with_the_remedy(roll_out: Any
         run_program([codex])
         return 1.0
 
-    def agent_that_gives_up() -> float:
+    def agent_with_timeout() -> float:
         return float(run_program([codex]).stdout)
 
-    for function in (agent, agent_that_gives_up):
+    for function in (agent, agent_with_timeout):
         (episode,) = await roll_out(function, {})
         error = episode.info["error"]
         assert error["type"] == "CaptureError"
@@ -221,12 +221,12 @@ def supervised(command: list[str]) -> bytes:
     return run_program(command).stdout.encode()
 
 
-def led_by_its_author(command: list[str]) -> bytes:
+def with_explicit_session(command: list[str]) -> bytes:
     return subprocess.check_output(command, env={**os.environ, **environment()})
 
 
 @pytest.mark.parametrize(
-    "start", [supervised, subprocess.check_output, with_a_variable, led_by_its_author, in_a_shell, in_asyncio]
+    "start", [supervised, subprocess.check_output, with_a_variable, with_explicit_session, in_a_shell, in_asyncio]
 )
 async def test_operator_keys_are_not_passed_to_programs(
     roll_out: Any, monkeypatch: pytest.MonkeyPatch, start: Callable[[list[str]], Any]

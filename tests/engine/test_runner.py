@@ -163,19 +163,19 @@ def test_agent_error_caused_by_a_lost_connection_is_transient(ask: Callable[[str
 
 
 async def test_stuck_rollout_is_cancelled_at_its_deadline_with_its_stack() -> None:
-    async def waits_for_ever() -> None:
+    async def wait_without_end() -> None:
         await asyncio.Event().wait()
 
     class Stuck:
         async def rollout(self, attempt: RolloutRequest) -> Episode:
-            await waits_for_ever()
+            await wait_without_end()
             raise AssertionError
 
     (episode,) = await RolloutRunner(Stuck(), timeout_s=0.05).run(attempts({}))
     assert episode.termination_reason is TerminationReason.TIMEOUT
     assert "timeout_s=0.05" in episode.info["error"]["message"]
     assert "task:0:0" in episode.info["error"]["message"]
-    assert "in waits_for_ever" in episode.info["error"]["traceback"]
+    assert "in wait_without_end" in episode.info["error"]["traceback"]
 
 
 async def test_rollout_that_ignores_cancellation_is_abandoned(
@@ -188,19 +188,19 @@ async def test_rollout_that_ignores_cancellation_is_abandoned(
         async def rollout(self, attempt: RolloutRequest) -> Episode:
             while not release.is_set():
                 try:
-                    await self.wait_on_and_on()
+                    await self.ignore_cancellation()
                 except asyncio.CancelledError:
                     continue
             return Episode()
 
-        async def wait_on_and_on(self) -> None:
+        async def ignore_cancellation(self) -> None:
             await release.wait()
 
     with caplog.at_level(logging.ERROR):
         (episode,) = await RolloutRunner(Stubborn(), timeout_s=0.05).run(attempts({}))
     assert episode.termination_reason is TerminationReason.TIMEOUT
     assert "ignores its cancellation" in caplog.text
-    assert "in wait_on_and_on" in caplog.text
+    assert "in ignore_cancellation" in caplog.text
     release.set()
 
 

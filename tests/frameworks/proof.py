@@ -134,7 +134,7 @@ def check_trained_once(episode: Episode, turns: Sequence[Trace]) -> None:
     assert sorted(trained) == sorted(stored)
 
 
-def check_given_back(episode: Episode, rollout: Rollout) -> None:
+def check_returned_episode(episode: Episode, rollout: Rollout) -> None:
     """Check that an episode's steps are the samples for the task."""
     [trajectory] = episode.trajectories
     given_back = [(step.prompt_ids, step.response_ids, step.logprobs) for step in trajectory.steps]

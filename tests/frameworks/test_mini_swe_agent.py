@@ -2,7 +2,7 @@ import runpy
 
 import pytest
 
-from .proof import Variant, check_captured, check_given_back
+from .proof import Variant, check_captured, check_returned_episode
 from .rollouts import EXAMPLES, Framework, Run
 from .shell import called, copying
 from .shopping import THINKING, Speech
@@ -56,5 +56,5 @@ def test_rllm_run_returns_every_token_of_the_command(engine):
     )
     rollout, episode = run.by_rllm_run(engine, "mine")
     check_captured(rollout, VARIANTS[0])
-    check_given_back(episode, rollout)
+    check_returned_episode(episode, rollout)
     assert "rllm run: 3 calls in session mine" in rollout.program.stderr

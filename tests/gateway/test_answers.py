@@ -7,7 +7,7 @@ from rllm.gateway.upstream.answers import parse_plain_answer
 ENTRY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 CHOICE = {
     "index": 0,
-    "message": {"role": "assistant", "content": "a", "reasoning": None, "unheard_of": [1]},
+    "message": {"role": "assistant", "content": "a", "reasoning": None, "unknown_field": [1]},
     "logprobs": {"content": [ENTRY, {**ENTRY, "logprob": -1}]},
     "finish_reason": "stop",
     "stop_reason": None,
@@ -29,10 +29,10 @@ def test_all_fields_except_token_texts_are_kept():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"unheard_of": None},
+        {"unknown_field": None},
         {"prompt_token_ids": None},
         {"choices": None},
-        {"choices": [{**CHOICE, "unheard_of": 1}]},
+        {"choices": [{**CHOICE, "unknown_field": 1}]},
         {"choices": [{**CHOICE, "token_ids": None}]},
         {"choices": [{**CHOICE, "token_ids": ["5"]}]},
         {"choices": [{**CHOICE, "logprobs": None}]},

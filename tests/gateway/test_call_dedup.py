@@ -21,7 +21,7 @@ SESSION = Session("s")
 
 
 @pytest.fixture(autouse=True)
-def come_back_whenever_you_like(monkeypatch):
+def allow_retries_at_any_time(monkeypatch):
     """On a busy machine a client may take long to retry."""
     monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
 

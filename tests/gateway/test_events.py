@@ -23,7 +23,7 @@ choices = st.fixed_dictionaries(
     optional={
         "token_ids": st.lists(st.integers(0, 9), max_size=2),
         "logprobs": st.one_of(st.none(), st.fixed_dictionaries({"content": st.one_of(st.none(), entries)})),
-        "unheard_of": st.just(1),
+        "unknown_field": st.just(1),
     },
 )
 chunks = st.fixed_dictionaries(

@@ -55,7 +55,7 @@ def ask_while(served, engine, meanwhile, body=HI):
         return under_way.result(60)
 
 
-def go_on(answer):
+def continuation_of(answer):
     """Return the next turn after this answer."""
     return {
         **HI,
@@ -91,18 +91,18 @@ def delete_through_another(one):
     assert one.http.delete("/sessions/s").status_code == 200
 
 
-def prune_away(one):
+def prune_session(one):
     assert prune(one.store, Retention(keep_days=1e-9)).num_sessions == 1
 
 
-@pytest.mark.parametrize("delete", [delete_through_another, prune_away])
+@pytest.mark.parametrize("delete", [delete_through_another, prune_session])
 def test_session_recreated_elsewhere_has_nothing_of_the_old_one(serve, open_shared, delete):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     one.http.post("/sessions", json={"id": "s", "metadata": {"of": "the first"}, "sampling": {"temperature": 0.7}})
     first = other.post()
     delete(one)
     one.http.post("/sessions", json={"id": "s", "sampling": {"temperature": 0.2}})
-    assert [other.post(json=go_on(first)).status_code for _ in range(2)] == [410, 200]
+    assert [other.post(json=continuation_of(first)).status_code for _ in range(2)] == [410, 200]
     [trace] = one.store.by_session("s")
     assert (trace.parent_id, trace.sampling["temperature"]) == (None, 0.2)
     assert other.http.get("/sessions/s").json()["metadata"] == {}
@@ -114,7 +114,7 @@ def test_reopening_a_session_deleted_elsewhere_keeps_nothing(serve, open_shared)
     first = other.post()
     delete_through_another(one)
     other.http.post("/sessions", json={"id": "s"})
-    assert other.post(json=go_on(first)).status_code == 200
+    assert other.post(json=continuation_of(first)).status_code == 200
     [trace] = one.store.by_session("s")
     assert (trace.parent_id, trace.sampling["temperature"]) == (None, 1.0)
 
@@ -123,10 +123,10 @@ def test_undetected_deletion_is_rejected_once(serve, open_shared):
     one, other = serve(store=open_shared()), serve(store=open_shared())
     first = other.post()
     delete_through_another(one)
-    refused = other.post(json=go_on(first))
+    refused = other.post(json=continuation_of(first))
     assert (refused.status_code, refused.json()["error"]["code"]) == (410, "session_deleted")
     assert one.store.session("s") is None
-    assert other.post(json=go_on(first)).status_code == 200
+    assert other.post(json=continuation_of(first)).status_code == 200
 
 
 def test_calls_of_other_sessions_in_the_same_commit_are_kept(serve, open_shared):

@@ -93,7 +93,7 @@ def ask(url: str, messages: list[Any], *, stream: bool, **options: Any) -> dict[
     return {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning_content")}
 
 
-def goes_on(one: Trace, other: Trace) -> bool:
+def continues(one: Trace, other: Trace) -> bool:
     known = [*one.prompt_ids, *one.response_ids]
     return other.prompt_ids[: len(known)] == known and len(other.prompt_ids) > len(known)
 
@@ -110,7 +110,7 @@ def test_turns_through_two_gateways_are_one_sequence(two: Two, stream: bool) -> 
         messages = [*messages, {"role": "assistant", "content": f"\n {answer['content'] or ''}\t"}, NEXT]
     assert num_thought
     traces = two.kept.by_session(f"turns-{stream}")
-    assert [goes_on(one, other) for one, other in pairwise(traces)] == [True] * 3
+    assert [continues(one, other) for one, other in pairwise(traces)] == [True] * 3
     assert not any(DRIFT_KEY in trace.metadata for trace in traces)
     assert {(trace.weight_version, trace.logprobs_kind) for trace in traces} == {(3, "processed")}
     everything = (trace for session in two.second_store.sessions() for trace in two.second_store.by_session(session.id))
@@ -203,7 +203,7 @@ def test_trace_of_a_failed_call_has_its_prompt(two: Two) -> None:
     assert httpx.post(f"{url}/chat/completions", json=body, timeout=60).status_code == 400
     *refused, first, _, too_long = two.second_store.by_session("failed")
     assert [trace.prompt_ids for trace in refused] == [[5, 287]] * 2
-    assert goes_on(first, too_long)
+    assert continues(first, too_long)
     assert too_long.response_ids == []
 
 

@@ -62,17 +62,17 @@ def test_stuck_executor_threads_delay_neither_calls_nor_shutdown() -> None:
 async def test_cancellation_logs_the_stack_of_the_thread() -> None:
     release, started = threading.Event(), threading.Event()
 
-    def wait_for_ever() -> None:
+    def wait_without_end() -> None:
         started.set()
         release.wait()
 
-    task = asyncio.create_task(in_thread(wait_for_ever, name="stuck one"))
+    task = asyncio.create_task(in_thread(wait_without_end, name="stuck one"))
     await in_thread(started.wait, name="watcher")
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as raised:
         await task
     release.set()
-    assert "in wait_for_ever" in raised.value.__notes__[0]
+    assert "in wait_without_end" in raised.value.__notes__[0]
     assert "'stuck one'" in raised.value.__notes__[0]
 
 

@@ -135,7 +135,7 @@ def delete(path: Path) -> None:
     path.unlink()
 
 
-def delete_all_of_it(path: Path) -> None:
+def delete_folder(path: Path) -> None:
     for file in path.parent.iterdir():
         file.unlink()
 
@@ -149,7 +149,7 @@ def replace(path: Path) -> None:
     path.with_name("other.db").rename(path)
 
 
-@pytest.mark.parametrize("lose", [delete, delete_all_of_it, move, replace])
+@pytest.mark.parametrize("lose", [delete, delete_folder, move, replace])
 def test_file_deleted_while_in_use_is_detected(tmp_path: Path, lose: Callable[[Path], None]):
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         store.add([trace_of("a")]).result()

@@ -102,17 +102,17 @@ async def test_error_in_a_tool_is_returned_as_output(code: int, reason: str) -> 
         assert "in fails" in output.metadata["traceback"]
 
 
-async def waits_for_what_is_cancelled() -> None:
+async def awaits_a_cancelled_task() -> None:
     lookup = asyncio.create_task(asyncio.sleep(600))
     lookup.cancel()
     await lookup
 
 
-def waits_for_it_in_a_thread() -> None:
-    asyncio.run(waits_for_what_is_cancelled())
+def awaits_it_in_a_thread() -> None:
+    asyncio.run(awaits_a_cancelled_task())
 
 
-@pytest.mark.parametrize("function", [waits_for_what_is_cancelled, waits_for_it_in_a_thread])
+@pytest.mark.parametrize("function", [awaits_a_cancelled_task, awaits_it_in_a_thread])
 async def test_cancellation_inside_a_tool_is_its_own(function: Any) -> None:
     tool = Tool(function=function, name="lookup")
 

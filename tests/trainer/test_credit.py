@@ -346,14 +346,14 @@ def test_equal_rewards_are_uniform_despite_critic_and_divergence() -> None:
         assert (alike.num_groups, alike.num_uniform_groups) == (1, 1)
         assert assembled(episodes_of(path(1.0), path(0.0)), algorithm, scorer).num_uniform_groups == 0
 
-    def each_alone(*rewards: float) -> Assembled:
+    def separately(*rewards: float) -> Assembled:
         episodes = [episodes_of(path(reward), task_id=str(row))[0] for row, reward in enumerate(rewards)]
         return assembled(episodes, TRUSTING, scorer)
 
-    assert each_alone(1.0, 1.0).num_uniform_groups == 2
+    assert separately(1.0, 1.0).num_uniform_groups == 2
     apart = [episodes_of(path(1.0), task_id=task)[0] for task in "ab"]
     assert assembled(apart).num_uniform_groups == 0, "they lack siblings, and were not compared"
-    assert each_alone(1.0, 0.0).num_uniform_groups == each_alone(1.0).num_uniform_groups == 0
+    assert separately(1.0, 0.0).num_uniform_groups == separately(1.0).num_uniform_groups == 0
 
 
 def test_divergence_in_the_loss_keeps_sequences_without_advantage() -> None:

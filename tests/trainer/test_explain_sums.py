@@ -86,7 +86,7 @@ def often_cut(word: str, base_url: str) -> Episode:
     return Episode(trajectories=[Trajectory(reward=won)], termination_reason=ended)
 
 
-def mostly_alike(word: str, base_url: str) -> float:
+def mostly_equal(word: str, base_url: str) -> float:
     call(base_url, [user(word)])
     return luck(word) if word in ("fig", "kiwi") else 1.0
 
@@ -108,14 +108,14 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "a shared call": (shared, {}),
     "a frozen role": (roles, {"roles": {"judge": {"trainable": False}}}),
     "filters": (often_cut, {"filters": {"truncated": True, "ended_by": ["max_turns_exceeded"]}}),
-    "resampling": (mostly_alike, {"rollout": {"resample_rounds": 2}}),
+    "resampling": (mostly_equal, {"rollout": {"resample_rounds": 2}}),
     "failures": (failing, {}),
     "a critic": (conversation, {"algorithm": {"name": "ppo"}}),
     "a critic of edited steps": (edited, {"algorithm": {"name": "ppo", "gae_lambda": 0.5}}),
     "single tokens": (conversation, {"algorithm": {"name": "reinforce_plus_plus"}}),
     "a baseline of the batch": (edited, {"algorithm": {"name": "reinforce_plus_plus_baseline"}}),
     "a greedy rollout": (edited, {"algorithm": {"name": "remax"}}),
-    "a reference": (mostly_alike, {"algorithm": {"name": "grpo", "kl_coef": 0.1}}),
+    "a reference": (mostly_equal, {"algorithm": {"name": "grpo", "kl_coef": 0.1}}),
     "a reference in the reward": (edited, {"algorithm": {"name": "grpo", "kl_coef": 0.1, "kl_in": "reward"}}),
     "rollouts ahead": (edited, {"rollout": {"max_staleness": 1}}),
 }

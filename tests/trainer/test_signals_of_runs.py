@@ -44,7 +44,7 @@ def cut_off(question: str, base_url: str) -> float:
     return float(len(ask(base_url, question, max_tokens=1)) % 2)
 
 
-def named_apart(question: str, base_url: str) -> Trajectory:
+def with_separate_names(question: str, base_url: str) -> Trajectory:
     """An agent that gives each trajectory a different name."""
     return Trajectory(name=f"agent {base_url}", reward=varied(question, base_url))
 
@@ -82,7 +82,7 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
     [
         ("no_variance", alike, {}, "use tasks that are neither too hard nor too easy"),
         ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (24 x dropped/not_trainable)"),
-        ("all_dropped", named_apart, {}, "on (24 x dropped/too_few_siblings)"),
+        ("all_dropped", with_separate_names, {}, "on (24 x dropped/too_few_siblings)"),
         ("all_truncated", cut_off, {}, "raise rollout.max_tokens"),
         ("many_truncated", varied, {}, "raise rollout.max_tokens"),
         ("rewards_raise", badly_judged, {}, "see the warnings above"),

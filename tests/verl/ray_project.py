@@ -20,11 +20,11 @@ client = OpenAI()  # made before any rollout
 
 
 def answer(word, log, sleep=0.0):
-    said = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question_of(word)}])
+    answer = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question_of(word)}])
     with open(log, "a") as file:
         file.write(f"{os.getpid()} {os.getcwd()}\\n")
     time.sleep(sleep)
-    return float(len(said.choices[0].message.content or "") % 2)
+    return float(len(answer.choices[0].message.content or "") % 2)
 """
 GAME = """
 import os
@@ -54,8 +54,8 @@ def guess(env, base_url, **task):
 
     client = OpenAI(base_url=base_url, api_key="none")
     observed = {"role": "user", "content": env.reset()[0]}
-    said = client.chat.completions.create(model="any", messages=[observed]).choices[0].message.content
-    return env.step(str(len(said)))[1]
+    answer = client.chat.completions.create(model="any", messages=[observed]).choices[0].message.content
+    return env.step(str(len(answer)))[1]
 """
 SCRIPT = """
 import os, sys
@@ -65,10 +65,10 @@ from rllm.trainer import AgentTrainer
 from rllm.workflows.simple_workflow import SimpleWorkflow
 
 
-def reward(task, said):
+def reward(task, answer):
     with open(task["log"], "a") as file:
         file.write(f"{os.getpid()} {os.getcwd()}\\n")
-    return float(len(said) % 2)
+    return float(len(answer) % 2)
 
 
 class Speaker(ChatAgent):
@@ -80,8 +80,8 @@ def own_client(question, log, base_url):
     from openai import OpenAI
 
     client = OpenAI(base_url=base_url, api_key="none")
-    said = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question}])
-    return reward({"log": log}, said.choices[0].message.content or "")
+    answer = client.chat.completions.create(model="any", messages=[{"role": "user", "content": question}])
+    return reward({"log": log}, answer.choices[0].message.content or "")
 
 
 DOORS = {

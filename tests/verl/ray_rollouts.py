@@ -55,7 +55,7 @@ class Doing:
     def mismatch(self, attempt: RolloutRequest) -> None:
         raise TokenMismatchError("3 ids and 2 log-probabilities")
 
-    def be_busy_once(self, attempt: RolloutRequest) -> None:
+    def respond_busy_once(self, attempt: RolloutRequest) -> None:
         if not attempt.task["mark"].exists():
             attempt.task["mark"].touch()
             raise InferenceError("busy", status_code=503)

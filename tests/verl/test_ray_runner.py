@@ -86,7 +86,7 @@ async def test_episodes_are_in_order_from_all_nodes(two_nodes: Any) -> None:
 
 async def test_failures_retries_and_deadlines_match_a_single_machine(two_nodes: Any, tmp_path: Path) -> None:
     tasks = [
-        {"do": "be_busy_once", "mark": tmp_path / "mark"},
+        {"do": "respond_busy_once", "mark": tmp_path / "mark"},
         {"sleep": 3600},
         {"do": "hold_a_lock"},
         {"lock": threading.Lock()},
