@@ -29,7 +29,7 @@ NUM_MEMORY_READINGS = 10
 
 
 def percentiles(latencies: list[float]) -> list[float]:
-    """Latency percentiles 50, 95 and 99, in milliseconds."""
+    """Return latency percentiles 50, 95 and 99, in milliseconds."""
     ordered = sorted(latencies)
     return [1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95, 0.99)]
 

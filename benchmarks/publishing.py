@@ -85,7 +85,7 @@ def build(folder: Path, num_layers: int) -> tuple[Any, Any]:
 
 
 def untie(model: Any) -> None:
-    """vLLM's own reload does not update a head that is tied to the embedding, on CPUs."""
+    """Untie the head, since vLLM's own reload does not update one that is tied to the embedding, on CPUs."""
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 

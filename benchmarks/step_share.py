@@ -56,7 +56,7 @@ class Marks:
         self._now[f"{name}: engine"] = engine_time()
 
     def add_client(self, seconds: float) -> None:
-        """Time of the thread of an agent, inside its function."""
+        """Add the time of an agent's thread, inside its function."""
         with self._lock:
             self._in_clients += seconds
 

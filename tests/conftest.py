@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Objects created by imports and collection are frozen, so that garbage collection never visits them."""
+    """Freeze objects created by imports and collection, so that garbage collection never visits them."""
     gc.disable()
     try:
         return (yield)

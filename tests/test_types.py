@@ -80,7 +80,7 @@ EPISODES = st.builds(
 
 
 def scored(episode: Episode) -> list[bool]:
-    """Rewards that were set; `==` is not enough, because an unscored reward equals zero."""
+    """Return which rewards were set; `==` is not enough, because an unscored reward equals zero."""
     return [is_scored(item.reward) for path in episode.trajectories for item in (path, *path.steps)]
 
 

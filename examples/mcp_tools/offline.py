@@ -54,7 +54,7 @@ def _task(parcel: int, van: int, rng: random.Random) -> Task:
 
 
 def _conversations(agent_args: JSONMapping, seed: int, *, care: float) -> Iterator[list[Message]]:
-    """Endless conversations as the agent records them, about parcels and vans unknown to the server."""
+    """Yield endless conversations as the agent records them, about parcels and vans unknown to the server."""
     rng = random.Random(seed)
     agent = ToolAgent(**agent_args)
     while True:

@@ -33,7 +33,7 @@ def policy() -> Path:
 
 
 def games(seed: int, *, plays_well: float) -> Iterator[list[Message]]:
-    """Conversations of either player, game after game."""
+    """Yield conversations of either player, game after game."""
     rng = random.Random(seed)
     while True:
         game = Game(game="Nim-v0-raw", options={"piles": list(PILES)}, num_players=2, seed=0)

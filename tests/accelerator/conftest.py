@@ -33,7 +33,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _module() -> types.ModuleType:
-    """Operations that `torch.strict` supports."""
+    """Return the module `torch.strict` with its operations."""
     module = types.ModuleType(NAME)
     for name, given in {
         "is_available": lambda: True,

@@ -62,7 +62,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agent(question: str) -> float:
-    """Three turns, so that prompts begin with cached tokens."""
+    """Take three turns, so that prompts begin with cached tokens."""
     messages: list[Any] = [{"role": "user", "content": question}]
     expected_message = ""
     with openai.OpenAI() as client:

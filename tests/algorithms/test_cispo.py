@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from .values import batch_of, gradient
 
 TOKENS = st.lists(st.tuples(st.floats(-2, 2), st.floats(-3, 3)), min_size=1, max_size=8)
-"""Return a batch from the advantage of each token, and the change of its log-probability."""
+"""Each token's advantage, and the change of its log-probability."""
 
 
 def test_weights_are_bounded_and_gradients_are_kept() -> None:

@@ -59,7 +59,7 @@ def test_on_the_first_update_the_gradient_is_the_policy_gradient() -> None:
 
 
 def naive_loss(logprobs: list[torch.Tensor], batch: Batch, low: float, high: float) -> torch.Tensor:
-    """PPO's objective, token by token, as in the paper."""
+    """Return PPO's objective, token by token, as in the paper."""
     assert batch.old_logprobs is not None
     total = torch.tensor(0.0)
     for place, logprob in enumerate(logprobs):

@@ -36,7 +36,7 @@ def test_sequences_are_clipped_as_a_whole() -> None:
 SEQUENCES = st.lists(
     st.tuples(st.floats(-2, 2), st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=5)), min_size=1, max_size=4
 )
-"""Return a batch from the advantage of each sequence, and the changes of its tokens' log-probabilities."""
+"""Each sequence's advantage, and the changes of its tokens' log-probabilities."""
 
 
 @given(SEQUENCES)

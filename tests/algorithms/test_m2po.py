@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 from .values import batch_of, gradient
 
 TOKENS = st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5]), st.integers(-16, 16)), min_size=1, max_size=12)
-"""Return a batch from each token's advantage, and the change of its log-probability in sixteenths."""
+"""Each token's advantage, and the distance of its log-probability from its sampler's in sixteenths."""
 
 
 def test_largest_ratios_are_masked_until_the_bound_is_met() -> None:

@@ -11,7 +11,7 @@ from rllm.algorithms.reinforce import OPO
 from .values import group_of
 
 ROWS = st.lists(st.tuples(st.floats(-100, 100), st.integers(1, 50)), min_size=2, max_size=12)
-"""Return a group from rewards and lengths."""
+"""Each trajectory's reward and length."""
 
 
 def test_long_trajectories_weigh_more_in_the_baseline() -> None:

@@ -16,7 +16,7 @@ from .values import batch_of, gradient
 PLAIN = PPO(gamma=0.5, gae_lambda=0.5, whiten=False)
 NUMBERS = st.integers(-16, 16).map(lambda number: number / 8)
 TRAJECTORIES = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6), min_size=1, max_size=4)
-"""Return the advantages of tokens with these rewards and values."""
+"""Each token's reward and value, by trajectory."""
 
 
 def advantages_of(rewards: list[float], values: list[float], trajectory_of: list[int], **fields: float) -> list[float]:

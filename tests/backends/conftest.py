@@ -82,7 +82,7 @@ def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def strengthen(backend: LocalBackend) -> None:
-    """Return a model with an adapter that changes every layer, as if it had been trained."""
+    """Give every layer a non-zero adapter, as if it had been trained."""
     with backend.inference.paused(), torch.no_grad():
         for name, weight in backend.model.named_parameters():
             if ".lora_B." in name:

@@ -130,7 +130,7 @@ def bits(model: Any) -> dict[str, Any]:
 
 
 def logprobs_of(model: Any, ids: list[int]) -> list[float]:
-    """Weights of all but the first."""
+    """Return the log-probabilities of all ids but the first."""
     with torch.no_grad():
         logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     numbers: list[float] = logprobs.gather(1, torch.tensor(ids)[1:, None])[:, 0].tolist()

@@ -17,7 +17,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def with_copied_prefix(own: Tensor, prefixes: list[Tensor], mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each row, the keys of its prefix before its own, and the mask of attention."""
+    """Return, for each row, the keys of its prefix before its own, and the mask of attention."""
     prefix_of_row = [prefix for prefix, number in zip(prefixes, NUM_ROWS, strict=True) for _ in range(number)]
     return [
         (torch.cat([prefix, row.unsqueeze(0)], dim=2), torch.cat([mask.new_ones(LENGTH, prefix.shape[2]), mask], dim=1))

@@ -29,7 +29,7 @@ def called(arguments: Any, *, name: str = "search", content: str | None = None) 
 
 
 def answer(branches: Branches, messages: Sequence[Message], response: Message, known_ids: Sequence[int] = ()) -> Trace:
-    """Answer to these messages, with new tokens after the known ones."""
+    """Return the answer to these messages, with new tokens after the known ones."""
     known, traces = branches
     number = 10 * (len(traces) + 1)
     trace = Trace(

@@ -97,7 +97,7 @@ def chunks_of_choice(draw: st.DrawFn, choice: dict[str, Any]) -> list[dict[str, 
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A response, and one of the streams with the same content."""
+    """Draw a response, and one of the streams with the same content."""
     response = {
         "id": "chatcmpl-1",
         "object": "chat.completion",

@@ -82,7 +82,7 @@ main()
     [(None, r" \(\S+K parameters\)"), ("nobody/nothing", " \\(not on this machine yet, .*\\)")],
 )
 def test_first_line_is_printed_before_importing_torch(work, policy, command, model, about):
-    """In the order of all modules: importing torch takes seconds, in which a new user sees nothing."""
+    """Importing torch takes seconds, in which a new user should already see output."""
     done = subprocess.run(
         [sys.executable, "-c", NO_TORCH, *command, str(model or policy)],
         cwd=work,

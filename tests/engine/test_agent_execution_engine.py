@@ -20,7 +20,7 @@ from .stepping import Countdown, Talker
 
 
 def count(messages: list[dict[str, Any]]) -> str:
-    """Model that answers with the number of the turn."""
+    """Answer with the number of the turn."""
     return f"turn {sum(message['role'] == 'assistant' for message in messages)}"
 
 
@@ -376,7 +376,7 @@ def made_by(env: type[Countdown]) -> type[Countdown]:
 )
 async def test_environment_error_is_attributed_to_it(env: type[BaseEnv], kind: str, message: str) -> None:
     class Mixed(Countdown):
-        """Return an environment class for every second task, the faulty one."""
+        """Environment that is the faulty one for every second task."""
 
         @staticmethod
         def from_dict(info: Any) -> Any:

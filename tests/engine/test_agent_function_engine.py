@@ -120,7 +120,7 @@ async def test_invalid_episode_fails_alone(engine_of: Engine) -> None:
 
 
 def plain_agent(text: str) -> float:
-    """An agent that does not import rllm."""
+    """Call the model without importing rllm."""
     with openai.OpenAI() as client:
         return float(ask(client, text).choices[0].message.content == "YES")
 

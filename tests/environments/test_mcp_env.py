@@ -32,7 +32,7 @@ def written(folder, rows):
 
 
 def adding(messages):
-    """Calls the tool with the numbers of the question, and repeats its result."""
+    """Call the tool with the numbers of the question, and repeat its result."""
     if messages[-1]["role"] == "tool":
         return f"Answer: {messages[-1]['content']}"
     first, second = (int(word.strip("?")) for word in messages[-1]["content"].split() if word.strip("?").isdigit())

@@ -74,7 +74,7 @@ def calls(tool: str) -> Answer:
 
 
 def searching(messages: list[Message]) -> Answer:
-    """Model that searches first, then answers with the first number of its prompt."""
+    """Search first, then answer with the first number of the prompt."""
     if messages[-1]["role"] != "tool":
         return calls("search")
     return next(word for word in str(messages[-1]["content"]).split() if word.isdigit())

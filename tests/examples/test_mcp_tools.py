@@ -53,7 +53,7 @@ def calls(tool: str, **arguments: int) -> str:
 
 
 def using_tools(messages: list[Message]) -> str:
-    """Makes every call that its question needs, and repeats failed ones."""
+    """Make every call that the question needs, and repeat failed ones."""
     question, last = (str(messages[index]["content"]) for index in (1, -1))
     if messages[-1]["role"] != "tool" or last.startswith("Error"):
         return calls("locate", parcel=number_in(question))

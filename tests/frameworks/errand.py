@@ -43,11 +43,11 @@ class Errand:
     summary_asked: str
     """Words of the program's request for a summary."""
     shell: Callable[[str], str]
-    """Return a call of its shell, with this command."""
+    """Call of its shell, with this command."""
     delegate: Callable[[str], str]
-    """Return a call that gives a sub-agent this task."""
+    """Call that gives a sub-agent this task."""
     wait: Callable[[str], str] | None = None
-    """Return a call that waits for the sub-agent with this id, if it does not wait by itself."""
+    """Call that waits for the sub-agent with this id, if it does not wait by itself."""
     num_calls: int = 0
 
     def __call__(self, prompt: str) -> str:

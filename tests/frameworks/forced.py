@@ -61,6 +61,6 @@ class ForcedEngine(LocalEngine):
 
 
 def _texts() -> list[str]:
-    """Typical prompts of agents: English and JSON."""
+    """Return typical prompts of agents: English and JSON."""
     docs = Path(__file__).parents[2] / "docs"
     return [path.read_text() for path in (docs / "architecture.md", docs / "gateway.md")] * 2

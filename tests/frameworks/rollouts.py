@@ -103,7 +103,7 @@ def drifts_of(turns: Sequence[Trace]) -> list[str]:
 
 @dataclass(frozen=True)
 class Served:
-    """Start a gateway over the engine, for one run."""
+    """A gateway over the engine, for one run."""
 
     gateway: GatewayServer
     store: MemoryTraceStore
@@ -131,7 +131,7 @@ class Run:
         return Rollout(session_id=session_id, store=served.store, sampled=engine.sampled, program=done)
 
     def by_rllm_run(self, engine: ForcedEngine, session_id: str) -> tuple[Rollout, Episode]:
-        """Started by `rllm run`, in a process that knows only the gateway; with the episode that this returns."""
+        """Run an agent with `rllm run`, in a process that knows only the gateway; return its episode, too."""
         with self._served(engine) as served:
             options = ["--gateway", served.gateway.url, "--session", session_id, "--out", "episode.json"]
             command = [sys.executable, "-m", "rllm", "run", *options, "--", *self.command]

@@ -27,7 +27,7 @@ HEAD = (
 
 
 def read_rows(framework: str) -> list[dict[str, Any]]:
-    """Results for a framework, a row for each variant."""
+    """Return the results for a framework, a row for each variant."""
     path = RESULTS / f"{framework}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows

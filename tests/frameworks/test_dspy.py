@@ -31,7 +31,7 @@ def step(thought: str, tool: str, arguments: str) -> str:
 
 
 def ending(prompt: str, total: str) -> str:
-    """Both prices are known: write a comment, and then the answer."""
+    """Write a comment once both prices are known, and then the answer."""
     if "next_tool_name" in prompt.partition("<|im_start|>user")[0]:
         return step("That was all.", "finish", "{}")
     return fields(reasoning="The prices are added up.", answer=f"Together they cost {total} euro.")

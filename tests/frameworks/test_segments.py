@@ -42,7 +42,7 @@ def summary_in_the_conversation(ask: Ask) -> None:
 
 
 def summary_without_tools(ask: Ask) -> None:
-    """Codex and OpenCode: a separate call, whose answer returns in a user message."""
+    """Summarise like Codex and OpenCode: in a separate call, whose answer returns in a user message."""
     messages = [SYSTEM, user("Fix the bug.")]
     messages += [assistant(ask(messages)), user("FileNotFoundError")]
     ask(messages)

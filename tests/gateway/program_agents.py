@@ -15,7 +15,7 @@ def print_line(*words):
 
 
 async def agent(client, session_id):
-    """Calls, streamed and not, without end; prints each call whose answer it has read to the end."""
+    """Call, streamed and not, without end, and print each call whose answer was read to the end."""
     for turn in range(1_000_000):
         question = f"{session_id}/{turn}"
         body = {"messages": [{"role": "user", "content": question}], "stream": bool(turn % 2)}

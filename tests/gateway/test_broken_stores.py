@@ -25,7 +25,7 @@ ROUTES = {
 
 @contextmanager
 def locked(path):
-    """A long write of another process."""
+    """Hold the lock of a long write in another process."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:

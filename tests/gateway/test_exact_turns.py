@@ -90,7 +90,7 @@ def served(engine: LocalEngine) -> Iterator[Any]:
 
 
 def chat(server: GatewayServer, turns: int, *, stream: bool = False, edit: Any = str.strip, seed: int = 0) -> None:
-    """A conversation whose client changes the form of each answer that it sends back."""
+    """Hold a conversation in which the client changes the form of each answer that it sends back."""
     messages: list[Any] = [USER]
     with OpenAI(
         base_url=server.session_url("s"), api_key="x", http_client=httpx.Client(verify=False, timeout=60)
@@ -425,7 +425,7 @@ def with_tools_prompted(template: str) -> str:
 
 
 def _adds(prompt: str) -> str:
-    """Calls the tool, with spaces that serialisers do not write, until it has read both sums."""
+    """Call the tool, with spaces that serialisers do not write, until both sums are read."""
     a, b = ("2", "3") if "\n5\n" not in prompt else ("5", "4")
     call = f'<tool_call>\n{{"name": "add", "arguments": {{"a":  {a},"b": {b} }}}}\n</tool_call>'
     return "It is 9." if "\n9\n" in prompt else call

@@ -115,7 +115,7 @@ class Run:
         resource.prlimit(self.gateway.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def lock_database(self):
-        """A long write of another process."""
+        """Hold the lock of a long write in another process."""
         with closing(sqlite3.connect(self.database, isolation_level=None, timeout=TIMEOUT_S)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             self.pause(0.3)

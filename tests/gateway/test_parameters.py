@@ -149,7 +149,7 @@ def documented_by_google() -> Iterator[str]:
     converters = pytest.importorskip("google.genai.models")
 
     def fields_of(kind: Any, converter: str) -> Iterator[str]:
-        """Return the fields that the client sends to this API, and not only to Google's cloud."""
+        """Yield the fields that the client sends to this API, and not only to Google's cloud."""
         source = inspect.getsource(getattr(converters, converter))
         for name in kind.model_fields:
             camel = name.split("_")[0] + "".join(part.title() for part in name.split("_")[1:])
@@ -560,7 +560,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 
 def sample(dialect: str, key: str) -> Any:
-    """A request that has the field; a word if its value does not matter."""
+    """Return a request that has the field; a word if its value does not matter."""
     return SAMPLES[dialect].get(key) or SHARED.get(key) or ({} if key in SAMPLES[dialect] else {key: "x"})
 
 

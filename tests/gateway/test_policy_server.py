@@ -155,7 +155,7 @@ def test_agents_may_call_from_several_event_loops_over_one_connection(
 
 
 async def asked_of(engine: ServedEngine, held: HeldEngine) -> asyncio.Task[Any]:
-    """A call in flight."""
+    """Start a call, and return it while it is in flight."""
     call = asyncio.create_task(engine.get_model_response(ASKED))
     async with asyncio.timeout(60):
         while held.num_calls == 0:  # noqa: ASYNC110  (made in another thread)

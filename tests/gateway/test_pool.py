@@ -292,7 +292,7 @@ class SlowToCheck(HTTPUpstream):
     """Answers calls, but not health checks."""
 
     num_checks = 0
-    """Return those that have finished."""
+    """Checks that have finished."""
 
     async def check(self):
         try:

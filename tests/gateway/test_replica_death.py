@@ -54,7 +54,7 @@ def start_gateway(urls, database):
 
 
 async def agent(number, client, acknowledged):
-    """Turn after turn, streamed and not; a stream that breaks off may end with an error, and is requested again."""
+    """Take turns, streamed and not; a stream that breaks off may end with an error, and is requested again."""
     for turn in range(NUM_TURNS):
         question = f"{number}/{turn}"
         body = {"messages": [{"role": "user", "content": question}], "stream": bool(turn % 2)}

@@ -10,7 +10,7 @@ SHAPE = CacheShape(num_layers=2, num_heads=1, head_dim=1, dtype=torch.float32, d
 
 
 def states_of(ids: list[int]) -> torch.Tensor:
-    """Placeholder for a model's states: [layer, kind, slot, head, column, dim], a function of the prefix alone."""
+    """Return fake states: [layer, kind, slot, head, column, dim], a function of the prefix alone."""
     running = torch.tensor(ids, dtype=torch.float32).cumsum(0)
     return running.view(1, 1, 1, 1, -1, 1).expand(2, 2, 1, 1, -1, 1).clone()
 

@@ -32,7 +32,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 
 
 def answer_to(messages):
-    """Answers of the model, by prompt."""
+    """Return the model's answer to a prompt."""
     asked = messages[-1]["content"]
     return {"tool": {"tool_calls": [CALL]}, "think": {"content": "4", "reasoning": "2 and 2"}}.get(
         asked, f"You said: {asked}."

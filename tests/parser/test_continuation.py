@@ -25,7 +25,7 @@ TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"typ
 
 @st.composite
 def conversations(draw: Any) -> list[Message]:
-    """A question, then answers, of which some call a tool and get its result, and others are asked again."""
+    """Draw a question, then answers, of which some call a tool and get its result, and others are asked again."""
     messages: list[Message] = []
     if draw(st.booleans()):
         messages.append({"role": "system", "content": "Be kind."})

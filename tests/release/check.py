@@ -89,7 +89,7 @@ def check_wheel(wheel: Path, source: Path) -> None:
 
 
 def use(environment: Path, version: str, folder: Path, *, demo: bool) -> None:
-    """First steps of a user, outside of the source folder."""
+    """Take the first steps of a user, outside of the source folder."""
     folder.mkdir()
     found = run(environment, "rllm", "--version", cwd=folder)
     require(version in found, f"rllm --version says {found!r}, and pyproject.toml {version!r}")

@@ -22,7 +22,7 @@ from rllm.types import Trace
 
 
 def call(trace_id: str) -> None:
-    """Effects of a model call on the enclosing sessions."""
+    """Record a model call in the enclosing sessions."""
     frame = current_frame()
     assert frame is not None
     frame.reserve_call().traces.append(trace(trace_id))

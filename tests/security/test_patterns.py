@@ -58,7 +58,7 @@ class Found:
 
 
 class _Names(dict[str, Any]):
-    """Return the names of a module; one that exists only while a function runs is replaced by a word."""
+    """Names of a module; one that exists only while a function runs is replaced by a word."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, _Word("word"))

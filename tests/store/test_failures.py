@@ -113,7 +113,7 @@ def test_full_disk_rejects_writes_until_it_has_space(tmp_path: Path):
 
 
 def lock(path: Path) -> sqlite3.Connection:
-    """A long write of another process."""
+    """Hold the lock of a long write in another process."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     return connection

@@ -217,7 +217,7 @@ def test_trace_that_cannot_be_stored_fails_alone(tmp_path: Path):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A long write of another process."""
+    """Hold the lock of a long write in another process."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -27,7 +27,7 @@ TOOLS = {
     "qwen-code": ("run_shell_command", {"command": "$command", "is_background": False}),
 }
 LAST = {"mini-swe-agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
-"""Return the command of an agent that ends with one."""
+"""Last command of agents that end with one."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -74,7 +74,7 @@ def _value(value):
 
 @contextmanager
 def collecting(monkeypatch):
-    """Spans that this process exports once telemetry is enabled; disables it afterwards."""
+    """Collect the spans that this process exports once telemetry is enabled; disable it afterwards."""
     requests: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Numbers = dict[tuple[int, str], list[float]]
-"""Return every value that was written for a step and a name, in order."""
+"""Every value that was written for a step and a name, in order."""
 Tables = dict[str, list[dict[str, Any]]]
 
 

@@ -146,7 +146,7 @@ signal.pause()
 
 
 def log_and_be_killed(name: str, run_dir: Path) -> None:
-    """A process that logs three steps, and is killed once they have arrived."""
+    """Log three steps, and be killed once they have arrived."""
     own = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}  # and not this process's service
     command = [sys.executable, "-c", TELLS_FOR_EVER, name, str(run_dir)]
     training = subprocess.Popen(command, env=own, stderr=subprocess.DEVNULL)

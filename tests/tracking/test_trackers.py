@@ -55,7 +55,7 @@ def lines_of(run_dir: Path) -> list[dict[str, object]]:
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """As on a full disk: data beyond the limit is rejected, even half a line."""
+    """Reject data beyond a limit, as on a full disk, even half a line."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

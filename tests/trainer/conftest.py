@@ -45,7 +45,7 @@ class RecordingEngine(ScriptedEngine):
             self.num_live -= 1
 
     def continued_prompt(self, known_ids: list[int], messages: Any, num_known: int, **options: Any) -> list[int]:
-        """Recorded in `params`."""
+        """Return the prompt; calls with it are recorded in `params`."""
         return [*known_ids, *encode_prompt(messages[num_known:], None)]
 
 
@@ -65,7 +65,7 @@ class ScriptedBackend:
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        """Any configuration is accepted."""
+        """Accept any configuration."""
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Self:

@@ -35,7 +35,7 @@ QUESTIONS = [{"question": f"How many {item} are left?"} for item in ("figs", "li
 
 
 def policy(cache_dir: Path) -> Path:
-    """A model trained on a few conversations of the demo's clerk."""
+    """Return a model trained on a few conversations of the demo's clerk."""
     speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     recipe = TinyPolicyRecipe(
         hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=12, habit_steps=2, batch_size=8
@@ -86,7 +86,7 @@ def die() -> None:
 
 
 def agent(question: str, base_url: str) -> float:
-    """Two turns; the answers decide the reward."""
+    """Take two turns, whose answers decide the reward."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(2):
         body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8}).encode()

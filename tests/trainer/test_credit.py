@@ -265,7 +265,7 @@ def test_batch_has_its_token_tree() -> None:
 
 
 def greedy() -> dict[str, Any]:
-    """Info of a trajectory of a greedy attempt."""
+    """Return the info of a trajectory of a greedy attempt."""
     return {"trainable": False, "info": {REFERENCE_KEY: True}}
 
 
@@ -456,7 +456,7 @@ def test_call_shared_by_two_trajectories_is_credited_in_each() -> None:
 
 @st.composite
 def random_episodes(draw: st.DrawFn) -> list[Episode]:
-    """Up to three tasks: some failed, unscored or frozen; trajectories of conversations, forks and steps without tokens."""
+    """Draw episodes of up to three tasks: failed, unscored and frozen ones, forks, and steps without tokens."""
     episodes = []
     for number in range(draw(st.integers(0, 8))):
         task_id = f"task{draw(st.integers(0, 2))}"

@@ -43,7 +43,7 @@ def luck(word: str) -> float:
 
 
 def conversation(word: str, base_url: str, turns: int = 3) -> Trajectory:
-    """Several turns with their own rewards."""
+    """Take several turns with their own rewards."""
     messages, steps, won = [user(word)], [], luck(word)
     for turn in range(turns):
         step_id, text = call(base_url, messages)
@@ -53,7 +53,7 @@ def conversation(word: str, base_url: str, turns: int = 3) -> Trajectory:
 
 
 def edited(word: str, base_url: str) -> Trajectory:
-    """An agent that drops its history, so that its steps are separate sequences."""
+    """Drop the history, so that the steps are separate sequences."""
     won = luck(word)
     return Trajectory(steps=[Step(id=call(base_url, [user(f"{word} {turn}")])[0]) for turn in range(2)], reward=won)
 
@@ -68,7 +68,7 @@ def roles(word: str, base_url: str) -> list[Trajectory]:
 
 
 def shared(word: str, base_url: str) -> list[Trajectory]:
-    """Trajectories of one plan, some with the same name, and some not trained."""
+    """Return trajectories of one plan, some with the same name, and some not trained."""
     won = luck(word)
     plan, *others = (Step(id=call(base_url, [user(f"{name} {word}")])[0]) for name in ("plan", "solve", "doubt"))
     return [

@@ -260,7 +260,7 @@ def test_second_ctrl_c_during_a_save_does_not_damage_it(run_trainer: RunTrainer)
 
 
 def wait_until_closed() -> None:
-    """Longer than the run lasts, which abandons this thread."""
+    """Wait longer than the run lasts, which abandons this thread."""
     deadline = time.monotonic() + 60
     while "close" not in ScriptedBackend.latest.events and time.monotonic() < deadline:
         time.sleep(0.01)

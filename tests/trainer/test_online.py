@@ -49,7 +49,7 @@ class User:
         return str(session["id"])
 
     def wait(self) -> None:
-        """Return when the gateway answers."""
+        """Wait until the gateway answers."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -107,7 +107,7 @@ def talking(talk: Callable[[User], object], user: User) -> Iterator[None]:
 
 
 def advantages() -> list[list[float]]:
-    """Of the sequences of each batch."""
+    """Return the advantages of the sequences of each batch."""
     return [sorted({round(float(value), 4) for value in batch.advantages}) for batch in ScriptedBackend.latest.batches]
 
 

@@ -56,7 +56,7 @@ def trainer_of(run_dir: Path, model: Path, num_steps: int, **options: Any) -> Ag
 
 
 def answers_of(run_dir: Path) -> list[tuple[str, int, str, int, tuple[int, ...]]]:
-    """Task, attempt, model, weight version and tokens of every call."""
+    """Return task, attempt, model, weight version and tokens of every call."""
     with open_store(str(run_dir / "traces.db"), read_only=True) as store:
         return sorted(
             (

@@ -95,7 +95,7 @@ def lines_of(run_dir: Path) -> list[list[tuple[str, float]]]:
 
 
 def rollouts_of(run_dir: Path) -> list[tuple[str, str, int, list[tuple[int, ...]]]]:
-    """Contents of the store for every rollout, its sampled tokens included."""
+    """Return the contents of the store for every rollout, its sampled tokens included."""
     with open_store(str(run_dir / "traces.db"), read_only=True) as store:
         return sorted(
             (

@@ -37,7 +37,7 @@ def episode_of(
 
 
 def greedy() -> dict[str, Any]:
-    """Info of a trajectory of a greedy attempt."""
+    """Return the info of a trajectory of a greedy attempt."""
     return {"trainable": False, "info": {REFERENCE_KEY: True}}
 
 

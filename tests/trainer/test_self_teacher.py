@@ -53,7 +53,7 @@ def make_teacher(tokenizer: Any, backend: LocalBackend) -> Callable[..., SelfTea
 
 
 def episodes() -> list[Episode]:
-    """Two tasks; the second has two turns, with the first answer in the prompt of the second."""
+    """Return episodes of two tasks; the second has two turns, with the first answer in the second prompt."""
     turns = [[([5, 6], [7, 8])], [([5, 9], [10]), ([5, 9, 10, 11], [12, 13])]]
     return [
         Episode(

@@ -123,7 +123,7 @@ COMMON: dict[str, Any] = {
     "rollout": {"num_retries": 0},
 }
 EVALUATED: dict[str, Any] = {**COMMON, "eval": {"every": 0, "temperature": 0.5}}
-"""Text by which requests of an evaluation are recognised."""
+"""Settings by which requests of an evaluation are recognised."""
 
 
 def dropped(reason: str) -> Callable[[Run], float]:
@@ -131,7 +131,7 @@ def dropped(reason: str) -> Callable[[Run], float]:
 
 
 def largest_advantage(run: Run) -> float:
-    """Advantages of the rewards 1, 0 and 1."""
+    """Return the largest advantage of the rewards 1, 0 and 1."""
     batches = run.backend.batches
     return round(float(batches[0].advantages.abs().max()), 3) if batches else 0.0
 

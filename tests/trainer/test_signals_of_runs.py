@@ -45,7 +45,7 @@ def cut_off(question: str, base_url: str) -> float:
 
 
 def with_separate_names(question: str, base_url: str) -> Trajectory:
-    """An agent that gives each trajectory a different name."""
+    """Return trajectories with different names."""
     return Trajectory(name=f"agent {base_url}", reward=varied(question, base_url))
 
 

@@ -317,7 +317,7 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def speak(word: str, base_url: str) -> None:
-    """Calls the model, and returns no reward."""
+    """Call the model, and return no reward."""
     ask(base_url, word, max_tokens=6)
 
 

@@ -95,7 +95,7 @@ AgentTrainer(train_dataset=tasks, config=sys.argv[3:], **DOORS[sys.argv[1]]).tra
 
 
 def write_project(root: Path) -> Path:
-    """Files of a user: an agent and a module beside it, in a folder of the project, and a script."""
+    """Write a user's files: an agent and a module beside it, in a folder of the project, and a script."""
     (root / "agents").mkdir(parents=True)
     (root / "agents" / "agent.py").write_text(AGENT)
     (root / "agents" / "wording.py").write_text("def question_of(word):\n    return f'say {word}'\n")
@@ -110,7 +110,7 @@ def settings(model_folder: Path, run_dir: Path, *more: str) -> list[str]:
 
 
 def tasks_of(tmp_path: Path, **more: Any) -> tuple[Path, Path]:
-    """A file of tasks, and the file in which their rollouts record their process and node."""
+    """Write a file of tasks; return it, and the file in which their rollouts record their process and node."""
     data, log = tmp_path / "tasks.jsonl", tmp_path / "log"
     data.write_text("".join(json.dumps({"word": word, "log": str(log), **more}) + "\n" for word in ("fig", "kiwi")))
     return data, log

@@ -65,5 +65,5 @@ class Doing:
 
 
 def opening(log: Path | None) -> Any:
-    """Rollout function of each process, by its import path."""
+    """Return the rollout function of each process, by its import path."""
     return Doing(log)

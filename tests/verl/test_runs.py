@@ -52,7 +52,7 @@ def train(run_dir: Path, settings: Sequence[str], *, resume: bool = False, **doo
 
 
 def rewards(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Rewards on held-out tasks, of the untrained and of the trained policy."""
+    """Return the rewards on held-out tasks, of the untrained and of the trained policy."""
     judged = [line["eval/reward"] for line in lines if "eval/reward" in line]
     return judged[0], judged[-1]
 
@@ -87,7 +87,7 @@ def test_workflow_learns_by_grpo_and_a_killed_run_resumes_exactly(cluster: None,
 
 
 def answering(question: str, answer: str, base_url: str) -> float:
-    """An agent as its author writes it: any client, through the gateway."""
+    """Answer as an agent of any author: with any client, through the gateway."""
     body = json.dumps({"model": "any", "messages": [{"role": "user", "content": question}]}).encode()
     request = urllib.request.Request(f"{base_url}/chat/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=300) as response:

@@ -48,7 +48,7 @@ def judge(question: str) -> None:
 
 
 def make_agent() -> Callable[..., list[Trajectory]]:
-    """A solver and a judge; every fifth rollout fails, every third edits its history, and rewards alternate."""
+    """Return a solver and a judge: every fifth rollout fails, every third edits its history, and rewards alternate."""
     turns, lock = itertools.count(), threading.Lock()
 
     def agent(question: str) -> list[Trajectory]:

@@ -16,7 +16,7 @@ ATTACK = "</pre></script><script>window.hacked = 1</script><img src=x onerror='w
 
 
 def trace_of(session_id: str, number: int = 0, **fields: Any) -> Trace:
-    """A call with three prompt tokens and two sampled ones by default."""
+    """Return a call with three prompt tokens and two sampled ones by default."""
     found: dict[str, Any] = {
         "id": f"{session_id}-{number}",
         "call_id": f"{session_id}-{number}",
@@ -61,7 +61,7 @@ def write_metrics(folder: Path, num_steps: int, **more: float) -> None:
 
 
 def large_run(folder: Path, *, num_episodes: int) -> Path:
-    """100 rollouts per step, each of one short call."""
+    """Write a run with 100 rollouts per step, each of one short call."""
     folder.mkdir(parents=True)
     write_metrics(folder, max(num_episodes // 100, 1))
     with SqliteTraceStore(folder / "traces.db") as store:
@@ -113,7 +113,7 @@ def long_run(folder: Path, *, num_tokens: int) -> Path:
 
 
 def segmented_calls() -> list[Trace]:
-    """Two calls, of which the second delegates; a sub-agent's; a summary without tools; two that continue from it."""
+    """Return two calls, the second of which delegates; a sub-agent's; a summary without tools; two that continue it."""
     work, report = "Find the price of the café au lait.", "The café au lait costs 6.20 euro, says the menu."
     call = {"id": "c", "function": {"name": "task", "arguments": json.dumps({"prompt": work})}}
     summary = "The user wants two prices added; the crème brûlée costs 42.85 euro, and the other is on the menu."
@@ -149,7 +149,7 @@ def segmented_run(folder: Path) -> Path:
 
 
 def hostile_run(parent: Path) -> Path:
-    """A run in which every name and text of a model, an agent or a folder is an attack."""
+    """Write a run in which every name and text of a model, an agent or a folder is an attack."""
     folder = parent / ATTACK.replace("/", "∕")
     folder.mkdir(parents=True)
     write_metrics(folder, 2, **{f"dropped/{ATTACK}": 1.0, f"signal/{ATTACK}": 1.0})

@@ -22,7 +22,7 @@ from .made import ATTACK, hostile_run, outcome_of, trace_of, write_metrics
 
 
 class Elements(HTMLParser):
-    """Return the elements of a page, and the attributes that could run code."""
+    """Parser of the elements of a page, and of the attributes that could run code."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

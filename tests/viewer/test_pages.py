@@ -24,7 +24,7 @@ def client(look: Client) -> TestClient:
 
 
 def words(html: str) -> str:
-    """Pages as a reader sees them."""
+    """Return the text of a page as a reader sees it."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 

@@ -88,7 +88,7 @@ def test_answer_in_progress_continues_under_the_new_weights(vllm: VLLM, tmp_path
 
 
 async def answer_with_an_update(sampler: ServerSampler, model: Any) -> tuple[list[int], list[float], Route]:
-    """Ids of prompt and answer, log-probabilities of the answer, and its endpoint; the weights change after some tokens."""
+    """Return ids, log-probabilities and route of an answer; the weights change after some tokens."""
     upstream = sampler.inference.new_upstream()
     asked = {"messages": [{"role": "user", "content": "and?"}], "max_tokens": 800, "ignore_eos": True, "stream": True}
     call = UpstreamCall(id="call", request=upstream.prepare(asked), route=Route())

@@ -44,7 +44,7 @@ class Killer:
             self.num_steps = step
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
     def progress(self, phase: str, done: int, total: int) -> None:
         if phase == "roll out" and self.num_steps == self.in_step - 1 and done == total // 2 and not self.killed:
@@ -54,7 +54,7 @@ class Killer:
                     self.killed.append(child.pid)
 
     def close(self) -> None:
-        """Holds nothing back."""
+        """Hold nothing back."""
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_run_stops_with_the_log_if_its_server_does_not_return(
 
 
 def first_traces(path: Path) -> list[Trace]:
-    """Checksums of the first weights, which are those of the model's folder."""
+    """Return the traces of the first weights, which are those of the model's folder."""
     store = open_store(str(path), read_only=True)
     try:
         sessions = store.sessions(limit=40, oldest_first=True)

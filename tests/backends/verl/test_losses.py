@@ -53,7 +53,7 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def on_rows(values: torch.Tensor, rows: Rows) -> list[torch.Tensor]:
-    """Values [N] at the position where an engine returns them: at the token before."""
+    """Return values [N] at the position where an engine returns them: at the token before."""
     flat = torch.zeros(len(rows.mask)).masked_scatter(rows.mask, values[rows.tokens])
     return [torch.cat([row[1:], row[:1]]) for row in flat.split(rows.offsets.diff().tolist())]
 

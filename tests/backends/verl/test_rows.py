@@ -32,7 +32,7 @@ def batch() -> Batch:
 
 
 def next_of(ids: Tensor) -> Tensor:
-    """Value of each token: 100 times the next token, and 0 for the last one."""
+    """Return 100 times the next token for each token, and 0 for the last one."""
     rows = [torch.cat([100.0 * row[1:], torch.full((1,), -1.0)]) for row in ids.unbind()]
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 

@@ -21,7 +21,7 @@ class Sum(BaseModel):
 
 
 def items_of(response):
-    """Without ids and in a fixed order: engines that return their reasoning last stream it last."""
+    """Return items without ids and in a fixed order: engines that return their reasoning last stream it last."""
     fields = {"type", "content", "arguments", "name", "summary"}
     return sorted(
         (item.model_dump(include=fields, exclude={"content": {"__all__": {"parsed"}}}) for item in response.output),

@@ -1,4 +1,4 @@
-"""Check that the run with older clients really uses them: `PYTHONPATH=.clients RLLM_CLIENTS=.clients pytest ...`."""
+"""The run with older clients really uses them: `PYTHONPATH=.clients RLLM_CLIENTS=.clients pytest ...`."""
 
 import os
 from pathlib import Path

@@ -54,7 +54,7 @@ def choice_chunk(delta, reason=None):
 
 
 def logprobs_of(delta):
-    """One token for each character, and one without text before a call or the end."""
+    """Return one token for each character, and one without text before a call or the end."""
     shown = [delta[name] for name in ("reasoning_content", "content", "refusal") if delta.get(name)]
     tokens = shown if delta.keys() & {"reasoning_content", "content", "refusal"} else ["<|special|>"]
     return {"content": [{"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in tokens]}

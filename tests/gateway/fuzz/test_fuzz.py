@@ -454,7 +454,7 @@ def cutting(no_leaks):
 
 
 def cuts(answer):
-    """Number of bytes after which an answer breaks off."""
+    """Return the numbers of bytes after which an answer breaks off."""
     step = 1 if THOROUGH else max(1, len(answer) // 15)
     return [*range(0, len(answer), step), len(answer) - 1, len(answer)]
 
