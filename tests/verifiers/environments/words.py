@@ -9,9 +9,9 @@ WORDS = ["red", "blue", "green"]
 def load_environment(num_words=3):
     rows = Dataset.from_list([{"question": f"Say {word}.", "answer": word} for word in WORDS[:num_words]])
 
-    def outcome_of(completion, answer, **_):
+    def repeats(completion, answer, **_):
         if answer == "green":
             raise ValueError("no green")
         return float(answer in completion[-1]["content"])
 
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[outcome_of]))
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[repeats]))
