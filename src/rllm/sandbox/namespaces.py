@@ -51,7 +51,8 @@ _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 
 def arguments(job: Job, command: Sequence[str] = ()) -> list[str]:
     """Return the command line of this program."""
-    return [sys.executable, "-I", "-S", "-c", _RUN, os.path.dirname(__file__), json.dumps(job), *command]  # noqa: PTH120
+    folder = os.path.dirname(__file__)  # noqa: PTH120
+    return [sys.executable, "-I", "-S", "-c", _RUN, folder, json.dumps(job), *command]
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
