@@ -1,7 +1,10 @@
 """Clients that retry after a timeout: one generation, one trace, and the first answer for the retry."""
 
 import asyncio
+import gc
 import threading
+import weakref
+from contextlib import suppress
 
 import openai
 import pytest
@@ -205,7 +208,7 @@ async def test_retry_fails_as_its_call_does():
 
     def fail():
         with calls.begin() as call:
-            calls.offer(request, call)
+            call.is_client_gone = calls.offer(request, call)
             joined.append(calls.join(request))
             raise ValueError("broken")
 
@@ -213,6 +216,23 @@ async def test_retry_fails_as_its_call_does():
         fail()
     with pytest.raises(ValueError, match="broken"):
         await joined[0].answer
+
+
+async def test_failed_call_is_freed_at_once():
+    calls, failed = InFlightCalls(), []
+
+    def fail():
+        with calls.begin() as call:
+            failed.append(weakref.ref(call))
+            raise ValueError("broken")
+
+    gc.disable()  # a gateway's collector leaves cycles for minutes, and a call holds its whole request
+    try:
+        with suppress(ValueError):
+            fail()
+        assert failed[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_each_client_has_the_whole_pause_for_its_retry(pass_time):

@@ -100,8 +100,9 @@ class InFlightCalls:
         try:
             yield call
         except Exception as error:
-            call.answer.set_exception(error)
-            call.answer.exception()  # Possibly no client waits.
+            if call.is_client_gone:  # Only then may a retry wait. The error holds the call, in a cycle with its future.
+                call.answer.set_exception(error)
+                call.answer.exception()  # Possibly no client waits.
             raise
         finally:
             call.answer.cancel()
