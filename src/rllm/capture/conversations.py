@@ -58,7 +58,7 @@ class PriorAnswer(NamedTuple):
     num_messages: int
     """Number of the request's messages that it makes up."""
     token_ids: Sequence[int]
-    """Its prompt and its answer as they were sampled; an array, which is copied in no time."""
+    """Its prompt and its answer as they were sampled, as an array, which is cheap to copy."""
     appended_text: str = ""
     """Text that the agent appended to the answer's message; it may begin with the stop string that ended the answer."""
 
@@ -107,8 +107,7 @@ class MessageDigests(NamedTuple):
         if earlier is None:
             digests, turns, num_before_answers = array("q", [digest]), array("q", [digest]), len(messages)
         else:
-            digests, turns = earlier.digests[:], earlier.turns[:]
-            num_before_answers = earlier.num_before_answers if earlier.has_answer else len(messages)
+            digests, turns, num_before_answers = earlier.digests[:], earlier.turns[:], earlier.num_before_answers
         digest, num_known = digests[-1], len(digests) - 1
         for place in range(num_known, len(messages)):
             message = messages[place]

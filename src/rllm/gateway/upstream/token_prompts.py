@@ -122,7 +122,7 @@ class TokenPrompts:
         stop = request.get("stop") or ()
         new_reader = partial(
             AnswerReader,
-            prompt_ids=list(prompt_ids),
+            prompt_ids=prompt_ids,
             decoder=self._decoder,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             tool_parser=parser_of_answer(self._tool_parser, request.get("tools"), request.get("tool_choice")),
