@@ -146,6 +146,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "stream": bool,
     "stream_options": dict,
     "tools": list,
+    "tool_choice": (str, dict),
     "logprobs": (bool, int),
 }
 

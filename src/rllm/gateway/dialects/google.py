@@ -296,7 +296,7 @@ def _tools(tools: list[JSONObject], config: JSONMapping) -> JSONObject:
         functions += [_function(item, where) for item in objects(tool.get("functionDeclarations") or [], where)]
     calling = field(config, "functionCallingConfig", dict, "toolConfig", {})
     place = "toolConfig.functionCallingConfig"
-    mode = calling.get("mode") or "AUTO"
+    mode = field(calling, "mode", str, place, "AUTO") or "AUTO"
     if mode not in _MODES:
         raise invalid(f"{place}.mode={mode!r:.80}: use AUTO, ANY, VALIDATED or NONE", place)
     choice: Any = _MODES[mode]
