@@ -308,7 +308,7 @@ def _tools(tools: list[JSONObject], config: JSONMapping) -> JSONObject:
         if mode == "ANY" and len(functions) == 1:
             choice = {"type": "function", "function": {"name": functions[0]["name"]}}
     if not functions:
-        return {}
+        return {"tool_choice": choice} if mode == "ANY" and not tools else {}
     shown = [{"type": "function", "function": function} for function in functions]
     return {"tools": shown, **({"tool_choice": choice} if config.get("functionCallingConfig") else {})}
 

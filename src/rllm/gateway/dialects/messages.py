@@ -164,6 +164,8 @@ def to_chat(asked: JSONMapping) -> JSONObject:
     choice = _tool_choice(asked)
     if tools := [found for tool in objects(asked.get("tools") or [], "tools") if (found := _tool(tool))]:
         chat |= {"tools": tools, **choice}
+    elif not asked.get("tools") and choice.get("tool_choice") not in (None, "auto", "none"):
+        chat |= choice
     chat |= _output(asked)
     check_single_chat(chat, "a message is one answer: call again, or use chat completions")
     return chat

@@ -381,6 +381,7 @@ class Tools:
         for position, item in enumerate(items):
             if isinstance(item, dict) and item.get("type") == "additional_tools":
                 given += objects(item.get("tools"), f"input[{position}].tools")
+        self._any_given = bool(given)
         self._tools = {tool.chat_name: tool for each in given for tool in _flattened(each)}
 
     def chat_name(self, name: str, namespace: str) -> str:
@@ -414,7 +415,7 @@ class Tools:
             else:
                 raise invalid(f"tool_choice.type={kind!r}: use function, custom or allowed_tools", "tool_choice")
         if not tools:
-            return {}
+            return {} if self._any_given or choice in (None, "auto", "none") else {"tool_choice": choice}
         shown = [{"type": "function", "function": {"name": tool.chat_name, **tool.function}} for tool in tools]
         return {"tools": shown} | ({"tool_choice": choice} if choice is not None else {})
 
