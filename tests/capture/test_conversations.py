@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -345,3 +347,28 @@ def test_a_turn_of_a_long_conversation_digests_only_its_own_messages() -> None:
         messages, ids = [*messages, trace.response, RESULT], [*ids, *trace.response_ids, 100 + turn]
         if turn == 0:
             known.provide_tokens(MessageDigests.of(messages, None, known), trace)
+
+
+def test_kept_digests_equal_computed_ones() -> None:
+    """Conversations that take turns and branch, with edits, lost messages, other tools and rewritten arguments."""
+    random, known, ended, num_reused = Random(0), Conversations(), [[USER]], 0
+    for number in range(400):
+        messages = deepcopy(random.choice(ended[-6:]))
+        changed = messages[random.randrange(len(messages))]
+        match random.randrange(8):
+            case 0:
+                changed["content"] = "edited"
+            case 1:
+                messages.remove(changed)
+            case 2 if "tool_calls" in changed:
+                changed["tool_calls"][0]["function"]["arguments"] = json.dumps({"a": 6, "b": 7}, indent=1)
+        messages.append({"role": "user", "content": f"{random.randrange(3)}"})
+        tools = [CALL] if random.random() < 0.1 else None
+        asked = MessageDigests.of(messages, tools, known, json.dumps(messages).encode())
+        computed = MessageDigests.of(messages, tools, known)
+        assert asked[1:4] == computed[1:4], number
+        num_reused += asked.num_known > 0
+        response = {"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": f"call_{number}"}]}
+        remember(known, asked, trace_of(messages, response, [number], f"t{number}"))
+        ended.append([*messages, response])
+    assert num_reused > 100
