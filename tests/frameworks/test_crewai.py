@@ -18,7 +18,7 @@ def final_answer(prompt, total):
 FRAMEWORK = Framework(name="crewai", package="crewai")
 REACT = Speech(call=action, final=final_answer)
 KNOWN = "a model of a name that CrewAI knows; text beside a tool call is left out"
-OTHER = "any other model: tools are called by text, and results written behind past answers"
+OTHER = "any other model: tools are called by text, and results written after past answers"
 VARIANTS = [
     Variant(way="tools", endpoint="chat", notes=KNOWN),
     Variant(way="tools_stream", endpoint="chat", streaming=True, notes=KNOWN),

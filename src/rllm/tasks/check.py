@@ -73,7 +73,7 @@ async def check_task(task: TaskFolder, backend: SandboxBackend) -> TaskCheck:
     problems = [*solved, *(problem for problem in idled if problem not in solved)]
     if solution is not None and solution < 1:
         problems.append(
-            f"the solution has a reward of {solution:g}, not 1: mend solution/solve.sh or tests/test.sh; the verifier "
+            f"the solution has a reward of {solution:g}, not 1: fix solution/solve.sh or tests/test.sh; the verifier "
             f"sees the working directory and artifacts=[...] only; it printed: {_ends(output) or 'nothing'}"
         )
     if nothing is not None and nothing >= 1:

@@ -46,7 +46,7 @@ async def reward_of(task: TaskFolder, sandbox: Sandbox, ended: ExecResult) -> tu
     output = f". Its output ends: {last_lines(ended.output)}" if ended.output else ""
     if ended.timed_out:
         raise RewardError(
-            f"the verifier of {task.name} did not end within verifier.timeout_sec={task.verifier_timeout_s:g}: mend "
+            f"the verifier of {task.name} did not end within verifier.timeout_sec={task.verifier_timeout_s:g}: fix "
             f"tests/test.sh, or raise that in task.toml{output}"
         )
     found = await sandbox.exec(_READ, cwd="/", timeout_s=task.verifier_timeout_s)

@@ -29,7 +29,7 @@ AGGREGATIONS: dict[Aggregation, str] = {
 """Our names of aggregations, and verl's, which has no mean over trajectories."""
 
 MEAN_OF_SEQUENCES: dict[str, str | None] = {"geo_mean": None, "gspo": "0.9.1", "sapo": None}
-"""verl's losses that ignore the aggregation and average over sequences, and the version of verl that mends each."""
+"""verl's losses that ignore the aggregation and average over sequences, and the version of verl that fixes each."""
 OF_MICRO_BATCH = {"geo_mean"}
 """Those of them that average over the sequences of a micro-batch instead of the whole batch."""
 
