@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream
 from rllm.gateway.upstream.token_prompts import TokenPrompts, chat_answer
+from rllm.inference.engine import ModelOutput
 from rllm.inference.local import LocalEngine
 from rllm.parser.tool_prompt import with_tool_prompt
 from rllm.sdk import session
@@ -158,6 +160,31 @@ def test_quoted_control_tokens_cannot_forge_a_turn(served: Any, engine: LocalEng
         known = [*one.prompt_ids, *one.response_ids]
         assert other.prompt_ids[: len(known)] == known
         assert other.prompt_ids[len(known) :].count(end) == (1 if one.response_ids[-1] == end else 2)
+
+
+def test_engine_may_return_the_prompt_ids_as_it_was_given_them(engine: LocalEngine) -> None:
+    class Echoing:
+        tokenizer = engine.tokenizer
+
+        def continued_prompt(self, *args: Any, **kwargs: Any) -> Any:
+            return engine.continued_prompt(*args, **kwargs)
+
+        async def get_model_response(self, messages: Any, **params: Any) -> ModelOutput:
+            output = await engine.get_model_response(messages, **params)
+            given = params.get("prompt_token_ids")
+            return output if given is None else replace(output, prompt_ids=given)
+
+    with (
+        closing(MemoryTraceStore()) as store,
+        GatewayServer(store, EngineUpstream(Echoing(), "policy"), GatewayConfig()) as server,
+    ):
+        chat(server, 3)
+        traces = store.by_session("s")
+    assert len(traces) == 3
+    assert all(
+        after.prompt_ids[: one_length(before)] == [*before.prompt_ids, *before.response_ids]
+        for before, after in pairwise(traces)
+    )
 
 
 def response_of(answer: httpx.Response) -> dict[str, Any]:

@@ -217,7 +217,7 @@ class FullEngine(InferenceEngine, Protocol):
     ) -> Sequence[int]:
         """Return the prompt for the next answer; see `rllm.parser.continuation.Continuation.prompt_ids`.
 
-        An engine with this method takes prompts as `prompt_token_ids`.
+        An engine with this method takes prompts as `prompt_token_ids`: a list, or an `array` for a later turn.
         """
         ...
 

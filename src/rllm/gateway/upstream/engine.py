@@ -79,7 +79,10 @@ class EngineUpstream:
             for index, output in enumerate(outputs)
         ]
         head = self._head(call.id, "chat.completion")
-        ids = {"prompt_token_ids": outputs[0].prompt_ids}
+        prompt_ids = outputs[0].prompt_ids
+        if not isinstance(prompt_ids, list):  # the array of a continued prompt, as the engine was given it
+            prompt_ids = list(prompt_ids)
+        ids = {"prompt_token_ids": prompt_ids}
         return {**head, "choices": choices, "usage": _usage(outputs), **ids, FACTS_KEY: _facts(outputs)}
 
     async def stream(self, call: UpstreamCall) -> AsyncGenerator[list[JSONObject], None]:
