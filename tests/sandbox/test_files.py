@@ -1,4 +1,5 @@
 import io
+import shutil
 import tarfile
 
 import pytest
@@ -101,6 +102,13 @@ def test_limit_counts_all_files_and_their_holes(tmp_path):
     linked = [member("a", size=60), member("b", tarfile.LNKTYPE, to="a")]
     with pytest.raises(SandboxError, match="max_bytes"):
         unpack(archive(*linked), tmp_path / "4", into_folder=True, max_bytes=100)
+
+
+def test_folders_too_deep_for_recursion_are_rejected(tmp_path):
+    folders = [member("/".join("a" * depth), tarfile.DIRTYPE) for depth in range(1, 1500)]
+    with pytest.raises(SandboxError, match="in one another"):
+        unpack(archive(*folders), tmp_path / "out", into_folder=True, max_bytes=100)
+    shutil.rmtree(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

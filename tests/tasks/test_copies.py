@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -24,7 +25,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, dict
     backend_or_skip("local")
     monkeypatch.setenv("RLLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(copies, "_named", {})
-    folder = write_task(tmp_path / "tasks/first", {"environment/data.db": "1\n", "environment/.git/HEAD": "ref\n"})
+    files = {"environment/data.db": "1\n" * 50_000, "environment/.git/HEAD": "ref\n"}
+    folder = write_task(tmp_path / "tasks/first", files)
+    os.link(folder / "environment/data.db", folder / "environment/again.db")
     named = open_env(f"tasks:{folder.parent}")
     assert named.agent_run_func is not None
     return pickle.dumps(named.agent_run_func), named.tasks[0], folder
@@ -45,8 +48,9 @@ def test_tasks_that_are_too_large_to_be_sent_must_be_there(
     opened: tuple[bytes, dict[str, object], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, _, folder = opened
+    play = pickle.loads(sent)
     monkeypatch.setattr(copies, "MAX_SENT_MB", 0)
-    small = pickle.dumps(pickle.loads(sent))
+    small = pickle.dumps(play)
     pickle.loads(small)
     monkeypatch.setattr(copies, "_copies", {})
     shutil.rmtree(folder)

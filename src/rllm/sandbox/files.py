@@ -11,6 +11,8 @@ from rllm.sandbox.base import SandboxError
 
 _MAX_READ = 1 << 20
 """Bytes; `shutil.copyfileobj` reads less of a file at a time."""
+_MAX_DEPTH = 200
+"""Folders in one another. Python packs and removes folders by recursion, which ends at about 1,000."""
 
 
 def pack(source: Path, archive: IO[bytes], *, name: str) -> None:
@@ -136,6 +138,8 @@ def _link(path: Path, to: str, target: Path) -> None:
 def _inside(name: str) -> PurePosixPath | None:
     """Return a name relative to the archive's folder; `None` if it leads out of it."""
     path = PurePosixPath(name)
+    if len(path.parts) > _MAX_DEPTH:
+        raise SandboxError(f"the sandbox has more than {_MAX_DEPTH} folders in one another")
     return None if path.is_absolute() or ".." in path.parts else path
 
 

@@ -53,7 +53,7 @@ def unpack_folders(packed: Mapping[str, bytes | None]) -> None:
         if files is not None and folder not in _copies:
             copy = Path(tempfile.mkdtemp(prefix="task-", dir=own_folder())) / Path(folder).name
             archive = io.BytesIO(zlib.decompress(files))
-            unpack(archive, copy, into_folder=True, max_bytes=len(archive.getvalue()))
+            unpack(archive, copy, into_folder=True, max_bytes=MAX_SENT_MB << 20)
             _copies[folder] = copy
         here(folder)
 
