@@ -7,8 +7,10 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +345,47 @@ def test_sandbox_of_a_solution_that_cannot_be_set_up_is_an_error(
         RewardCodeFn()({"tests": ["assert f() == 1"]}, "```python\ndef f():\n    return 1\n```")
 
 
+@pytest.mark.usefixtures("unconfined")
+def test_code_that_could_not_begin_is_not_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = tmp_path / "child.py"
+    slow.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(sandbox, "_CHILD", str(slow))
+    monkeypatch.setattr(sandbox, "_START_TIMEOUT_S", 0.2)
+    with pytest.raises(SandboxError, match=r"not in 0\.2 seconds"):
+        run_python("print(1)", timeout_s=0.1)
+
+
+@needs_bubblewrap
+def test_machine_without_a_filter_lacks_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "call_filter", lambda *, namespaced: None)
+    result = run_python("print(open('/proc/self/status').read())")
+    assert (result.network, result.missing) == ("namespace", ("calls",))
+    assert "CapEff:\t0000000000000000" in result.stdout
+
+
+RUN = "import sys; sys.path += sys.argv[2:]; from rllm.sandbox.python import run_python; print(run_python(sys.argv[1]))"
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_root_without_the_right_to_mount_has_the_rest_of_the_sandbox() -> None:
+    rights = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
+    ended = subprocess.run([*rights, sys.executable, "-c", RUN, "print(1)"], capture_output=True, text=True)
+    assert "stdout='1\\n'" in ended.stdout
+    assert "missing=('processes', 'files')" in ended.stdout
+    assert "unshare mnt" in ended.stderr
+
+
+@needs_bubblewrap
+def test_virtual_environment_in_the_folder_of_a_project_does_not_show_the_project(tmp_path: Path) -> None:
+    venv.create(tmp_path, symlinks=True)
+    (tmp_path / ".env").write_text("KEY=secret")
+    command = [f"{tmp_path}/bin/python", "-c", RUN, "import os, sys; print(os.listdir(sys.prefix))", *sys.path]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert "pyvenv.cfg" in ended.stdout, ended.stderr
+    assert ".env" not in ended.stdout
+
+
 def test_descriptors_of_this_process_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0  # noqa: PTH208
     for _ in range(3):
@@ -359,13 +402,18 @@ def test_result_without_bubblewrap_has_no_network_and_names_what_is_missing(tmp_
         local.bind(f"{tmp_path}/docker.sock")
         local.listen()
         result = run_python(f"""
-import asyncio, os, socket
+import asyncio, fcntl, os, resource, socket, struct
 asyncio.run(asyncio.sleep(0))
 parent = os.getppid()
+pair, _ = socket.socketpair()
 for attempt in (
     socket.socket,
     lambda: socket.socket(socket.AF_UNIX).connect({local.getsockname()!r}),
+    lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
     lambda: os.kill(parent, 0),
+    lambda: resource.prlimit(parent, resource.RLIMIT_CPU),
+    lambda: fcntl.fcntl(pair, fcntl.F_SETOWN, parent),
+    lambda: fcntl.ioctl(pair, 0x8901, struct.pack("i", parent)),
     lambda: os.readlink(f"/proc/{{parent}}/fd/0"),
 ):
     try: attempt()
@@ -375,7 +423,7 @@ os.wait()
 """)
     assert (result.network, result.missing) == ("filter", ("processes", "files"))
     is_root = os.geteuid() == 0  # whose other processes have capabilities
-    assert sorted(result.stdout.split()) == ["child", *["refused"] * (4 if is_root else 3)]
+    assert sorted(result.stdout.split()) == ["child", *["refused"] * (8 if is_root else 7)]
 
 
 @pytest.mark.usefixtures("unconfined")

@@ -374,20 +374,22 @@ def _program() -> str:
 
 
 @functools.cache
-def problem() -> str | None:
-    """Return why this machine has no bubblewrap that works, with the remedy; `None` if it has one."""
+def problem(command: tuple[str, ...] = ("true",)) -> str | None:
+    """Run a command in a sandbox of this machine's programs and this package; return why it fails, with the remedy."""
     if not shutil.which("bwrap"):
         return "bubblewrap is not installed; apt-get install bubblewrap"
-    command = [_program(), "--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/"]
-    command += ["--proc", "/proc", "--dev", "/dev", "true"]
+    package = Path(__file__).parents[1]
+    job, start = start_job(HOST, {str(package): package}, file_bytes=1 << 20)
+    job["init"] = ["--", *command]
     with no_fork_meanwhile():
         options = subprocess.run([_program(), "--help"], capture_output=True, text=True).stdout
-        ended = subprocess.run(command, capture_output=True, text=True, user=_other_user())
+        ended = subprocess.run(namespaces.arguments(job, start), capture_output=True, text=True, env={})
     if "--disable-userns" not in options:
         return "this bubblewrap is too old; use 0.8 or newer"
     if ended.returncode:
+        readable = ", and make the files of this Python readable for all users (chmod -R o+rX)" if job["uid"] else ""
         return (
-            f"this machine permits no user namespaces ({ended.stderr.strip()}); set the sysctls "
-            "user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns=0"
+            f"bubblewrap starts no sandbox ({ended.stderr.strip()[-500:]}); permit user namespaces by the sysctls "
+            f"user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns=0{readable}"
         )
     return None

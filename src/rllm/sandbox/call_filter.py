@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import platform
@@ -17,14 +18,22 @@ _CALLS |= {"add_key": (248, 217), "bpf": (321, 280), "keyctl": (250, 219), "requ
 _SHARED = {"connect": (42, 203), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "ptrace": (101, 117)}
 _SHARED |= {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138)}
 _SHARED |= {"rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438)}
+# and what makes the kernel send signals to others: F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, their limits;
+_FCNTL, _IOCTL, _PRLIMIT = (72, 25), (16, 29), (302, 261)
+_SECOND_ARGUMENTS = {_FCNTL: (8, 10, 15), _IOCTL: (0x8901, 0x8902)}
+# there also datagrams, which need no connection;
+_SOCKET, _SOCKETPAIR, _DATAGRAM = (41, 198), (53, 199), 2
 # and of sockets all families but these: AF_UNIX; in a network of its own AF_INET, AF_INET6 and AF_NETLINK.
-_SOCKET, _LOCAL, _NETWORK = (41, 198), (1,), (1, 2, 10, 16)
+_LOCAL, _NETWORK = (1,), (1, 2, 10, 16)
 
 
 @functools.cache
 def call_filter(*, namespaced: bool) -> bytes | None:
     """Return the filter for code that runs in namespaces of its own, or does not; `None` if this machine has none."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES or struct.calcsize("P") != 8:
+        return None
+    ctypes.CDLL(None, use_errno=True).prctl(22, 2, None, 0, 0)  # PR_SET_SECCOMP, without a program
+    if ctypes.get_errno() != errno.EFAULT:  # an emulated processor, or a kernel that has no filters
         return None
     machine, column = _MACHINES[platform.machine()]
 
@@ -42,6 +51,13 @@ def call_filter(*, namespaced: bool) -> bytes | None:
     program += [load(0), jump(at_least, 1 << 30, 0, 1), refused]  # a second numbering of x86-64
     for numbers in (_CALLS if namespaced else _CALLS | _SHARED).values():
         program += [jump(equal, numbers[column], 0, 1), refused]
+    if not namespaced:
+        for numbers, values in _SECOND_ARGUMENTS.items():
+            program += [jump(equal, numbers[column], 0, 2 * len(values) + 2), load(24)]
+            program += [part for value in values for part in (jump(equal, value, 0, 1), refused)] + [load(0)]
+        program += [jump(equal, _PRLIMIT[column], 0, 4), load(16), jump(equal, 0, 1, 0), refused, load(0)]
+        program += [jump(equal, _SOCKET[column], 1, 0), jump(equal, _SOCKETPAIR[column], 0, 5), load(24)]
+        program += [struct.pack("HBBI", 0x54, 0, 0, 0xF), jump(equal, _DATAGRAM, 0, 1), refused, load(0)]
     program += [jump(equal, _SOCKET[column], 1, 0), permitted, load(16)]
     for family in _NETWORK if namespaced else _LOCAL:
         program += [jump(equal, family, 0, 1), permitted]

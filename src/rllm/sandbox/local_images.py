@@ -27,6 +27,7 @@ _HOST_SETTINGS = (
     *("ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf"),
 )
 """Of `/etc`: nothing that is private to this machine, such as the keys in `ssl/private`."""
+_OF_ENVIRONMENT = ("bin", "etc", "include", "lib", "lib64", "pyvenv.cfg", "share")
 HOST_FILES = {
     "/etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
     "/etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -102,7 +103,9 @@ def host_files() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str
     there = [path for name in _HOST_FOLDERS if (path := root / name).exists()]
     links = [(str(path.readlink()), str(path)) for path in there if path.is_symlink()]
     settings = [path for name in _HOST_SETTINGS if (path := root / "etc" / name).exists()]
-    prefixes = {Path(sys.base_prefix), Path(sys.prefix)}  # of the interpreter and its packages
+    prefixes = {Path(sys.base_prefix)}  # of the interpreter and its packages
+    if sys.prefix != sys.base_prefix:  # a virtual environment, which may be in the folder of a project
+        prefixes |= {path for name in _OF_ENVIRONMENT if (path := Path(sys.prefix) / name).exists()}
     bound = [path for path in there if not path.is_symlink()] + settings
     bound += sorted(path for path in prefixes if not any(path.is_relative_to(folder) for folder in there))
     return [(str(path), str(path)) for path in bound], links, ["/etc", "/var", "/var/tmp", "/opt", "/home"]

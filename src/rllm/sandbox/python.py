@@ -55,6 +55,7 @@ _FOLDER, _FOLDER_BYTES = "/app", 64 << 20
 _CHILD = str(Path(__file__).with_name("python_child.py"))
 _PACKAGE = Path(__file__).parents[1]
 _NO_LIMIT = _NO_FILTER = -1
+_START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,8 @@ class Limits(TypedDict, total=False):
     stdin: str
     """Text on the standard input; empty by default."""
     timeout_s: float
-    """Wall-clock seconds, 10 by default; at the deadline the process and its children are killed."""
+    """Wall-clock seconds, 10 by default; at the deadline the process and its children are killed. A start of the
+    sandbox that takes longer is not counted."""
     memory_mb: int
     """Mebibytes of address space of each process, 512 by default."""
     max_output_bytes: int
@@ -282,10 +284,10 @@ class _Run:
                 _kill_group(self._process)
 
     def await_code(self) -> None:
-        """Wait until the code begins, or cannot, for a few seconds at most."""
+        """Wait until the code begins, or cannot, for a minute at most."""
         assert self._process is not None
-        end = time.monotonic() + 5
-        while not _size(self._report) and self._process.poll() is None and time.monotonic() < end:
+        end = time.monotonic() + _START_TIMEOUT_S
+        while self._process.poll() is None and not _size(self._report) and time.monotonic() < end:
             time.sleep(0.01)
 
     def result(self) -> SandboxResult:
@@ -295,11 +297,15 @@ class _Run:
             SandboxError: if the code could not begin.
         """
         assert self._process is not None
-        expired = threading.Event()
+        ended, expired = threading.Event(), threading.Event()
 
         def expire() -> None:
-            expired.set()
-            self.kill()
+            if not ended.is_set() and not _size(self._report):  # a slow start is not the code's
+                self.await_code()
+                ended.wait(self.timeout_s)
+            if not ended.is_set():
+                expired.set()
+                self.kill()
 
         deadline = threading.Timer(self.timeout_s, expire)  # `wait(timeout_s)` would poll, and add up to 50 ms
         deadline.daemon = True
@@ -307,15 +313,18 @@ class _Run:
         if self._is_killed:  # before there was a process
             self.kill()
         exit_code = self._process.wait()
+        ended.set()
         deadline.cancel()
         _kill_group(self._process)
-        if not _size(self._report) and not self._is_killed:  # only what sets the sandbox up can write there
-            reason = _last_line(self._stderr)
+        # Only what sets the sandbox up can write there.
+        if not _size(self._report) and (expired.is_set() or not self._is_killed):
+            reason = f"not in {_START_TIMEOUT_S:g} seconds" if expired.is_set() else _last_line(self._stderr)
             raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
         is_confined, is_filtered = _is_confined(), call_filter(namespaced=True) is not None
         if is_confined and 128 < exit_code < 193:  # bubblewrap reports a signal as a shell does
             exit_code = 128 - exit_code
-        missing = () if is_confined else ("processes", "files")
+        lacks = {"processes": not is_confined, "files": not is_confined}
+        lacks |= {"capabilities": not is_confined and not is_filtered, "calls": not is_filtered}
         limit, stderr_size = self.max_output_bytes, _size(self._stderr)
         return SandboxResult(
             stdout=_read(self._stdout, 0, limit),
@@ -324,14 +333,15 @@ class _Run:
             timed_out=expired.is_set() or exit_code == -signal.SIGXCPU,
             truncated=max(_size(self._stdout), stderr_size) > limit,
             network="namespace" if is_confined else "filter" if is_filtered else "open",
-            missing=missing if is_filtered else (*missing, "capabilities", "calls"),
+            missing=tuple(name for name, is_missing in lacks.items() if is_missing),
         )
 
 
 @functools.cache
 def _is_confined() -> bool:
     """Return whether this machine has bubblewrap that works; log once that it has not."""
-    reason = bubblewrap.problem() if sys.platform == "linux" else "this system has no bubblewrap"
+    interpreter = (sys.executable, "-I", "-c", "import sys; open(sys.argv[1])", __file__)
+    reason = bubblewrap.problem(interpreter) if sys.platform == "linux" else "this system has no bubblewrap"
     if reason:
         logger.warning(
             "%s: until then sandboxed code can read and write whatever this user can%s; or run in a container without "
