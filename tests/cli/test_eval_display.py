@@ -59,7 +59,7 @@ def test_report_shows_powers_of_two_roles_and_failures():
         "pass@6       100.0% [20.7%, 100.0%]",
         "mean reward  0.750 (judge 0.500, solver 1.000)",
         "tasks        2: 1 always solved, 0 sometimes, 1 never",
-        "one rollout  tokens unknown (the server returned no token ids), 2.00 s",
+        "one rollout  tokens unknown (not every call has token ids), 2.00 s",
         "4 of 10 rollouts failed and count as wrong:",
         "1 x AgentError: a[/]",
         "1 x AgentError: b[/]",

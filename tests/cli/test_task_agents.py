@@ -49,13 +49,9 @@ def test_rollout_is_evaluated_and_explained(tmp_path):
     with ScriptedServer(engine, model="big") as server:
         given = [
             str(EXAMPLES / "log-report"),
-            "--agent",
-            "terminus",
-            "--sandbox",
-            "local",
             "--base-url",
             server.base_url,
-        ]
+        ]  # by default terminus, in the sandbox local
         done = here("eval", *given, "--out", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -27,7 +27,7 @@ def failed(kind: str) -> Episode:
 @pytest.mark.parametrize(
     ("changes", "name", "expected"),
     [
-        ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups have equal rewards"),
+        ({"batch/zero_variance": 1.0}, "no_variance", "all 8 groups gave the same reward"),
         (
             {"batch/num_sequences": 0.0, "dropped/too_few_siblings": 1.0, "dropped/error": 5.0},
             "all_dropped",

@@ -290,7 +290,7 @@ def _report_rows(report: Report) -> Iterator[tuple[str, str]]:
         scored = f"{part.accuracy}{reward}" if part.accuracy else "- (nothing was scored)"
         yield escape(name), f"{scored}, {counted(part.num_tasks, 'task')}"
     cost = report.cost
-    parts = ["tokens unknown (the server returned no token ids)"]
+    parts = [] if cost.num_calls == 0 else ["tokens unknown (not every call has token ids)"]
     if cost.prompt_tokens is not None and cost.sampled_tokens is not None:
         parts = [f"{cost.prompt_tokens:,.0f} prompt + {cost.sampled_tokens:,.0f} sampled tokens"]
     parts += [] if cost.num_calls is None else [f"{cost.num_calls:.1f} calls"]

@@ -87,14 +87,16 @@ def agent_in_env(agent: str | None) -> dict[str, Any]:
 
 
 def tasks_in_sandboxes(tasks: str | None, env: str | None, agent: str | None, sandbox: str | None) -> str | None:
-    """Return the environment `tasks:TASKS?...` of `TASKS --agent NAME --sandbox BACKEND`, if one of these is given.
+    """Return the environment `tasks:TASKS?...` of `TASKS --agent NAME --sandbox BACKEND`.
+
+    `None` if neither option is given, and `TASKS` is not a folder of tasks either.
 
     Raises:
         ConfigError: if the tasks are missing, or there is another environment.
     """
     given = {name: value for name, value in (("agent", agent), ("sandbox", sandbox)) if value is not None}
     if not given:
-        return None
+        return f"tasks:{tasks}" if env is None and tasks is not None and _has_tasks(Path(tasks)) else None
     option = next(f"--{name} {value}" for name, value in given.items())
     if env is not None:
         parameters = urlencode(given, safe="/:@")
@@ -102,6 +104,10 @@ def tasks_in_sandboxes(tasks: str | None, env: str | None, agent: str | None, sa
     if tasks is None:
         raise ConfigError(f"{option}: the tasks are missing: name a task folder, or a folder of such, before it")
     return f"tasks:{tasks}?{urlencode(given, safe='/:@')}"
+
+
+def _has_tasks(folder: Path) -> bool:
+    return folder.is_dir() and any((part / "task.toml").is_file() for part in (folder, *folder.iterdir()))
 
 
 def env_of_file(path: str | None) -> str | None:

@@ -38,7 +38,7 @@ class SandboxLimits:
     cpus: float = 1.0
     """Cores' worth of CPU time."""
     memory_mb: int = 2048
-    """Mebibytes of memory, files in memory included."""
+    """Mebibytes of memory. Where files are in memory, too, processes and files share the sum of this and `disk_mb`."""
     disk_mb: int = 2048
     """Mebibytes of files that it may write."""
     max_processes: int = 256

@@ -72,8 +72,8 @@ def signals(
     found = {
         "no_variance": (
             of("batch/zero_variance") == 1.0 and (solved_for_long or of("rollout/accuracy") != 1.0),
-            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} have equal rewards, so they teach nothing: "
-            + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
+            f"{all_of(int(metrics.get('batch/num_groups', 0)), 'group')} gave the same reward to all rollouts, which "
+            "teaches nothing: " + (" ".join(f"{lost_warning(kind)}." for kind in lost) or _OTHER_TASKS),
         ),
         "all_dropped": (
             of("batch/num_sequences") == 0.0 and of("batch/zero_variance") != 1.0,

@@ -28,7 +28,7 @@ class Agent(NamedTuple):
 AGENTS: dict[str, Agent] = {
     "terminus": Agent(Terminus, "answers with one shell command after the other, in this process"),
     "oracle": Agent(Oracle, "runs the task's own solution; needs no model"),
-    "terminus-tools": Agent(Terminus, "the same for models with tools: calls the tool shell", {"tools": True}),
+    "terminus-tools": Agent(Terminus, "terminus for models with tools: calls the tool shell", {"tools": True}),
 }
 
 
