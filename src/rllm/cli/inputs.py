@@ -96,7 +96,11 @@ def tasks_in_sandboxes(tasks: str | None, env: str | None, agent: str | None, sa
     """
     given = {name: value for name, value in (("agent", agent), ("sandbox", sandbox)) if value is not None}
     if not given:
-        return f"tasks:{tasks}" if env is None and tasks is not None and _has_tasks(Path(tasks)) else None
+        if env is not None or tasks is None or not Path(tasks).is_dir():
+            return None
+        from rllm.tasks.folder import has_tasks
+
+        return f"tasks:{tasks}" if has_tasks(Path(tasks)) else None
     option = next(f"--{name} {value}" for name, value in given.items())
     if env is not None:
         parameters = urlencode(given, safe="/:@")
@@ -104,10 +108,6 @@ def tasks_in_sandboxes(tasks: str | None, env: str | None, agent: str | None, sa
     if tasks is None:
         raise ConfigError(f"{option}: the tasks are missing: name a task folder, or a folder of such, before it")
     return f"tasks:{tasks}?{urlencode(given, safe='/:@')}"
-
-
-def _has_tasks(folder: Path) -> bool:
-    return folder.is_dir() and any((part / "task.toml").is_file() for part in (folder, *folder.iterdir()))
 
 
 def env_of_file(path: str | None) -> str | None:

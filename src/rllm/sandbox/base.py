@@ -138,6 +138,10 @@ class Sandbox(ABC):
             url: `http://HOST:PORT/...` as this process reaches it, such as the gateway's URL of a session.
         """
 
+    async def check_running(self) -> None:
+        """Raise `SandboxError` if the sandbox has ended."""
+        await self.exec(["true"], cwd="/", timeout_s=60)
+
     async def snapshot(self) -> str:
         """Save the files and return an image that `SandboxBackend.start` accepts.
 

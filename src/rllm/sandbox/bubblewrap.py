@@ -27,7 +27,7 @@ from rllm._runtime.files import cache_folder, whole_folder
 from rllm._runtime.ids import new_id
 from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
-from rllm.errors import ConfigError
+from rllm.errors import ConfigError, last_lines
 from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
 from rllm.sandbox.client import MARK, ClientSandbox, lock_of, reason_of, uncancelled
@@ -389,7 +389,7 @@ def problem(command: tuple[str, ...] = ("true",)) -> str | None:
     if ended.returncode:
         readable = ", and make the files of this Python readable for all users (chmod -R o+rX)" if job["uid"] else ""
         return (
-            f"bubblewrap starts no sandbox ({ended.stderr.strip()[-500:]}); permit user namespaces by the sysctls "
+            f"bubblewrap starts no sandbox ({last_lines(ended.stderr)}); permit user namespaces by the sysctls "
             f"user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns=0{readable}"
         )
     return None

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError, SandboxLimits
 
 _LIMITS = SandboxLimits()
-_CHECK_TIMEOUT_S = 60.0
 _NUM_KINDS = 2
 """An agent's sandbox and its verifier's may differ."""
 
@@ -116,7 +115,7 @@ class _LoopPool:
         while unused := self._unused.get(kind.key):
             sandbox = unused.pop()
             try:
-                await sandbox.exec(["true"], cwd="/", timeout_s=_CHECK_TIMEOUT_S)
+                await sandbox.check_running()
             except SandboxError:
                 await _close([sandbox])
             except BaseException:

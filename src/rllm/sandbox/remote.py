@@ -26,7 +26,7 @@ import httpx
 
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, MissingDependencyError, last_lines
 from rllm.sandbox import client
 from rllm.sandbox.base import (
     Command,
@@ -74,7 +74,7 @@ class RemoteSandbox(Sandbox):
         line = shlex.join(["sh", "-c", script, "sh", *arguments])
         code, output = await self._backend.shell(self._open(), f"{line} {redirect}")
         if code:
-            raise SandboxError(f"sandbox {self.id}: exit code {code}: {output[-500:].strip()}")
+            raise SandboxError(f"sandbox {self.id}: exit code {code}: {last_lines(output)}")
         return output
 
     async def exec(

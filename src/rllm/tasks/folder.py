@@ -34,7 +34,11 @@ def read_tasks(source: str | Path) -> list[TaskFolder]:
     folder = fetched(str(source)) if is_repository(str(source)) else Path(source).expanduser()
     tasks: list[TaskFolder] = []
     problems: list[str] = []
-    for found in _task_folders(folder):
+    if not folder.is_dir():
+        raise ConfigError(f"tasks={str(folder)!r}: there is no such folder")
+    if not (folders := _task_folders(folder)):
+        raise ConfigError(f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}")
+    for found in folders:
         try:
             tasks.append(read_task(found))
         except ConfigError as error:
@@ -48,16 +52,20 @@ def read_tasks(source: str | Path) -> list[TaskFolder]:
     return sorted(tasks, key=lambda task: task.name)
 
 
+def has_tasks(folder: Path) -> bool:
+    """Return whether a folder is a task, or has tasks below it, each with a `task.toml`."""
+    return any((found / TOML).is_file() for found in _task_folders(folder))
+
+
 def _task_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise ConfigError(f"tasks={str(folder)!r}: there is no such folder")
+    """Return the folders of a source that are tasks, or parts of one; none if there is nothing of a task."""
     if any((folder / name).exists() for name in (TOML, *_PARTS)):
         return [folder]
     for pattern in ("*", "*/*"):  # Harbor's downloads are two folders deep
         below = [path for path in sorted(folder.glob(pattern)) if path.is_dir() and not path.name.startswith(".")]
         if found := [path for path in below if any((path / name).exists() for name in (TOML, "instruction.md"))]:
             return found
-    raise ConfigError(f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}")
+    return []
 
 
 def read_task(folder: str | Path) -> TaskFolder:

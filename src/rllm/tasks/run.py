@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 
-from rllm.errors import AgentError, RolloutError, boundary
+from rllm.errors import AgentError, RolloutError, boundary, last_lines
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
 from rllm.sandbox.client import TRANSFER_TIMEOUT_S, uncancelled
 from rllm.sandbox.owner import own_folder
@@ -235,18 +235,13 @@ async def _take(task: TaskFolder, sandbox: Sandbox, known: _Known) -> None:
     try:
         await _take_workdir(task, sandbox, known)
     except SandboxError as error:
-        await _check_running(sandbox)
+        await sandbox.check_running()  # an agent is not blamed for a sandbox that ended
         raise AgentError(f"the agent left no working directory {sandbox.workdir} that can be read: {error}") from error
     for number, path in enumerate(task.artifacts):
         try:
             await sandbox.download(path, known.carried / f"artifact-{number}", max_bytes=task.limits.disk_mb << 20)
         except SandboxError:  # the agent did not make it, and the verifier will see that
-            await _check_running(sandbox)
-
-
-async def _check_running(sandbox: Sandbox) -> None:
-    """Raise `SandboxError` if the sandbox has ended, for which the agent is not blamed."""
-    await sandbox.exec(["true"], cwd="/", timeout_s=60)
+            await sandbox.check_running()
 
 
 async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path) -> None:
@@ -255,7 +250,7 @@ async def _give(task: TaskFolder, sandbox: Sandbox, workdir: str, carried: Path)
     emptied = await sandbox.exec(["sh", "-c", _EMPTY, "sh", workdir, tests], cwd="/", timeout_s=TRANSFER_TIMEOUT_S)
     if not emptied.ok:
         raise SandboxError(
-            f"{workdir} and /logs/verifier cannot be made empty for the verifier: {emptied.stderr[-500:]}"
+            f"{workdir} and /logs/verifier cannot be made empty for the verifier: {last_lines(emptied.stderr)}"
         )
     await sandbox.upload(carried / "workdir", workdir)
     for number, path in enumerate(task.artifacts):
