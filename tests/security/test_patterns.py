@@ -207,7 +207,12 @@ def _seconds(found: Found, text: Any) -> float:
 
 
 def _least(found: Found, text: Any) -> float:
-    return min(_seconds(found, text) for _ in range(3))
+    """Return the least time of several, apart from each other: a virtual machine that is held up counts as busy."""
+    least = _seconds(found, text)
+    for _ in range(9):
+        time.sleep(0.02)
+        least = min(least, _seconds(found, text))
+    return least
 
 
 def _quarter(text: Any) -> Any:
