@@ -110,7 +110,8 @@ def tiny_policy(
         tools: The tools, as the agent will send them.
         recipe: Sizes, steps and seed.
         cache_dir: By default `$RLLM_CACHE`, or `$XDG_CACHE_HOME/rllm`, or `~/.cache/rllm`.
-        on_progress: Called with the number of completed steps and of all steps; by default a terminal shows a bar.
+        on_progress: Called with the number of completed steps and of all steps. By default a terminal shows a bar, and
+            a file gets ten lines.
     """
     recipe = recipe or TinyPolicyRecipe()
     samples = [list(islice(conversations(recipe.seed), 20)) for conversations in (skill, habit)]
@@ -119,13 +120,13 @@ def tiny_policy(
     if (folder / "config.json").exists():
         return folder
     console = Console(stderr=True)
-    if not console.is_interactive:
-        console.print("Building a tiny model (once), which takes some minutes of one core ...")
     with Progress(console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task("building a tiny model (once)", total=None, visible=False)
 
         def show(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total, visible=True)
+            if not console.is_interactive and done * 10 % total < 10:
+                console.print(f"building a tiny model (once): {done} of {total} steps")
 
         _build(folder, skill, habit, tools, recipe, on_progress or show)
     return folder
