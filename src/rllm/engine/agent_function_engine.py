@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from rllm._runtime.threads import in_thread
 from rllm.engine.capture import GatewayCapture, SessionGateway, SessionTraces
@@ -27,6 +27,15 @@ _MAX_CLIENTS = 3
 """Number of clients without a session named in a message."""
 
 
+@runtime_checkable
+class AdvisedAgent(Protocol):
+    """Agent function that names itself by its `str`, and has remedies of its own, such as rollouts in sandboxes."""
+
+    def remedies(self, base_url: str) -> list[str]:
+        """Return advice for a rollout without a model call; `base_url` is where its calls should have arrived."""
+        ...
+
+
 class AgentFunctionEngine:
     """`Rollout` of a sync or async function; it runs between `start` and `stop`, or inside `with`.
 
@@ -39,9 +48,7 @@ class AgentFunctionEngine:
         if not callable(agent_run_func):
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question, **kwargs)`")
         self.agent_run_func = agent_run_func
-        self._own_remedies: Callable[[str], list[str]] | None = getattr(agent_run_func, "remedies", None)
-        """Advice of a function that has its own for rollouts without model calls; its `str` names the agent then."""
-        self.name = name_of(agent_run_func) if self._own_remedies is None else str(agent_run_func)
+        self.name = str(agent_run_func) if isinstance(agent_run_func, AdvisedAgent) else name_of(agent_run_func)
         self._is_async = any(map(inspect.iscoroutinefunction, (agent_run_func, type(agent_run_func).__call__)))
         self._parameters = parameters_of(agent_run_func)
         self._outlived: dict[Any, str] = {}
@@ -163,8 +170,8 @@ class AgentFunctionEngine:
             problem += f" (it called {', '.join(session.elsewhere)})"
         if session.programs:
             problem += f", nor did {', '.join(session.programs)}, which it started"
-        if self._own_remedies is not None:
-            return f"{problem}: {'; '.join(self._own_remedies(session.base_url or ''))}"
+        if isinstance(self.agent_run_func, AdvisedAgent):
+            return f"{problem}: {'; '.join(self.agent_run_func.remedies(session.base_url or ''))}"
         to_processes = (
             "pass `base_url`, or functions bound with rllm.sdk.bind, to processes that are older than the rollout"
         )

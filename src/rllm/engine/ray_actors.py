@@ -319,7 +319,7 @@ class RayActors:
     def _has_begun_another(self) -> bool:
         """Start a process on a node with room, and wait until it is ready."""
         with self._choosing:
-            node = self._node_with_room()
+            node = None if self._closing.is_set() else self._node_with_room()
             if node is None:
                 return False
             place, prepared = self._begin(node)
@@ -351,12 +351,13 @@ class RayActors:
         """End the processes, and let their rollouts clean up. Idempotent."""
         ray = load_ray()
         self._closing.set()
-        if not ray.is_initialized():
-            return
         with self._choosing:
             places, self._places = self._places, []
+            self._sent_orders = None  # else the cluster keeps them, folders included
             for place in self._preparing:
                 _end(place)
+        if not ray.is_initialized():
+            return
         ended = [place.actor.close.remote() for place in places]
         if ended:
             ray.wait(ended, num_returns=len(ended), timeout=CLOSE_S)

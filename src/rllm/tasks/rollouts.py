@@ -107,7 +107,7 @@ class TaskRollouts:
         return f"agent={self.agent}"
 
     def remedies(self, base_url: str) -> list[str]:
-        """Return advice for an agent that made no model call, see `engine.AgentFunctionEngine`."""
+        """Return advice for an agent that made no model call, see `engine.agent_function_engine.AdvisedAgent`."""
         return [
             f"send its model calls to `base_url`, which it is given (here {base_url}); programs in the sandbox reach "
             "it by the URL that `sandbox.open_route(base_url)` returns, and have no other network",
