@@ -49,7 +49,7 @@ class Killer:
     def progress(self, phase: str, done: int, total: int) -> None:
         if phase == "roll out" and self.num_steps == self.in_step - 1 and done == total // 2 and not self.killed:
             for child in psutil.Process().children(recursive=True):
-                if "serve" in child.cmdline() and "guard.py" not in " ".join(child.cmdline()):
+                if "serve" in child.cmdline() and "supervisor.py" not in " ".join(child.cmdline()):
                     child.kill()
                     self.killed.append(child.pid)
 

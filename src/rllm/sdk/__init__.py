@@ -4,7 +4,7 @@
 
 Read `context.py` first: sessions, the calls made in them, and `@trajectory`. `client.py` has model clients that record
 calls, using `recording.py`. `propagation.py` attributes the calls of unmodified clients and of child processes, with
-`patching.py` for threads and `variables.py` for the environment. `programs.py` runs programs, under `supervisor.py`.
+`patching.py` for threads and `variables.py` for the environment. `programs.py` runs programs.
 
 The clients load `openai` on first use; everything else needs only the standard library.
 """

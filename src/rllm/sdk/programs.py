@@ -4,7 +4,7 @@ async def agent(task: str) -> float:
     done = await run_program_async(["claude", "-p", task], timeout_s=600)
     return grade(done.stdout)
 
-`supervisor.py` runs as a process of its own between this one and the program, and ends all that the program started.
+`_runtime/supervisor.py` is a process between this one and the program, and ends all that the program started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,13 +29,13 @@ from typing import IO, Literal, TypeAlias, TypedDict, Unpack
 
 from rllm._runtime.head_and_tail import HeadAndTail
 from rllm._runtime.process import no_fork_meanwhile
+from rllm._runtime.supervisor import supervised
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.context import current_frame, has_outlived_rollout
 from rllm.sdk.propagation import program_environment
 from rllm.sdk.variables import without_operators_keys
 
-_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 _POLL_S = 0.25
 _DRAIN_S = 1.0
 """Seconds to keep reading a pipe held open by a process that could not be killed."""
@@ -222,7 +221,7 @@ def run_supervised(
             with theirs:
                 process = Context().run(  # outside of any session, which would change its environment
                     subprocess.Popen,
-                    [sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(limits.grace_s), *arguments],
+                    supervised(arguments, theirs, grace_s=limits.grace_s),
                     stdin=source,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -264,7 +264,7 @@ def test_server_stops_when_its_owner_is_killed(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from rllm.inference.servers.vllm_server import ServerProcess\n"
         f"command = [sys.executable, {str(STAND_IN)!r}, {str(tmp_path)!r}, 'serve', 'm', '--port', '{port}']\n"
-        f"ServerProcess(command, {{}}, Path({str(tmp_path / 'log')!r}), scratch=Path({str(scratch)!r}))\n"
+        f"server = ServerProcess(command, {{}}, Path({str(tmp_path / 'log')!r}), scratch=Path({str(scratch)!r}))\n"
         "time.sleep(600)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", program])

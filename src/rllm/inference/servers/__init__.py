@@ -3,7 +3,6 @@
 * `vllm_server.py`: `VLLMServer`, a server that is started or joined, watched, and restarted when it dies, and its
 process. Read it first.
 * `command.py`: command line and environment of `vllm serve`.
-* `guard.py`: the program that ends a server's process when this process dies.
 * `control.py`: HTTP calls besides completions (health, pause, weight version), and the ways to transfer weights.
 * `capabilities.py`: probes of any OpenAI-compatible server, for `rllm doctor` and before training.
 * `plugin/`: the one file that vLLM's own processes import.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from rllm._runtime.process import no_fork_meanwhile
+from rllm._runtime.supervisor import KILL_S, supervised
 from rllm.errors import ConfigError, InferenceError, RLLMError
-from rllm.inference.servers import guard
 from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
 from rllm.inference.servers.control import VLLMControl, control_of
 
@@ -146,7 +143,7 @@ class VLLMServer:
 
     @property
     def pid(self) -> int | None:
-        """Process group that was started; `None` for a server that was joined."""
+        """Process that was started; `None` for a server that was joined."""
         return None if self._process is None else self._process.pid
 
     def expect(self, marker: str) -> None:
@@ -310,7 +307,8 @@ _LINE_CHARS = 400
 _ERROR = re.compile(r"(?:Error|Exception|[Ee]rror)[:,] |not supported|unrecognized arguments")
 # Errors that do not state their cause, and warnings that look like errors.
 _FOLLOWS = re.compile(r"EngineDeadError|See stack trace|failed to automatically increase")
-_STOP_TIMEOUT_S = guard.STOP_TIMEOUT_S + 10.0
+_GRACE_S = 20.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 REMEDIES = {
     r"Address already in use|address already in use": "another program has the port: leave out vllm.port, or free it",
@@ -354,18 +352,21 @@ class ServerProcess:
             output.flush()
             self._log_start = output.tell()
             with no_fork_meanwhile():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", guard.__file__, str(scratch or ""), *command],
-                    env=dict(environment),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                self._control, theirs = socket.socketpair()
+                with theirs:
+                    self._process = subprocess.Popen(
+                        supervised(command, theirs, grace_s=_GRACE_S, scratch=scratch),
+                        env=dict(environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=[theirs.fileno()],
+                        start_new_session=True,
+                    )
 
     @property
     def pid(self) -> int:
-        """Process id of the guard, which leads the process group."""
+        """Process id of the supervisor, whose child the program is."""
         return self._process.pid
 
     @property
@@ -386,12 +387,9 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the program and everything that it started. Repeatable."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_TIMEOUT_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with self._control, suppress(OSError):  # it has ended, or was stopped before
+            self._control.send(b".")
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S + 2 * KILL_S)
+        self._process.kill()
         self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()

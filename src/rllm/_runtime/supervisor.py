@@ -1,10 +1,11 @@
 """Supervisor of a program, a process of its own: runs a command and finally kills everything that it has started.
 
-    python -I -S supervisor.py CONTROL_FD GRACE_S COMMAND...
+    python -I -S supervisor.py CONTROL_FD GRACE_S SCRATCH COMMAND...
 
 On Linux orphans become children of this process (`PR_SET_CHILD_SUBREAPER`), so nothing escapes it, daemons included;
-elsewhere only the command's process group is found. CONTROL_FD is a socket: when its other end is closed, which the
-kernel does for a killed parent, the command is ended. The result is written to it as JSON.
+elsewhere only the command's process group is found. CONTROL_FD is a socket: the command is ended when a byte arrives,
+or when its other end is closed, which the kernel does for a killed parent; then the folder SCRATCH is removed, if it is
+not empty text. The result is written to the socket as JSON.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -28,8 +30,16 @@ KILL_S = 10.0
 _POLL_S = 0.02
 
 
-def main(control_fd: int, grace_s: float, command: list[str]) -> None:
-    """Run the command to its end, or to that of CONTROL_FD."""
+def supervised(
+    command: Sequence[str], control: socket.socket, *, grace_s: float, scratch: Path | None = None
+) -> list[str]:
+    """Return the command line that runs a command under a supervisor, which inherits this end of a socket pair."""
+    ours = [sys.executable, "-I", "-S", __file__, str(control.fileno()), str(grace_s), str(scratch or "")]
+    return [*ours, *command]
+
+
+def main(control_fd: int, grace_s: float, scratch: str, command: list[str]) -> int:
+    """Run the command to its end, or to that of CONTROL_FD, and return its exit code."""
     with (
         socket.socket(fileno=control_fd) as control,
         _woken_by_children() as woken,
@@ -43,15 +53,19 @@ def main(control_fd: int, grace_s: float, command: list[str]) -> None:
             process = subprocess.Popen(command, start_new_session=True)
         except OSError as error:
             _report(control, {"error": error.strerror or str(error)})
-            return
+            return 127  # as a shell does
         leader = process.pid  # `process` stays referenced: its finalizer would wait for the child before us
         exits: dict[int, int] = {}
         while leader not in exits and control not in [key.fileobj for key, _ in selector.select()]:
             with contextlib.suppress(BlockingIOError):
                 woken.recv(4096)
             _reap(exits)
+        if leader not in exits and scratch and not control.recv(1):
+            shutil.rmtree(scratch, ignore_errors=True)
         num_killed = _end(leader, grace_s, exits)
-        _report(control, {"exit_code": os.waitstatus_to_exitcode(exits[leader]), "num_killed": num_killed})
+        exit_code = os.waitstatus_to_exitcode(exits[leader])
+        _report(control, {"exit_code": exit_code, "num_killed": num_killed})
+        return exit_code
 
 
 @contextlib.contextmanager
@@ -137,4 +151,4 @@ def _report(control: socket.socket, report: Mapping[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]))
