@@ -43,7 +43,6 @@ UNITS = (
 METHODS = ("compile", "sub", "subn", "search", "match", "fullmatch", "findall", "finditer", "split")
 OUR_OWN_TEXT = {
     "config/loading.py": "errors of OmegaConf about settings of the user's command line",
-    "backends/verl/cluster.py": "the version of an installed package",
 }
 """Files whose patterns match no foreign text."""
 

@@ -99,6 +99,7 @@ def known_address(address: str | None) -> str | None:
 def joined(
     address: str | None,
     *,
+    ships: bool = True,
     working_dir: Path | None = None,
     not_shipped: Sequence[str] = (),
     num_cpus: int | None = None,
@@ -108,16 +109,18 @@ def joined(
     Args:
         address: of a cluster, or `auto`; by default RAY_ADDRESS, or else a cluster started on this machine, which ends
             with us.
+        ships: send the working directory to processes on other machines.
         working_dir: current directory of processes on other machines; by default this one's.
         not_shipped: more patterns of files that are not sent.
         num_cpus: of a cluster that is started; by default those of the machine.
 
     Raises:
-        ConfigError: if no cluster answers.
+        ConfigError: if no cluster answers, or the program is connected to another one.
         MissingDependencyError: if Ray is not installed.
     """
     ray = load_ray()
     if ray.is_initialized():
+        _check_same(address)
         yield ray
         return
     known = known_address(address)
@@ -125,7 +128,7 @@ def joined(
     options: JSONObject = {"address": known or "local"}
     if known is None:
         options |= {"include_dashboard": False, "num_cpus": num_cpus}
-    elif SUBMITTED not in os.environ:
+    elif ships and SUBMITTED not in os.environ:
         shipped = working_dir or Path.cwd()
         options["runtime_env"] = {"working_dir": str(shipped), "excludes": [*NOT_SHIPPED, *not_shipped]}
     try:
@@ -137,6 +140,18 @@ def joined(
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_same(address: str | None) -> None:
+    """Refuse the address of another cluster than the program is connected to."""
+    from ray._private.services import canonicalize_bootstrap_address  # `localhost` becomes this machine's address
+
+    connected = load_ray().get_runtime_context().gcs_address
+    if address not in (None, "auto", "local") and canonicalize_bootstrap_address(address) != connected:
+        raise ConfigError(
+            f"ray.address={address!r}: this program is connected to {connected} already: leave it out, or call "
+            "ray.shutdown() first"
+        )
 
 
 @contextmanager

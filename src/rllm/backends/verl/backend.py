@@ -23,13 +23,13 @@ from rllm.backends.lora import planned_coverage
 from rllm.backends.sampler import EmbeddedSampler, Sampler
 from rllm.backends.server_launch import open_server
 from rllm.backends.update import Schedule
-from rllm.backends.verl.cluster import Cluster
-from rllm.backends.verl.group import WorkerGroup
+from rllm.backends.verl.cluster import WorkerGroup, wait_for_room
 from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
 from rllm.backends.verl.rows import LONGEST, MASK, Rows, at_tokens, numbers
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.backends.verl.worker_config import check, demand_of, environment_of, without_adapter, worker_configs
 from rllm.config.schema import TrainConfig
+from rllm.engine.ray_cluster import joined
 from rllm.errors import ConfigError, WeightSyncError, WorkerError
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.loading import (
@@ -69,13 +69,14 @@ class VerlBackend:
     def __init__(
         self,
         config: TrainConfig,
-        cluster: Cluster,
         group: WorkerGroup,
         published: PublishedPolicy,
         tokenizer: PreTrainedTokenizerBase,
+        opened: ExitStack,
     ) -> None:
+        """Take over the parts; `close` closes what was `opened` for them."""
         self._config = config
-        self._cluster, self._group, self._published, self._tokenizer = cluster, group, published, tokenizer
+        self._group, self._published, self._tokenizer, self._opened = group, published, tokenizer, opened
         self._dtype = weights_dtype(config)
         self._counts = Counts()
         self._algorithm: Algorithm | None = None
@@ -93,8 +94,9 @@ class VerlBackend:
         configs, demand, environment = worker_configs(config), demand_of(config), environment_of(config)
         os.environ.update(environment)  # verl runs in this process, too
         with ExitStack() as stack:
-            cluster = Cluster(config.ray.address, demand, environment)
-            stack.callback(cluster.close)
+            cpus = max(demand.workers_per_node, os.cpu_count() or 1) if demand.resource == "CPU" else None
+            stack.enter_context(joined(config.ray.address, ships=False, num_cpus=cpus))
+            wait_for_room(demand)
             published = PublishedPolicy(config, dtype=weights_dtype(config), device="cpu" if on_cpu(config) else "auto")
             stack.callback(published.close)
             group = WorkerGroup(
@@ -105,15 +107,8 @@ class VerlBackend:
                 timeout_s=config.verl.timeout_s,
             )
             stack.callback(group.close)
-            backend = cls(
-                config,
-                cluster,
-                group,
-                published,
-                load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer,
-            )
-            stack.pop_all()
-        return backend
+            tokenizer = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer
+            return cls(config, group, published, tokenizer, stack.pop_all())
 
     @property
     def inference(self) -> InferenceEngine:
@@ -250,10 +245,7 @@ class VerlBackend:
 
     def close(self) -> None:
         """Stop the workers, and the cluster if it was started here."""
-        with ExitStack() as stack:  # the others, too, if one of them fails
-            stack.callback(self._cluster.close)
-            stack.callback(self._group.close)
-            stack.callback(self._published.close)
+        self._opened.close()
 
 
 def _tokens_only(batch: Batch) -> Batch:

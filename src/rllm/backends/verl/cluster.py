@@ -1,22 +1,23 @@
-"""Ray cluster of a run: join or start it, and wait for its resources; the supported versions of verl and Ray."""
+"""Resources of a Ray cluster, verl's workers on them, and the supported versions of both projects."""
 
 from __future__ import annotations
 
-import logging
-import os
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from rllm.engine.ray_cluster import sigterm_kept
-from rllm.errors import ConfigError, MissingDependencyError, counted, first_line
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-logger = logging.getLogger(__name__)
+from rllm.errors import ConfigError, MissingDependencyError, RLLMError, WorkerError, counted
+from rllm.types import JSONMapping
 
-SUPPORTED: dict[str, tuple[str, str]] = {"verl": ("0.9.0", "0.10"), "ray": ("2.50", "3")}
-"""Versions from the first up to, but without, the second."""
+SUPPORTED = {"verl": ">=0.9.0,<0.10", "ray": ">=2.50,<3"}
 TESTED = "verl 0.9.0 and 0.9.1 with Ray 2.60"
 
 FREE_S = 60.0
@@ -44,77 +45,7 @@ def shortage(demand: Demand, num_fit: int) -> str:
     )
 
 
-class Cluster:
-    """Connection to Ray; a cluster that was running before keeps running."""
-
-    def __init__(self, address: str | None, demand: Demand, environment: Mapping[str, str]) -> None:
-        """Join or start the cluster and check that it has enough resources.
-
-        Args:
-            address: a cluster, `auto`, or `None` for the one that RAY_ADDRESS names, else one on this machine alone.
-            demand: resources that are needed.
-            environment: variables of all processes that Ray starts for the run.
-
-        Raises:
-            ConfigError: if there is no such cluster, or if it has too little.
-        """
-        import ray
-
-        self._ours = not ray.is_initialized()
-        if self._ours:
-            self._join(address or os.environ.get("RAY_ADDRESS"), demand, dict(environment))
-        elif address not in (None, "auto", "local") and _full(address) != ray.get_runtime_context().gcs_address:
-            raise ConfigError(
-                f"ray.address={address!r}: this program is connected to {ray.get_runtime_context().gcs_address} "
-                "already: leave it out, or call ray.shutdown() first"
-            )
-        try:
-            _wait_for_room(demand)
-        except BaseException:
-            self.close()
-            raise
-
-    def _join(self, address: str | None, demand: Demand, environment: dict[str, str]) -> None:
-        import ray
-
-        here = {}
-        if address in (None, "local"):
-            address = "local"
-            if demand.resource == "CPU":
-                here = {"num_cpus": max(demand.workers_per_node, os.cpu_count() or 1)}
-        try:
-            with sigterm_kept():
-                ray.init(
-                    address=address,
-                    runtime_env={"env_vars": environment},
-                    include_dashboard=False if address == "local" else None,
-                    log_to_driver=bool(os.environ.get("RLLM_RAY_LOGS")),
-                    logging_level=logging.WARNING,
-                    **here,
-                )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ConfigError(
-                f"ray.address={address!r}: no Ray cluster can be joined there ({first_line(error)}): start one "
-                "with `ray start --head` and name its address, or leave ray.address and RAY_ADDRESS out for one "
-                "on this machine alone"
-            ) from error
-
-    def close(self) -> None:
-        """Leave the cluster, and stop it if it was started here. Repeatable."""
-        import ray
-
-        if self._ours and ray.is_initialized():
-            ray.shutdown()
-
-
-def _full(address: str) -> str:
-    """Return an address as Ray writes it, with this machine's network address in place of `localhost`."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    return str(canonicalize_bootstrap_address(address))
-
-
-def _wait_for_room(demand: Demand) -> None:
+def wait_for_room(demand: Demand) -> None:
     """Wait until enough nodes have enough free resources, as long as the cluster is large enough.
 
     Raises:
@@ -172,20 +103,165 @@ def check_versions() -> None:
 
 def check_version(package: str, installed: str) -> None:
     """Raise `ConfigError` if a version is not supported."""
-    low, high = SUPPORTED[package]
-    if not _numbers(low) <= _numbers(installed) < _numbers(high):
+    supported = SUPPORTED[package]
+    if not SpecifierSet(supported).contains(installed, prereleases=True):
         raise ConfigError(
             f"backend=verl: {package} {installed} is installed, and this version of rllm works with {package} "
-            f">={low},<{high} (tested: {TESTED}): pip install '{package}>={low},<{high}'"
+            f"{supported} (tested: {TESTED}): pip install '{package}{supported}'"
         )
 
 
 def is_before(package: str, first: str) -> bool:
     """Return whether the installed version is older than this one."""
-    return _numbers(version(package)) < _numbers(first)
+    return Version(version(package)) < Version(first)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return a release as numbers; a suffix, as in 0.10.0.dev1, is ignored."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+WORK = {
+    "policy_outputs": "score a batch",
+    "reference_outputs": "score a batch with the reference",
+    "critic_outputs": "estimate the values of a batch",
+    "update_policy": "update the policy",
+    "update_critic": "update the critic",
+    "next_weights": "gather the weights",
+    "save": "write a checkpoint",
+    "load": "read a checkpoint",
+}
+"""Description of each of the workers' methods, for messages."""
+NOTICE_S = 30.0
+"""Seconds that Ray may take to notice that a process is gone."""
+_NODE = re.compile(r"\bip[=:]\s*([0-9a-fA-F.:]+[0-9a-fA-F])")
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "can't allocate memory")
+_KILLED_FOR_MEMORY = ("running low on memory", "NODE_OUT_OF_MEMORY")
+"""Texts in the errors of workers that ran out of memory, and of Ray when it killed them for it."""
+_SMALLER = "lower optim.micro_batch_tokens, set model.gradient_checkpointing or optim.offload, or use more workers"
+
+
+class WorkerGroup:
+    """One process of verl's for each device, which together hold a sharded model."""
+
+    def __init__(
+        self,
+        configs: JSONMapping,
+        demand: Demand,
+        *,
+        device: str,
+        environment: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:
+        """Start the processes and load their models.
+
+        Raises:
+            WorkerError: if one of them dies, or does not start in time.
+        """
+        import ray
+        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+        from rllm.backends.verl.worker import TrainingProcess
+
+        on_gpus = demand.resource == "GPU"
+        self._timeout_s = timeout_s
+        self._pool = RayResourcePool(
+            [demand.workers_per_node] * demand.num_nodes, use_gpu=on_gpus, max_colocate_count=1
+        )
+        self._group: Any = None
+        made = RayClassWithInitArgs(ray.remote(TrainingProcess), configs=dict(configs), device=device)
+
+        def start() -> None:
+            self._group = RayWorkerGroup(
+                self._pool, made, device_name=device, use_gpu=on_gpus, worker_env=dict(environment)
+            )
+            self._group.build()
+
+        try:
+            self._in_time("start the workers and load the model", start)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Call a method of all workers and return their answer.
+
+        Raises:
+            WorkerError: if one of them raises, dies, or takes longer than `verl.timeout_s`.
+        """
+        return self._in_time(WORK.get(method, "get ready"), lambda: getattr(self._group, method)(*arguments))
+
+    def num_shards(self, role: str) -> int:
+        """Return a role's number of data-parallel parts; tensor or sequence parallelism makes it smaller."""
+        ranks = self.ask("_query_dispatch_info", role)
+        return int(max(ranks)) + 1
+
+    def _in_time(self, what: str, work: Callable[[], object]) -> Any:
+        outcome: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:  # raised by result() below
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, name=f"rllm verl: {what}", daemon=True).start()
+        try:
+            return outcome.result(self._timeout_s)
+        except TimeoutError as error:
+            raise WorkerError(
+                f"verl's workers took more than {self._timeout_s:g} s to {what}: raise verl.timeout_s if they need "
+                "longer; `ray stack` on their nodes shows what they wait for"
+            ) from error
+        except RLLMError:
+            raise
+        except Exception as error:
+            raise WorkerError(_explained(what, self._death() or error)) from error
+
+    def _death(self) -> Exception | None:
+        """Return Ray's error for a worker that died; those that waited for it only report a lost peer."""
+        import ray
+
+        workers = [] if self._group is None else self._group.workers
+        signs = [worker.__ray_ready__.remote() for worker in workers]
+        done, _ = ray.wait(signs, num_returns=len(signs), timeout=NOTICE_S) if signs else ([], [])
+        for sign in done:
+            try:
+                ray.get(sign)
+            except ray.exceptions.RayActorError as error:
+                death: Exception = error
+                return death
+        return None
+
+    def close(self) -> None:
+        """Stop the processes and release their devices. Repeatable."""
+        import ray
+        from ray.util import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        for worker in [] if self._group is None else self._group.workers:
+            ray.kill(worker)
+        for group in self._pool.pgs or ():
+            remove_placement_group(group)
+        self._group, self._pool.pgs = None, None
+
+
+def _explained(what: str, error: Exception) -> str:
+    """Return the worker's failure in words, with the node and the remedy."""
+    import ray.exceptions
+
+    text = str(error)
+    node = _NODE.search(text)
+    where = f" on node {node.group(1)}" if node else ""
+    is_dead = isinstance(error, ray.exceptions.RayActorError)
+    if any(sign in text for sign in (_KILLED_FOR_MEMORY if is_dead else _OUT_OF_MEMORY)):
+        return f"a verl worker{where} ran out of memory and could not {what}: {_SMALLER} ({_last_line(text)})"
+    if is_dead:
+        return (
+            f"a verl worker{where} died and could not {what}: see its log in Ray's folder (worker-*.err), and "
+            "resume from the last checkpoint; if the log gives no reason, the system may have killed it for its "
+            f"memory: {_SMALLER} ({_last_line(text)})"
+        )
+    return f"a verl worker{where} could not {what}: {_last_line(text)}"
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of a traceback that is not empty, which has the error."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return lines[-1][:500] if lines else "no reason given"

@@ -1,6 +1,6 @@
 """Training process with policy, reference and critic on one device, each a `TrainingWorker` of verl's.
 
-The code here runs in Ray actors. The driver calls a method of all of them at once (`group.py`).
+The code here runs in Ray actors. The driver calls a method of all of them at once (`cluster.WorkerGroup`).
 """
 
 from __future__ import annotations
