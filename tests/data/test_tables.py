@@ -16,9 +16,9 @@ import pytest
 from pyarrow import parquet
 
 from rllm.data import Dataset, DatasetRegistry
-from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.rewards.reward_types import texts_of
+from rllm.store.codec import readable_json
 from rllm.trainer.sampled_rows import rows_of_items
 
 pytestmark = pytest.mark.usefixtures("hub_cache")
@@ -265,7 +265,7 @@ def test_values_without_json_type_stay_python_values(tmp_path: Path) -> None:
         assert task == row
         assert type(task["nums"]) is list
         assert texts_of(task["answer"], "it") == ["1.50"]
-        kept = json.loads(to_json(task))
+        kept = json.loads(readable_json(task))
         assert (kept["answer"], kept["at"], kept["nums"]) == ("1.50", "2026-01-02T00:00:00+00:00", [1, 2])
     with pytest.raises(ConfigError, match=r"row 0 .*\.answer is Decimal"):
         DatasetRegistry.register_dataset("mine", [row])

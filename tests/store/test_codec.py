@@ -116,7 +116,7 @@ def test_values_without_json_type_become_the_nearest_one(value: Any, kept: Any):
 def test_circular_and_very_deep_values_are_truncated():
     circular: dict[str, Any] = {"n": 1}
     circular["self"] = circular
-    assert unpack_document(pack_document(circular))["self"]["self"]["n"] == 1
+    assert unpack_document(pack_document(circular)) == {"n": 1, "self": "<dict>"}
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]

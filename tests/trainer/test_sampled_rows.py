@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError
 from rllm.store import open_store
+from rllm.store.codec import readable_json
 from rllm.trainer.agent_sft_trainer import AgentSFTTrainer
 from rllm.trainer.sampled_rows import process_trajectories, rows_of_items, rows_of_store, sampled_from
 from rllm.types import NOT_TEXT_KEY, OUTCOME_KEY, Episode, Step, StepCredit, Trace, Trajectory
@@ -70,7 +70,7 @@ def test_rows_come_from_messages_trajectories_and_episodes() -> None:
 def test_trajectory_in_a_file_equals_one_in_memory() -> None:
     spoken = Trajectory(steps=[Step(chat_completions=[ASK, SAY], reward=0.5)])
     found = [trajectory(0.25), spoken, trajectory(1.0, trainable=False)]
-    in_file = [json.loads(to_json(item.to_dict())) for item in found]
+    in_file = [json.loads(readable_json(item.to_dict())) for item in found]
     assert rows_of_items(in_file) == rows_of_items(found)
     assert [row["reward"] for row in rows_of_items(found)] == [0.25, 0.5]
     with pytest.raises(ConfigError, match="row 0 is not a trajectory"):

@@ -86,9 +86,9 @@ def run(
     in --store. Exit code: the program's own; 124 after a timeout; 1 if it succeeded without a captured call. All
     processes that it has started end with it.
     """
-    from rllm.engine.episode_log import to_json
     from rllm.gateway.sessions import new_session_id
     from rllm.sdk.variables import hide_operators_keys
+    from rllm.store.codec import readable_json
 
     hide_operators_keys()
     own = {"--base-url": upstream, "--model": model, "--tokenizer": tokenizer, "--chat-template": chat_template}
@@ -120,7 +120,7 @@ def run(
     if not traces and not allow_no_calls:
         _fail_without_calls(why_no_calls(command, opened.base_url, done), code)
     episode = episode_of(name, command, done, traces)
-    text = to_json(episode.to_dict()).decode()
+    text = readable_json(episode.to_dict()).decode()
     if as_json:
         print(text, flush=True)
     print(shown(summary(episode, traces, done, store=kept_here)), file=sys.stderr)

@@ -6,39 +6,28 @@ A line is written with one system call and counts once it ends with a newline: a
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from datetime import date
-from decimal import Decimal
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, Any, Self
-
-import orjson
 
 from rllm._runtime.files import lines_of, whole_lines
 from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, parse_json
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, StoreError
-from rllm.types import Episode, is_scored
+from rllm.store.codec import readable_json
+from rllm.types import Episode
 
 EPISODES = "episodes.jsonl"
 """Name of the log in an evaluation's folder."""
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _TOKEN_FIELDS = ("prompt_ids", "response_ids", "logprobs")
-_MAX_DEPTH = 64
-"""Values nested deeper than this are cut off."""
-
-_short = reprlib.Repr()
-_short.maxother = _short.maxstring = _short.maxlong = 200
 
 
 class EpisodeLog:
     """Append-only JSONL file of episodes; `EpisodeLog.read` reads them.
 
     Values in tasks, observations and infos that are not JSON become the closest JSON value (an array a list, a path a
-    string, NaN null), or else `{"unserialisable": type name, "repr": ...}`.
+    string, NaN null), or else text.
     """
 
     def __init__(self, path: str | Path, *, tokens: bool = True) -> None:
@@ -104,79 +93,10 @@ class EpisodeLog:
             for step in (step for trajectory in data["trajectories"] for step in trajectory["steps"]):
                 for name in _TOKEN_FIELDS:
                     del step[name]
-        return to_json(data) + b"\n"
+        return readable_json(data) + b"\n"
 
     def _cannot_be_written(self, error: OSError) -> StoreError:
         return StoreError(f"episodes cannot be written to {str(self.path)!r}: {error.strerror or error}")
-
-
-def to_json(value: object, *, sort_keys: bool = False) -> bytes:
-    """Return any value as JSON on one line; never raises. Floats that are not finite become null."""
-    options = _OPTIONS | (orjson.OPT_SORT_KEYS if sort_keys else 0)
-    try:
-        return orjson.dumps(value, default=_closest, option=options)
-    except TypeError:  # find the values that orjson refuses one by one
-        return orjson.dumps(_plain(value), option=options)
-
-
-def _plain(value: object, inside: tuple[int, ...] = ()) -> Any:
-    """Replace everything that orjson refuses: text that is not Unicode, huge integers, odd keys, cycles.
-
-    `inside` has the ids of the enclosing containers.
-    """
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if id(value) in inside or len(inside) == _MAX_DEPTH:
-        return _opaque(value)
-    around = (*inside, id(value))
-    if isinstance(value, Mapping):
-        return {_key(key): _plain(item, around) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, around) for item in value]
-    try:
-        orjson.dumps(value, option=_OPTIONS)
-    except TypeError:
-        closest = _closest(value)
-        return closest if _is_opaque(closest) else _plain(closest, around)
-    return value
-
-
-def _key(key: object) -> str:
-    text = key if isinstance(key, str) else _short.repr(key)
-    return text.encode(errors="replace").decode()
-
-
-def _closest(value: object) -> Any:
-    """Return the closest value that orjson may know."""
-    try:
-        if isinstance(value, float):
-            return float(value) if is_scored(value) else None
-        if isinstance(value, PurePath | Decimal):
-            return str(value)
-        if isinstance(value, date):  # subclasses such as pandas' timestamps
-            return value.isoformat()
-        if isinstance(value, Mapping):
-            return dict(value)
-        if isinstance(value, tuple | AbstractSet):
-            return list(value)
-        for method in ("tolist", "model_dump", "to_dict"):  # arrays and tensors; pydantic's models; our own types
-            if callable(convert := getattr(value, method, None)):
-                return convert()
-    except Exception:  # the conversion is users' code
-        return _opaque(value)
-    return _opaque(value)
-
-
-def _opaque(value: object) -> dict[str, str]:
-    try:
-        text = _short.repr(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        text = "an integer of too many digits"
-    return {"unserialisable": type(value).__qualname__, "repr": _plain(text)}
-
-
-def _is_opaque(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() == {"unserialisable", "repr"}
 
 
 _TASKS = "tasks.jsonl"
@@ -204,7 +124,7 @@ class TaskFile:
             if key not in self._known:
                 self._known.add(key)
                 self._file = self._file or self._opened()
-                self._file.write(to_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
+                self._file.write(readable_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
         if self._file is not None:
             self._file.flush()
 
@@ -242,7 +162,7 @@ def read_tasks(run_dir: Path) -> dict[Key, Any]:
 def task_of(folder: Path, split: str, task_id: str) -> Any:
     """Return one task of a run or an evaluation; `None` if its folder does not have it."""
     wanted = plain_task_id(task_id)
-    written = to_json(wanted)  # searching for it is cheaper than parsing every line
+    written = readable_json(wanted)  # searching for it is cheaper than parsing every line
     for line in chain(lines_of(folder / _TASKS), lines_of(folder / EPISODES)):
         if written in line:
             row = parse_json(line)
@@ -261,7 +181,7 @@ def check_ids(data: Dataset, limit: int | None = None) -> None:
     for row, task in enumerate(data[:limit]):
         task_id = data.task_id(row)
         first = first_row.setdefault(task_id, row)
-        if first != row and to_json(data[first], sort_keys=True) != to_json(task, sort_keys=True):
+        if first != row and readable_json(data[first], sort_keys=True) != readable_json(task, sort_keys=True):
             raise ConfigError(f"rows {first} and {row} of the dataset have the same id {task_id!r}: make ids unique")
 
 

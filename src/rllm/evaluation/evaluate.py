@@ -12,13 +12,14 @@ from typing import Self
 
 from rllm.config.sampling import derived_seed
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import EpisodeLog, check_ids, to_json
+from rllm.engine.episode_log import EpisodeLog, check_ids
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import Rollout, RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.errors import ConfigError
 from rllm.evaluation.folder import EvaluationFolder, dataset_identity
 from rllm.evaluation.report import Outcome, Report, report_on, with_costs
+from rllm.store.codec import readable_json
 from rllm.types import Episode, JSONMapping
 
 
@@ -122,7 +123,7 @@ class Evaluation:
         dataset = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         planned = _attempts(dataset, num_rollouts, limit, sampling)
         place = EvaluationFolder(Path(folder))
-        imposed = to_json(sampling, sort_keys=True).decode()
+        imposed = readable_json(sampling, sort_keys=True).decode()
         with (
             place.claimed({**identity, "dataset": dataset_identity(dataset), "sampling": imposed}),
             EpisodeLog(place.episodes, tokens=False) as log,

@@ -21,10 +21,11 @@ from statistics import fmean, stdev
 from rllm._runtime.files import lock, replace_text
 from rllm._runtime.untrusted import read_json
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import EPISODES, to_json
+from rllm.engine.episode_log import EPISODES
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.pass_at_k import Z_95, t_quantile
 from rllm.evaluation.report import Report
+from rllm.store.codec import readable_json
 from rllm.tracking.about import check_contained
 from rllm.types import JSONMapping, JSONObject
 
@@ -108,7 +109,7 @@ def dataset_identity(dataset: Dataset) -> str:
     """Return a description of a dataset's content: number of tasks and digest."""
     digest = hashlib.sha256()
     for row in dataset:
-        digest.update(_ADDRESS.sub(b"", to_json(row, sort_keys=True)) + b"\n")
+        digest.update(_ADDRESS.sub(b"", readable_json(row, sort_keys=True)) + b"\n")
     return f"{counted(len(dataset), 'task')} (sha256 {digest.hexdigest()[:16]})"
 
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, counted
+from rllm.store.codec import readable_json
 from rllm.types import TASK_ID_FIELDS, Trajectory
 
 Z_95 = 1.959963984540054
@@ -136,4 +136,4 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
 def _task_key(task: object) -> bytes:
     own = task if isinstance(task, Mapping) else {}
     named = next((own[name] for name in TASK_ID_FIELDS if own.get(name) is not None), None)
-    return to_json(task if named is None else {"id": named}, sort_keys=True)
+    return readable_json(task if named is None else {"id": named}, sort_keys=True)

@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import orjson
@@ -19,6 +19,7 @@ import zstandard
 
 from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, TooLargeError, check_values
 from rllm.errors import StoreError
+from rllm.types import is_scored
 
 N = TypeVar("N", int, float)
 
@@ -38,7 +39,9 @@ _MAX_ARRAY_BYTES = 64 * 1024 * 1024
 _MAX_VALUE_BYTES = 1024 * 1024 * 1024
 """Limit for `check_values`: more than a gateway accepts as a request and an answer together."""
 _MAX_DEPTH = 100
-"""Levels of nesting in a document; deeper values are kept as text, which also ends circular ones."""
+"""Levels of nesting in a document; of deeper and circular values only the type is kept."""
+_LONGEST_INTEGER = 8192
+"""Bits of an integer that Python prints: 4,300 digits have more."""
 
 
 class _Contexts(threading.local):
@@ -171,21 +174,30 @@ def unpack_sized_document(blob: bytes) -> tuple[Any, int]:
     return (json.loads(text) if kind == _STANDARD else orjson.loads(text)), len(text)
 
 
-def to_json(value: object) -> bytes:
+def to_json(value: object, *, sort_keys: bool = False) -> bytes:
     """Return a value as JSON.
 
     Raises:
         One of UNWRITABLE: for the rare values that only `pack_document` can write.
     """
-    return orjson.dumps(value, default=_nearest, option=orjson.OPT_NON_STR_KEYS)
+    options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_SORT_KEYS if sort_keys else 0)
+    return orjson.dumps(value, default=_nearest, option=options)
 
 
 def any_to_json(value: object) -> bytes:
-    """Return any value as JSON, with the conversions of `pack_document`."""
+    """Return any value as JSON, with the conversions of `pack_document`; `json` reads it, orjson does not always."""
     try:
         return to_json(value)
     except UNWRITABLE:
-        return json.dumps(_plain(value, _MAX_DEPTH)).encode()
+        return json.dumps(_plain(value)).encode()
+
+
+def readable_json(value: object, *, sort_keys: bool = False) -> bytes:
+    """Return any value as JSON on one line that any parser reads: lone surrogates and huge integers become text."""
+    try:
+        return to_json(value, sort_keys=sort_keys)
+    except UNWRITABLE:
+        return to_json(_plain(value, is_exact=False), sort_keys=sort_keys)
 
 
 def plain_text(text: str) -> str:
@@ -200,11 +212,13 @@ def column_text(text: str) -> str:
 
 def _nearest(value: object) -> object:
     """Return the nearest value that has a JSON form."""
+    if isinstance(value, float):
+        return float(value) if is_scored(value) else None
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, set | frozenset):
+    if isinstance(value, Set | tuple):
         return list(value)
-    for method in ("model_dump", "tolist"):  # pydantic models; arrays and scalars of numpy, tensors of torch
+    for method in ("model_dump", "tolist", "to_dict"):  # pydantic models; arrays and tensors; our own types
         if callable(convert := getattr(value, method, None)):
             converted: object = convert()
             return converted
@@ -218,19 +232,32 @@ def _text(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _plain(value: object, levels: int) -> object:
-    """Rebuild a value from dictionaries with text keys, lists and scalars, at most so many levels deep."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # as orjson writes it: JSON has no form for it
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if levels == 0:
-        return f"<{type(value).__name__}>"
-    if isinstance(value, Mapping):
-        return {_text(key): _plain(item, levels - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, levels - 1) for item in value]
-    try:
-        return _plain(_nearest(value), levels - 1)
-    except Exception:
+def _plain(value: object, inside: tuple[int, ...] = (), *, is_exact: bool = True) -> object:
+    """Rebuild a value from dictionaries with text keys, lists and scalars.
+
+    Args:
+        value: any value.
+        inside: ids of the enclosing containers.
+        is_exact: keep lone surrogates and integers of more than 64 bits, which only the standard library reads.
+    """
+    if isinstance(value, str):
+        return value if is_exact else plain_text(value)
+    if isinstance(value, float):  # JSON has no form for NaN, and orjson writes null
+        return float(value) if math.isfinite(value) and is_scored(value) else None
+    if isinstance(value, int) and value.bit_length() > (_LONGEST_INTEGER if is_exact else 63):
         return _text(value)
+    if isinstance(value, int | None):
+        return value
+    if id(value) in inside or len(inside) == _MAX_DEPTH:
+        return f"<{type(value).__name__}>"
+    around = (*inside, id(value))
+    if isinstance(value, Mapping):
+        texts = ((_text(key), item) for key, item in value.items())
+        return {key if is_exact else plain_text(key): _plain(item, around, is_exact=is_exact) for key, item in texts}
+    if isinstance(value, list | tuple | Set):
+        return [_plain(item, around, is_exact=is_exact) for item in value]
+    try:
+        nearest = _nearest(value)
+    except Exception:  # the conversion is users' code
+        nearest = _text(value)
+    return _plain(nearest, around, is_exact=is_exact)

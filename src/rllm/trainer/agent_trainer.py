@@ -28,7 +28,7 @@ from rllm.config.sizes import check_sizes, fitted_to_tasks, with_learning_rate
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
 from rllm.data.sampling import TaskSampler
-from rllm.engine.episode_log import TaskFile, check_ids, to_json
+from rllm.engine.episode_log import TaskFile, check_ids
 from rllm.engine.event_loop import UnderWay, ignore_interrupted_tasks, rarely_collected, run_anywhere
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
@@ -51,6 +51,7 @@ from rllm.rewards.scoring import (
     with_reward,
 )
 from rllm.store import absolute, open_store
+from rllm.store.codec import readable_json
 from rllm.tracking import TRACKERS
 from rllm.tracking.about import kept_run_id, seal
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
@@ -472,7 +473,7 @@ def _content(row: JSONMapping) -> bytes:
     extra = own.get("extra_info")
     if isinstance(extra, Mapping):  # which verl's scripts write, with the number of the row
         own["extra_info"] = {name: value for name, value in extra.items() if name not in ("index", "split")}
-    return hashlib.sha256(to_json(own, sort_keys=True)).digest()
+    return hashlib.sha256(readable_json(own, sort_keys=True)).digest()
 
 
 def _dataset(source: TaskSources | None, name: str) -> Dataset:

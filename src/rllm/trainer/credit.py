@@ -26,8 +26,8 @@ from rllm.algorithms.batch import Batch, TokenSequence
 from rllm.algorithms.losses import kl_divergence, pull_of_teacher
 from rllm.backends.base import TrainingBackend
 from rllm.config.schema import RoleConfig
-from rllm.engine.episode_log import to_json
 from rllm.errors import ConfigError, counted
+from rllm.store.codec import readable_json
 from rllm.trainer.sequences import (
     StepKey,
     reordered,
@@ -373,7 +373,7 @@ def _units_by_observation(sample: Sample, gamma: float) -> list[CreditUnit]:
     for unit in units_of(sample, "step", gamma):
         (step,) = unit.steps
         seen = step.chat_completions[-2:-1] if step.observation is None else step.observation
-        units.append(replace(unit, group_id=f"{sample.role_key}/{to_json(seen, sort_keys=True).decode()}"))
+        units.append(replace(unit, group_id=f"{sample.role_key}/{readable_json(seen, sort_keys=True).decode()}"))
     return units
 
 

@@ -11,12 +11,13 @@ from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
-from rllm.engine.episode_log import EPISODES, EpisodeLog, Key, plain_task_id, read_tasks, to_json
+from rllm.engine.episode_log import EPISODES, EpisodeLog, Key, plain_task_id, read_tasks
 from rllm.engine.join import DEFAULT_NAME
 from rllm.errors import ConfigError, StoreError
 from rllm.rewards.scoring import is_number
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
+from rllm.store.codec import readable_json
 from rllm.tracking.about import STORE, run_id_of, store_of_run
 from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import (
@@ -104,7 +105,7 @@ def _short(verdict: JSONMapping) -> JSONObject:
     """Return a verdict as JSON values of bounded size."""
     short: JSONObject = {}
     for name, value in verdict.items():
-        text = value if isinstance(value, str) else to_json(value).decode()
+        text = value if isinstance(value, str) else readable_json(value).decode()
         short[str(name)] = text[:_MAX_TEXT] if isinstance(value, str) or len(text) > _MAX_TEXT else json.loads(text)
     return short
 

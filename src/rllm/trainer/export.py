@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 
 from rllm._runtime.files import flush, place_of
 from rllm._runtime.ids import new_id
-from rllm.engine.episode_log import plain_task_id, to_json
+from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError
+from rllm.store.codec import readable_json
 from rllm.tracking.about import check_contained, how_to_trust, is_own
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.episode_records import TOOLS_KEY, was_learnable
@@ -154,7 +155,7 @@ def _write_lines(path: Path, option: str, rows: Iterable[JSONObject]) -> int:
         new = place.with_name(f"{place.name}.new")
         try:
             with new.open("wb") as file:
-                count = sum(file.write(to_json(row) + b"\n") > 0 for row in rows)
+                count = sum(file.write(readable_json(row) + b"\n") > 0 for row in rows)
             flush(new)
             new.replace(place)
         finally:

@@ -16,11 +16,12 @@ from rllm.backends.verl.settings import weights_dtype
 from rllm.config.schema import RoleConfig, TrainConfig
 from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
-from rllm.engine.episode_log import EPISODES, to_json
+from rllm.engine.episode_log import EPISODES
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.folder import dataset_identity
 from rllm.inference.local.loading import choose_device, choose_dtype
 from rllm.store.base import TraceStore, every_session
+from rllm.store.codec import readable_json
 from rllm.tracking.about import STORE, flat, forget_trackers
 from rllm.tracking.jsonl import forget_after, last_step
 from rllm.trainer.checkpoint import Checkpoints, read_state, restore_generators
@@ -197,7 +198,7 @@ def identity_of(
     if val_data is not None:
         identity[VAL_DATASET] = dataset_identity(val_data)
     identity |= _weights_read_again(config, algorithm)
-    plain: JSONObject = orjson.loads(to_json(identity))
+    plain: JSONObject = orjson.loads(readable_json(identity))
     return plain
 
 

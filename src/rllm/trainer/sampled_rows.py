@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from rllm.capture.side_calls import side_calls
 from rllm.data.dataset import Dataset
 from rllm.data.rows import Table, given_task
-from rllm.engine.episode_log import plain_task_id, to_json
+from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError, counted
 from rllm.store.base import SessionInfo, TraceStore, every_session
+from rllm.store.codec import readable_json
 from rllm.trainer.credit import FROZEN
 from rllm.trainer.selection import NOT_TEXT
 from rllm.types import (
@@ -65,7 +66,7 @@ def row_of(trajectory: Trajectory, task_id: str | None = None) -> Row:
             "from text only: leave it out"
         )
     row: Row = {
-        "task_id": task_id or hashlib.sha256(to_json(trajectory.task, sort_keys=True)).hexdigest()[:16],
+        "task_id": task_id or hashlib.sha256(readable_json(trajectory.task, sort_keys=True)).hexdigest()[:16],
         "name": trajectory.name,
         "reward": trajectory.final_reward(),
         "messages": trajectory.steps[-1].chat_completions if trajectory.steps else [],
