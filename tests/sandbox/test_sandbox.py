@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
+import uvloop
 
 from rllm.sandbox import SandboxError
 
@@ -141,3 +143,19 @@ async def test_route_opens_one_path_of_one_server(sandbox):
 async def test_unknown_image_is_an_error(backend):
     with pytest.raises(SandboxError):
         await backend.start("localhost/no-such-image")
+
+
+def test_commands_inherit_no_open_files_under_uvloop(backend, image):
+    """It hands all inheritable ones over, as Ray's workers have them, and podman's monitor would hold its own pipes."""
+
+    async def listed():
+        async with await backend.start(image, limits=SMALL) as sandbox:
+            return (await sandbox.exec("ls /proc/self/fd")).stdout
+
+    secret = os.open(__file__, os.O_RDONLY)
+    try:
+        os.set_inheritable(secret, True)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(listed()).split() == ["0", "1", "2", "3"]  # the last one is the listing's own
+    finally:
+        os.close(secret)

@@ -27,26 +27,36 @@ from rllm.sandbox.control_groups import left_groups
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 
 STORE_BYTES = 80 * 2**20
+DEBIAN = "localhost/debian-min"
+"""Made by `tests/sandbox/install.py`."""
+OWN_STORAGE = """
+[storage]
+driver = "overlay"
+graphroot = "{0}/containers"
+runroot = "{0}/run"
+[storage.options]
+additionalimagestores = ["/var/lib/containers/storage"]
+"""
 OWN_VIEW = 'hostname "$1" && mount -t tmpfs none "$2" && shift 2 && exec "$@"'
 """Run by `unshare`: another name of the machine, and an empty folder in the place of the driver's."""
 TASK = {
     "task.toml": "",
     "instruction.md": "Write the word yes to the file done.\n",
-    "environment/Dockerfile": "FROM debian\nWORKDIR /app\nCOPY notes.db .\n",
+    "environment/Dockerfile": f"FROM {DEBIAN}\nWORKDIR /app\nCOPY notes.db .\n",
     "environment/notes.db": "one\n",
     "tests/test.sh": "#!/bin/sh\ngrep -q yes /app/done && grep -q one /app/notes.db\n"
     "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
 }
 CLEAN = """
-import asyncio
+import asyncio, sys
 from rllm.sandbox import open_backend
 from rllm.sandbox.owner import own_folder
 
-async def main():
-    async with await open_backend("local").start("host"):
+async def main(backend, image):
+    async with await open_backend(backend).start(image):
         own_folder()
 
-asyncio.run(main())
+asyncio.run(main(*sys.argv[1:]))
 """
 
 
@@ -63,11 +73,18 @@ class Node:
     def __post_init__(self) -> None:
         self.temporary = self.home / "tmp"
         self.temporary.mkdir(parents=True)
+        (self.home / "storage.conf").write_text(OWN_STORAGE.format(self.home))
 
-    def run(self, *command: str) -> subprocess.Popen[bytes]:
+    def run(self, *command: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
         view = ["unshare", "--mount", "--uts", "sh", "-c", OWN_VIEW, "sh", self.name, str(self.hidden)]
-        own = {"HOME": str(self.home), "TMPDIR": str(self.temporary), "RLLM_CACHE": str(self.home / "cache")}
-        return subprocess.Popen([*view, *command], env={**os.environ, **own})
+        own = {"HOME": self.home, "TMPDIR": self.temporary, "RLLM_CACHE": self.home / "cache"}
+        own["CONTAINERS_STORAGE_CONF"] = self.home / "storage.conf"
+        env = {**os.environ, **{name: str(path) for name, path in own.items()}}
+        return subprocess.Popen([*view, *command], env=env, stdout=stdout)
+
+    def clean(self, backend: str = "local", image: str = "host") -> None:
+        """Start and close a sandbox in a new process, which removes what other ones have left."""
+        assert self.run(sys.executable, "-c", CLEAN, backend, image).wait() == 0
 
     def start(self, address: str) -> None:
         """Join the cluster; a busy machine may need several tries, since Ray waits no longer than 30 seconds."""
@@ -77,9 +94,13 @@ class Node:
         for _ in range(3):
             self.process = self.run(sys.executable, "-m", "ray.scripts.scripts", *joining)
             until(lambda: self.process.poll() is not None or self._is_alive(ray))
-            if self.process.poll() is None:
+            if self.is_running:
                 return
         raise AssertionError(f"{self.name} does not start")
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def _is_alive(self, ray: Any) -> bool:
         return any(node["Alive"] and node["NodeManagerHostname"] == self.name for node in ray.nodes())
@@ -106,6 +127,11 @@ class Node:
         return [line for group in self.groups for file in group.rglob("cgroup.procs") for line in read_lines(file)]
 
     @property
+    def containers(self) -> list[str]:
+        output, _ = self.run("podman", "ps", "--all", "--quiet", stdout=subprocess.PIPE).communicate(timeout=60)
+        return output.decode().split()
+
+    @property
     def folders(self) -> list[Path]:
         return list(self.temporary.glob("rllm-*"))
 
@@ -130,9 +156,8 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(hidden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Node]]]:
-    """A head that runs nothing, and two nodes."""
-    import ray
+def started(hidden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Node]]]:
+    """A head that runs nothing, and two nodes that have not started."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
@@ -140,17 +165,29 @@ def cluster(hidden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     homes = tmp_path_factory.mktemp("nodes")
     nodes = [Node(name=f"node-{name}", home=homes / name, hidden=hidden) for name in "ab"]
     try:
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        for node in nodes:
-            node.start(cluster.address)
-        ray.shutdown()
         yield cluster.address, nodes
     finally:
-        ray.shutdown()
         for node in nodes:
-            if node.process is not None and node.process.poll() is None:
+            if node.is_running:
                 node.kill()
         cluster.shutdown()
+
+
+@pytest.fixture
+def cluster(started: tuple[str, list[Node]]) -> tuple[str, list[Node]]:
+    """The address of the cluster, and its nodes, which run."""
+    import ray
+
+    address, nodes = started
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        for node in nodes:
+            if not node.is_running:
+                until(lambda node=node: not node._is_alive(ray))
+                node.start(address)
+    finally:
+        ray.shutdown()
+    return address, nodes
 
 
 @pytest.fixture
@@ -204,7 +241,7 @@ def test_killed_driver_leaves_no_sandboxes(cluster: tuple[str, list[Node]], proj
     process.kill()
     until(lambda: not any(node.processes or node.folders for node in nodes))
     for node in nodes:
-        assert node.run(sys.executable, "-c", CLEAN).wait() == 0
+        node.clean()
         assert not node.groups
 
 
@@ -225,9 +262,29 @@ def test_killed_node_leaves_no_sandboxes_and_its_rollouts_run_elsewhere(
     assert episodes == [[f"task-{number}", False, True, None] for number in range(6)]
     until(lambda: not survivor.folders)
     assert lost.folders, "files of rollouts that were under way"
-    assert lost.run(sys.executable, "-c", CLEAN).wait() == 0
+    lost.clean()
     until(lambda: not lost.folders)
     assert not lost.groups
+
+
+def test_killed_node_leaves_no_containers(
+    cluster: tuple[str, list[Node]], project: Path, hidden: Path, tmp_path: Path
+) -> None:
+    if shutil.which("podman") is None or subprocess.run(["podman", "image", "exists", DEBIAN]).returncode:
+        pytest.skip(f"podman has no image {DEBIAN}: run python tests/sandbox/install.py")
+    address, (survivor, lost) = cluster
+    (tmp_path / "hold").touch()
+    process = driver(address, f"tasks:{hidden}/tasks?agent=agents/solver.py:solve&sandbox=podman", 6)
+    until(lambda: (survivor.containers and lost.containers) or process.poll() is not None)
+    assert process.poll() is None
+    lost.kill()
+    (tmp_path / "hold").unlink()
+    output, _ = process.communicate(timeout=500)
+    episodes = [json.loads(line) for line in output.splitlines() if line.startswith('["task-')]
+    assert episodes == [[f"task-{number}", False, True, None] for number in range(6)]
+    until(lambda: not survivor.containers)
+    lost.clean("podman", DEBIAN)
+    until(lambda: not lost.containers)
 
 
 def test_node_without_bubblewrap_is_named(cluster: tuple[str, list[Node]], project: Path, hidden: Path) -> None:

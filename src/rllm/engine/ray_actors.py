@@ -202,7 +202,8 @@ class RayActors:
             ) from error
         except ray.exceptions.RayError as error:
             raise ConfigError(
-                f"{where} cannot run our code ({first_line(error)}): install there what is installed here"
+                f"{where} cannot run our code ({first_line(error)}): install there what is installed here, or start "
+                "again if the node has left the cluster"
             ) from error
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:

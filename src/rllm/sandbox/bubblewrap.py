@@ -333,7 +333,7 @@ async def _started(job: Mapping[str, Any], command: Sequence[str]) -> tuple[asyn
     try:
         with no_fork_meanwhile():
             process = await asyncio.create_subprocess_exec(
-                *namespaces.arguments(job, [*command, "--info-fd", str(writer)]),
+                *namespaces.arguments({**job, "pass_fds": [writer]}, [*command, "--info-fd", str(writer)]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import tempfile
 import time
 from abc import abstractmethod
@@ -107,6 +108,22 @@ class Ended:
         return self.exit_code == 0 and not self.timed_out
 
 
+_CLOSE_FILES = """
+import os, sys
+for number in map(int, os.listdir("/dev/fd")):
+    try:
+        number > 2 and os.close(number)
+    except OSError:
+        pass
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes a program that inherits its standard streams only.
+
+uvloop hands over all open files, and the program's own pipes a second time: a process that the program leaves behind,
+such as podman's monitor, would keep them open, and the end of the output would never come.
+"""
+
+
 async def run_program(
     argv: Sequence[str],
     on_output: Callable[[Stream, bytes], None],
@@ -131,6 +148,8 @@ async def run_program(
     Raises:
         SandboxError: if it cannot be started.
     """
+    if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+        argv = [sys.executable, "-I", "-S", "-c", _CLOSE_FILES, *argv]
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -65,6 +65,7 @@ def main(text: str, command: list[str]) -> NoReturn:
     job: Job = json.loads(text)
     try:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _close_files(except_for=job.get("pass_fds", ()))
         for path in job.get("groups", ()):
             with open(path, "w") as processes:  # noqa: PTH123
                 processes.write("0")
@@ -77,6 +78,14 @@ def main(text: str, command: list[str]) -> NoReturn:
     except Exception as error:
         os.write(2, f"the sandbox could not be entered: {error}\n".encode(errors="replace")[:4000])
         os._exit(FAILED)
+
+
+def _close_files(*, except_for: Sequence[int]) -> None:
+    """Close the inherited files but the standard streams and these: uvloop hands over all that may be inherited."""
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+        if number > 2 and number not in except_for:
+            with suppress(OSError):  # the listing's own
+                os.close(number)
 
 
 def _check(result: int, action: str) -> None:
@@ -136,14 +145,14 @@ def _mount(source: str, target: str, flags: int, *, kind: bytes | None = None) -
 
 
 def listen(job: Job, _: list[str]) -> int:
-    """Listen on a free port of a network namespace's loopback, and send the socket to the other end of `channel`."""
+    """Listen on a free port of a network namespace's loopback, and send its socket through the first one passed."""
     import socket
 
     namespace = os.open(f"/proc/{job['pid']}/ns/net", os.O_RDONLY)
     if os.fstat(namespace).st_ino != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116
         _enter_owner(namespace)
         _check(_libc.setns(namespace, _NAMESPACES["net"]), "setns net")
-    with socket.socket(fileno=job["channel"]) as channel, socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.socket(fileno=job["pass_fds"][0]) as channel, socket.create_server(("127.0.0.1", 0)) as listener:
         socket.send_fds(channel, [b"listener"], [listener.fileno()])
     return 0
 

@@ -402,6 +402,7 @@ def _start(
         start += [] if stays else ["--die-with-parent"]
         start += ["--seccomp", str(filter_fd)] if rules else []
         start += [text for name, value in env.items() for text in ("--setenv", name, value)]
+        job["pass_fds"] = files
         job["init"] = ["--dir", folder, "--chdir", folder, "--", *command]
         command = namespaces.arguments(job, start)
     with no_fork_meanwhile():

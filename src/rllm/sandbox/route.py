@@ -147,7 +147,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _listener(pid: int) -> socket.socket:
     here, there = socket.socketpair()
     with here, there:
-        job = namespaces.arguments({"do": "listen", "pid": pid, "channel": there.fileno()})
+        job = namespaces.arguments({"do": "listen", "pid": pid, "pass_fds": [there.fileno()]})
         with no_fork_meanwhile():
             process = await asyncio.create_subprocess_exec(
                 *job, pass_fds=[there.fileno()], env={}, stderr=asyncio.subprocess.PIPE
