@@ -25,6 +25,7 @@ from rllm.errors import (
     boundary,
     counted,
     first_line,
+    last_lines,
     ungrouped,
 )
 
@@ -48,6 +49,11 @@ def test_every_error_can_be_pickled(kind: type[RLLMError]) -> None:
 def test_fields_of_errors_are_pickled() -> None:
     again = pickle.loads(pickle.dumps(InferenceError("busy", status_code=503)))
     assert (str(again), again.status_code) == ("busy", 503)
+
+
+def test_end_of_an_output_is_never_empty() -> None:
+    assert [last_lines(text) for text in ("", " \n", "one\ntwo\n")] == ["no output", "no output", "one\ntwo"]
+    assert last_lines("x\n" * 9) == "[...] " + "\n".join("x" * 8)
 
 
 def test_errors_are_subclasses_of_builtin_exceptions() -> None:

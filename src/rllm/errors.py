@@ -200,10 +200,10 @@ def first_line(error: BaseException) -> str:
 
 
 def last_lines(text: str) -> str:
-    """Return the end of a program's output, for a message; `[...]` stands for what is left out."""
+    """Return the end of a program's output, for a message, or `no output`; `[...]` stands for what is left out."""
     text = text.strip()
     end = "\n".join(text.split("\n")[-8:])[-800:]
-    return end if end == text else f"[...] {end}"
+    return (end or "no output") if end == text else f"[...] {end}"
 
 
 def shown(value: object) -> str:

@@ -250,7 +250,7 @@ def end_of(result: ExecResult) -> str:
     """Return the end of a client's output, for an error."""
     if result.timed_out:
         return "the program did not end in time"
-    return last_lines(result.output) or f"exit code {result.exit_code}"
+    return last_lines(result.output) if result.output else f"exit code {result.exit_code}"
 
 
 async def uncancelled(work: Coroutine[Any, Any, object]) -> None:
@@ -444,7 +444,7 @@ def with_signal(exit_code: int) -> int:
 
 def reason_of(kept: OutputKeeper, ended: Ended) -> str:
     """Return why a program failed."""
-    return "the deadline passed" if ended.timed_out else last_lines(kept.text("stderr")) or "no reason was given"
+    return "the deadline passed" if ended.timed_out else last_lines(kept.text("stderr"))
 
 
 def _file_of(text: str) -> IO[bytes]:

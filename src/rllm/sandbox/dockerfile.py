@@ -74,8 +74,8 @@ async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -
             continue
         ended = await sandbox.exec(step.command, cwd=step.cwd, env=step.env, timeout_s=timeout_s)
         if not ended.ok:
-            output = last_lines(ended.output) or "no output"
-            raise SandboxError(f"{recipe.path}, line {step.line}: {ended.failure(timeout_s)}: {output}")
+            failure = f"{ended.failure(timeout_s)}: {last_lines(ended.output)}"
+            raise SandboxError(f"{recipe.path}, line {step.line}: {failure}")
 
 
 def _make(folder: str) -> Command:

@@ -88,7 +88,7 @@ def _git(source: str, *arguments: str) -> str:
         raise ConfigError(f"tasks={source!r}: git did not end within {_TIMEOUT_S} seconds") from error
     if done.returncode:
         raise ConfigError(
-            f"tasks={source!r} cannot be fetched: {last_lines(done.stderr) or 'git failed'}; check the URL, the ref "
+            f"tasks={source!r} cannot be fetched: {last_lines(done.stderr)}; check the URL, the ref "
             "and your access, or name a folder"
         )
     return done.stdout

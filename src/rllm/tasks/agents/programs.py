@@ -91,8 +91,7 @@ class Program(SandboxAgent):
             max_output_bytes=_MAX_OUTPUT,
         )
         if done.exit_code and not done.timed_out:
-            output = last_lines(done.output) or "no output"
-            raise AgentError(f"{self.name} ended with exit code {done.exit_code}: {output}")
+            raise AgentError(f"{self.name} ended with exit code {done.exit_code}: {last_lines(done.output)}")
 
     async def _write(self, sandbox: Sandbox, path: str, text: str) -> None:
         done = await sandbox.exec(["sh", "-c", 'mkdir -p "${0%/*}" && cat > "$0"', path], input=text)
