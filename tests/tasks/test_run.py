@@ -161,6 +161,18 @@ async def test_agent_error_is_attributed_to_it(local, task_folder):
         await run_task(read_task(task_folder()), Broken(), local)
 
 
+async def test_agent_error_is_named_if_its_files_cannot_be_compared(local, task_folder, monkeypatch, caplog):
+    def compare(before, after):
+        raise OSError("File name too long")
+
+    monkeypatch.setattr("rllm.tasks.run.changes", compare)
+    known = []
+    with pytest.raises(AgentError, match="agent Shell raised AssertionError: lost"):
+        await run_task(read_task(task_folder()), Shell("echo lost >&2; exit 1"), local, on_failure=known.append)
+    assert (known[0].changes, "agent_s" in known[0].timings) == (None, True)
+    assert "File name too long" in caplog.text
+
+
 async def test_sandbox_killed_during_a_run_fails_the_rollout(local, task_folder):
     class Killed(Shell):
         async def run(self, instruction, sandbox, **about):
@@ -247,6 +259,8 @@ async def test_check_requires_a_passing_solution_and_an_initially_failing_verifi
     assert (ok, "doing nothing has a reward of 1" in named) == (False, True)
     ok, named = await problems("broken", {"solution/solve.sh": "#!/bin/sh\necho oops >&2; exit 5\n"})
     assert (ok, "exit code 5" in named) == (False, True)
+    ok, named = await problems("silent", {"solution/solve.sh": "#!/bin/sh\nexit 3\n"})
+    assert (ok, "solution/solve.sh failed (exit code 3): no output" in named) == (False, True)
     ok, named = await problems("alone", {"solution/solve.sh": None})
     assert (ok, "no solution/solve.sh" in named) == (False, True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
@@ -12,13 +13,15 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 
-from rllm.errors import AgentError, RolloutError, boundary, last_lines
+from rllm.errors import AgentError, RolloutError, boundary, last_lines, raised
 from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError
 from rllm.sandbox.client import TRANSFER_TIMEOUT_S, uncancelled
 from rllm.sandbox.owner import own_folder
 from rllm.tasks.changes import changes, diff
 from rllm.tasks.task import MAX_TEXT, SandboxAgent, TaskFolder, TaskOutcome
 from rllm.tasks.verifier import reward_of, run_verifier
+
+logger = logging.getLogger(__name__)
 
 _EMPTY = 'mkdir -p "$1" && cd "$1" && rm -rf ./* ./.[!.]* ./..?* /logs/verifier $2 && mkdir -p /logs/verifier'
 """Removes what the image has where the agent's files and the reward come."""
@@ -70,7 +73,7 @@ async def run_task(
             except BaseException:
                 if on_failure is not None:
                     known.reward, known.reward_parts = None, {}
-                    on_failure(await asyncio.to_thread(known.outcome))
+                    on_failure(await asyncio.to_thread(known.outcome_of_failure))
                 raise
             return await asyncio.to_thread(known.outcome)
 
@@ -112,6 +115,15 @@ class _Known:
             timings=self.timings,
             agent_timed_out=self.agent_timed_out,
         )
+
+    def outcome_of_failure(self) -> TaskOutcome:
+        """Return all that is known, without the files if they cannot be compared: that error is not the rollout's."""
+        try:
+            return self.outcome()
+        except Exception as error:
+            logger.warning("the files of a failed rollout cannot be compared: %s", raised("changes", error))
+            self.has_files = False
+            return self.outcome()
 
 
 async def _roll_out(
