@@ -17,7 +17,7 @@ from rllm.agents.chat_agent import TextAgent
 from rllm.config.schema import SandboxSettings, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.environments.base.base_env import BaseEnv
-from rllm.errors import ConfigError, EnvError, MissingDependencyError
+from rllm.errors import ConfigError, EnvError, MissingDependencyError, concerning
 from rllm.registry import did_you_mean, load_object, search_current_folder
 from rllm.types import JSONMapping, JSONObject
 
@@ -125,15 +125,10 @@ def open_env(spec: str, *, sandbox: SandboxSettings | None = None) -> NamedEnvir
         ConfigError: if the scheme, the name or a parameter is not known.
         MissingDependencyError: if a package is not installed; the message names the extra.
     """
-    scheme, separator, rest = spec.partition(":")
-    if scheme not in SCHEMES or not separator:
-        meant = did_you_mean(scheme, SCHEMES)
-        raise ConfigError(
-            f"env={spec!r}: use SCHEME:NAME?key=value&..., with a scheme of {', '.join(SCHEMES)}"
-            + (f"; {meant}" if meant else "")
-        )
-    name, params = _parts(spec, rest)
-    known = SCHEMES[scheme]
+    scheme, _, rest = spec.partition(":")
+    with concerning(f"env={spec!r}"):
+        known = _known_scheme(scheme)
+        name, params = _parts(rest)
     _check_installed(scheme, f"env={spec!r}")
     search_current_folder()
     if sandbox is not None:
@@ -154,15 +149,19 @@ def names_of(scheme: str) -> list[str]:
         ConfigError: if the scheme is unknown, or its package does not list them.
         MissingDependencyError: if its package is not installed.
     """
-    if scheme not in SCHEMES:
-        hint = did_you_mean(scheme, SCHEMES) or f"use one of {', '.join(SCHEMES)}"
-        raise ConfigError(f"there is no scheme {scheme!r} of environments; {hint}")
-    lister = SCHEMES[scheme].names
+    lister = _known_scheme(scheme).names
     if lister is None:
         raise ConfigError(f"the names of {scheme} are not listed; see its own documentation")
     _check_installed(scheme, f"the list of {scheme}")
     names: list[str] = load_object(lister, kind="env")()
     return names
+
+
+def _known_scheme(scheme: str) -> Scheme:
+    if scheme not in SCHEMES:
+        hint = did_you_mean(scheme, SCHEMES) or f"use one of {', '.join(SCHEMES)}"
+        raise ConfigError(f"unknown scheme {scheme!r}, of SCHEME:NAME?key=value&...: {hint}")
+    return SCHEMES[scheme]
 
 
 def _check_installed(scheme: str, purpose: str) -> None:
@@ -171,17 +170,17 @@ def _check_installed(scheme: str, purpose: str) -> None:
         raise MissingDependencyError.of(known.package, known.extra or scheme, purpose)
 
 
-def _parts(spec: str, rest: str) -> tuple[str, dict[str, str]]:
+def _parts(rest: str) -> tuple[str, dict[str, str]]:
     """Return the name and the parameters. The last `?` begins these, since a name may be a URL with its own."""
     name, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
     if not name:
-        raise ConfigError(f"env={spec!r}: the name is missing: use SCHEME:NAME?key=value&...")
+        raise ConfigError("the name is missing: use SCHEME:NAME?key=value&...")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise ConfigError(f"env={spec!r}: {query!r} is not key=value&...") from error
+        raise ConfigError(f"{query!r} is not key=value&...") from error
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ConfigError(f"env={spec!r}: a parameter is given twice")
+        raise ConfigError("a parameter is given twice")
     return name, dict(pairs)
 
 
