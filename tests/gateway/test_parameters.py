@@ -711,6 +711,10 @@ def test_structured_title_of_a_program_is_not_rejected(http: httpx.Client) -> No
     ("dialect", "asked"),
     [
         ("chat", {"tool_choice": 5}),
+        ("chat", {"tool_choice": ""}),
+        ("chat", {"tools": [CHAT_TOOL], "tool_choice": {}}),
+        ("chat", {"tools": [CHAT_TOOL], "tool_choice": {"type": 5}}),
+        ("chat", {"response_format": {}}),
         ("chat", {"tools": [CHAT_TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}),
         ("chat", {"top_logprobs": 3}),
         ("chat", {"logprobs": True, "top_logprobs": 21}),

@@ -215,6 +215,9 @@ def check_request(request: JSONMapping) -> None:
     for key, row in CHAT.rows_in(request).items():
         if row is not None and REFUSED in row.fates and not (title and key.startswith("response_format")):
             raise ParameterError(f"{key} is not supported by the embedded engine: {row.remark}", key)
+    for name in ("tool_choice", "response_format"):
+        if (value := request.get(name)) is not None and not _kind(value):
+            raise ParameterError(f"{name}={value!r:.80}: use a text, or an object with a 'type'", name)
     top = request.get("top_logprobs")
     if top is not None and not (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS):
         raise ParameterError(
