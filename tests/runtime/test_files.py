@@ -2,11 +2,12 @@ import fcntl
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from rllm._runtime.files import cache_folder, replace_text, sync
+from rllm._runtime.files import cache_folder, new_folder, replace_text, sync
 
 
 def test_macos_uses_full_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +46,10 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("RLLM_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "rllm"
+
+
+def test_folders_of_the_same_second_have_different_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-120000")
+    for name in ("20260101-120000", "20260101-120000-2", "20260101-120000-3"):
+        assert new_folder(tmp_path) == tmp_path / name
+        (tmp_path / name).mkdir()

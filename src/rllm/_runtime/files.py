@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,6 +23,13 @@ def cache_folder() -> Path:
     """Return the user's folder for what can be made again: `$RLLM_CACHE`, `$XDG_CACHE_HOME/rllm` or `~/.cache/rllm`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("RLLM_CACHE") or Path(base) / "rllm").expanduser()
+
+
+def new_folder(parent: Path) -> Path:
+    """Return the path of a folder named by the time, which does not exist yet."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    numbered = (parent / f"{name}-{number}" for number in itertools.count(2))
+    return next(path for path in itertools.chain([parent / name], numbered) if not path.exists())
 
 
 @contextmanager

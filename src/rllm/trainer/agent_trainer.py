@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from rllm._runtime.files import replace_text
+from rllm._runtime.files import new_folder, replace_text
 from rllm._runtime.process import on_ctrl_c
 from rllm._runtime.threads import UnboundedExecutor
 from rllm.agents.agent import BaseAgent
@@ -193,7 +192,7 @@ class AgentTrainer:
         self._resume = resume
         with locating_errors(layers):
             self._check_settings()
-        run_dir = self.config.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+        run_dir = self.config.run_dir or new_folder(Path("runs"))
         self.run_dir = run_dir.absolute()  # An agent may change the folder (os.chdir) during the run.
         check_places(self.run_dir, self.config.store)
         if self.config.store is not None:
