@@ -67,6 +67,9 @@ DRIFT_KEY = "rllm.drift"
 LOST_KEY = "rllm.not_in_prompt"
 """Metadata key of a trace, and info key of an episode: kinds of content of a request that are missing in its prompt."""
 
+NO_TOKENS_KEY = "rllm.no_tokens"
+"""Info key of an episode: the reason of the first of its model calls that gave no usable tokens, such as a refusal."""
+
 CLIENT_KEY = "rllm.client"
 """Metadata key of a trace without a session of its own: the client and process that made the call."""
 
@@ -445,6 +448,25 @@ class StepCredit:
     """Log-probabilities of the same response ids under the trained policy before the update, in nats."""
     dropped: str | None = None
     """Reason why this step was not trained on; `None` if it was."""
+
+
+_LEFT_OUT = {
+    "unscored": "it has no reward",
+    "not_trainable": "its trajectory is not trained on",
+    "no_tokens": "it has no sampled tokens",
+    "too_few_siblings": "its group has no other rollout to compare it with",
+    "no_greedy_rollout": "there is no greedy rollout to compare it with",
+    "zero_variance": "all rollouts of its group have the same reward",
+    "not_text": "its prompt has content that is not text",
+    "truncated": "an answer was truncated at its maximum length",
+    "error": "its rollout failed",
+    "timeout": "its rollout did not end in time",
+}
+
+
+def why_left_out(reason: str) -> str:
+    """Return in words why a step was not trained on; `reason` is `StepCredit.dropped`."""
+    return _LEFT_OUT.get(reason, f"its rollout ended by {reason.replace('_', ' ')}")
 
 
 def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit]]:

@@ -284,7 +284,32 @@ def test_server_without_token_ids_is_enough(eval_work, server, runs):
     out, _ = runs(*arguments(server, "--upstream-kind", "openai"))
     assert "50.0% [" in out
     assert "tokens unknown (not every call has token ids), 1.0 calls" in out
+    why = out.partition("2 of 2 rollouts had a call without usable tokens:\n  2 x ")[2]
+    assert "return_token_ids: true" in why
     assert "return_token_ids" not in server.requests[0]
+
+
+REFUSED = """
+from openai import BadRequestError, OpenAI
+
+
+def agent(question, answer):
+    with OpenAI() as client:
+        try:
+            client.chat.completions.create(model="any", messages=[], max_tokens=32)
+        except BadRequestError:
+            return 0.5
+"""
+
+
+def test_report_has_the_reason_of_refused_calls(eval_work, server, runs):
+    (eval_work / "my_agent.py").write_text(REFUSED)
+    out, _ = runs(*arguments(server, "--out", "out"))
+    assert "tokens unknown (not every call has token ids)" in out
+    assert "2 of 2 rollouts had a call without usable tokens:\n  2 x " in out
+    assert "messages" in out.partition("2 x ")[2]
+    again, _ = runs(*arguments(server, "--out", "out"))
+    assert again == out  # the log of episodes has the reason, too
 
 
 def test_complete_evaluation_makes_no_calls(eval_work, server, runs):
@@ -302,6 +327,10 @@ def test_evaluation_fails_if_all_rollouts_fail(eval_work, server, fails):
     assert code == 1
     assert "the only rollout failed, so there is no result:\n  1 x AgentError: agent raised" in errors
     assert "\nDetails of each: " in errors
+    [folder] = (eval_work / "evals").iterdir()
+    assert json.loads((folder / "report.json").read_text())["accuracy"] is None
+    code, errors = fails("eval", "--compare", str(folder), str(folder))
+    assert (code, f"no rollout of {folder} was scored" in errors) == (2, True), errors
     assert here(*arguments(server), cwd=eval_work).stdout == ""  # no accuracy, and no cost, without rollouts
 
 
@@ -319,6 +348,9 @@ def test_episodes_are_listed_with_their_outcome(eval_work, server, runs):
     ends = {item["episode_id"]: item["error"]["type"] if item["error"] else item["rewards"]["agent"] for item in listed}
     assert ends == {"right:0": 1.0, "wrong:0": 0.0, "bug:0": "AgentError"}
     assert "ValueError: no idea" in here("explain", "out", "bug:0", cwd=eval_work).stdout
+    shown = here("explain", "out", "right:0", "--tokens", cwd=eval_work).stdout
+    assert "│ 0    │ 22 + 4 │         │ FIG    │" in shown
+    assert not re.search("train|learn|advantage|baseline", shown)
 
 
 def test_duplicate_setting_is_reported_and_the_option_wins(eval_work, server, runs, caplog):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rllm.store import open_store
-from rllm.types import Trace
+from rllm.types import StepCredit, Trace
 
 from .conftest import here
 
@@ -135,6 +135,19 @@ def test_zero_advantage_is_explained(tmp_path, policy):
     here("train", "agent.py:agent", "--data", "tasks.jsonl", "--model", policy, *small, cwd=tmp_path)
     printed = [here("explain", "run", f"a:b@0.0.0:{index}", cwd=tmp_path).stdout for index in range(3)]
     assert sorted("no: its advantage is 0" in one for one in printed) == [False, False, True]
+
+
+def test_reason_of_a_dropped_step_is_given_in_words(tmp_path):
+    call = Trace(id="t", call_id="t", session_id="s", model="m", messages=[], response={"content": "hi"})
+    about = {"task_id": "t", "index": 0, "split": "train", "training_step": 0}
+    credit = {"episode_id": "t:0", "training_step": 0, "trajectory_name": "agent", "reward": 1.0}
+    with open_store(str(tmp_path / "traces.db")) as store:
+        store.open_session("s", about).result()
+        store.add([call]).result()
+        store.annotate([StepCredit(trace_id="t", session_id="s", dropped="zero_variance", **credit)]).result()
+    shown = here("explain", "traces.db", "t:0", cwd=tmp_path).stdout
+    assert "no: all rollouts of its group have the same reward" in shown
+    assert "zero_variance" not in shown
 
 
 def test_failed_episode_names_its_failure(tmp_path, policy):

@@ -69,8 +69,10 @@ def test_each_role_has_its_own_mean_reward():
     assert report.mean_reward == pytest.approx((0.75 + 0.0) / 2)
 
 
-def test_accuracy_is_absent_if_nothing_was_scored():
-    report = report_on([Outcome(task_id="a", index=0, unscored="it has no reward")])
+@pytest.mark.parametrize("failure", [None, "AgentError: no"])
+def test_accuracy_is_absent_if_nothing_was_scored(failure):
+    unscored = Outcome(task_id="a", index=0, unscored="it has no reward")
+    report = report_on([unscored, Outcome(task_id="b", index=0, failure=failure, unscored=None if failure else "no")])
     assert report.accuracy is None
     assert report.pass_at_k == {}
     assert report.mean_reward is None

@@ -269,6 +269,8 @@ def show_report(console: Console, title: str, report: Report) -> None:
     console.print(table)
     _show_reasons(console, "failed and count as wrong", report.num_failed, report, report.failures)
     _show_reasons(console, "were not scored and are left out", report.num_unscored, report, report.unscored)
+    num_unknown = sum(reason.count for reason in report.no_tokens)
+    _show_reasons(console, "had a call without usable tokens", num_unknown, report, report.no_tokens)
 
 
 def _report_rows(report: Report) -> Iterator[tuple[str, str]]:

@@ -17,10 +17,12 @@ from rllm.errors import ConfigError, RewardError, all_of, counted, number
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from rllm.trainer.explain import ExplainedEpisode, ExplainedStep, ListedEpisode
     from rllm.trainer.rescore import Comparison
     from rllm.types import Episode, Task
+    from rllm.viewer.texts import Vocabulary
 
 
 def explain(
@@ -51,6 +53,7 @@ def explain(
     from rllm.trainer.explain import explain as read
     from rllm.trainer.explain import latest_episodes
     from rllm.viewer.batches import advantages_in
+    from rllm.viewer.runs import Run
 
     url, run_id = (str(run), None) if run.is_file() else (store_of(run), run_id_of(run))
     with open_store(url, read_only=True) as store:
@@ -66,7 +69,12 @@ def explain(
     if as_json:
         terminal.print_json(found.to_dict())
     else:
-        _show(terminal.console(wide=True), found, store=url, tokens=tokens)
+        console = terminal.console(wide=True)
+        _show(console, found, store=url)
+        if tokens:
+            vocabulary = Run(run.name, folder=run if run.is_dir() else None).vocabulary
+            for place, call in enumerate(found.steps):
+                _show_tokens(console, place, call, vocabulary, is_of_training=found.is_of_training)
 
 
 def _list(run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: bool) -> None:
@@ -99,8 +107,7 @@ def _rewards(rewards: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {reward}" for name, reward in shown.items())
 
 
-def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bool) -> None:
-    from rich.table import Table
+def _show(console: Console, episode: ExplainedEpisode, *, store: str) -> None:
     from rich.text import Text
 
     from rllm._runtime.untrusted import shown
@@ -115,6 +122,23 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
             text = str(value).strip("\n").replace("\n", "\n    ")
             separator = "\n    " if "\n" in text else " "  # longer texts, such as a diff, have lines of their own
             console.print(Text(shown(f"  {role}, {name}:{separator}{text}")), soft_wrap=True)
+    console.print(_credits(episode) if episode.is_of_training else _calls(episode))
+    if trained := sum(step.num_trained_tokens for step in episode.steps):
+        total = sum(step.advantage_sum for step in episode.steps)
+        console.print(f"{trained} tokens in the batch, their advantages sum to {number(total, digits=6)}")
+    if episode.error is not None:
+        failed = f"failed: {episode.error['type']}: {episode.error['message']}\n{episode.error['traceback']}"
+        console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)
+    if episode.steps:
+        look = shlex.join(["traces", "show", episode.session_id, "--store", store])
+        console.print(f"Messages: rllm {look}", soft_wrap=True, markup=False)
+
+
+def _credits(episode: ExplainedEpisode) -> Table:
+    """Return what training made of each call."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
     for place, step in enumerate(episode.steps):
         table.add_row(
@@ -125,44 +149,63 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str, tokens: bo
             number(step.baseline, digits=4),
             number(step.advantage, digits=4),
             f"{step.num_prompt_tokens} + {len(step.tokens)}",
-            "" if step.weight_version is None else str(step.weight_version),
+            _version(step.weight_version),
             _learned(step),
         )
-    console.print(table)
-    if trained := sum(step.num_trained_tokens for step in episode.steps):
-        total = sum(step.advantage_sum for step in episode.steps)
-        console.print(f"{trained} tokens in the batch, their advantages sum to {number(total, digits=6)}")
-    if episode.error is not None:
-        failed = f"failed: {episode.error['type']}: {episode.error['message']}\n{episode.error['traceback']}"
-        console.print(failed.rstrip(), soft_wrap=True, markup=False, highlight=False)
-    if episode.steps:
-        look = shlex.join(["traces", "show", episode.session_id, "--store", store])
-        console.print(f"Messages: rllm {look}", soft_wrap=True, markup=False)
-    for place, step in enumerate(episode.steps if tokens else []):
-        _show_tokens(console, place, step)
+    return table
+
+
+def _calls(episode: ExplainedEpisode) -> Table:
+    """Return the calls of an episode that is not of training, such as one of an evaluation."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from rllm.tracking.samples import message_text
+
+    table = Table("call", "tokens", "version", "answer")
+    for place, step in enumerate(episode.steps):
+        answer = f"a side call ({step.side_call}): " if step.side_call else ""
+        answer += _printable(message_text(step.answer))
+        tokens = f"{step.num_prompt_tokens} + {len(step.tokens)}"
+        table.add_row(str(place), tokens, _version(step.weight_version), Text(answer))
+    return table
+
+
+def _version(version: int | None) -> str:
+    return "" if version is None else str(version)
 
 
 def _learned(step: ExplainedStep) -> str:
     """Return `yes` if a step was trained on, otherwise the reason."""
+    from rllm.types import why_left_out
+
     if step.num_trained_tokens:
         return "yes"
     if step.side_call:
         return f"no: a side call ({step.side_call}), whose answer is in no later message"
-    return step.dropped or ("no: it was not trained on" if step.training_step is None else "no: its advantage is 0")
+    if step.dropped:
+        return f"no: {why_left_out(step.dropped)}"
+    return "no: it was not trained on" if step.training_step is None else "no: its advantage is 0"
 
 
-def _show_tokens(console: Console, place: int, step: ExplainedStep) -> None:
+def _show_tokens(
+    console: Console, place: int, step: ExplainedStep, vocabulary: Vocabulary, *, is_of_training: bool
+) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    heads = ("position", "id", "version", "sampler logprob", "trainer logprob", "ratio", "advantage")
-    table = Table(*heads, title=f"call {place}")
+    from rllm.viewer.texts import one_line
+
+    heads = ("position", "id", "text", "version", "sampler logprob")
+    table = Table(*heads, *(("trainer logprob", "ratio", "advantage") if is_of_training else ()), title=f"call {place}")
     for token in step.tokens:
-        trained = ("", "", "")
+        trained = ("", "", "") if is_of_training else ()
         if token.trainer_logprob is not None:
             ratio = math.exp(token.trainer_logprob - token.sampler_logprob)
             trained = (f"{token.trainer_logprob:.5f}", number(ratio, digits=4), number(token.advantage, digits=4))
-        version = "" if token.weight_version is None else str(token.weight_version)
-        table.add_row(str(token.position), str(token.token_id), version, f"{token.sampler_logprob:.5f}", *trained)
+        version, sampled = _version(token.weight_version), f"{token.sampler_logprob:.5f}"
+        text = Text(one_line(vocabulary.text_of(token.token_id)) if vocabulary else "")
+        table.add_row(str(token.position), str(token.token_id), text, version, sampled, *trained)
     console.print(table)
 
 
@@ -323,7 +366,12 @@ def _show_changes(console: Console, found: Comparison) -> None:
         return
     table = Table("episode", "role", "before", "after", "answer", title="largest changes", title_justify="left")
     for item in found.largest:
-        text = "".join(letter if letter.isprintable() else " " for letter in item.error or item.answer)
-        short = text if len(text) <= _MAX_ANSWER else f"{text[:_MAX_ANSWER]} ..."
-        table.add_row(Text(item.episode_id), Text(item.name), shown(item.before), shown(item.after), Text(short))
+        text = Text(_printable(item.error or item.answer))
+        table.add_row(Text(item.episode_id), Text(item.name), shown(item.before), shown(item.after), text)
     console.print(table)
+
+
+def _printable(answer: str) -> str:
+    """Return the beginning of an answer in one line."""
+    text = "".join(letter if letter.isprintable() else " " for letter in answer)
+    return text if len(text) <= _MAX_ANSWER else f"{text[:_MAX_ANSWER]} ..."

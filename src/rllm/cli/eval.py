@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm._runtime.files import new_folder
 from rllm.cli import terminal
 from rllm.cli.options import (
     AsJson,
@@ -142,7 +143,7 @@ def evaluate(
         source = no_model()
     else:
         source = embedded(config, max_concurrent) if base_url is None else served(base_url, model, key, upstream_kind)
-    folder = out or Path("evals") / time.strftime("%Y%m%d-%H%M%S")
+    folder = out or new_folder(Path("evals"))
     about = {"agent": agent, **({} if named is None else named.about), "reward": reward}
     made_by = {"env": env, **{name: value and _identity_of(value) for name, value in about.items()}}
     identity = {**{name: value for name, value in made_by.items() if value}, **source.identity}
@@ -243,7 +244,7 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
     if all_failed:
         head = f"{all_of(report.num_rollouts, 'rollout')} failed, so there is no result:"
         raise RolloutError("\n  ".join([head, *map(str, report.failures[:3])]) + f"\n{where}")
-    if report.num_failed + report.num_unscored == report.num_rollouts:
+    if report.accuracy is None:
         raise RolloutError("no rollout was scored, so there is no result: the agent or --reward must return a reward")
 
 

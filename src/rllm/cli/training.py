@@ -248,8 +248,8 @@ def begun_as(command: str, options: RunOptions, **given: str | list[str] | None)
 
 
 def _beginning(run: Path, command: str) -> Beginning:
-    from rllm.tracking.about import how_to_trust, is_own
-    from rllm.trainer.run_folder import beginning_of, way_to_a_run
+    from rllm.tracking.about import how_to_trust, is_own, way_to_a_run
+    from rllm.trainer.run_folder import beginning_of
 
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"--resume {run}: there is no run (no config.yaml); {way_to_a_run(run)}")

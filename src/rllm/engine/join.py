@@ -18,6 +18,7 @@ from rllm.parser.chat_template import lost_warning
 from rllm.sdk.context import SESSION_UID
 from rllm.types import (
     LOST_KEY,
+    NO_TOKENS_KEY,
     NUM_SIDE_CALLS_KEY,
     NUM_UNUSABLE_CALLS_KEY,
     REFERENCE_KEY,
@@ -227,6 +228,8 @@ def complete(
     )
     _warn_of_equal_names(episode)
     _warn_of_lost(episode, traces)
+    if errors := [trace.error for trace in traces if trace.error is not None]:
+        episode.info[NO_TOKENS_KEY] = errors[0]
     episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
     return episode
 

@@ -26,7 +26,7 @@ from rllm.errors import ConfigError, counted
 from rllm.evaluation.pass_at_k import Z_95, t_quantile
 from rllm.evaluation.report import Report
 from rllm.store.codec import readable_json
-from rllm.tracking.about import check_contained
+from rllm.tracking.about import EVALUATION, check_contained, seal
 from rllm.types import JSONMapping, JSONObject
 
 _OF_RUNS = ("config.yaml", "traces.db")
@@ -50,7 +50,7 @@ class EvaluationFolder:
 
     @property
     def identity(self) -> Path:
-        return self.path / "evaluation.json"
+        return self.path / EVALUATION
 
     @contextmanager
     def claimed(self, identity: Mapping[str, str]) -> Iterator[None]:
@@ -84,6 +84,7 @@ class EvaluationFolder:
             if others := [name for name in _OF_RUNS if (self.path / name).exists()]:
                 raise ConfigError(f"out={str(self.path)!r} has a {others[0]} of another program: name another folder")
             _replace(self.identity, identity)
+            seal(self.path)
             return
         try:
             before = dict(read_json(self.identity))
@@ -163,10 +164,9 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     before, after = _Evaluated.read(Path(first)), _Evaluated.read(Path(second))
     shared = [task for task in before.accuracy if task in after.accuracy]
     if not shared:
-        raise ConfigError(
-            f"--compare {first} {second}: the two evaluations have no scored task in common; "
-            "evaluate both on the same data"
-        )
+        empty = [str(path) for path, found in ((first, before), (second, after)) if not found.accuracy]
+        why = f"no rollout of {empty[0]} was scored" if empty else "the two evaluations have no scored task in common"
+        raise ConfigError(f"--compare {first} {second}: {why}; evaluate both on the same data")
     pairs = [(before.accuracy[task], after.accuracy[task]) for task in shared]
     rewards = [(before.reward[task], after.reward[task]) for task in before.reward if task in after.reward]
     names = dict.fromkeys([*before.identity, *after.identity])
@@ -224,7 +224,8 @@ class _Evaluated:
         folder = EvaluationFolder(path)
         try:
             check_contained(path)
-            tasks = read_json(folder.report)["tasks"]
+            report = read_json(folder.report)
+            tasks = [] if report["accuracy"] is None else report["tasks"]
             identity = {str(name): str(value) for name, value in read_json(folder.identity).items()}
             accuracy = {task["task_id"]: float(task["accuracy"]) for task in tasks if task["accuracy"] is not None}
             reward = {task["task_id"]: float(task["mean_reward"]) for task in tasks if task["mean_reward"] is not None}

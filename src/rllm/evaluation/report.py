@@ -9,7 +9,7 @@ from typing import Self
 
 from rllm.engine.failures import Reason, count_reasons, why_failed, why_unscored
 from rllm.evaluation.pass_at_k import Estimate, mean_over_tasks, pass_at_k
-from rllm.types import SOURCE_KEY, Episode, JSONObject
+from rllm.types import NO_TOKENS_KEY, SOURCE_KEY, Episode, JSONObject
 
 PROMPT_TOKENS, SAMPLED_TOKENS = "rollout/prompt_tokens", "rollout/sampled_tokens"
 _OURS = ("rollout/", "timing/")
@@ -44,6 +44,8 @@ class Outcome:
     cost: Cost = Cost()
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers in the metadata of the reward."""
+    no_tokens: str | None = None
+    """Reason of the first call without usable tokens, of a rollout that did not fail."""
     source: str | None = None
     """Source of the task, in a dataset of several."""
 
@@ -65,6 +67,7 @@ class Outcome:
                 seconds=episode.metrics.get(SECONDS),
             ),
             metrics={name: value for name, value in episode.metrics.items() if not name.startswith(_OURS)},
+            no_tokens=episode.info.get(NO_TOKENS_KEY) if failure is None else None,
             source=episode.info.get(SOURCE_KEY),
         )
 
@@ -124,9 +127,9 @@ class Report:
     num_failed: int
     num_unscored: int
     accuracy: Estimate | None
-    """Mean over tasks of the share of correct rollouts; `None` if nothing was scored."""
+    """Mean over tasks of the share of correct rollouts; `None` if nothing was scored, since all failed for example."""
     pass_at_k: dict[int, Estimate]
-    """Estimates by k, over the tasks with at least k rollouts that count."""
+    """Estimates by k, over the tasks with at least k rollouts that count; empty if nothing was scored."""
     mean_reward: float | None
     """Mean over scored rollouts; the reward of a rollout is the mean over its roles."""
     rewards: dict[str, float]
@@ -138,6 +141,8 @@ class Report:
     """Reasons for failures, most frequent first."""
     unscored: list[Reason] = field(default_factory=list)
     """Reasons for missing scores, most frequent first."""
+    no_tokens: list[Reason] = field(default_factory=list)
+    """Reasons of calls without usable tokens, one of each rollout that did not fail, most frequent first."""
     sources: dict[str, SourceReport] = field(default_factory=dict)
     """Results by source of a dataset that has several, such as a file of environments."""
     tasks: list[TaskReport] = field(default_factory=list)
@@ -155,7 +160,8 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
     for outcome in outcomes:
         by_task.setdefault(outcome.task_id, []).append(outcome)
     tasks = [_task_report(task_id, of_task) for task_id, of_task in by_task.items()]
-    estimates = _pass_at_k(tasks)
+    is_scored = any(outcome.failure is None and outcome.unscored is None for outcome in outcomes)
+    estimates = _pass_at_k(tasks) if is_scored else {}
     return Report(
         num_tasks=len(tasks),
         num_rollouts=len(outcomes),
@@ -170,6 +176,7 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
         metrics=_means(pair for outcome in outcomes for pair in outcome.metrics.items()),
         failures=count_reasons(outcome.failure for outcome in outcomes if outcome.failure is not None),
         unscored=count_reasons(outcome.unscored for outcome in outcomes if outcome.unscored is not None),
+        no_tokens=count_reasons(outcome.no_tokens for outcome in outcomes if outcome.no_tokens is not None),
         sources=_by_source(outcomes),
         tasks=tasks,
     )

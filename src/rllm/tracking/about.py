@@ -1,9 +1,10 @@
 """Run folders: name, settings and ids of a run, and which folders are the user's own.
 
-A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store). In a folder
-that someone else made, they may name nothing outside it. A run is known as the user's own by a seal: an HMAC of both
-files and the folder's place under a key in `$RLLM_HOME` (`~/.rllm`). A copy of a run, which others may have changed
-otherwise, is not the user's own. `RLLM_TRUSTED_RUNS` extends that trust to whole folders.
+A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store); an
+`evaluation.json` names the model's folder. In a folder that someone else made, they may name nothing outside it. A run
+is known as the user's own by a seal: an HMAC of these files and the folder's place under a key in `$RLLM_HOME`
+(`~/.rllm`). A copy of a run, which others may have changed otherwise, is not the user's own. `RLLM_TRUSTED_RUNS`
+extends that trust to whole folders.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from rllm._runtime.files import is_named_by, replace_text
 from rllm._runtime.ids import new_id
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
+from rllm.registry import closest
 from rllm.types import JSONMapping, JSONObject
 
-SETTINGS, BEGUN_AS, STORE = "config.yaml", "begun_as.yaml", "traces.db"
+SETTINGS, BEGUN_AS, STORE, EVALUATION = "config.yaml", "begun_as.yaml", "traces.db", "evaluation.json"
 DEFAULT_PROJECT = "rllm"
 DEFAULT_LOG_SAMPLES = 2
 _MAX_ID_BYTES = 4096
+_MAX_NAMED = 3
 _SEAL = ".seal"
 _TRUSTED = "RLLM_TRUSTED_RUNS"
 _KEY_BYTES = 32
@@ -162,6 +165,23 @@ def settings_of(folder: Path) -> JSONObject:
     return read_settings(path)[0] if path.is_file() else {}
 
 
+def way_to_a_run(named: Path, *, or_evaluation: bool = False) -> str:
+    """Return, for a message on a folder that is not a run (or evaluation), those near it and how to name one."""
+    places = [Path("runs"), Path("evals")] if or_evaluation else [Path("runs")]
+    for folder in (named, *(named / place for place in places), *places):
+        marks = [path for mark in (SETTINGS, EVALUATION)[: len(places)] for path in folder.glob(f"*/{mark}")]
+        names = [path.parent.name for path in sorted(marks, key=lambda path: path.stat().st_mtime, reverse=True)]
+        if names:
+            meant = folder / (closest(named.name, names) or names[0])
+            more = ", ..." if len(names) > _MAX_NAMED else ""
+            return (
+                f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as "
+                f"{meant}"
+            )
+    empty = " or ".join(str(place.absolute()) for place in places)
+    return f"there are no runs in {empty}; name one by its path, such as /path/to/runs/NAME"
+
+
 def store_of_run(folder: Path) -> str | None:
     """Return path or URL of a run's traces; `None` if the folder has none and names none.
 
@@ -216,7 +236,7 @@ def _digest(run_dir: Path, *, create_key: bool) -> str | None:
     if key is None:
         return None
     digest = hmac.new(key, os.fsencode(run_dir.resolve()), digestmod="sha256")
-    for name in (SETTINGS, BEGUN_AS):
+    for name in (SETTINGS, BEGUN_AS, EVALUATION):
         try:
             content = (run_dir / name).read_bytes()
         except FileNotFoundError:

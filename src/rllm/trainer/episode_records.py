@@ -18,8 +18,7 @@ from rllm.rewards.scoring import is_number
 from rllm.store import open_store
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.store.codec import readable_json
-from rllm.tracking.about import STORE, run_id_of, store_of_run
-from rllm.trainer.run_folder import way_to_a_run
+from rllm.tracking.about import STORE, run_id_of, store_of_run, way_to_a_run
 from rllm.types import (
     DRIFT_KEY,
     OUTCOME_KEY,
@@ -172,7 +171,8 @@ def store_of(folder: Path) -> str:
     if not folder.is_dir():
         what = "it is a file" if folder.exists() else "there is no such folder"
         raise ConfigError(
-            f"run={str(folder)!r}: {what}; use the folder of a run or an evaluation: {way_to_a_run(folder)}"
+            f"run={str(folder)!r}: {what}; use the folder of a run or an evaluation: "
+            f"{way_to_a_run(folder, or_evaluation=True)}"
         )
     url = store_of_run(folder)
     if url is None:

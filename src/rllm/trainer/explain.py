@@ -101,6 +101,11 @@ class ExplainedEpisode(ListedEpisode):
 
     steps: list[ExplainedStep]
 
+    @property
+    def is_of_training(self) -> bool:
+        """True unless it is of an evaluation, or of another program."""
+        return self.split == "train" or any(step.training_step is not None for step in self.steps)
+
 
 def latest_episodes(
     store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None, run_id: str | None = None

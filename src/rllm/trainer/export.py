@@ -14,10 +14,9 @@ from rllm._runtime.ids import new_id
 from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError
 from rllm.store.codec import readable_json
-from rllm.tracking.about import check_contained, how_to_trust, is_own
+from rllm.tracking.about import check_contained, how_to_trust, is_own, way_to_a_run
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints
 from rllm.trainer.episode_records import TOOLS_KEY, was_learnable
-from rllm.trainer.run_folder import way_to_a_run
 from rllm.types import Episode, JSONObject
 
 _OF_TRAINER = (STATE_FILE, "recovery.pt", "recovery.json", "critic.pt", "verl")

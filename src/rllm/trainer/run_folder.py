@@ -14,14 +14,12 @@ from rllm._runtime.files import lines_of, lock, replace_text
 from rllm._runtime.untrusted import parse_json
 from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
-from rllm.registry import closest
 from rllm.store import path_of
 from rllm.tracking.about import BEGUN_AS
 
 Beginning: TypeAlias = dict[str, Any]
 """Arguments of the command that began a run, by name: texts, and for `data` of `rllm train` a list of them."""
 LOCK_FILE = ".lock"
-_MAX_NAMED = 3
 
 
 def check_places(run_dir: Path, store: str | None) -> None:
@@ -63,21 +61,6 @@ def beginning_of(run_dir: Path) -> Beginning:
     """Return what `keep_beginning` stored; empty for a run that no command began."""
     path = run_dir / BEGUN_AS
     return read_settings(path)[0] if path.exists() else {}
-
-
-def way_to_a_run(named: Path) -> str:
-    """Return, for a message on a folder that is not a run, the runs near it and how to name one."""
-    for folder in (named, named / "runs", Path("runs")):
-        runs = sorted(folder.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime, reverse=True)
-        names = [path.parent.name for path in runs]
-        if names:
-            meant = folder / (closest(named.name, names) or names[0])
-            more = ", ..." if len(names) > _MAX_NAMED else ""
-            return (
-                f"runs in {folder.resolve()}: {', '.join(names[:_MAX_NAMED])}{more}; name one by its path, such as "
-                f"{meant}"
-            )
-    return f"there are no runs in {Path('runs').absolute()}; name one by its path, such as /path/to/runs/NAME"
 
 
 def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
