@@ -36,6 +36,16 @@ def serve(tmp_path):
         viewer.stdout.close()
 
 
+def test_empty_folder_has_a_hint(tmp_path):
+    command = [sys.executable, "-m", "rllm", "view", ".", "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as viewer:
+        printed = [viewer.stdout.readline() for _ in range(2)]
+        viewer.send_signal(signal.SIGINT)
+    assert printed[0].startswith("0 runs: http://")
+    assert printed[1].startswith("There are no runs yet in .: make one with `rllm demo`")
+
+
 def read(url):
     with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.read().decode()
@@ -79,8 +89,8 @@ def test_report_is_one_file_without_network_requests(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nix"], "run='nix': there is no such folder; make one with `rllm demo`"),
-        ([], "run='runs': there is no such folder; make one with `rllm demo`"),
+        (["nix"], "run='nix': there is no such folder; there are no runs in "),
+        ([], "or make one with `rllm demo`"),
         (["docs"], "run='docs' is not the folder of a run, nor a folder of runs"),
         (["docs", "docs", "--export", "x.html"], "--export takes one run, and 2 were named"),
         (["s3://bucket/run"], "'s3'"),

@@ -115,7 +115,7 @@ def test_episode_shows_lanes_calls_and_rewards(client: TestClient, run: Run) -> 
     broken = next(item for item in run.rollouts.of_step(1) if item.error)
     shown = words(page(client, f"/run/real/episode/{broken.session_id}"))
     assert "the shelf fell down" in shown
-    assert "not trained on: error" in shown
+    assert "not trained on: its rollout failed" in shown
 
 
 def test_tokens_have_every_value(client: TestClient, run: Run) -> None:

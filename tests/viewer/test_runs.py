@@ -28,7 +28,7 @@ from rllm.viewer.rollouts import SORTS, Rollouts
 from rllm.viewer.runs import Runs
 
 from .conftest import Client
-from .made import large_run, outcome_of, trace_of
+from .made import large_run, outcome_of, trace_of, write_vocabulary
 
 
 def test_folder_of_runs_shows_existing_and_new_runs(look: Client, tmp_path: Path) -> None:
@@ -49,11 +49,18 @@ def test_equal_names_are_kept_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nix", "there is no such folder; make one with `rllm demo`"), ("docs", "is not the folder of a run")],
+    [
+        ("nix", "there is no such folder; runs in .*: first; .* such as evals/first; or make one with `rllm demo`"),
+        ("docs", "is not the folder of a run.* such as evals/first"),
+    ],
 )
-def test_folder_without_a_run_is_reported(tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/readme.md").write_text("")
+def test_folder_without_a_run_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("docs/readme.md", "evals/first/evaluation.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("{}")
     with pytest.raises(ConfigError, match=message):
         Runs([str(tmp_path / name)])
 
@@ -93,6 +100,45 @@ def test_evaluations_are_compared_side_by_side(look: Client, tmp_path: Path) -> 
     shown = client.get("/run/after?with=before").text
     assert "after, an evaluation: accuracy 1 (0.207 to 1), mean reward 0.75, 1 rollout of 1 task" in shown
     assert "before, an evaluation: accuracy 0 (0 to 0.793), mean reward 0.25, 1 rollout of 1 task" in shown
+
+
+def test_evaluation_shows_its_subject_and_the_texts_of_its_tokens(look: Client, tmp_path: Path) -> None:
+    pieces = ["<s>", "How", " many", " figs", " Four", "</s>"]
+    write_vocabulary(tmp_path / "model", pieces)
+    (tmp_path / "model/checkpoints/step-000001/tokenizer.json").rename(tmp_path / "model/tokenizer.json")
+    model = f"{tmp_path / 'model'} (files 0123456789abcdef)"
+    identity = {"env": "tasks:shell?size=1", "agent": "terminus", "sandbox": "podman", "model": model}
+    folder = tmp_path / "evals/first"
+    with Evaluation.opened([{"question": "Figs?"}], folder=folder, identity=identity) as opened:
+        with open_store(str(folder / "traces.db")) as store:
+            for index in range(2):
+                about = {"task_id": "figs", "index": index, "split": "eval"}
+                trace = trace_of(f"s{index}")
+                store.open_session(f"s{index}", {**about, OUTCOME_KEY: outcome_of(trace, advantage=None)}).result(60)
+                store.add([trace]).result(60)
+        opened.report()
+    client = look(tmp_path / "evals")
+    listed = client.get("/").text
+    assert "<td>tasks:shell?size=1 · terminus · podman</td>" in listed
+    assert f'<bdi dir="ltr">{tmp_path / "model"}</bdi>' in listed
+    group, tokens = "/run/first/group?task=figs", "/run/first/tokens/s0"
+    assert " many figs" in client.get(group).text
+    assert "<i> Four</i>" not in client.get(group).text
+    assert " Four</i>" in client.get(tokens).text
+    shutil.copytree(folder, tmp_path / "copies/first")  # which another user may have changed
+    client = look(tmp_path / "copies")
+    shown = client.get(group).text
+    assert ("How many figs?" in shown, ">Four<" in shown, "⟨4⟩" in shown) == (True, True, False)
+    assert "The tokenizer of the model was not found" in client.get(tokens).text
+
+
+def test_evaluation_whose_rollouts_all_failed_has_no_result(look: Client, tmp_path: Path) -> None:
+    folder = large_run(tmp_path / "judged", num_episodes=4)
+    (folder / "metrics.jsonl").unlink()
+    EvaluationFolder(folder).write_report(report_on([Outcome(task_id="a", index=0, failure="AgentError: no")]))
+    client = look(folder)
+    assert "An evaluation: no result, since no rollout was scored; 1 rollout" in client.get("/run/judged").text
+    assert '<td class="n">no result</td>' in client.get("/").text
 
 
 def test_resumed_evaluation_is_shown_as_running(look: Client, tmp_path: Path) -> None:

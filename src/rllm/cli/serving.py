@@ -265,7 +265,7 @@ def view(
     from rllm.viewer.app import create_app
     from rllm.viewer.export import export_report
     from rllm.viewer.render import url as path_of
-    from rllm.viewer.runs import Runs
+    from rllm.viewer.runs import HOW_TO_MAKE_ONE, Runs
 
     gc.set_threshold(_GC_THRESHOLD)
     sources = runs or ["runs"]
@@ -287,6 +287,8 @@ def view(
     query = f"?{urlencode({'token': token})}" if token else ""
     address = f"{url_of(listener, host)}{path}{query}"
     print_line(f"{counted(len(found), 'run')}: {address}  (Ctrl-C ends)")
+    if not found:
+        print_line(f"There are no runs yet in {', '.join(sources)}: {HOW_TO_MAKE_ONE}")
     if browser:
         webbrowser.open(address)
     serve_forever(app, listener, GatewayConfig(shutdown_timeout_s=1.0))

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from rllm.capture import SessionTree
 from rllm.capture.side_calls import LaterMessages, side_calls
 from rllm.errors import counted
-from rllm.types import StepCredit, Trace
+from rllm.types import StepCredit, Trace, why_left_out
 from rllm.viewer.rollouts import Rollout
 from rllm.viewer.texts import message_parts
 from rllm.viewer.tokens import credit_of_calls, num_alike
@@ -63,7 +63,7 @@ class Call:
         """Reason that it was not trained on."""
         if self.side_call:
             return f"side call ({self.side_call}), whose answer is in no later message"
-        return self.credit.dropped.replace("_", " ") if self.credit and self.credit.dropped else None
+        return why_left_out(self.credit.dropped) if self.credit and self.credit.dropped else None
 
     @property
     def new_messages(self) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from rllm.errors import MissingDependencyError, counted, number, signed
 from rllm.store.codec import plain_text
-from rllm.types import JSONMapping
+from rllm.types import JSONMapping, why_left_out
 from rllm.viewer import charts
 from rllm.viewer.graph import KINDS
 from rllm.viewer.texts import Vocabulary, message_parts, one_line, plain, visible
@@ -50,6 +50,7 @@ def environment() -> Environment:
         one_line=one_line,
         signed=signed,
         counted=counted,
+        why_left_out=why_left_out,
     )
     made.globals.update(
         url=url,

@@ -18,7 +18,7 @@ from msgspec import field as struct_field
 from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError
 from rllm.store.base import SessionInfo, TraceStore, may_be_of
-from rllm.types import OUTCOME_KEY, JSONObject, Trace
+from rllm.types import OUTCOME_KEY, JSONObject, Trace, why_left_out
 from rllm.viewer.texts import message_parts
 
 
@@ -130,7 +130,8 @@ class Rollout(Struct, kw_only=True, dict=True):
         if any(path.truncated for path in self.paths):
             found.append(("truncated", "an answer was truncated at its maximum length"))
         reasons = {path.dropped for path in self.paths if path.dropped}
-        found += [(reason.replace("_", " "), f"left out of training: {reason}") for reason in sorted(reasons)]
+        for reason in sorted(reasons):
+            found.append((reason.replace("_", " "), f"left out of training: {why_left_out(reason)}"))
         if self.has_ended and not self.error and not self.unreadable and self.reward is None:
             found.append(("unscored", "it has no reward"))
         if self.drifts:

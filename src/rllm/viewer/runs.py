@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +20,16 @@ from rllm.engine.episode_log import task_of
 from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store, path_of
 from rllm.store.base import TraceStore
-from rllm.tracking.about import SETTINGS, STORE, check_contained, is_own, run_id_of, store_of_run
+from rllm.tracking.about import (
+    EVALUATION,
+    SETTINGS,
+    STORE,
+    check_contained,
+    is_own,
+    run_id_of,
+    store_of_run,
+    way_to_a_run,
+)
 from rllm.types import JSONObject, StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
 from rllm.viewer.charts import MetricsFile, Row
@@ -28,12 +38,14 @@ from rllm.viewer.texts import Vocabulary, message_parts, vocabulary_of
 
 logger = logging.getLogger(__name__)
 
-MARKS = ("metrics.jsonl", SETTINGS, STORE)
-"""Files that identify the folder of a run."""
+MARKS = ("metrics.jsonl", SETTINGS, STORE, EVALUATION)
+"""Files that identify the folder of a run or an evaluation."""
 HOW_TO_MAKE_ONE = (
     "make one with `rllm demo`, which takes a few minutes, or with `rllm train my_agent.py:agent --data tasks.jsonl`"
 )
-_REPORT, _IDENTITY = "report.json", "evaluation.json"
+_REPORT = "report.json"
+_DIGEST = re.compile(r" \((files|sha256) \w+\)$")
+"""Digest after the name of a file or folder in an evaluation's identity."""
 _BUSY_S = 120.0
 """Seconds without a new line or trace after which a run counts as stopped."""
 _SESSIONS_KEPT = 64
@@ -147,10 +159,22 @@ class Run:
         return read_batch(self.folder, step) if self.folder else None
 
     @property
+    def model(self) -> str:
+        """Folder or hub id of the model, or its name on a server; empty if it is unknown."""
+        model = self.setting("model", "path") or self.evaluation.get("model", "")
+        return _DIGEST.sub("", model) if isinstance(model, str) else ""
+
+    @property
+    def evaluates(self) -> str:
+        """Environment or data, agent and sandbox of an evaluation; empty for a training run."""
+        about = self.evaluation
+        named = (about.get("env") or about.get("dataset"), about.get("agent"), about.get("sandbox"))
+        return " · ".join(_DIGEST.sub("", part) for part in named if part)
+
+    @property
     def vocabulary(self) -> Vocabulary:
-        model = self.setting("model", "path")
         named = self.folder is None or is_own(self.folder)
-        return vocabulary_of(self.folder, model if named and isinstance(model, str) else None)
+        return vocabulary_of(self.folder, self.model if named and self.model else None)
 
     @property
     def changed_at(self) -> float:
@@ -177,7 +201,7 @@ class Run:
         if self.folder is None:
             return {}
         try:
-            found = read_json(self.folder / _IDENTITY).items()
+            found = read_json(self.folder / EVALUATION).items()
             return {str(name): str(value) for name, value in found if value != "{}"}
         except (OSError, ValueError, AttributeError):
             return {}
@@ -236,7 +260,8 @@ class Runs:
         if path.is_file():
             return [self._known(path.stem, folder=None, store_url=str(path))]
         if not path.is_dir():
-            raise ConfigError(f"run={source!r}: there is no such folder; {HOW_TO_MAKE_ONE}")
+            near = way_to_a_run(path, or_evaluation=True)
+            raise ConfigError(f"run={source!r}: there is no such folder; {near}; or {HOW_TO_MAKE_ONE}")
         if _is_run(path):
             check_contained(path)
             return [self._known(path.resolve().name, folder=path)]
@@ -244,7 +269,7 @@ class Runs:
         if not inside and any(path.iterdir()):
             raise ConfigError(
                 f"run={source!r} is not the folder of a run, nor a folder of runs: it has none of {', '.join(MARKS)}; "
-                f"{HOW_TO_MAKE_ONE}"
+                f"{way_to_a_run(path, or_evaluation=True)}; or {HOW_TO_MAKE_ONE}"
             )
         return [self._known(item.name, folder=item) for item in inside if self._is_contained(item)]
 
