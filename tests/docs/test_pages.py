@@ -102,3 +102,17 @@ def test_every_page_is_in_the_navigation() -> None:
     written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if page.parent.name != "frameworks"}
     assert written - listed == set()
     assert listed - written == generated
+
+
+def test_pages_install_this_project_and_not_the_one_on_pypi() -> None:
+    places = ("*.md", "docs/**/*.md", "examples/**/*.md", "examples/**/Dockerfile")
+    found = {
+        (path.name, command)
+        for place in places
+        for path in ROOT.glob(place)
+        for command in re.findall(r"pip install [^`\n]*\brllm\b[^`\n]*", path.read_text(encoding="utf-8"))
+        if " @ " not in command
+    }
+    assert found == {("README.md", "pip install rllm"), ("index.md", "pip install 'rllm[math]'")}, (
+        "both explain the name"
+    )
