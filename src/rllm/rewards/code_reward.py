@@ -341,9 +341,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def _program(code: str, entry_point: str | None) -> ProgramTests:
     try:
-        body = ast.parse(code).body
+        tree = ast.parse(code)
     except SyntaxError as error:
         raise RewardError(f"{NAME} cannot read the task's tests as Python: {error}") from None
+    body = tree.body
     defined = [node for node in body if isinstance(node, _FUNCTIONS)]
     functions = tuple(node.name for node in defined if node.name.startswith("test_"))
     functions += tuple(name for node in body if isinstance(node, ast.ClassDef) for name in _methods(node))
@@ -355,12 +356,14 @@ def _program(code: str, entry_point: str | None) -> ProgramTests:
     if any(node.name == "check" for node in defined) and not calls_check:
         if not entry_point:
             raise RewardError(f"{NAME} needs the task's field 'entry_point': the function to pass to check(candidate)")
-        return ProgramTests(code=code, functions=("check", *functions), candidate=entry_point)
-    if not functions and not any(map(_may_fail, body)):
+        functions = ("check", *functions)
+    does_nothing = all(isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)) for node in body)
+    if (does_nothing and not functions) or not any(map(_checks, ast.walk(tree))):
         raise RewardError(
-            f"{NAME} found no assert, check(candidate) or test_ function in the task's tests: {code!r:.200}"
+            f"{NAME} found no assert that runs in the task's tests {code!r:.200}: every solution would pass; compare "
+            "results, as in `assert add(1, 2) == 3`"
         )
-    return ProgramTests(code=code, functions=functions, candidate=None)
+    return ProgramTests(code=code, functions=functions, candidate=entry_point if functions[:1] == ("check",) else None)
 
 
 def _methods(node: ast.ClassDef) -> list[str]:
@@ -370,8 +373,10 @@ def _methods(node: ast.ClassDef) -> list[str]:
     return [f"{node.name}.{name}" for name in methods] if is_test else []
 
 
-def _may_fail(node: ast.stmt) -> bool:
-    """Return whether a statement can raise if the solution is wrong; a documentation string cannot."""
-    if isinstance(node, ast.Expr):
-        return not isinstance(node.value, ast.Constant)
-    return isinstance(node, ast.Assert | ast.For | ast.Try | ast.While | ast.With)
+def _checks(node: ast.AST) -> bool:
+    """Return whether a part of a test can find a wrong result: an assertion, a call of one, or what raises."""
+    if isinstance(node, ast.Assert):
+        return not isinstance(node.test, ast.Constant) or not node.test.value
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func).rpartition(".")[2].lower().startswith(("assert", "fail", "raises", "exit"))
+    return isinstance(node, ast.Raise)
