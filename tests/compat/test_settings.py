@@ -106,9 +106,9 @@ def test_published_defaults_do_not_change_ours(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_published_keys_and_rules_match() -> None:
+def test_every_rule_is_of_a_published_key() -> None:
     needs_a_plus = {f"{VLLM}.tool_call_parser"}
-    assert published_defaults().keys() | needs_a_plus == TABLE.keys()
+    assert published_defaults().keys() | needs_a_plus >= TABLE.keys()
 
 
 def test_every_rule_targets_an_existing_setting() -> None:

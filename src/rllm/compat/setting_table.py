@@ -1,4 +1,4 @@
-"""Meaning of every key of the rLLM framework's `agent_ppo_trainer.yaml`: by our settings."""
+"""Meaning of the keys of the rLLM framework's `agent_ppo_trainer.yaml`: by our settings."""
 
 from __future__ import annotations
 
@@ -71,6 +71,11 @@ def text(value: object, given: Given) -> str:
     return str(value)
 
 
+def unless(key: str) -> Callable[[Any, Given], Any]:
+    """Return a conversion that drops the value if another key decides."""
+    return lambda value, given: None if key in given else value
+
+
 def at_least_zero(value: object, given: Given) -> int:
     """Return 0 for -1, both of which mean never."""
     return max(whole(value), 0)
@@ -106,16 +111,6 @@ def context_length(value: object, given: Given) -> int:
     return whole(value) + whole(given["data.max_response_length"])
 
 
-def model_length(value: object, given: Given) -> int | None:
-    """Return the server's limit, unless the lengths of prompt and response decide it."""
-    return None if "data.max_prompt_length" in given else whole(value)
-
-
-def epochs(value: object, given: Given) -> Any:
-    """Return the epochs, unless the number of steps is given."""
-    return None if "trainer.total_training_steps" in given else value
-
-
 def run_dir(value: object, given: Given) -> Path:
     """Return the given folder, or runs/<project>/<experiment>."""
     if "trainer.default_local_dir" in given:
@@ -137,20 +132,17 @@ def estimator(value: object, given: Given) -> Any:
     return value
 
 
-def kl_in_reward(value: object, given: Given) -> str | None:
-    """Return where the divergence is subtracted, if it is."""
-    if value and "algorithm.kl_ctrl.kl_coef" not in given:
-        raise ValueError("the coefficient is missing: set algorithm.kl_ctrl.kl_coef, too")
-    return "reward" if value else None
+def kl_in(where: str, coefficient: str) -> Callable[[Any, Given], str | None]:
+    """Return a conversion of a switch to the place where the divergence is subtracted."""
 
+    def convert(value: object, given: Given) -> str | None:
+        if value and where == "loss" and given.get(_KL_REWARD):
+            raise ValueError(f"{_KL_REWARD} is on, too: keep one of the two")
+        if value and coefficient not in given:
+            raise ValueError(f"the coefficient is missing: set {coefficient}, too")
+        return where if value else None
 
-def kl_in_loss(value: object, given: Given) -> str | None:
-    """Return where the divergence is subtracted, if it is."""
-    if value and given.get("algorithm.use_kl_in_reward"):
-        raise ValueError("algorithm.use_kl_in_reward is on, too: keep one of the two")
-    if value and "actor_rollout_ref.actor.kl_loss_coef" not in given:
-        raise ValueError("the coefficient is missing: set actor_rollout_ref.actor.kl_loss_coef, too")
-    return "loss" if value else None
+    return convert
 
 
 def only_with(switch: str) -> Callable[[Any, Given], Any]:
@@ -181,11 +173,6 @@ def number_format(value: object, given: Given) -> str:
     return name
 
 
-def aggregation(value: object, given: Given) -> Any:
-    """Return our name of a loss aggregation."""
-    return "fixed-length" if value == _FIXED else value
-
-
 def fixed_length(value: object, given: Given) -> dict[str, int]:
     """Return the length by which `seq-mean-token-sum-norm` divides, which is that of the padded responses."""
     if value != _FIXED:
@@ -198,11 +185,6 @@ def fixed_length(value: object, given: Given) -> dict[str, int]:
 def clip_high(value: object, given: Given) -> JSONObject:
     """Return the upper bound that `clip_ratio` decides, unless the key of its own does."""
     return {} if _CLIP_HIGH in given else {"algorithm.clip_high": value}
-
-
-def clip_low(value: object, given: Given) -> Any:
-    """Return the lower bound that `clip_ratio` decides, unless the key of its own does."""
-    return None if _CLIP_LOW in given else value
 
 
 def same_model(value: object, given: Given) -> None:
@@ -232,11 +214,6 @@ def compact(value: object, given: Given) -> list[str] | None:
     return [reason for reason, on in masks.items() if on or reason in limits]
 
 
-def resampling(value: object, given: Given) -> int | None:
-    """Return the bounded number of rounds in which a batch is filled."""
-    return _RESAMPLE_ROUNDS if value else None
-
-
 def model_engine(value: object, given: Given) -> str | None:
     """Return verl's name of the model engine; nothing for FSDP, the default."""
     return None if value in ("fsdp", "fsdp2") else str(value)
@@ -261,9 +238,9 @@ def _names(value: object) -> list[Any]:
 
 _LATER = "not supported: leave it off"
 _ARGUMENTS = "pass it to AgentTrainer: {}="
-_IGNORED = Ignored()
 _OVERRIDES = "verl.overrides."
 _KL_LOSS, _KL_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
+_KL_LOSS_COEF, _KL_REWARD_COEF = "actor_rollout_ref.actor.kl_loss_coef", "algorithm.kl_ctrl.kl_coef"
 _FILTERING, _REJECTION = "rllm.compact_filtering.enable", "rllm.rejection_sample.enable"
 _DISTILL = "rllm.distill.enable"
 _LORA = "actor_rollout_ref.model.lora_rank"
@@ -277,36 +254,6 @@ _LIMITS = ["max_prompt_length_exceeded", "max_response_length_exceeded", "max_tu
 _MASKS = {**dict.fromkeys(_LIMITS, True), "env_done": False, "unknown": False}
 """Reasons of ending, and whether the framework masks them by default."""
 _RESAMPLE_ROUNDS = 10
-
-_IGNORED_KEYS = {
-    "data": "val_batch_size filter_overlong_prompts filter_overlong_prompts_workers",
-    "actor_rollout_ref": "hybrid_engine",
-    "actor_rollout_ref.model": "use_fused_kernels",
-    "actor_rollout_ref.actor": (
-        "ppo_micro_batch_size_per_gpu use_dynamic_bsz checkpoint.save_contents checkpoint.load_contents"
-    ),
-    "actor_rollout_ref.rollout": (
-        "name mode tensor_model_parallel_size gpu_memory_utilization enforce_eager enable_prefix_caching "
-        "free_cache_engine max_num_batched_tokens max_num_seqs enable_chunked_prefill disable_log_stats "
-        "layered_summon load_format dtype calculate_log_probs log_prob_micro_batch_size_per_gpu "
-        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu agent.num_workers engine_kwargs.vllm "
-        "engine_kwargs.sglang"
-    ),
-    "actor_rollout_ref.ref": (
-        "fsdp_config.dtype fsdp_config.model_dtype fsdp_config.optimizer_offload "
-        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu"
-    ),
-    "ray_init": "num_cpus",
-    "trainer": (
-        "use_legacy_worker_impl default_hdfs_dir log_episodes episode_log_dir log_val_generations "
-        "rollout_data_dir validation_data_dir balance_batch n_training_gpus_per_node"
-    ),
-    "rllm": (
-        "filter_token_mismatch agent.name agent.engine_args env.name workflow.use_workflow workflow.name "
-        "workflow.raise_on_error sdk.proxy.mode sdk.proxy.admin_token"
-    ),
-}
-"""Keys for the machinery of other backends, by section."""
 
 _DETAILS = {
     _FILTERING: (
@@ -333,8 +280,8 @@ TABLE: dict[str, Rule] = {
     "algorithm.gamma": Sets("algorithm.gamma"),
     "algorithm.lam": Sets("algorithm.gae_lambda"),
     "algorithm.norm_adv_by_std_in_grpo": Sets("algorithm.normalize_std"),
-    "algorithm.use_kl_in_reward": Sets("algorithm.kl_in", kl_in_reward),
-    "algorithm.kl_ctrl.kl_coef": Sets("algorithm.kl_coef", only_with(_KL_REWARD)),
+    "algorithm.use_kl_in_reward": Sets("algorithm.kl_in", kl_in("reward", _KL_REWARD_COEF)),
+    _KL_REWARD_COEF: Sets("algorithm.kl_coef", only_with(_KL_REWARD)),
     "actor_rollout_ref.model.path": Sets("model.path", text),
     "actor_rollout_ref.model.use_remove_padding": ForVerl(f"{_OVERRIDES}actor_rollout_ref.model.use_remove_padding"),
     "actor_rollout_ref.model.enable_gradient_checkpointing": Sets("model.gradient_checkpointing"),
@@ -346,15 +293,17 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.actor.optim.lr_scheduler_type": Sets("optim.schedule"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps": Sets("optim.warmup_steps", at_least_zero),
     "actor_rollout_ref.actor.optim.weight_decay": Sets("optim.weight_decay"),
-    "actor_rollout_ref.actor.loss_agg_mode": Sets("algorithm.aggregation", aggregation, also=fixed_length),
+    "actor_rollout_ref.actor.loss_agg_mode": Sets(
+        "algorithm.aggregation", lambda value, given: "fixed-length" if value == _FIXED else value, also=fixed_length
+    ),
     "actor_rollout_ref.actor.ppo_mini_batch_size": Sets("optim.num_minibatches", minibatches),
     "actor_rollout_ref.actor.ppo_epochs": Sets("optim.num_epochs"),
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": Sets("optim.micro_batch_tokens"),
-    "actor_rollout_ref.actor.use_kl_loss": Sets("algorithm.kl_in", kl_in_loss),
-    "actor_rollout_ref.actor.kl_loss_coef": Sets("algorithm.kl_coef", only_with(_KL_LOSS)),
+    "actor_rollout_ref.actor.use_kl_loss": Sets("algorithm.kl_in", kl_in("loss", _KL_LOSS_COEF)),
+    _KL_LOSS_COEF: Sets("algorithm.kl_coef", only_with(_KL_LOSS)),
     "actor_rollout_ref.actor.kl_loss_type": Sets("algorithm.kl_estimator", kl_estimator),
     "actor_rollout_ref.actor.entropy_coeff": Sets("algorithm.entropy_coef"),
-    "actor_rollout_ref.actor.clip_ratio": Sets("algorithm.clip_low", clip_low, also=clip_high),
+    "actor_rollout_ref.actor.clip_ratio": Sets("algorithm.clip_low", unless(_CLIP_LOW), also=clip_high),
     _CLIP_LOW: Sets("algorithm.clip_low"),
     _CLIP_HIGH: Sets("algorithm.clip_high"),
     "actor_rollout_ref.actor.grad_clip": Sets("optim.max_grad_norm"),
@@ -362,7 +311,6 @@ TABLE: dict[str, Rule] = {
         f"{_OVERRIDES}actor_rollout_ref.actor.ulysses_sequence_parallel_size"
     ),
     f"{_FSDP}.dtype": Sets("model.dtype", number_format),
-    f"{_FSDP}.model_dtype": _IGNORED,
     f"{_FSDP}.optimizer_offload": ForVerl("optim.offload"),
     **{
         f"{_FSDP}.{name}": ForVerl(f"{_OVERRIDES}{_FSDP}.{name}")
@@ -372,7 +320,7 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.rollout.temperature": Sets("rollout.temperature"),
     "actor_rollout_ref.rollout.top_p": Refused((1,), "training samples from the whole distribution: use 1"),
     "actor_rollout_ref.rollout.top_k": Refused((-1, 0), "training samples from the whole distribution: use -1"),
-    "actor_rollout_ref.rollout.max_model_len": Sets("model.max_length", model_length),
+    "actor_rollout_ref.rollout.max_model_len": Sets("model.max_length", unless("data.max_prompt_length")),
     "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser": Sets("model.tool_parser"),
     "actor_rollout_ref.rollout.val_kwargs.n": Sets("eval.num_rollouts"),
     "actor_rollout_ref.rollout.val_kwargs.temperature": Sets("eval.temperature"),
@@ -384,7 +332,7 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.ref.fsdp_config.param_offload": ForVerl("model.reference_offload"),
     "critic.optim.lr": Sets("critic.lr"),
     "critic.model.path": Sets("model.path", same_model),
-    "trainer.total_epochs": Sets("num_epochs", epochs),
+    "trainer.total_epochs": Sets("num_epochs", unless("trainer.total_training_steps")),
     "trainer.total_training_steps": Sets("num_steps"),
     "trainer.critic_warmup": Sets("critic.warmup_steps", at_least_zero),
     "trainer.logger": Sets("trackers", trackers, unknown_trackers),
@@ -413,7 +361,9 @@ TABLE: dict[str, Rule] = {
     "rllm.stepwise_advantage.mode": Sets("algorithm.level", step_level),
     "rllm.stepwise_advantage.normalize_by_steps": Refused((False,), _LATER),
     "rllm.compact_filtering.enable": Sets("filters.ended_by", compact),
-    "rllm.rejection_sample.enable": Sets("rollout.resample_rounds", resampling),
+    "rllm.rejection_sample.enable": Sets(
+        "rollout.resample_rounds", lambda value, given: _RESAMPLE_ROUNDS if value else None
+    ),
     "rllm.rejection_sample.mode": Refused(("none",), f"use {_REJECTION}=true"),
     "rllm.rejection_sample.filter_uniform_groups": Refused((False,), f"use {_REJECTION}=true"),
     _DISTILL: Refused((False,), "use algorithm.name=distill with teacher.path or teacher.url"),
@@ -426,11 +376,13 @@ TABLE: dict[str, Rule] = {
     "fireworks.deployment_id": _NO_FIREWORKS,
     "fireworks.model_id_prefix": _NO_FIREWORKS,
     "fireworks.concurrency": _NO_FIREWORKS,
-    **{f"{section}.{key}": _IGNORED for section, keys in _IGNORED_KEYS.items() for key in keys.split()},
     **{
         f"{switch.removesuffix('enable')}{key}": PartOf(switch)
         for switch, keys in _DETAILS.items()
         for key in keys.split()
     },
 }
-"""A key whose default is `{}` stands for everything that the user puts below it."""
+"""Rules of published keys; those without a rule are `Ignored`.
+
+A key whose default is `{}` stands for everything that the user puts below it.
+"""

@@ -26,7 +26,6 @@ _SHARED = {
     for section in ("algorithm", "critic")
 }
 """Sections of both vocabularies, with their published keys."""
-_GROUPS = {key.split(".")[0] for key in TABLE} - _SHARED.keys()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +64,9 @@ def translate(mapping: JSONMapping) -> Translation:
 
 def _split(mapping: JSONMapping) -> tuple[JSONObject, JSONObject]:
     """Return the framework's keys, dotted, and ours, nested."""
-    published = {key: value for key, value in mapping.items() if key in _GROUPS}
-    ours = {key: value for key, value in mapping.items() if key not in _GROUPS}
+    groups = _groups()
+    published = {key: value for key, value in mapping.items() if key in groups}
+    ours = {key: value for key, value in mapping.items() if key not in groups}
     values = published.get("data")
     if isinstance(values, Mapping):  # ours by name, all others in the framework's words
         ours["data"] = {key: value for key, value in values.items() if key in DataConfig.model_fields}
@@ -95,6 +95,11 @@ def published_defaults() -> JSONObject:
     return dict(leaves(yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))))
 
 
+def _groups() -> set[str]:
+    """Return the sections that only the framework has."""
+    return {key.split(".")[0] for key in published_defaults()} - _SHARED.keys()
+
+
 def _only_set(published: JSONMapping) -> tuple[JSONObject, list[str]]:
     """Return the keys that differ from their defaults, and an error message for each unknown key."""
     defaults = published_defaults()
@@ -111,15 +116,18 @@ def _rule(key: str) -> Rule | None:
     """Return the rule of a key, or of the open section that it lies in."""
     if key in TABLE:
         return TABLE[key]
+    if key in published_defaults():
+        return Ignored()
     sections = (section for section, default in published_defaults().items() if default == {})
-    return next((TABLE[section] for section in sections if key.startswith(f"{section}.")), None)
+    return next((TABLE.get(section, Ignored()) for section in sections if key.startswith(f"{section}.")), None)
 
 
 def _hint(key: str) -> str:
-    if (meant := closest(key, TABLE, cutoff=0.8)) is not None:
+    published = published_defaults()
+    if (meant := closest(key, published, cutoff=0.8)) is not None:
         return f"did you mean {meant!r}?"
-    known = [name for name in TABLE if name.startswith(key.rpartition(".")[0] + ".")]
-    return f"known here: {', '.join(known or sorted(_GROUPS))}"
+    known = [name for name in published if name.startswith(key.rpartition(".")[0] + ".")]
+    return f"known here: {', '.join(known or sorted(_groups()))}"
 
 
 def _translate(key: str, value: object, given: JSONMapping, result: Translation) -> None:
