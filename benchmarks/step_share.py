@@ -32,7 +32,7 @@ from against_trl.model import build_model
 
 from rllm.agents.chat_agent import ChatAgent
 from rllm.backends.local.backend import LocalBackend
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
 from rllm.trainer.agent_trainer import AgentTrainer
 
 KINDS = ("in process", "over HTTP")

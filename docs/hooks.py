@@ -231,7 +231,7 @@ PACKAGES = (
     "rllm.trainer.config",
     "rllm.evaluation.evaluate",
     "rllm.evaluation.report",
-    "rllm.evaluation.pass_at_k",
+    "rllm.evaluation.report",
     "rllm.tasks",
     "rllm.tasks.folder",
     "rllm.tasks.run",

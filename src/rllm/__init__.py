@@ -28,15 +28,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 __version__ = "0.1.0"
 __all__ = ["Action", "AgentTrainer", "BaseAgent", "Episode", "Step", "Trajectory", "__version__"]
 
-__getattr__, _names = lazy_names(
+__getattr__, _names, _ = lazy_names(
     __name__,
     {
-        "Action": "rllm.types",
-        "AgentTrainer": "rllm.trainer.agent_trainer",
-        "BaseAgent": "rllm.agents.agent",
-        "Episode": "rllm.types",
-        "Step": "rllm.types",
-        "Trajectory": "rllm.types",
+        "rllm.agents.agent": "BaseAgent",
+        "rllm.trainer.agent_trainer": "AgentTrainer",
+        "rllm.types": "Action Episode Step Trajectory",
     },
 )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rllm.agents.grid_world_agent import GridWorldAgent
+from rllm.agents.chat_agent import GridWorldAgent
 from rllm.compat.class_names import FrozenLakeAgent
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv

@@ -1,7 +1,7 @@
 import pytest
 
-from rllm.agents.math_agent import INSTRUCTION, MathAgent
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.agents.chat_agent import INSTRUCTION, MathAgent
+from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
 from rllm.errors import RewardError
 from rllm.types import UNSCORED
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rllm.data import Dataset, DatasetRegistry, benchmarks, generated, prepare
+from rllm.data import Dataset, DatasetRegistry, benchmark_rows, benchmarks, prepare
 from rllm.data.benchmark_rows import boxed_answer
 from rllm.data.benchmarks import BENCHMARKS
 from rllm.data.dataset import PREPARED
@@ -22,19 +22,21 @@ from rllm.environments.grid_world import GridWorldEnv, num_moves
 from rllm.errors import ConfigError, MissingDependencyError
 
 
-def digit(rng: random.Random) -> dict[str, int]:
+def digit(rng: random.Random, number: int = 0) -> dict[str, int]:
     return {"n": rng.randrange(10)}
 
 
 def test_tasks_are_distinct_and_follow_from_the_seed() -> None:
-    tasks = generated.distinct_tasks(digit, 10, seed=1)
+    tasks = benchmark_rows.distinct_tasks(digit, 10, seed=1)
     assert sorted(task["n"] for task in tasks) == list(range(10))
-    assert generated.distinct_tasks(digit, 4, seed=1) == tasks[:4] != generated.distinct_tasks(digit, 4, seed=2)
+    assert (
+        benchmark_rows.distinct_tasks(digit, 4, seed=1) == tasks[:4] != benchmark_rows.distinct_tasks(digit, 4, seed=2)
+    )
 
 
 def test_requesting_too_many_tasks_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"11 tasks .* 10 "):
-        generated.distinct_tasks(digit, 11, seed=0)
+        benchmark_rows.distinct_tasks(digit, 11, seed=0)
 
 
 def test_splits_share_no_task_and_the_test_split_is_fixed(home: Path) -> None:
@@ -120,19 +122,19 @@ def test_every_countdown_task_can_be_solved(home: Path) -> None:
 
 def test_unsolvable_numbers_are_drawn_again() -> None:
     rng = random.Random(550382)  # begins with 2, 1 and 2
-    assert generated.countdown_task(rng)["nums"] == [21, 23, 41, 55]
+    assert benchmark_rows.countdown_task(rng)["nums"] == [21, 23, 41, 55]
 
 
 def test_countdown_question_states_target_and_numbers() -> None:
-    task = generated.countdown_task(random.Random(0))
+    task = benchmark_rows.countdown_task(random.Random(0))
     assert f"equals {task['target']}," in task["question"]
     assert all(str(num) in task["question"] for num in task["nums"])
 
 
 def test_product_binds_before_a_sum() -> None:
-    assert generated.value_of(2, []) == 2
-    assert generated.value_of(2, [("+", 3), ("*", 4), ("-", 5), ("*", 2)]) == 4
-    assert generated.value_of(2, [("*", 3), ("*", 4)]) == 24
+    assert benchmark_rows.value_of(2, []) == 2
+    assert benchmark_rows.value_of(2, [("+", 3), ("*", 4), ("-", 5), ("*", 2)]) == 4
+    assert benchmark_rows.value_of(2, [("*", 3), ("*", 4)]) == 24
 
 
 def test_arithmetic_has_the_requested_difficulty(home: Path) -> None:

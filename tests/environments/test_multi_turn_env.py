@@ -1,7 +1,6 @@
 import pytest
 
-from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.environments.base.multi_turn_env import MultiTurnEnvironment, SingleTurnEnvironment
 from rllm.errors import ConfigError, EnvError, RewardError
 from rllm.rewards.reward_types import RewardOutput
 from rllm.types import Action

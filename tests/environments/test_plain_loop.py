@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from rllm.agents.agent import BaseAgent
-from rllm.agents.grid_world_agent import GridWorldAgent
-from rllm.agents.math_agent import MathAgent
+from rllm.agents.chat_agent import GridWorldAgent, MathAgent
 from rllm.agents.tool_agent import ToolAgent
 from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.multi_turn_env import MultiTurnEnvironment
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.environments.base.multi_turn_env import MultiTurnEnvironment, SingleTurnEnvironment
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.environments.tools.tool_env import ToolEnvironment

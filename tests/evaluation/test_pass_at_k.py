@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rllm import utils
+from rllm.compat.class_names import compute_pass_at_k
 from rllm.errors import ConfigError
-from rllm.evaluation.pass_at_k import Estimate, compute_pass_at_k, mean_over_tasks, pass_at_k
+from rllm.evaluation.report import Estimate, mean_over_tasks, pass_at_k
 from rllm.types import Trajectory
 
 

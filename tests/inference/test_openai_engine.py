@@ -17,7 +17,7 @@ from rllm.errors import ConfigError, InferenceError, PromptTooLongError, TokenMi
 from rllm.gateway.server import ServerThread
 from rllm.inference.engine import ModelOutput
 from rllm.inference.openai_engine import OpenAIEngine
-from rllm.parser.reasoning import SplitText, split_reasoning
+from rllm.parser.decoding import SplitText, split_reasoning
 from rllm.testing.scripted import ScriptedEngine
 from rllm.testing.scripted_server import Fault, ScriptedServer
 from rllm.tools import Tool

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.parser.answer import safe_length, visible
-from rllm.parser.reasoning import SplitText, split_reasoning
+from rllm.parser.decoding import SplitText, split_reasoning
 from rllm.parser.tool_parser import tool_parser
 
 

@@ -12,7 +12,7 @@ import asyncio, os, threading
 from pathlib import Path
 import uvloop
 from rllm.sdk import run_program
-from rllm.tools.sandbox import arun_python, run_python
+from rllm.sandbox.python import arun_python, run_python
 
 held, holds = os.pipe()
 done = threading.Event()

@@ -3,7 +3,7 @@
 import pytest
 
 from rllm.sandbox.base import SandboxError
-from rllm.sandbox.dockerfile import Copy, Run, read_dockerfile
+from rllm.sandbox.images import Copy, Run, read_dockerfile
 
 
 def read(folder, text, files=("a.txt", "src/b.txt")):

@@ -19,7 +19,7 @@ import pytest
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.sandbox import bubblewrap
 from rllm.sandbox import python as sandbox
-from rllm.tools.sandbox import SandboxError, SandboxResult, arun_python, run_python
+from rllm.sandbox.python import SandboxError, SandboxResult, arun_python, run_python
 
 pytestmark = pytest.mark.sandbox
 

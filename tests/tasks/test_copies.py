@@ -11,7 +11,7 @@ import pytest
 
 from rllm.environments import open_env
 from rllm.errors import ConfigError
-from rllm.tasks import copies
+from rllm.tasks import rollouts
 from rllm.testing.gateway import scripted_gateway
 
 from .conftest import backend_or_skip, write_task
@@ -24,7 +24,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, dict
     """Rollouts as they are sent, the row of a task, and its folder."""
     backend_or_skip("local")
     monkeypatch.setenv("RLLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(copies, "_named", {})
+    monkeypatch.setattr(rollouts, "_named", {})
     files = {"environment/data.db": "1\n" * 50_000, "environment/.git/HEAD": "ref\n"}
     folder = write_task(tmp_path / "tasks/first", files)
     os.link(folder / "environment/data.db", folder / "environment/again.db")
@@ -38,7 +38,7 @@ def test_rollouts_bring_their_tasks(opened: tuple[bytes, dict[str, object], Path
     files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     shutil.rmtree(folder.parent)
     play = pickle.loads(sent)
-    copy = copies.here(str(folder))
+    copy = rollouts.here(str(folder))
     assert {path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file()} == files
     with scripted_gateway(["echo yes > done", "done"]) as gateway:
         assert gateway.rollout(play, row).is_correct
@@ -49,10 +49,10 @@ def test_tasks_that_are_too_large_to_be_sent_must_be_there(
 ) -> None:
     sent, _, folder = opened
     play = pickle.loads(sent)
-    monkeypatch.setattr(copies, "MAX_SENT_MB", 0)
+    monkeypatch.setattr(rollouts, "MAX_SENT_MB", 0)
     small = pickle.dumps(play)
     pickle.loads(small)
-    monkeypatch.setattr(copies, "_copies", {})
+    monkeypatch.setattr(rollouts, "_copies", {})
     shutil.rmtree(folder)
     with pytest.raises(ConfigError, match=rf"{folder} is not on .* same path"):
         pickle.loads(small)

@@ -5,8 +5,7 @@ import subprocess
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.tasks.folder import read_tasks
-from rllm.tasks.git import fetched, is_repository
+from rllm.tasks.folder import fetched, is_repository, read_tasks
 
 from .conftest import write_task
 

@@ -13,9 +13,8 @@ import pytest
 from rllm.errors import AgentError, RewardError
 from rllm.sandbox import SandboxError
 from rllm.tasks import SandboxAgent
-from rllm.tasks.check import check_task
+from rllm.tasks.check import Idle, Oracle, check_task
 from rllm.tasks.folder import read_task
-from rllm.tasks.oracle import Idle, Oracle
 from rllm.tasks.run import run_task
 
 from .conftest import DEBIAN, EXAMPLES, backend_or_skip

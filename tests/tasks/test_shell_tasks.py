@@ -36,5 +36,5 @@ def test_folders_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_requesting_too_many_tasks_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="size=10000"):
+    with pytest.raises(ConfigError, match="10000 tasks"):
         shell_tasks(10_000, seed=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rllm.errors import ConfigError
-from rllm.tools.sandbox import arun_python, run_python
+from rllm.sandbox.python import arun_python, run_python
 
 pytestmark = pytest.mark.sandbox
 

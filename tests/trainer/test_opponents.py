@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rllm.config.schema import TrainConfig
-from rllm.environments.players import PastPolicies
+from rllm.environments.textarena import PastPolicies
 from rllm.errors import ConfigError
 from rllm.store import open_store
 from rllm.trainer.agent_trainer import AgentTrainer

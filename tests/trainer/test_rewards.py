@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rllm.agents.math_agent import MathAgent
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.agents.chat_agent import MathAgent
+from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
 from rllm.errors import ConfigError, RolloutError
 from rllm.rewards import judge
 from rllm.rewards.scoring import group_reward, with_reward

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rllm.agents.agent import Action, BaseAgent, Step, Trajectory
-from rllm.agents.math_agent import MathAgent
+from rllm.agents.chat_agent import MathAgent
 from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.gymnasium_env import GymnasiumEnv
 from rllm.environments.tools.tool_env import ToolEnvironment

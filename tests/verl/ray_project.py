@@ -60,7 +60,7 @@ def guess(env, base_url, **task):
 SCRIPT = """
 import os, sys
 from rllm.agents.chat_agent import ChatAgent
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
 from rllm.trainer import AgentTrainer
 from rllm.workflows.simple_workflow import SimpleWorkflow
 

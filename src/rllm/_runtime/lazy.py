@@ -9,8 +9,16 @@ from typing import Any
 from rllm.errors import needed_to_train
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` (PEP 562) of a package whose names are defined in the modules of `homes`."""
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package whose names are defined in other modules.
+
+    Args:
+        package: name of the package.
+        modules: names by the module that defines them, with spaces between.
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -18,4 +26,4 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         with needed_to_train(f"{package}.{name}"):
             return getattr(import_module(homes[name]), name)
 
-    return get, lambda: sorted(homes)
+    return get, lambda: sorted(homes), sorted(homes)

@@ -1,8 +1,8 @@
 """Agents that an engine steps through an environment.
 
-Read `agent.py` first: the protocol `BaseAgent`. `chat_agent.py` implements it for conversations that only grow; the
-others subclass it: `math_agent.py` asks a question, `tool_agent.py` calls tools, `grid_world_agent.py` walks a grid
-world. `benchmark_agent.py` makes the agent function of a benchmark.
+Read `agent.py` first: the protocol `BaseAgent`. `chat_agent.py` implements it for conversations that only grow, and has
+agents that ask a question and walk a grid world; `tool_agent.py` calls tools. `benchmark_agent.py` makes the agent
+function of a benchmark.
 
 Each agent works without an engine: `agent.messages` is the conversation.
 
@@ -20,8 +20,8 @@ from rllm._runtime.lazy import lazy_names
 if TYPE_CHECKING:
     from rllm.agents.agent import BaseAgent as BaseAgent
     from rllm.agents.chat_agent import ChatAgent as ChatAgent
-    from rllm.agents.grid_world_agent import GridWorldAgent as GridWorldAgent
-    from rllm.agents.math_agent import MathAgent as MathAgent
+    from rllm.agents.chat_agent import GridWorldAgent as GridWorldAgent
+    from rllm.agents.chat_agent import MathAgent as MathAgent
     from rllm.agents.tool_agent import ToolAgent as ToolAgent
     from rllm.compat.class_names import FrozenLakeAgent as FrozenLakeAgent
     from rllm.types import Action as Action
@@ -29,31 +29,13 @@ if TYPE_CHECKING:
     from rllm.types import Step as Step
     from rllm.types import Trajectory as Trajectory
 
-__all__ = [
-    "Action",
-    "BaseAgent",
-    "ChatAgent",
-    "Episode",
-    "FrozenLakeAgent",
-    "GridWorldAgent",
-    "MathAgent",
-    "Step",
-    "ToolAgent",
-    "Trajectory",
-]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "Action": "rllm.types",
-        "BaseAgent": "rllm.agents.agent",
-        "ChatAgent": "rllm.agents.chat_agent",
-        "Episode": "rllm.types",
-        "FrozenLakeAgent": "rllm.compat.class_names",
-        "GridWorldAgent": "rllm.agents.grid_world_agent",
-        "MathAgent": "rllm.agents.math_agent",
-        "Step": "rllm.types",
-        "ToolAgent": "rllm.agents.tool_agent",
-        "Trajectory": "rllm.types",
+        "rllm.agents.agent": "BaseAgent",
+        "rllm.agents.chat_agent": "ChatAgent GridWorldAgent MathAgent",
+        "rllm.agents.tool_agent": "ToolAgent",
+        "rllm.compat.class_names": "FrozenLakeAgent",
+        "rllm.types": "Action Episode Step Trajectory",
     },
 )

@@ -1,14 +1,15 @@
-"""`ChatAgent`: a conversation that only grows, and its trajectory; base class of the ready-made agents."""
+"""`ChatAgent`: a conversation that only grows, and its trajectory; base class of the ready-made agents, with three."""
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from rllm.agents.agent import BaseAgent
 from rllm.errors import AgentError
-from rllm.parser.reasoning import SplitText, split_without_prompt
+from rllm.parser.decoding import SplitText, split_without_prompt
 from rllm.types import Action, JSONObject, Message, Step, Trajectory, text_of
 
 QUESTION_KEYS = ("question", "problem", "prompt", "query", "instruction")
@@ -115,3 +116,46 @@ def observation_to_text(observation: Any) -> str:
     raise AgentError(
         f"the environment's observation is {seen}: return a text, or a task with one of {', '.join(QUESTION_KEYS)}"
     )
+
+
+INSTRUCTION = "Reason step by step, and give your final answer within \\boxed{}."
+
+
+class MathAgent(ChatAgent):
+    """Agent for `SingleTurnEnvironment` with a mathematical reward; further turns continue the conversation."""
+
+    def __init__(self, accumulate_thinking: bool = True) -> None:
+        super().__init__(accumulate_thinking=accumulate_thinking)
+
+    def observation_to_messages(self, observation: Any) -> list[Message]:
+        messages = super().observation_to_messages(observation)
+        if messages and not self.trajectory.steps:
+            messages[0]["content"] += f"\n\n{INSTRUCTION}"
+        return messages
+
+    def response_to_action(self, response: str) -> str:
+        return response
+
+
+GRID_WORLD_PROMPT = """\
+You walk on a frozen lake. Reach the goal G without stepping into a hole O. P is you, _ is ice.
+Each turn, choose one of Up, Down, Left, Right. You may reason first; end with your move alone in a block:
+```
+Right
+```"""
+
+_MOVE = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
+_BLOCK = re.compile(r"```(.*?)```", re.DOTALL)
+
+
+class GridWorldAgent(ChatAgent):
+    """Moves in the last direction of the last ``` block, or else of the answer; the move may be empty."""
+
+    def __init__(self, *, system_prompt: str = GRID_WORLD_PROMPT, accumulate_thinking: bool = True) -> None:
+        super().__init__(system_prompt=system_prompt, accumulate_thinking=accumulate_thinking)
+
+    def response_to_action(self, response: str) -> str:
+        answer = self.split(response).answer
+        blocks = _BLOCK.findall(answer)
+        moves = _MOVE.findall(blocks[-1] if blocks else answer)
+        return moves[-1].capitalize() if moves else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm.agents.chat_agent import ChatAgent
-from rllm.parser.reasoning import CLOSE, OPEN, SplitText
+from rllm.parser.decoding import CLOSE, OPEN, SplitText
 from rllm.parser.tool_parser import get_tool_parser, tool_parser
 from rllm.tools.multi_tool import MultiTool
 from rllm.tools.tool_base import Tool

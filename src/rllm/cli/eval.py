@@ -107,7 +107,7 @@ def evaluate(
     from rllm.cli.training import lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
     from rllm.environments.named import open_env
-    from rllm.environments.players import PastPolicies
+    from rllm.environments.textarena import PastPolicies
 
     if compare is not None:
         _compare(context, compare, as_json=as_json)

@@ -23,8 +23,7 @@ from rllm.parser.append_only import (
     stand_in_past,
 )
 from rllm.parser.chat_template import ChatTemplate, check_role
-from rllm.parser.decoding import TextDecoder, special_tokens
-from rllm.parser.reasoning import OPEN, split_reasoning
+from rllm.parser.decoding import OPEN, TextDecoder, special_tokens, split_reasoning
 from rllm.parser.tool_formats import ParsedText
 from rllm.parser.tool_parser import tool_format_of_template, tool_parser
 from rllm.types import JSONMapping, JSONObject, Message

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from rllm.agents.agent import BaseAgent
-from rllm.agents.grid_world_agent import GridWorldAgent
-from rllm.agents.math_agent import MathAgent
+from rllm.agents.chat_agent import GridWorldAgent, MathAgent
 from rllm.agents.tool_agent import ToolAgent
 from rllm.environments.base.base_env import BaseEnv
-from rllm.environments.base.single_turn_env import SingleTurnEnvironment
+from rllm.environments.base.multi_turn_env import SingleTurnEnvironment
 from rllm.environments.grid_world import GridWorldEnv
 from rllm.environments.tools.tool_env import ToolEnvironment
 from rllm.errors import ConfigError, counted
-from rllm.evaluation import pass_at_k
-from rllm.evaluation.pass_at_k import PassAtK
-from rllm.types import Trajectory
+from rllm.store.codec import readable_json
+from rllm.types import TASK_ID_FIELDS, Trajectory
 from rllm.workflows.multi_turn_workflow import CumulativeWorkflow, MultiTurnWorkflow, SingleTurnWorkflow
 from rllm.workflows.simple_workflow import SimpleWorkflow
 from rllm.workflows.workflow import Workflow
@@ -67,11 +67,64 @@ WORKFLOW_CLASS_MAPPING: dict[str, type[Workflow]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PassAtK:
+    """Result of `compute_pass_at_k`; `str()` gives one line."""
+
+    pass_at_1: float
+    """Share of correct rollouts."""
+    pass_at_k: float
+    """Share of tasks that at least one rollout solved."""
+    k: int
+    """Largest number of rollouts of one task."""
+    num_tasks: int
+    num_rollouts: int
+    num_unscored: int
+    """Rollouts without a reward, which do not count as correct."""
+
+    def __str__(self) -> str:
+        unscored = f", {self.num_unscored} of them without a reward" if self.num_unscored else ""
+        return (
+            f"pass@1 {self.pass_at_1:.1%}, pass@{self.k} {self.pass_at_k:.1%} "
+            f"({counted(self.num_tasks, 'task')}, {counted(self.num_rollouts, 'rollout')}{unscored})"
+        )
+
+
 def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
-    """See `rllm.evaluation.pass_at_k.compute_pass_at_k`; the result is also printed."""
-    found = pass_at_k.compute_pass_at_k(results)
+    """Return and print pass@1 and pass@k of trajectories of any number of tasks.
+
+    A trajectory is correct if its reward is above 0.
+
+    Trajectories belong to one task if their tasks have the same `task_id` or `id`, or else the same content.
+
+    Raises:
+        ConfigError: if there are none, or one is not a trajectory.
+    """
+    by_task: dict[bytes, list[float | None]] = {}
+    for item in results:
+        if not isinstance(item, Trajectory):
+            raise ConfigError(f"compute_pass_at_k takes trajectories, and this is {type(item).__name__}: {item!r:.80}")
+        by_task.setdefault(_task_key(item.task), []).append(item.final_reward())
+    if not by_task:
+        raise ConfigError("compute_pass_at_k: there are no trajectories")
+    correct = {key: sum(1 for reward in rewards if (reward or 0) > 0) for key, rewards in by_task.items()}
+    rewards = [reward for of_task in by_task.values() for reward in of_task]
+    found = PassAtK(
+        pass_at_1=sum(correct.values()) / len(rewards),
+        pass_at_k=fmean(float(count > 0) for count in correct.values()),
+        k=max(map(len, by_task.values())),
+        num_tasks=len(by_task),
+        num_rollouts=len(rewards),
+        num_unscored=sum(reward is None for reward in rewards),
+    )
     print(found)  # noqa: T201
     return found
+
+
+def _task_key(task: object) -> bytes:
+    own = task if isinstance(task, Mapping) else {}
+    named = next((own[name] for name in TASK_ID_FIELDS if own.get(name) is not None), None)
+    return readable_json(task if named is None else {"id": named}, sort_keys=True)
 
 
 def save_trajectories(

@@ -30,8 +30,8 @@ MOVED: dict[str, dict[str, str]] = {
     "rllm.environments.frozenlake": _FROZEN_LAKE,
     "rllm.environments.frozenlake.frozenlake": _FROZEN_LAKE,
     "rllm.globals": {
-        "THOUGHT_DELIMITER_END": "rllm.parser.reasoning:CLOSE",
-        "THOUGHT_DELIMITER_START": "rllm.parser.reasoning:OPEN",
+        "THOUGHT_DELIMITER_END": "rllm.parser.decoding:CLOSE",
+        "THOUGHT_DELIMITER_START": "rllm.parser.decoding:OPEN",
     },
     "rllm.parser.chat_template_parser": {"ChatTemplateParser": "rllm.compat.chat_template_parser"},
     "rllm.sdk.protocol": {

@@ -4,8 +4,7 @@
 * `sampling`: the tasks of a training step.
 * `sources`: files, folders, the Hugging Face hub and functions to rows.
 * `rows`: Python objects and Arrow tables to plain dicts.
-* `benchmarks`: benchmarks by name: their datasets, questions and scorers; `benchmark_rows` converts rows.
-* `generated`: random tasks.
+* `benchmarks`: benchmarks by name: their datasets, questions and scorers; `benchmark_rows` makes their tasks.
 * `prepare`: known datasets, to be registered; `python -m rllm.data.prepare NAME`.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rllm.data import benchmark_rows as rows
-from rllm.data.generated import arithmetic_task, countdown_task, distinct_tasks
+from rllm.data.benchmark_rows import arithmetic_task, countdown_task, distinct_tasks
 from rllm.data.sources import hub_files, read_file, read_hub
 from rllm.errors import ConfigError
 from rllm.types import JSONMapping, Message, Task
@@ -322,8 +322,8 @@ def read_benchmark(name: str, split: str = "test", *, limit: int = 0) -> list[Ta
         raise ConfigError(f"{split}={limit}: use the largest number of rows to take, or 0 for all")
     if split not in benchmark.splits:
         raise ConfigError(f"split={split!r}: benchmark {name!r} has {' and '.join(sorted(benchmark.splits))}")
-    if benchmark.generate is not None:
-        tasks = distinct_tasks(benchmark.generate, sum(NUM_GENERATED.values()), seed=0)
+    if (generate := benchmark.generate) is not None:
+        tasks = distinct_tasks(lambda rng, _: generate(rng), sum(NUM_GENERATED.values()), seed=0)
         held_out = NUM_GENERATED["test"]
         return (tasks[held_out:] if split == "train" else tasks[:held_out])[: limit or None]
     try:

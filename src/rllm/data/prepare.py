@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
+from rllm.data.benchmark_rows import arithmetic_task, countdown_task, distinct_tasks
 from rllm.data.benchmarks import BENCHMARKS, read_benchmark
 from rllm.data.dataset import Dataset, DatasetRegistry
-from rllm.data.generated import arithmetic_task, countdown_task, distinct_tasks
 from rllm.errors import ConfigError, RLLMError
 from rllm.types import Task
 
@@ -76,7 +76,7 @@ def register_random(
     for split, count in (("train", train), ("test", test)):
         if count < 1:
             raise ConfigError(f"{split}={count}: use at least 1 task")
-    tasks = distinct_tasks(make, test + train, seed=seed)
+    tasks = distinct_tasks(lambda rng, _: make(rng), test + train, seed=seed)
     splits: tuple[tuple[Literal["train", "test"], list[Task]], ...] = (("train", tasks[test:]), ("test", tasks[:test]))
     return [DatasetRegistry.register_dataset(name, rows, split=split, seed=seed) for split, rows in splits]
 

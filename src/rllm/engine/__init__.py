@@ -16,27 +16,14 @@ if TYPE_CHECKING:
     from rllm.inference.engine import RolloutEngine as RolloutEngine
     from rllm.inference.openai_engine import OpenAIEngine as OpenAIEngine
 
-__all__ = [
-    "AgentExecutionEngine",
-    "AgentFunctionEngine",
-    "AgentWorkflowEngine",
-    "AsyncAgentExecutionEngine",
-    "ModelOutput",
-    "OpenAIEngine",
-    "RolloutEngine",
-    "RolloutRunner",
-]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "AgentExecutionEngine": "rllm.engine.agent_execution_engine",
-        "AgentFunctionEngine": "rllm.engine.agent_function_engine",
-        "AgentWorkflowEngine": "rllm.engine.agent_workflow_engine",
-        "AsyncAgentExecutionEngine": "rllm.engine.agent_execution_engine",
-        "ModelOutput": "rllm.inference.engine",
-        "OpenAIEngine": "rllm.inference.openai_engine",
-        "RolloutEngine": "rllm.inference.engine",
-        "RolloutRunner": "rllm.engine.runner",
+        "rllm.engine.agent_execution_engine": "AgentExecutionEngine AsyncAgentExecutionEngine",
+        "rllm.engine.agent_function_engine": "AgentFunctionEngine",
+        "rllm.engine.agent_workflow_engine": "AgentWorkflowEngine",
+        "rllm.engine.runner": "RolloutRunner",
+        "rllm.inference.engine": "ModelOutput RolloutEngine",
+        "rllm.inference.openai_engine": "OpenAIEngine",
     },
 )

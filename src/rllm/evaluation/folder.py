@@ -23,8 +23,7 @@ from rllm._runtime.untrusted import read_json
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES
 from rllm.errors import ConfigError, counted
-from rllm.evaluation.pass_at_k import Z_95, t_quantile
-from rllm.evaluation.report import Report
+from rllm.evaluation.report import Z_95, Report, t_quantile
 from rllm.store.codec import readable_json
 from rllm.tracking.about import EVALUATION, check_contained, seal
 from rllm.types import JSONMapping, JSONObject

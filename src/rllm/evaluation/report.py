@@ -1,15 +1,81 @@
-"""Outcomes of rollouts, and the report of an evaluation."""
+"""Outcomes of rollouts, and the report of an evaluation: accuracy and pass@k with confidence intervals."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Self
 
 from rllm.engine.failures import Reason, count_reasons, why_failed, why_unscored
-from rllm.evaluation.pass_at_k import Estimate, mean_over_tasks, pass_at_k
+from rllm.errors import ConfigError
 from rllm.types import NO_TOKENS_KEY, SOURCE_KEY, Episode, JSONObject
+
+Z_95 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution: intervals cover 95 %."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A rate with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    num_tasks: int
+    """Number of tasks averaged."""
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+
+def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
+    """Return the unbiased estimate that at least one of k rollouts is correct (Chen et al. 2021, arXiv:2107.03374).
+
+    It is `1 - C(n - c, k) / C(n, k)`: the share of all choices of k among n rollouts that hold a correct one.
+    """
+    if not 0 <= num_correct <= num_rollouts:
+        raise ConfigError(f"num_correct={num_correct}: of {num_rollouts} rollouts 0 to {num_rollouts} are correct")
+    if not 1 <= k <= num_rollouts:
+        raise ConfigError(f"k={k}: pass@k of {num_rollouts} rollouts needs 1 <= k <= {num_rollouts}")
+    return 1.0 - math.comb(num_rollouts - num_correct, k) / math.comb(num_rollouts, k)
+
+
+def mean_over_tasks(values: Sequence[float], num_rollouts: int) -> Estimate:
+    """Return the mean of one rate per task, with an interval for the population that the tasks come from.
+
+    Args:
+        values: rates, at least one.
+        num_rollouts: rollouts behind the rates, which bounds the number of independent trials.
+    """
+    mean = fmean(values)
+    size = _effective_size(values, mean, num_rollouts)
+    centre = (mean + Z_95**2 / (2 * size)) / (1 + Z_95**2 / size)
+    half = Z_95 / (1 + Z_95**2 / size) * math.sqrt(mean * (1 - mean) / size + Z_95**2 / (4 * size**2))
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return Estimate(value=mean, low=min(low, mean), high=max(high, mean), num_tasks=len(values))
+
+
+def _effective_size(values: Sequence[float], mean: float, num_rollouts: int) -> float:
+    """Return the number of independent trials whose mean would be as uncertain as that of these tasks.
+
+    It is at least the number of tasks, since rates between 0 and 1 vary no more than single trials do.
+    """
+    num_tasks = len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    if num_tasks == 1 or mean in (0.0, 1.0):
+        return float(num_tasks)  # nothing shows how much tasks differ, so more rollouts of each add nothing
+    if squares == 0.0:
+        return float(max(num_tasks, num_rollouts))
+    squared_error = squares / (num_tasks - 1) / num_tasks * (t_quantile(num_tasks - 1) / Z_95) ** 2
+    return min(max(num_tasks, num_rollouts), max(num_tasks, mean * (1 - mean) / squared_error))
+
+
+def t_quantile(freedom: int) -> float:
+    """Return Student's 97.5 % quantile, expanded around the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
+    return Z_95 + (Z_95**3 + Z_95) / (4 * freedom) + (5 * Z_95**5 + 16 * Z_95**3 + 3 * Z_95) / (96 * freedom**2)
+
 
 PROMPT_TOKENS, SAMPLED_TOKENS = "rollout/prompt_tokens", "rollout/sampled_tokens"
 _OURS = ("rollout/", "timing/")

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeGuard
 
 from rllm.capture.tokens import tokens_of_choice
 from rllm.errors import ConfigError
-from rllm.parser.reasoning import join_reasoning
+from rllm.parser.decoding import join_reasoning
 from rllm.types import JSONMapping, JSONObject, LogprobsKind, Message, text_of
 
 logger = logging.getLogger(__name__)

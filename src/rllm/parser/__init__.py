@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from rllm.parser.tool_parser import ToolParser as ToolParser
     from rllm.parser.tool_parser import get_tool_parser as get_tool_parser
 
-__all__ = ["ChatTemplateParser", "QwenToolParser", "R1ToolParser", "ToolCall", "ToolParser", "get_tool_parser"]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    {"ChatTemplateParser": "rllm.compat.chat_template_parser"} | dict.fromkeys(__all__[1:], "rllm.parser.tool_parser"),
+    {
+        "rllm.compat.chat_template_parser": "ChatTemplateParser",
+        "rllm.parser.tool_parser": "QwenToolParser R1ToolParser ToolCall ToolParser get_tool_parser",
+    },
 )

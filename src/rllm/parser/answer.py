@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rllm.parser.decoding import TextDecoder
-from rllm.parser.reasoning import CLOSE, OPEN, split_reasoning
+from rllm.parser.decoding import CLOSE, OPEN, TextDecoder, split_reasoning
 from rllm.parser.tool_formats import ParsedText, ToolFormat
 from rllm.types import JSONObject
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from rllm.errors import ConfigError
-from rllm.parser.reasoning import CLOSE, OPEN, split_reasoning
+from rllm.parser.decoding import CLOSE, OPEN, split_reasoning
 from rllm.types import Message
 
 PrintChat: TypeAlias = Callable[[Sequence[Message], bool], str]

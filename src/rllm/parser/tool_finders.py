@@ -15,13 +15,15 @@ from rllm.parser.tool_json import (
     arguments_json,
     call_of_object,
     call_with_arguments,
+    end_of_space,
+    gemma_object,
     is_object,
     new_call,
     object_end,
     objects,
+    python_arguments,
     skip_space,
 )
-from rllm.parser.tool_literals import end_of_space, gemma_object, python_arguments
 from rllm.types import JSONObject
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from rllm.errors import ConfigError
-from rllm.parser.decoding import TextDecoder, Tokenizer
-from rllm.parser.reasoning import split_without_prompt
+from rllm.parser.decoding import TextDecoder, Tokenizer, split_without_prompt
 from rllm.parser.template_shape import CALLS
 from rllm.parser.tool_formats import TOOL_FORMATS, ToolFormat
 from rllm.registry import resolve

@@ -35,51 +35,21 @@ if TYPE_CHECKING:
     from rllm.rewards.scoring import group_reward as group_reward
     from rllm.rewards.search_reward import RewardSearchFn as RewardSearchFn
 
-__all__ = [
-    "RewardCodeFn",
-    "RewardConfig",
-    "RewardFunction",
-    "RewardInput",
-    "RewardMathFn",
-    "RewardOutput",
-    "RewardSearchFn",
-    "RewardType",
-    "as_reward_output",
-    "code_reward_fn",
-    "countdown_reward_fn",
-    "f1_reward_fn",
-    "function_call_reward_fn",
-    "group_reward",
-    "ifeval_reward_fn",
-    "judge",
-    "math_reward_fn",
-    "multiple_choice_reward_fn",
-    "search_reward_fn",
-    "zero_reward",
-]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "RewardCodeFn": "rllm.rewards.code_reward",
-        "RewardConfig": "rllm.rewards.reward_types",
-        "RewardFunction": "rllm.rewards.reward_fn",
-        "RewardInput": "rllm.rewards.reward_types",
-        "RewardMathFn": "rllm.rewards.math_reward",
-        "RewardOutput": "rllm.rewards.reward_types",
-        "RewardSearchFn": "rllm.rewards.search_reward",
-        "RewardType": "rllm.rewards.reward_types",
-        "as_reward_output": "rllm.rewards.reward_fn",
-        "code_reward_fn": "rllm.rewards.reward_fn",
-        "countdown_reward_fn": "rllm.rewards.countdown_reward",
-        "f1_reward_fn": "rllm.rewards.reward_fn",
-        "function_call_reward_fn": "rllm.rewards.function_call_reward",
-        "group_reward": "rllm.rewards.scoring",
-        "judge": "rllm.rewards.llm_judge",
-        "ifeval_reward_fn": "rllm.rewards.ifeval_reward",
-        "math_reward_fn": "rllm.rewards.reward_fn",
-        "multiple_choice_reward_fn": "rllm.rewards.reward_fn",
-        "search_reward_fn": "rllm.rewards.reward_fn",
-        "zero_reward": "rllm.rewards.reward_fn",
+        "rllm.rewards.code_reward": "RewardCodeFn",
+        "rllm.rewards.countdown_reward": "countdown_reward_fn",
+        "rllm.rewards.function_call_reward": "function_call_reward_fn",
+        "rllm.rewards.ifeval_reward": "ifeval_reward_fn",
+        "rllm.rewards.llm_judge": "judge",
+        "rllm.rewards.math_reward": "RewardMathFn",
+        "rllm.rewards.reward_fn": (
+            "RewardFunction as_reward_output code_reward_fn f1_reward_fn math_reward_fn multiple_choice_reward_fn "
+            "search_reward_fn zero_reward"
+        ),
+        "rllm.rewards.reward_types": "RewardConfig RewardInput RewardOutput RewardType",
+        "rllm.rewards.scoring": "group_reward",
+        "rllm.rewards.search_reward": "RewardSearchFn",
     },
 )

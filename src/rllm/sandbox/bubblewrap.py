@@ -32,15 +32,17 @@ from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
 from rllm.sandbox.client import MARK, ClientSandbox, lock_of, reason_of, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
-from rllm.sandbox.dockerfile import Recipe, build, read_dockerfile
-from rllm.sandbox.local_images import (
+from rllm.sandbox.images import (
     ARCHIVE,
     HOST,
     HOST_FILES,
     LocalImage,
+    Recipe,
+    build,
     digest,
     host_files,
     new_archive,
+    read_dockerfile,
     root_file_system,
     snapshots,
     warn_of_base,
@@ -174,7 +176,7 @@ class BubblewrapSandbox(ClientSandbox):
 
 
 class Bubblewrap(SandboxBackend):
-    """Starts sandboxes of bubblewrap; see `local_images` for its images."""
+    """Starts sandboxes of bubblewrap; see `images`."""
 
     name = "local"
 

@@ -21,7 +21,7 @@ from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
 from rllm.errors import last_lines
 from rllm.sandbox.base import Command, ExecResult, Sandbox, SandboxError, Stream
-from rllm.sandbox.files import holds_folder, max_archive_bytes, pack, unpack
+from rllm.sandbox.files import file_of, holds_folder, max_archive_bytes, pack, unpack
 
 TRANSFER_TIMEOUT_S = 600.0
 """Seconds for an upload or a download."""
@@ -239,7 +239,7 @@ async def ask(
 ) -> ExecResult:
     """Run a client program for its output."""
     kept = OutputKeeper(max_output_bytes)
-    with _file_of(stdin) as file:
+    with file_of(stdin) as file:
         ended = await run_program(argv, kept.add, stdin=file, env=env, cwd=cwd, timeout_s=timeout_s)
     return ExecResult(
         exit_code=ended.exit_code, stdout=kept.text("stdout"), stderr=kept.text("stderr"), timed_out=ended.timed_out
@@ -333,7 +333,7 @@ class ClientSandbox(Sandbox):
                 mark,
                 argv,
                 kept.add,
-                stdin=files.enter_context(_file_of(typed)) if typed else None,
+                stdin=files.enter_context(file_of(typed)) if typed else None,
                 env=client_env,
                 timeout_s=timeout_s,
                 kill=lambda: self._kill(mark),
@@ -439,16 +439,9 @@ class ClientSandbox(Sandbox):
 
 def with_signal(exit_code: int) -> int:
     """Return an exit code as `ExecResult` has it: clients report 128 and the number of a signal."""
-    return 128 - exit_code if 128 < exit_code < 160 else exit_code
+    return 128 - exit_code if 128 < exit_code <= 128 + signal.SIGRTMAX else exit_code
 
 
 def reason_of(kept: OutputKeeper, ended: Ended) -> str:
     """Return why a program failed."""
     return "the deadline passed" if ended.timed_out else last_lines(kept.text("stderr"))
-
-
-def _file_of(text: str) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.write(text.encode())
-    file.seek(0)
-    return file

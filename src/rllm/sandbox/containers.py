@@ -22,7 +22,7 @@ from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
 from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, lock_of, uncancelled
-from rllm.sandbox.local_images import digest
+from rllm.sandbox.images import digest
 from rllm.sandbox.owner import has_ended, own_folder, run_after, this_process
 from rllm.sandbox.route import Route
 

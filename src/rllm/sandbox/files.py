@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -13,6 +15,15 @@ _MAX_READ = 1 << 20
 """Bytes; `shutil.copyfileobj` reads less of a file at a time."""
 _MAX_DEPTH = 200
 """Folders in one another. Python packs and removes folders by recursion, which ends at about 1,000."""
+
+
+def file_of(content: str | bytes) -> IO[bytes]:
+    """Return an open file without a name, to be read from its beginning; programs of other users may open it."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    os.fchmod(file.fileno(), 0o666)  # code may open /dev/stdin by name, and has another user id
+    file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
+    file.seek(0)
+    return file
 
 
 def pack(source: Path, archive: IO[bytes], *, name: str) -> None:

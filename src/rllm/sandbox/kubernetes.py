@@ -24,7 +24,7 @@ from rllm.errors import ConfigError
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
 from rllm.sandbox.client import ASK_TIMEOUT_S, FIND_FOLDER, MARK, ClientSandbox, ask, end_of, uncancelled
 from rllm.sandbox.owner import has_ended, run_after, this_process
-from rllm.sandbox.public_route import gateway_address, public_route
+from rllm.sandbox.route import gateway_address, public_route
 
 logger = logging.getLogger(__name__)
 _LIMITS = SandboxLimits()

@@ -39,7 +39,9 @@ from rllm.errors import ConfigError
 from rllm.sandbox import bubblewrap, namespaces
 from rllm.sandbox.base import SandboxError
 from rllm.sandbox.call_filter import call_filter
-from rllm.sandbox.local_images import HOST
+from rllm.sandbox.client import with_signal
+from rllm.sandbox.files import file_of
+from rllm.sandbox.images import HOST
 from rllm.types import JSONMapping, JSONObject
 
 __all__ = ["Limits", "SandboxError", "SandboxResult", "Worker", "arun_python", "run_judged", "run_python"]
@@ -180,7 +182,7 @@ class Worker:
             SandboxError: if it ended before it was ready.
         """
         with _set_up() as opened:
-            report, errors = (opened.enter_context(_file_of("")) for _ in range(2))
+            report, errors = (opened.enter_context(file_of("")) for _ in range(2))
             self._process = _start(
                 code,
                 opened,
@@ -250,7 +252,7 @@ class _Run:
         with _set_up() as opened:
             # The files have no name, and a flood cannot grow them beyond their limit.
             stdin, self._stdout, self._stderr, self._report = (
-                opened.enter_context(_file_of(text)) for text in (self.stdin, "", "", "")
+                opened.enter_context(file_of(text)) for text in (self.stdin, "", "", "")
             )
             with self._lock:
                 self._process = _start(
@@ -321,8 +323,7 @@ class _Run:
             reason = f"not in {_START_TIMEOUT_S:g} seconds" if expired.is_set() else _last_line(self._stderr)
             raise SandboxError(f"the sandbox ended with exit code {exit_code} before the code began: {reason}")
         is_confined, is_filtered = _is_confined(), call_filter(namespaced=True) is not None
-        if is_confined and 128 < exit_code < 193:  # bubblewrap reports a signal as a shell does
-            exit_code = 128 - exit_code
+        exit_code = with_signal(exit_code) if is_confined else exit_code
         lacks = {"processes": not is_confined, "files": not is_confined}
         lacks |= {"capabilities": not is_confined and not is_filtered, "calls": not is_filtered}
         limit, stderr_size = self.max_output_bytes, _size(self._stderr)
@@ -384,9 +385,9 @@ def _start(
     if not is_confined and not stays:
         folder = tempfile.mkdtemp(prefix="rllm-sandbox-")
         opened.callback(_remove, folder)
-    source = opened.enter_context(_file_of(code.encode(errors="surrogatepass")))
+    source = opened.enter_context(file_of(code.encode(errors="surrogatepass")))
     rules = None if stays else call_filter(namespaced=is_confined)
-    filter_file = opened.enter_context(_file_of(rules)) if rules else None
+    filter_file = opened.enter_context(file_of(rules)) if rules else None
     files = [file.fileno() for file in (source, report, filter_file, channel) if file]
     filter_fd = filter_file.fileno() if filter_file else _NO_FILTER
     arguments = [*files[:2], _NO_FILTER if is_confined else filter_fd, int(show_last_value)]
@@ -417,14 +418,6 @@ def _start(
             start_new_session=not stays,
             process_group=0 if stays else None,
         )
-
-
-def _file_of(content: str | bytes) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    os.fchmod(file.fileno(), 0o666)  # code may open /dev/stdin by name, and has another user id
-    file.write(content if isinstance(content, bytes) else content.encode(errors="replace"))
-    file.seek(0)
-    return file
 
 
 def _read(file: IO[bytes], start: int, max_bytes: int) -> str:

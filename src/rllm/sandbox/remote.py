@@ -39,7 +39,7 @@ from rllm.sandbox.base import (
     Stream,
 )
 from rllm.sandbox.files import holds_folder, max_archive_bytes, pack, unpack
-from rllm.sandbox.public_route import gateway_address, public_route
+from rllm.sandbox.route import gateway_address, public_route
 
 logger = logging.getLogger(__name__)
 _LIMITS = SandboxLimits()

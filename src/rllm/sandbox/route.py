@@ -1,12 +1,13 @@
-"""Routes: one server of the outside that a sandbox without a network reaches on its own loopback.
+"""Routes: one server that a sandbox reaches, though it has no network; on another machine by a public address.
 
-A small program enters the sandbox's network namespace, listens there and hands the socket to this process, which
-forwards each request to the one server. It needs nothing in the sandbox, so it works for all on this machine.
+On this machine a small program enters the sandbox's network namespace, listens there and hands the socket to this
+process, which forwards each request to the one server. It needs nothing in the sandbox, so it works for all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 from contextlib import suppress
@@ -161,3 +162,33 @@ async def _listener(pid: int) -> socket.socket:
     listener = socket.socket(fileno=number)
     listener.setblocking(False)
     return listener
+
+
+VARIABLE = "RLLM_PUBLIC_GATEWAY_URL"
+"""`http://ADDRESS:PORT` at which other machines reach the gateway.
+
+A sandbox has the key of its session, which opens nothing else of the gateway.
+"""
+
+
+def public_route(url: str, sandbox: str) -> str:
+    """Return the public form of a URL of the gateway; raise `ConfigError` if there is none."""
+    if gateway_address() is None:
+        raise ConfigError(
+            f"sandbox={sandbox} does not reach {url} from other machines: set gateway.host and gateway.port, or make a "
+            f"tunnel, and set the variable {VARIABLE} to the gateway's http://ADDRESS:PORT"
+        )
+    return os.environ[VARIABLE].rstrip("/") + urlsplit(url).path
+
+
+def gateway_address() -> tuple[str, int] | None:
+    """Return the IPv4 address and port of the public gateway, if there is one; raise `ConfigError` if it is unknown."""
+    public = os.environ.get(VARIABLE)
+    if not public:
+        return None
+    try:
+        parts = urlsplit(public)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        return socket.gethostbyname(parts.hostname or ""), port
+    except (ValueError, KeyError, OSError) as error:
+        raise ConfigError(f"{VARIABLE}={public!r}: use a URL of the form http://ADDRESS:PORT ({error})") from error

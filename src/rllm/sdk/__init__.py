@@ -59,16 +59,12 @@ __all__ = [
     "trajectory",
 ]
 
-__getattr__, _ = lazy_names(
+__getattr__, _, _names = lazy_names(
     __name__,
     {
-        "ProgramResult": "rllm.sdk.programs",
-        "bind": "rllm.sdk.propagation",
-        "environment": "rllm.sdk.propagation",
-        "get_chat_client": "rllm.sdk.client",
-        "get_chat_client_async": "rllm.sdk.client",
-        "run_program": "rllm.sdk.programs",
-        "run_program_async": "rllm.sdk.programs",
+        "rllm.sdk.client": "get_chat_client get_chat_client_async",
+        "rllm.sdk.programs": "ProgramResult run_program run_program_async",
+        "rllm.sdk.propagation": "bind environment",
     },
 )
 

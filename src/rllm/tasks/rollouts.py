@@ -1,8 +1,16 @@
-"""`tasks:DIR`: rollouts of task folders in sandboxes, for the engines of the project."""
+"""`tasks:DIR`: rollouts of task folders in sandboxes, for the engines of the project.
+
+Rows of tasks name folders of the machine that read them. Folders are sent with the rollouts to the nodes of a cluster,
+and `here` returns the folder of a name on this machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import socket
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,11 +20,12 @@ from rllm.data.dataset import Dataset
 from rllm.environments.named import NamedEnvironment, refuse_unknown, take_whole_number
 from rllm.errors import ConfigError
 from rllm.sandbox import open_backend
+from rllm.sandbox.files import pack, unpack
+from rllm.sandbox.owner import own_folder
 from rllm.sandbox.pool import SandboxPool
 from rllm.sdk.context import get_current_session
 from rllm.sdk.variables import gateway_variables
 from rllm.tasks.agents.named import open_agent
-from rllm.tasks.copies import here, name_folders, packed_folders, unpack_folders
 from rllm.tasks.folder import read_task, read_tasks
 from rllm.tasks.run import run_task
 from rllm.tasks.shell_tasks import shell_task_folders
@@ -161,3 +170,60 @@ def _amount(key: str, text: str) -> float:
     if not 0 < value < float("inf"):
         raise ConfigError(f"{key}={text}: use a number above 0")
     return value
+
+
+MAX_SENT_MB = 100
+"""Mebibytes of all task folders of a run; larger ones are not sent, and are read from a disk that the nodes share."""
+
+_named: dict[str, None] = {}
+"""Folders that rows of this process name: those of training and of evaluations."""
+_copies: dict[str, Path] = {}
+"""Copies in this process, by the folder on the machine that sent them."""
+
+
+def name_folders(folders: Iterable[Path]) -> None:
+    """Let `packed_folders` send folders, which rows of this process name."""
+    _named.update(dict.fromkeys(map(str, folders)))
+
+
+def packed_folders() -> Mapping[str, bytes | None]:
+    """Return all folders that rows name, each with its compressed files; `None` where they are not sent."""
+    folders = [folder for folder in map(Path, _named) if folder.is_dir()]
+    num_bytes = sum(path.lstat().st_size for folder in folders for path in folder.rglob("*"))
+    return {str(folder): None if num_bytes > MAX_SENT_MB << 20 else _packed(folder) for folder in folders}
+
+
+def _packed(folder: Path) -> bytes:
+    archive = io.BytesIO()
+    pack(folder, archive, name="")
+    return zlib.compress(archive.getvalue(), 1)
+
+
+def unpack_folders(packed: Mapping[str, bytes | None]) -> None:
+    """Write the folders of another machine for `here`.
+
+    Raises:
+        ConfigError: if one was not sent, and does not exist here.
+    """
+    for folder, files in packed.items():
+        if files is not None and folder not in _copies:
+            copy = Path(tempfile.mkdtemp(prefix="task-", dir=own_folder())) / Path(folder).name
+            archive = io.BytesIO(zlib.decompress(files))
+            unpack(archive, copy, into_folder=True, max_bytes=MAX_SENT_MB << 20)
+            _copies[folder] = copy
+        here(folder)
+
+
+def here(folder: str) -> Path:
+    """Return the folder of this machine that a row names, which may be a copy.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    found = _copies.get(folder, Path(folder))
+    if not found.is_dir():
+        raise ConfigError(
+            f"the task folder {folder} is not on {socket.gethostname()}: tasks of more than {MAX_SENT_MB} MiB together "
+            "are not sent to the nodes of a cluster; put them on a disk that all nodes have under the same path"
+        )
+    return found

@@ -13,15 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 
 from rllm._runtime.files import cache_folder, whole_folder
-from rllm.errors import ConfigError
+from rllm.data.benchmark_rows import distinct_tasks
 
 NOUNS = (
     *("ant", "bell", "cake", "desk", "east", "fork", "goat", "hill", "iron", "jam", "kite", "lamp", "moon", "nest"),
     *("oak", "pear", "quay", "rain", "salt", "tent", "vase", "wolf", "yarn", "zinc"),
 )
 """Words in files, and with a digit their names."""
-_MOST_REPEATS = 1000
-"""Draws without a new task after which there are hardly any left."""
 NUM_FILES, NUM_LINES = 3, 6
 _TOML = """\
 version = "1.0"
@@ -80,15 +78,12 @@ def shell_tasks(size: int, *, seed: int) -> list[ShellTask]:
     Raises:
         ConfigError: if there are not so many.
     """
-    rng = random.Random(seed)
-    tasks: dict[str, ShellTask] = {}
-    repeats = 0
-    while len(tasks) < size:
-        task = _task(list(KINDS)[len(tasks) % len(KINDS)], rng)
-        repeats = 0 if tasks.setdefault(task.instruction, task) is task else repeats + 1
-        if repeats == _MOST_REPEATS:
-            raise ConfigError(f"size={size}: hardly more than {len(tasks)} shell tasks differ; use fewer")
-    return list(tasks.values())
+    kinds = list(KINDS)
+
+    def make(rng: random.Random, number: int) -> ShellTask:
+        return _task(kinds[number % len(kinds)], rng)
+
+    return distinct_tasks(make, size, seed=seed, key=lambda task: task.instruction)
 
 
 def shell_task_folders(size: int, *, seed: int) -> Path:

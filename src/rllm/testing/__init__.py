@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from rllm.testing.scripted import ScriptedEngine as ScriptedEngine
     from rllm.testing.scripted_server import ScriptedServer as ScriptedServer
 
-__all__ = ["ScriptedEngine", "ScriptedGateway", "ScriptedServer", "scripted_gateway"]
-
-__getattr__, _ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "ScriptedEngine": "rllm.testing.scripted",
-        "ScriptedGateway": "rllm.testing.gateway",
-        "ScriptedServer": "rllm.testing.scripted_server",
-        "scripted_gateway": "rllm.testing.gateway",
+        "rllm.testing.gateway": "ScriptedGateway scripted_gateway",
+        "rllm.testing.scripted": "ScriptedEngine",
+        "rllm.testing.scripted_server": "ScriptedServer",
     },
 )

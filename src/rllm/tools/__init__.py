@@ -1,7 +1,7 @@
 """Tools for agents: functions, a Python sandbox, a search over documents, any MCP server.
 
 `tool_base` has `Tool`, whose JSON schema comes from a signature; `multi_tool` has the registry of short names, and
-dispatches calls by name. `python_tool` runs code in `sandbox`; `local_search` and `calculator` are ready-made;
+dispatches calls by name. `python_tool` runs code in a sandbox; `local_search` and `calculator` are ready-made;
 `mcp_tool` connects to servers.
 """
 

@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from rllm.trainer.agent_sft_trainer import AgentSFTTrainer as AgentSFTTrainer
     from rllm.trainer.agent_trainer import AgentTrainer as AgentTrainer
 
-__all__ = ["AgentSFTTrainer", "AgentTrainer"]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "AgentSFTTrainer": "rllm.trainer.agent_sft_trainer",
-        "AgentTrainer": "rllm.trainer.agent_trainer",
+        "rllm.trainer.agent_sft_trainer": "AgentSFTTrainer",
+        "rllm.trainer.agent_trainer": "AgentTrainer",
     },
 )

@@ -33,7 +33,7 @@ from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.environments.base.base_env import BaseEnv
 from rllm.environments.named import SCHEMES, NamedEnvironment, open_env
-from rllm.environments.players import PastPolicies
+from rllm.environments.textarena import PastPolicies
 from rllm.errors import ConfigError, concerning, counted, shown
 from rllm.gateway.server import GatewayServer
 from rllm.gateway.upstream.policy_server import upstream_of

@@ -11,7 +11,7 @@ from threading import Lock
 
 from rllm._runtime.threads import in_thread
 from rllm.config.schema import TrainConfig
-from rllm.environments.players import POOL_MODEL, START_MODEL, PastPolicies
+from rllm.environments.textarena import POOL_MODEL, START_MODEL, PastPolicies
 from rllm.errors import ConfigError
 from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream

@@ -20,25 +20,12 @@ if TYPE_CHECKING:
     from rllm.workflows.workflow import TerminationEvent as TerminationEvent
     from rllm.workflows.workflow import Workflow as Workflow
 
-__all__ = [
-    "CumulativeWorkflow",
-    "MultiTurnWorkflow",
-    "SimpleWorkflow",
-    "SingleTurnWorkflow",
-    "TerminationEvent",
-    "TerminationReason",
-    "Workflow",
-]
-
-__getattr__, __dir__ = lazy_names(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "CumulativeWorkflow": "rllm.workflows.multi_turn_workflow",
-        "MultiTurnWorkflow": "rllm.workflows.multi_turn_workflow",
-        "SimpleWorkflow": "rllm.workflows.simple_workflow",
-        "SingleTurnWorkflow": "rllm.workflows.multi_turn_workflow",
-        "TerminationEvent": "rllm.workflows.workflow",
-        "TerminationReason": "rllm.types",
-        "Workflow": "rllm.workflows.workflow",
+        "rllm.types": "TerminationReason",
+        "rllm.workflows.multi_turn_workflow": "CumulativeWorkflow MultiTurnWorkflow SingleTurnWorkflow",
+        "rllm.workflows.simple_workflow": "SimpleWorkflow",
+        "rllm.workflows.workflow": "TerminationEvent Workflow",
     },
 )

@@ -1,20 +1,98 @@
 """Agents for sandboxes by name: `open_agent("codex")`.
 
-To add a program, add its row to `programs.PROGRAMS`; other agents are classes with a row in `AGENTS`.
+To add a program, add its row to `programs.PROGRAMS`; other agents are classes with a row in `AGENTS`, or functions of
+this process, which receive the sandbox.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from rllm.errors import ConfigError
+from rllm._runtime.threads import in_thread
+from rllm.errors import AgentError, ConfigError, boundary
 from rllm.registry import did_you_mean, load_function
-from rllm.tasks.agents.functions import FunctionAgent
+from rllm.sandbox import ExecResult, Sandbox
 from rllm.tasks.agents.programs import PROGRAMS, program_named
 from rllm.tasks.agents.terminus import Terminus
-from rllm.tasks.oracle import Oracle
+from rllm.tasks.check import Oracle
 from rllm.tasks.task import SandboxAgent
+
+T = TypeVar("T")
+
+PARAMETERS = ("instruction", "sandbox", "base_url", "api_key", "model", "timeout_s")
+"""Parameters that a function may have, in any order."""
+
+
+class SandboxView:
+    """A sandbox for code without async: the same methods, which wait for the result."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._loop = asyncio.get_running_loop()
+        self.id = sandbox.id
+        self.workdir = sandbox.workdir
+
+    def exec(self, command: Any, **options: Any) -> ExecResult:
+        """Run a command to its end; see `Sandbox.exec`."""
+        return self._wait(self._sandbox.exec(command, **options))
+
+    def upload(self, source: Path, target: str) -> None:
+        """Copy a file or folder into the sandbox; see `Sandbox.upload`."""
+        self._wait(self._sandbox.upload(source, target))
+
+    def download(self, source: str, target: Path, **options: Any) -> None:
+        """Copy a file or folder from the sandbox; see `Sandbox.download`."""
+        self._wait(self._sandbox.download(source, target, **options))
+
+    def open_route(self, url: str) -> str:
+        """Let the sandbox reach one server; see `Sandbox.open_route`."""
+        return self._wait(self._sandbox.open_route(url))
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class FunctionAgent(SandboxAgent):
+    """`def f(instruction, sandbox)`, sync or async, which works on a task; what it returns is ignored."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        """Check its parameters.
+
+        Raises:
+            ConfigError: if it needs another one than `PARAMETERS`.
+        """
+        self.name = name
+        self._function = function
+        own = inspect.signature(function).parameters.values()
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own)
+        self._wanted = PARAMETERS if takes_any else tuple(parameter.name for parameter in own)
+        unknown = [parameter.name for parameter in own if parameter.default is parameter.empty]
+        unknown = [each for each in unknown if each not in PARAMETERS and not takes_any]
+        if unknown:
+            raise ConfigError(
+                f"agent={name}: its parameter {unknown[0]!r} is not known; a function that works in a sandbox has some "
+                f"of {', '.join(PARAMETERS)}"
+            )
+
+    async def run(self, instruction: str, sandbox: Sandbox, **others: Any) -> None:
+        """Call the function; a sync one in a thread, with a `SandboxView`."""
+        is_async = inspect.iscoroutinefunction(self._function)
+        known: Mapping[str, Any] = {
+            "instruction": instruction,
+            "sandbox": sandbox if is_async else SandboxView(sandbox),
+            **others,
+        }
+        call = partial(self._function, **{name: known[name] for name in self._wanted if name in known})
+        with boundary(AgentError, self.name):
+            if is_async:
+                await call()
+            else:
+                await in_thread(call, name=f"agent {self.name}")
 
 
 class Agent(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from rllm.errors import AgentError
-from rllm.parser.reasoning import split_without_prompt
+from rllm.parser.decoding import split_without_prompt
 from rllm.sandbox import ExecResult, Sandbox
 from rllm.tasks.task import SandboxAgent
 from rllm.types import JSONObject, Message
