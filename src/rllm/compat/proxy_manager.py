@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 from urllib.parse import urlsplit
 
-from rllm._runtime.process import no_fork_meanwhile
 from rllm.errors import ConfigError, RLLMError
+from rllm.inference.servers.vllm_server import ServerProcess
 from rllm.sdk.variables import operators_keys
 from rllm.types import JSONMapping
 
@@ -33,9 +31,6 @@ _PROVIDERS = ("openai/", "hosted_vllm/")
 """Prefixes of LiteLLM's model names that mean an OpenAI-compatible server, and that this server does not know."""
 
 _START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 15.0
-"""More than the time that the gateway gives calls in flight."""
-
 _LISTENS = re.compile(r"^rllm gateway listens on (http://\S+)\n", re.MULTILINE)
 _SHAPE = '{"model_list": [{"model_name": ..., "litellm_params": {"model": ..., "api_base": ..., "api_key": ...}}]}'
 
@@ -60,7 +55,7 @@ class ProxyManager:
         self.proxy_host = proxy_host
         self.proxy_port = proxy_port
         self._url = f"http://{proxy_host}:{proxy_port}"
-        self._gateway: _Gateway | None = None
+        self._gateway: ServerProcess | None = None
 
     def start_proxy_subprocess(
         self,
@@ -88,7 +83,7 @@ class ProxyManager:
             ConfigError: if the config names no server, or several.
             RLLMError: if a gateway runs already, ends early (its last output is in the message), or does not answer.
         """
-        if self._gateway is not None and self._gateway.process.poll() is None:
+        if self._gateway is not None and self._gateway.exit_code is None:
             raise RLLMError(f"the proxy runs already at {self._url}: call shutdown_proxy() first")
         upstream = _Upstream.of_config(config)
         asks_for_ids = not upstream.is_openai if add_return_token_ids is None else add_return_token_ids
@@ -101,10 +96,16 @@ class ProxyManager:
         }
         if upstream.model is not None:
             options["--model"] = upstream.model
-        self._gateway = _Gateway(options, upstream.api_key)
-        weakref.finalize(self, self._gateway.stop)  # Also runs when the interpreter exits.
+        command = [sys.executable, "-m", "rllm", "gateway", *(word for option in options.items() for word in option)]
+        # The key goes through the environment, because everybody on the machine can read command lines.
+        key = {} if upstream.api_key is None else {"RLLM_UPSTREAM_API_KEY": upstream.api_key}
+        env = {**os.environ, **operators_keys(), **key}
+        folder = Path(tempfile.mkdtemp(prefix="rllm-proxy-"))
+        # In a context without a session, which would take operators' keys away.
+        self._gateway = Context().run(ServerProcess, command, env, folder / "gateway.log", scratch=folder)
+        weakref.finalize(self, _end, self._gateway)
         try:
-            self._url = self._gateway.wait_until_ready()
+            self._url = _url_of(self._gateway)
         except BaseException:
             self.shutdown_proxy()
             raise
@@ -120,7 +121,7 @@ class ProxyManager:
     def shutdown_proxy(self) -> None:
         """End the gateway; calls in flight are finished first, within its shutdown time. Repeatable."""
         if self._gateway is not None:
-            self._gateway.stop()
+            _end(self._gateway)
             self._gateway = None
 
 
@@ -142,15 +143,11 @@ class _Upstream:
         entries = config.get("model_list") if isinstance(config, Mapping) else None
         if not entries:
             raise ConfigError(f"proxy config has no models in its model_list: use {_SHAPE}")
-        servers, names = set(), set()
-        for index, entry in enumerate(entries):
-            try:
-                alias, params = entry["model_name"], entry["litellm_params"]
-                target = params["model"]
-            except (KeyError, TypeError) as error:
-                raise ConfigError(f"proxy config model_list[{index}] lacks {error}: use {_SHAPE}") from error
-            servers.add(_server_of(params))
-            names.add((alias, _without_provider(target)))
+        try:
+            names = {(entry["model_name"], _without_provider(entry["litellm_params"]["model"])) for entry in entries}
+            servers = {_server_of(entry["litellm_params"]) for entry in entries}
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"an entry of the proxy config's model_list lacks {error}: use {_SHAPE}") from error
         if len(servers) > 1:
             urls = ", ".join(sorted(url for url, _ in servers))
             raise ConfigError(
@@ -200,53 +197,19 @@ def _default_db_path() -> Path:
     return Path(os.environ.get("RLLM_HOME") or "~/.rllm").expanduser().absolute() / "traces.db"
 
 
-class _Gateway:
-    """The subprocess, and the file that its output goes to."""
+def _url_of(gateway: ServerProcess) -> str:
+    """Return the URL that a gateway logs: another server may already answer at the requested address."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        exit_code, output = gateway.exit_code, gateway.log.read_text(errors="replace")
+        if found := _LISTENS.search(output):
+            return found[1]
+        if exit_code is not None:
+            raise RLLMError(f"the proxy ended with exit code {exit_code}; its last output:\n{output[-4000:]}")
+        time.sleep(0.02)
+    raise RLLMError(f"the proxy did not start within {_START_TIMEOUT_S:g} s; its last output:\n{output[-4000:]}")
 
-    def __init__(self, options: Mapping[str, str], upstream_api_key: str | None) -> None:
-        command = [sys.executable, "-m", "rllm", "gateway"]
-        # The key goes through the environment, because everybody on the machine can read command lines.
-        key = {} if upstream_api_key is None else {"RLLM_UPSTREAM_API_KEY": upstream_api_key}
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
-        with no_fork_meanwhile():
-            self.process = Context().run(  # where no session is, which would take operators' keys away
-                subprocess.Popen,
-                [*command, *(word for option in options.items() for word in option)],
-                env={**os.environ, **operators_keys(), **key},
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in a notebook's terminal is not meant for it.
-            )
 
-    def wait_until_ready(self) -> str:
-        """Return the URL that the gateway logged: another server may already answer at the requested address."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            exit_code = self.process.poll()
-            if found := _LISTENS.search(self._tail()):
-                return found[1]
-            if exit_code is not None:
-                raise RLLMError(f"the proxy ended with exit code {exit_code}; its last output:\n{self._tail()}")
-            time.sleep(0.02)
-        raise RLLMError(f"the proxy did not start within {_START_TIMEOUT_S:g} s; its last output:\n{self._tail()}")
-
-    def _tail(self, max_bytes: int = 4000) -> str:
-        # Not seek and read: the position in the file is shared with the process that writes to it.
-        size = os.fstat(self._output.fileno()).st_size
-        return os.pread(self._output.fileno(), max_bytes, max(0, size - max_bytes)).decode(errors="replace")
-
-    def stop(self) -> None:
-        """End the process and all that it started. Repeatable."""
-        if self.process.poll() is None:
-            self._signal_group(signal.SIGTERM)
-            try:
-                self.process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._signal_group(signal.SIGKILL)
-                self.process.wait()
-        self._output.close()
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS reports a group that has just ended with the latter
-            os.killpg(self.process.pid, number)
+def _end(gateway: ServerProcess) -> None:
+    gateway.stop()
+    shutil.rmtree(gateway.log.parent, ignore_errors=True)

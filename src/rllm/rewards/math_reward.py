@@ -42,9 +42,6 @@ _PROGRAM = Path(__file__).with_name("equivalence_worker.py")
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"(-?)(?:\\frac\{(-?[0-9]+)\}\{([0-9]+)\}|\\frac([0-9])([0-9])|([0-9]+)/([0-9]+))")
-_POWER_OF_TEN = re.compile(
-    rf"({_NUMBER.pattern})(?:\\(?:times|cdot)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([0-9]))|[eE]([-+]?[0-9]{{1,3}}))"
-)
 _FLOAT = re.compile(rf"(?<![0-9A-Za-z.])({_NUMBER.pattern})[eE]([-+]?[0-9]{{1,3}})(?![0-9A-Za-z.])")
 _POWER = r"\1 \\cdot 10^{\2}"
 _ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
@@ -295,15 +292,11 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    """Return the exact value of an integer, a decimal, either times a power of ten, or a fraction of integers."""
+    """Return the exact value of an integer, a decimal, or a fraction of integers."""
     if len(text) > 400:
         return None
     if _NUMBER.fullmatch(text):
         return Fraction(text.removesuffix("."))
-    scientific = _POWER_OF_TEN.fullmatch(text)
-    if scientific is not None:
-        exponent = next(filter(None, scientific.groups()[1:]))
-        return Fraction(scientific[1].removesuffix(".")) * Fraction(10) ** int(exponent)
     fraction = _FRACTION.fullmatch(text)
     if fraction is None:
         return None
