@@ -231,7 +231,6 @@ PACKAGES = (
     "rllm.trainer.config",
     "rllm.evaluation.evaluate",
     "rllm.evaluation.report",
-    "rllm.evaluation.report",
     "rllm.tasks",
     "rllm.tasks.folder",
     "rllm.tasks.run",

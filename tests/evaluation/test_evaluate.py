@@ -8,7 +8,7 @@ from rllm.engine.episode_log import EpisodeLog
 from rllm.engine.request import RolloutRequest
 from rllm.engine.scoring import Scoring
 from rllm.errors import AgentError, ConfigError, StoreError
-from rllm.evaluation.evaluate import Progress, evaluate
+from rllm.evaluation.evaluate import Evaluation, Progress
 from rllm.rewards.scoring import group_reward
 from rllm.types import Episode, Step, Trajectory
 
@@ -40,8 +40,14 @@ class Answering:
 
 
 async def run(rollout, folder, dataset=TASKS, **settings):
-    identity = settings.pop("identity", {"model": "m"})
-    return await evaluate(rollout, dataset, folder=folder, identity=identity, **settings)
+    of_run = {
+        name: settings.pop(name)
+        for name in ("max_concurrent", "timeout_s", "num_retries", "on_progress")
+        if name in settings
+    }
+    with Evaluation.opened(dataset, **{"folder": folder, "identity": {"model": "m"}, **settings}) as evaluation:
+        await evaluation.run(rollout, **of_run)
+        return evaluation.report()
 
 
 async def test_every_task_is_rolled_out_n_times_and_reported(tmp_path):

@@ -35,41 +35,6 @@ class Progress:
     num_failed: int
 
 
-async def evaluate(
-    rollout: Rollout,
-    dataset: Iterable[JSONMapping],
-    *,
-    folder: str | Path,
-    identity: Mapping[str, str],
-    num_rollouts: int = 1,
-    limit: int | None = None,
-    sampling: JSONMapping | None = None,
-    max_concurrent: int = 64,
-    timeout_s: float = 600.0,
-    num_retries: int = 1,
-    on_progress: Callable[[Progress], None] | None = None,
-    scoring: Scoring | None = None,
-) -> Report:
-    """Roll out every task `num_rollouts` times and report; see `Evaluation.opened` and `Evaluation.run`."""
-    with Evaluation.opened(
-        dataset,
-        folder=folder,
-        identity=identity,
-        num_rollouts=num_rollouts,
-        limit=limit,
-        sampling=sampling,
-        scoring=scoring,
-    ) as evaluation:
-        await evaluation.run(
-            rollout,
-            max_concurrent=max_concurrent,
-            timeout_s=timeout_s,
-            num_retries=num_retries,
-            on_progress=on_progress,
-        )
-        return evaluation.report()
-
-
 class Evaluation:
     """Planned rollouts and their outcomes: those in the folder's log, and each new one."""
 
