@@ -87,10 +87,11 @@ class ProxyManager:
             raise RLLMError(f"the proxy runs already at {self._url}: call shutdown_proxy() first")
         upstream = _Upstream.of_config(config)
         asks_for_ids = not upstream.is_openai if add_return_token_ids is None else add_return_token_ids
+        default = Path(os.environ.get("RLLM_HOME") or "~/.rllm", "traces.db")
         options = {
             "--upstream": upstream.url,
             "--upstream-kind": "vllm" if asks_for_ids else "openai",
-            "--store": f"sqlite:///{_default_db_path() if db_path is None else Path(db_path).expanduser().absolute()}",
+            "--store": f"sqlite:///{Path(db_path or default).expanduser().absolute()}",
             "--host": self.proxy_host,
             "--port": str(self.proxy_port),
         }
@@ -191,10 +192,6 @@ def _without_provider(model: str) -> str:
         if model.startswith(prefix):
             return model.removeprefix(prefix)
     return model
-
-
-def _default_db_path() -> Path:
-    return Path(os.environ.get("RLLM_HOME") or "~/.rllm").expanduser().absolute() / "traces.db"
 
 
 def _url_of(gateway: ServerProcess) -> str:

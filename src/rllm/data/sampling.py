@@ -9,7 +9,7 @@ import heapq
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -172,7 +172,8 @@ class TaskSampler:
         rows = self.tasks_of_step(step)
         lines = []
         if self._weights is not None:
-            shares = (f"{weight / sum(self._weights):.0%} {name}" for name, weight in self._weighted())
+            weighted = zip(self._data.sources, self._weights, strict=True)
+            shares = (f"{weight / sum(self._weights):.0%} {name}" for name, weight in weighted)
             lines.append(f"tasks by source: {', '.join(shares)}")
         if not self._is_uniform:
             begins = "" if self._records else "; no outcomes are recorded yet, so it begins uniform"
@@ -180,9 +181,6 @@ class TaskSampler:
         named = ", ".join(self._data.task_id(row) for row in rows[:_NUM_NAMED])
         more = ", ..." if len(rows) > _NUM_NAMED else ""
         return [*lines, f"tasks of step {step + 1}: {named}{more}"]
-
-    def _weighted(self) -> Iterable[tuple[str, float]]:
-        return zip(self._data.sources, self._weights or (), strict=True)
 
     def _num_of_sources(self, num_places: int) -> list[int]:
         return [num_places] if self._weights is None else apportioned(num_places, self._weights)

@@ -87,13 +87,15 @@ class GridWorldEnv(BaseEnv):
         move = _direction(action)
         self.num_steps += 1
         if move:
-            self.position = self.grid.move(self.position, MOVES[self._slip(move)])
+            if self.is_slippery:
+                move = self._slips.choice((move, *_SIDEWAYS[move]))
+            self.position = self.grid.move(self.position, MOVES[move])
         at_goal = self.position == self.grid.goal
         ended = at_goal or self.position in self.grid.holes
         truncated = not ended and self.num_steps >= self.max_steps
         info = {"is_valid": bool(move), "num_steps": self.num_steps, "truncated": truncated}
-        observation = self.render() if move else f"{_refusal(action)}\n{self.render()}"
-        return observation, float(at_goal), ended or truncated, info
+        refusal = "" if move else f"{str(action)[:80]!r} is not an action: use one of {', '.join(MOVES)}.\n"
+        return refusal + self.render(), float(at_goal), ended or truncated, info
 
     def render(self) -> str:
         """Return the grid, one row per line, and the legend."""
@@ -103,9 +105,6 @@ class GridWorldEnv(BaseEnv):
 
     def _new_slips(self) -> random.Random:
         return random.Random(f"slips of {self.seed}")  # not the map's generator: slips never change the map
-
-    def _slip(self, move: str) -> str:
-        return self._slips.choice((move, *_SIDEWAYS[move])) if self.is_slippery else move
 
     def _symbol(self, cell: Cell) -> str:
         here = cell == self.position
@@ -133,10 +132,6 @@ def _direction(action: object) -> str:
     name = str(action).strip().capitalize()
     name = _NUMBERED.get(name, name)
     return name if name in MOVES else ""
-
-
-def _refusal(action: object) -> str:
-    return f"{str(action)[:80]!r} is not an action: use one of {', '.join(MOVES)}."
 
 
 @dataclass(frozen=True, kw_only=True)

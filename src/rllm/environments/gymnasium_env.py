@@ -80,8 +80,11 @@ class GymnasiumEnv(BaseEnv):
         self._name = env if isinstance(env, str) else getattr(env, "__name__", repr(env))
         self.env = _make(env, dict(env_kwargs or {}), self._name)
         try:
-            _check_single(self.env, self._name)
-            _check_labels(self._labels, self.env.action_space)
+            if hasattr(self.env, "single_action_space"):
+                raise ConfigError(f"env={self._name!r} is a vectorized environment: pass a single one")
+            space = self.env.action_space
+            if action_labels and getattr(space, "n", None) != len(action_labels):
+                raise ConfigError(f"action_labels={list(action_labels)!r}: pass one label for each action of {space}")
         except ConfigError:
             self.close()
             raise
@@ -188,16 +191,6 @@ def _make(env: str | Callable[..., Any], kwargs: JSONObject, name: str) -> Any:
             reason = str(error.__cause__).rstrip(".")
             raise ConfigError(f"{env!r}: {reason} (module:id first imports a module that registers it)") from error
         raise
-
-
-def _check_single(env: object, name: str) -> None:
-    if hasattr(env, "single_action_space"):
-        raise ConfigError(f"env={name!r} is a vectorized environment: pass a single one; the engine runs many of them")
-
-
-def _check_labels(labels: tuple[str, ...], space: object) -> None:
-    if labels and getattr(space, "n", None) != len(labels):
-        raise ConfigError(f"action_labels={list(labels)!r}: pass one label for each action of {space}")
 
 
 def _parts(returned: object, where: str, names: tuple[str, ...]) -> tuple[Any, ...]:

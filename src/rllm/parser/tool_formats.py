@@ -84,7 +84,7 @@ class ToolFormat:
 
     def without_calls(self) -> ToolFormat:
         """Return the parser for answers to a request without tools, which reads no calls."""
-        return replace(self, find=_no_pieces, markers=(), opening_markers=())
+        return replace(self, find=lambda text, schemas: (), markers=(), opening_markers=())
 
     def parse(self, text: str) -> ParsedText:
         """Return the text's content, reasoning and calls."""
@@ -103,10 +103,6 @@ class ToolFormat:
     def is_printed_by(self, template: str) -> bool:
         """Return whether a chat template prints calls in this format."""
         return any(mark.strip() in template for mark in self.template_marks or self.markers)
-
-
-def _no_pieces(_: str, __: Schemas) -> tuple[Piece, ...]:
-    return ()
 
 
 _NAMES_AND_VALUES = "the tool's name for NAME, and for each argument its key for KEY and its value for VALUE"

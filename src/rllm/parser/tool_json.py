@@ -219,10 +219,6 @@ def _of_python(match: re.Match[str]) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON escapes characters as two halves
 
 
-def _of_gemma(match: re.Match[str]) -> str:
-    return match[1]
-
-
 @dataclass(frozen=True, slots=True)
 class _Syntax:
     """Differences of a syntax from JSON's."""
@@ -235,7 +231,7 @@ class _Syntax:
 
 _QUOTED = r"'[^'\\]*(?:\\.[^'\\]*)*'"
 _PYTHON = _Syntax(re.compile(_QUOTED + "|" + _QUOTED.replace("'", '"'), re.DOTALL), _of_python, "=")
-_GEMMA = _Syntax(re.compile(r'<\|"\|>(.*?)<\|"\|>', re.DOTALL), _of_gemma, ":")
+_GEMMA = _Syntax(re.compile(r'<\|"\|>(.*?)<\|"\|>', re.DOTALL), lambda match: match[1], ":")
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 

@@ -34,7 +34,10 @@ def parents(process: Path = Path("/proc/self")) -> Mapping[str, Path]:
             if mount.kind == ("cgroup" if names else "cgroup2") and names <= mount.options:
                 own = mount.folder / os.path.relpath(path, mount.root)
                 if own.is_relative_to(mount.folder):
-                    found |= _first_version(own, names) if names else _second_version(own, mount.folder)
+                    if not names:
+                        found |= _second_version(own, mount.folder)
+                    elif _is_writable(own):
+                        found |= dict.fromkeys(names & set(CONTROLLERS), own)
                     break
     return found
 
@@ -52,10 +55,6 @@ class _Mount(NamedTuple):
         fields = line.split()
         kind, _, options = fields[fields.index("-") + 1 :]
         return cls(fields[3], Path(fields[4]), kind, set(options.split(",")))
-
-
-def _first_version(own: Path, controllers: set[str]) -> dict[str, Path]:
-    return dict.fromkeys(controllers & set(CONTROLLERS), own) if _is_writable(own) else {}
 
 
 def _second_version(own: Path, top: Path) -> dict[str, Path]:
@@ -90,7 +89,7 @@ class ControlGroup:
         """
         memory = (limits.memory_mb << 20) + file_bytes
         period = 100_000
-        self._values = {
+        values = {
             "pids.max": limits.max_processes + _OWN_PROCESSES,
             "memory.max": memory,
             "memory.swap.max": 0,
@@ -106,13 +105,10 @@ class ControlGroup:
             folder = parent / f"{_PREFIX}{name}"
             with suppress(OSError):
                 folder.mkdir(exist_ok=True)
-                self._set(folder, controller)
+                for file, value in values.items():
+                    if file.startswith(controller + ".") and (folder / file).exists():
+                        (folder / file).write_text(str(value))
                 self._folders[controller] = folder
-
-    def _set(self, folder: Path, controller: str) -> None:
-        for name, value in self._values.items():
-            if name.startswith(controller + ".") and (folder / name).exists():
-                (folder / name).write_text(str(value))
 
     @property
     def missing(self) -> tuple[str, ...]:

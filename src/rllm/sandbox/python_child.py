@@ -58,21 +58,10 @@ def give_up_rights(filter_fd: int) -> None:
         raise OSError(ctypes.get_errno(), "the filter of system calls was refused")
 
 
-class Loader:
-    """Loader that gives tracebacks the lines of the code."""
-
-    def __init__(self, code: str) -> None:
-        self._code = code
-
-    def get_source(self, name: str) -> str:
-        """Return the code."""
-        return self._code
-
-
 def run(code: str, *, show_last_value: bool) -> None:
     """Run the code as `__main__`; what it raises is shown with its own frames only."""
     program = types.ModuleType("__main__")
-    program.__dict__.update(__file__=FILE_NAME, __loader__=Loader(code))
+    program.__dict__.update(__file__=FILE_NAME)
     sys.modules["__main__"], sys.argv = program, [FILE_NAME]
     parts: list[types.CodeType] = []
     try:
@@ -80,8 +69,10 @@ def run(code: str, *, show_last_value: bool) -> None:
         for part in parts:
             exec(part, program.__dict__)
     except Exception as error:
+        import linecache
         import traceback
 
+        linecache.cache[FILE_NAME] = len(code), None, code.splitlines(keepends=True), FILE_NAME
         own_frames = error.__traceback__.tb_next if parts and error.__traceback__ else None
         traceback.print_exception(error.with_traceback(own_frames))
         sys.exit(1)

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -115,14 +114,10 @@ def read_task(folder: str | Path) -> TaskFolder:
 def _check_links(folder: Path) -> None:
     """Refuse links that lead out of the folder: a sandbox would get files of this machine."""
     root = folder.resolve()
-    for path in _links(folder):
-        if not path.resolve().is_relative_to(root):
-            raise ConfigError(f"{path} is a link that leads out of the task's folder: replace it by a copy")
-
-
-def _links(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(place, name)).is_symlink())
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ConfigError(f"{path} is a link that leads out of the task's folder: replace it by a copy")
 
 
 def _instruction(path: Path) -> str:

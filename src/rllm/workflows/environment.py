@@ -6,13 +6,13 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from rllm._runtime.threads import SerialExecutor, SoftLimiter, in_thread
+from rllm._runtime.threads import SerialExecutor, SoftLimiter, in_thread, run_in_own_loop
 from rllm.environments.base.base_env import BaseEnv
 from rllm.errors import EnvError, boundary
 from rllm.types import JSONMapping
@@ -68,11 +68,7 @@ async def _create(env_class: type[BaseEnv], row: JSONMapping, calls: BlockingCal
 def _close_in_thread(env: BaseEnv) -> None:
     closing: Any = env.close()  # type: ignore[func-returns-value]
     if inspect.isawaitable(closing):
-        asyncio.run(_finished(closing))
-
-
-async def _finished(closing: Awaitable[object]) -> None:
-    await closing
+        run_in_own_loop(closing)
 
 
 async def _close(env: BaseEnv, calls: BlockingCalls) -> None:
