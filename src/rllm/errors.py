@@ -55,6 +55,15 @@ class MissingDependencyError(RLLMError, ImportError):
         return cls(f"{purpose} needs the package {package!r}, which is not installed: pip install 'rllm[{extra}]'")
 
 
+@contextmanager
+def needed(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Raise `MissingDependencyError` if an import inside the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependencyError.of(package, extra, purpose) from error
+
+
 _TO_TRAIN = frozenset({"torch", "transformers", "peft", "safetensors", "jinja2", "numpy"})
 """Packages of the extra `train`."""
 

@@ -20,7 +20,7 @@ from rllm._runtime.files import lock, sync
 from rllm.data.benchmarks import BENCHMARKS
 from rllm.data.rows import Table, json_value, tasks_of
 from rllm.data.sources import name_of, read_file, rows_of
-from rllm.errors import ConfigError, MissingDependencyError, counted, shown
+from rllm.errors import ConfigError, counted, needed, shown
 from rllm.types import JSONMapping, JSONObject, Task, task_id_of
 
 logger = logging.getLogger(__name__)
@@ -407,11 +407,9 @@ def _write_verl_parquet(rows: Sequence[Task], path: Path, *, data_source: str) -
 
     Parquet gives all rows the same fields; a missing one is null.
     """
-    try:
+    with needed("pyarrow", "data", f"writing {path.name}"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "data", f"writing {path.name}") from error
 
     fields = list(dict.fromkeys(name for row in rows for name in row))
     columns: list[pyarrow.Array] = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rllm.data.rows import Table, as_task, tasks_of
-from rllm.errors import ConfigError, MissingDependencyError, RLLMError, counted
+from rllm.errors import ConfigError, RLLMError, counted, needed
 from rllm.registry import load_object
 from rllm.types import JSONMapping, Task
 
@@ -198,11 +198,9 @@ def _csv_rows(path: Path) -> Iterator[Located]:
 
 def _parquet_rows(path: Path) -> Iterator[Located]:
     """Yield rows in plain Python types, maps as dicts, chats without the nulls that a table adds."""
-    try:
+    with needed("pyarrow", "data", f"reading {path.name}"):
         import pyarrow
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "data", f"reading {path.name}") from error
 
     row, taken, size = 0, 0, path.stat().st_size
     most_rows, most = max(_MANY_ROWS, size), max(_MUCH_DATA, _MOST_PACKED * size)
@@ -274,11 +272,9 @@ def hub_files(source: str, names: Iterable[str]) -> list[Path]:
         ConfigError: if they cannot be loaded.
         MissingDependencyError: without `datasets`.
     """
-    try:
+    with needed("datasets", "data", f"reading {source!r}"):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import LocalEntryNotFoundError
-    except ImportError as error:
-        raise MissingDependencyError.of("datasets", "data", f"reading {source!r}") from error
     try:
         return [Path(hf_hub_download(source, name, repo_type="dataset")) for name in names]
     except (LocalEntryNotFoundError, ConnectionError) as error:
@@ -288,11 +284,9 @@ def hub_files(source: str, names: Iterable[str]) -> list[Path]:
 
 
 def _load(source: str, split: str | None, subset: str | None) -> datasets.Dataset | datasets.DatasetDict:
-    try:
+    purpose = f"reading {source!r}" if Path(source).exists() else f"{source!r} is not a local file, and as a hub id"
+    with needed("datasets", "data", purpose):
         import datasets
-    except ImportError as error:
-        purpose = f"reading {source!r}" if Path(source).exists() else f"{source!r} is not a local file, and as a hub id"
-        raise MissingDependencyError.of("datasets", "data", purpose) from error
 
     try:
         if any((Path(source) / name).is_file() for name in _SAVED):

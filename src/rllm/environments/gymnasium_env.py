@@ -10,7 +10,7 @@ from typing import Any, Self
 from rllm._runtime.untrusted import MAX_ANSWER_CHARS, last_json
 from rllm.environments.base.base_env import BaseEnv, load_named_code, refuse_code, unwrapped
 from rllm.environments.named import NamedEnvironment, take_seeded_tasks, take_whole_number, values_of
-from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary, counted, raised
+from rllm.errors import ConfigError, EnvError, boundary, counted, needed, raised
 from rllm.types import JSONMapping, JSONObject
 
 _SETTINGS = ("env", "env_kwargs", "seed", "action_labels", "observation_to_text", "parse_action")
@@ -179,10 +179,8 @@ def _make(env: str | Callable[..., Any], kwargs: JSONObject, name: str) -> Any:
     if not isinstance(env, str):
         with boundary(EnvError, name):
             return env(**kwargs)
-    try:
+    with needed("gymnasium", "gym", f"the environment {env!r}"):
         import gymnasium
-    except ImportError as error:
-        raise MissingDependencyError.of("gymnasium", "gym", f"the environment {env!r}") from error
     try:
         with boundary(EnvError, f"gymnasium.make({env!r})"):
             return gymnasium.make(env, **kwargs)
@@ -290,8 +288,6 @@ def _of_space(value: object, space: object) -> Any:
 
 
 def _spaces() -> Any:
-    try:
+    with needed("gymnasium", "gym", "a Gymnasium environment"):
         from gymnasium import spaces
-    except ImportError as error:
-        raise MissingDependencyError.of("gymnasium", "gym", "a Gymnasium environment") from error
     return spaces

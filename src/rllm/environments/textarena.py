@@ -21,7 +21,7 @@ import openai
 from rllm._runtime.threads import in_thread
 from rllm.data.dataset import Dataset
 from rllm.environments.named import NamedEnvironment, take_whole_number, values_of
-from rllm.errors import ConfigError, EnvError, MissingDependencyError, boundary
+from rllm.errors import ConfigError, EnvError, boundary, needed
 from rllm.registry import did_you_mean
 from rllm.sdk import get_chat_client_async
 from rllm.sdk.context import SESSION_UID
@@ -180,10 +180,8 @@ def _episode(game: Game, seats: Mapping[int, Seat], *, is_against: bool) -> Epis
 
 
 def _textarena() -> Any:
-    try:
+    with needed("textarena", "textarena", "textarena:NAME"):
         import textarena
-    except ImportError as error:
-        raise MissingDependencyError.of("textarena", "textarena", "textarena:NAME") from error
     return textarena
 
 

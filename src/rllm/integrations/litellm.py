@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from rllm.errors import MissingDependencyError
+from rllm.errors import needed
 from rllm.gateway.app import create_app
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.identity import KEY_PREFIX, METADATA_HEADER, SESSION_HEADER
@@ -136,10 +136,8 @@ def callback(store: TraceStore) -> Any:
     Raises:
         MissingDependencyError: if LiteLLM is not installed.
     """
-    try:
+    with needed("litellm", "litellm", "capturing what passes through LiteLLM"):
         from litellm.integrations.custom_logger import CustomLogger  # type: ignore[import-not-found]
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of("litellm", "litellm", "capturing what passes through LiteLLM") from error
     detours = Detours(store)
     atexit.register(detours.close)
 

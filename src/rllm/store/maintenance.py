@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rllm._runtime.files import flush, place_of
-from rllm.errors import ConfigError, MissingDependencyError, RLLMError, StoreError, counted
+from rllm.errors import ConfigError, RLLMError, StoreError, counted, needed
 from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
 from rllm.store.codec import any_to_json, column_text, plain_text
 from rllm.store.rows import ARRAYS, SCALARS
@@ -150,11 +150,9 @@ def _write_jsonl(traces: Iterable[Trace], path: Path) -> int:
 
 
 def _write_parquet(traces: Iterable[Trace], path: Path) -> int:
-    try:
+    with needed("pyarrow", "data", "writing Parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "data", "writing Parquet") from error
     types = {
         "text": pa.string(),
         "integer": pa.int64(),

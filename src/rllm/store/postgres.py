@@ -6,17 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
 
-from rllm.errors import ConfigError, MissingDependencyError, StoreError
+from rllm.errors import ConfigError, StoreError, needed
 from rllm.store import rows
 from rllm.store.codec import column_text
 from rllm.store.rows import ARRAYS, SCALARS, Row
 from rllm.store.sql import SqlTraceStore, close_all
 
-try:
+with needed("psycopg", "postgres", "a PostgreSQL trace store"):
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
-except ImportError as error:
-    raise MissingDependencyError.of("psycopg", "postgres", "a PostgreSQL trace store") from error
 
 if TYPE_CHECKING:
     from psycopg.rows import TupleRow

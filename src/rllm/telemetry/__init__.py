@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from rllm.errors import MissingDependencyError
+from rllm.errors import needed
 from rllm.types import JSONMapping, Trace
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ def enable(*, response_ids: bool = False) -> None:
         MissingDependencyError: if OpenTelemetry is not installed.
     """
     global _tracing
-    try:
+    with needed("opentelemetry-sdk", "otel", "tracing with OpenTelemetry"):
         from rllm.telemetry.tracing import Tracing
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of("opentelemetry-sdk", "otel", "tracing with OpenTelemetry") from error
     if _tracing is None:
         _tracing = Tracing()
     _tracing.response_ids = _tracing.response_ids or response_ids

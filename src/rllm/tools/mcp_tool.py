@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic_core import to_json
 
 from rllm._runtime.threads import EventLoopThread
-from rllm.errors import ConfigError, MissingDependencyError, RLLMError
+from rllm.errors import ConfigError, MissingDependencyError, RLLMError, needed
 from rllm.tools.tool_base import MAX_OUTPUT_CHARS, Tool, ToolOutput
 from rllm.types import JSONMapping, JSONObject
 
@@ -401,12 +401,10 @@ class _StderrTail:
 @asynccontextmanager
 async def open_client(server: MCPServer, stderr: _StderrTail) -> AsyncIterator[Client]:
     """Open a connected `mcp.Client`."""
-    try:
+    with needed("mcp", "mcp", "an MCP server's tools"):
         import httpx2
         from mcp import Client, StdioServerParameters, stdio_client
         from mcp.client.streamable_http import streamable_http_client
-    except ImportError as error:
-        raise MissingDependencyError.of("mcp", "mcp", "an MCP server's tools") from error
     async with AsyncExitStack() as stack:
         if server.command:
             process = StdioServerParameters(

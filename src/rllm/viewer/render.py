@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from rllm.errors import MissingDependencyError, counted, number, signed
+from rllm.errors import counted, needed, number, signed
 from rllm.store.codec import plain_text
 from rllm.types import JSONMapping, why_left_out
 from rllm.viewer import charts
@@ -29,10 +29,8 @@ HERE = Path(__file__).parent
 @cache
 def environment() -> Environment:
     """Return the environment of templates."""
-    try:
+    with needed("jinja2", "viewer", "the viewer"):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise MissingDependencyError.of("jinja2", "viewer", "the viewer") from error
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm.capture import PriorAnswer
-from rllm.errors import ConfigError, MissingDependencyError, TokenMismatchError
+from rllm.errors import ConfigError, TokenMismatchError, needed
 from rllm.parser.answer import AnswerReader, Shown
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.continuation import Continuation
@@ -58,13 +58,11 @@ class TokenPrompts:
             ConfigError: if there is none there, or it has no chat template, or the named one cannot be used.
             MissingDependencyError: without transformers.
         """
-        try:
+        with needed("transformers", "train", "a tokenizer for exact turns"):
             from transformers import AutoTokenizer
 
             from rllm.inference.model_folder import from_pretrained
             from rllm.parser.tool_prompt import TemplateChoice
-        except ImportError as error:
-            raise MissingDependencyError.of("transformers", "train", "a tokenizer for exact turns") from error
         folder = Path(path).expanduser()
         if not folder.exists() and path.count("/") != 1:
             raise ConfigError(

@@ -31,7 +31,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
 from rllm.config.sizes import cached_folder, is_offline
-from rllm.errors import ConfigError, MissingDependencyError
+from rllm.errors import ConfigError, needed
 from rllm.inference.model_folder import check_files, check_trainable, checked_source, from_pretrained, without_bars
 from rllm.parser.chat_template import ChatTemplate
 from rllm.parser.tool_prompt import TemplateChoice
@@ -276,10 +276,8 @@ def _check_adapter(adapter: Path) -> None:
 
 def _merged(adapter: Path, *, dtype: str, device: str) -> LoadedModel:
     """Return the model that a peft adapter was made for, with the adapter's weights merged."""
-    try:
+    with needed("peft", "train", f"loading the LoRA adapter {str(adapter)!r}"):
         import peft
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError.of("peft", "train", f"loading the LoRA adapter {str(adapter)!r}") from error
     _check_adapter(adapter)
     loaded = load_model(base_of(adapter), dtype=dtype, device=device)
     with warnings.catch_warnings(record=True) as caught:
