@@ -57,7 +57,7 @@ class Table:
         if library == "pandas" and hasattr(data, "columns"):
             return cls(
                 [
-                    {name: _plain(value, of_pandas=True) for name, value in row.items()}
+                    {name: plain_value(value, of_pandas=True) for name, value in row.items()}
                     for row in data.to_dict("records")
                 ]
             )
@@ -107,7 +107,7 @@ def given_task(row: object, where: str, *, is_read: bool = False) -> Task:
     messages of a chat have the same fields, some of them null; or a tool has a null that its JSON schema cannot have.
     """
     if isinstance(row, Mapping):
-        row = {field: _plain(value) if field in CHAT_FIELDS else value for field, value in row.items()}
+        row = {field: plain_value(value) if field in CHAT_FIELDS else value for field, value in row.items()}
         if not is_read and any(map(_shows_table, row.values())):
             row = Table(()).without_nulls(row)
     return as_task(row, where)
@@ -127,7 +127,7 @@ def _json_of_fields(fields: Iterable[pyarrow.Field], path: FieldPath = ()) -> It
             yield from _json_of_fields(kind, here)
 
 
-def _plain(value: object, *, of_pandas: bool = False) -> object:
+def plain_value(value: object, *, of_pandas: bool = False) -> Any:
     """Return a value with lists instead of arrays and tuples, and with Python's times instead of those of pandas.
 
     Missing values of pandas (`nan`, `NaT`, `NA`) become `None`.
@@ -137,8 +137,8 @@ def _plain(value: object, *, of_pandas: bool = False) -> object:
     for method in ("tolist", "to_pydatetime"):
         value = getattr(value, method)() if hasattr(value, method) else value
     if isinstance(value, Mapping):
-        return {key: _plain(item, of_pandas=of_pandas) for key, item in value.items()}
-    return [_plain(item, of_pandas=of_pandas) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain_value(item, of_pandas=of_pandas) for key, item in value.items()}
+    return [plain_value(item, of_pandas=of_pandas) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _has_structs(value: object) -> TypeGuard[list[object]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from rllm.data.rows import plain_value
 from rllm.errors import RewardError
 from rllm.rewards.code_peer import ENDED
 from rllm.rewards.reward_types import (
@@ -261,7 +262,7 @@ def read_tests(task: Task) -> Tests:
     Raises:
         RewardError: if there are no tests, or they have none of these forms.
     """
-    tests = _decoded(_without_arrays(field_of(task, "ground_truth", "tests", "test", "input_output", reward=NAME)))
+    tests = _decoded(plain_value(field_of(task, "ground_truth", "tests", "test", "input_output", reward=NAME)))
     if isinstance(tests, Mapping) and "functional" in tests:
         tests = tests["functional"]
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
@@ -282,14 +283,6 @@ def read_tests(task: Task) -> Tests:
     if isinstance(tests, str) and tests.strip():
         return _program(tests, task.get("entry_point"))
     raise RewardError(f"{NAME} needs input-output pairs or Python as tests, not {tests!r:.200}")
-
-
-def _without_arrays(value: object) -> object:
-    """Return a value with nested NumPy arrays, as pandas reads them from tables, converted to lists."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, Mapping):
-        return {key: _without_arrays(item) for key, item in value.items()}
-    return [_without_arrays(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _decoded(value: object) -> object:

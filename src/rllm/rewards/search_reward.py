@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import SupportsIndex
 
+from rllm.data.rows import plain_value
 from rllm.errors import RewardError
 from rllm.rewards.reward_types import (
     RewardConfig,
@@ -197,10 +198,7 @@ class RewardChoiceFn:
         """
         given = RewardInput.of(task_info, action)
         truth = field_of(given.task_info, "ground_truth", "answer", reward=CHOICE_NAME)
-        choices = given.task_info.get("choices")
-        if choices is not None and hasattr(choices, "tolist"):  # NumPy's, from a parquet file
-            choices = choices.tolist()
-        choices = list(map(str, choices or ()))
+        choices = list(map(str, plain_value(given.task_info.get("choices")) or ()))
         gold = _gold_letter(truth, choices)
         letter = chosen_letter(text_of_action(given.action, CHOICE_NAME), choices)
         if letter is None:
