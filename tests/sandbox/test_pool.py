@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from rllm.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxError, SandboxLimits
-from rllm.sandbox.base import ImageSource
+from rllm.sandbox.base import SandboxSpec
 from rllm.sandbox.pool import SandboxPool
 
 
@@ -47,15 +46,12 @@ class Rooms(SandboxBackend):
 
     def check(self) -> None: ...
 
-    async def image(self, source: ImageSource) -> str:
-        return source.name or ""
-
-    async def start(self, image: str, *, limits=None, workdir=None, env: Mapping | None = None, mounts=None):
+    async def launch(self, spec: SandboxSpec) -> Room:
         await asyncio.sleep(0)
-        if image == "broken":
+        if spec.image == "broken":
             raise SandboxError("broken")
         self.num_started += 1
-        return Room(self, image)
+        return Room(self, spec.image)
 
 
 async def settled() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
@@ -169,24 +169,45 @@ class ImageSource:
     folder: Path | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SandboxSpec:
+    """Image and settings of a new sandbox, as `SandboxBackend.start` takes them."""
+
+    image: str
+    limits: SandboxLimits = SandboxLimits()
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Hashable:
+        """Return the settings as a key; sandboxes of equal settings are interchangeable until they are used."""
+        return self.image, self.limits, self.workdir, frozenset(self.env.items()), frozenset(self.mounts.items())
+
+
 class SandboxBackend(ABC):
     """Starts sandboxes of one kind. Cheap to create: nothing runs before `start`."""
 
     name: str
+    _is_prepared = False
 
     @abstractmethod
     def check(self) -> None:
         """Raise `ConfigError`, with the remedy, if sandboxes cannot be started on this machine."""
 
-    @abstractmethod
     async def image(self, source: ImageSource) -> str:
         """Return the image's name; a folder is built once, and found again by its content.
 
         Raises:
-            SandboxError: if it cannot be built, with the end of the output.
+            SandboxError: if it cannot be built, with the end of the output; by default, no folder can.
         """
+        if not source.name:
+            raise SandboxError(
+                f"sandbox={self.name} builds no images: push that of {source.folder} to a registry that it can pull "
+                "from, and name it in task.toml: [environment] docker_image"
+            )
+        return source.name
 
-    @abstractmethod
     async def start(
         self,
         image: str,
@@ -209,6 +230,23 @@ class SandboxBackend(ABC):
         Raises:
             SandboxError: if it does not start.
         """
+        spec = SandboxSpec(image=image, limits=limits, workdir=workdir, env=env or {}, mounts=mounts or {})
+        return await self.start_spec(spec)
+
+    async def start_spec(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; see `start`."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            await self.prepare()
+        return await self.launch(spec)
+
+    async def prepare(self) -> None:
+        """Do what is needed before the first sandbox."""
+        await self.remove_orphans()
+
+    @abstractmethod
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; raise `SandboxError` if it does not start."""
 
     async def remove_image(self, image: str) -> None:  # noqa: B027
         """Delete a result of `Sandbox.snapshot`, which otherwise lasts until this process ends."""

@@ -29,7 +29,7 @@ from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, last_lines
 from rllm.sandbox import namespaces
-from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, Stream
+from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, SandboxSpec, Stream
 from rllm.sandbox.client import MARK, ClientSandbox, lock_of, reason_of, uncancelled
 from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
 from rllm.sandbox.images import (
@@ -53,7 +53,6 @@ from rllm.sandbox.route import Route
 logger = logging.getLogger(__name__)
 _SAVE = 'exec tar --anchored --no-wildcards "$@" -cf - -C / .'
 _RESTORE = "exec tar --no-same-owner -xpf - -C /"
-_LIMITS = SandboxLimits()
 _START_TIMEOUT_S = 60.0
 _END_S = 0.2
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -180,10 +179,6 @@ class Bubblewrap(SandboxBackend):
 
     name = "local"
 
-    def __init__(self) -> None:
-        """Start nothing."""
-        self._started = False
-
     def check(self) -> None:
         """Raise `ConfigError` unless bubblewrap is installed and may make namespaces."""
         if reason := problem():
@@ -205,39 +200,26 @@ class Bubblewrap(SandboxBackend):
 
     async def _build(self, recipe: Recipe, image: Path) -> None:
         with whole_folder(image) as new:
-            async with await self.start(HOST, workdir=recipe.workdir or "/") as sandbox:
+            async with await self.launch(SandboxSpec(image=HOST, workdir=recipe.workdir or "/")) as sandbox:
                 await build(recipe, sandbox)
                 await sandbox.save(new, workdir=recipe.workdir, env=recipe.env)
 
-    async def start(
-        self,
-        image: str,
-        *,
-        limits: SandboxLimits = _LIMITS,
-        workdir: str | None = None,
-        env: Mapping[str, str] | None = None,
-        mounts: Mapping[str, Path] | None = None,
-    ) -> BubblewrapSandbox:
-        """Start a sandbox."""
-        if not self._started:
-            self._started = True
-            await self.remove_orphans()
-        found = LocalImage.read(image)
-        sandbox = await self._start(found, limits, workdir or found.workdir or "/app", env or {}, mounts or {})
-        if found.archive:
+    async def launch(self, spec: SandboxSpec) -> BubblewrapSandbox:
+        """Start a sandbox, and write the files of its image."""
+        image = LocalImage.read(spec.image)
+        sandbox = await self._launch(image, spec, spec.workdir or image.workdir or "/app")
+        if image.archive:
             try:
-                await sandbox.restore(found.archive)
+                await sandbox.restore(image.archive)
             except BaseException:
                 await sandbox.close()
                 raise
         return sandbox
 
-    async def _start(
-        self, image: LocalImage, limits: SandboxLimits, workdir: str, env: Mapping[str, str], mounts: Mapping[str, Path]
-    ) -> BubblewrapSandbox:
-        name = f"{this_process()}:{new_id()}"
+    async def _launch(self, image: LocalImage, spec: SandboxSpec, workdir: str) -> BubblewrapSandbox:
+        name, limits = f"{this_process()}:{new_id()}", spec.limits
         is_host = image.base == HOST
-        job, command = start_job(image.base, mounts, file_bytes=limits.disk_mb << 20)
+        job, command = start_job(image.base, spec.mounts, file_bytes=limits.disk_mb << 20)
         binds = job["binds"]
         group = ControlGroup(name, limits, file_bytes=(limits.disk_mb << 20) + _SHARED_MEMORY)
         job["groups"] = group.files_to_join()
@@ -256,7 +238,7 @@ class Bubblewrap(SandboxBackend):
             group,
             base=image.base,
             workdir=workdir,
-            env={**own, **env},
+            env={**own, **spec.env},
             image_env=image.env,
             read_only=[target for _, target in binds],
             rlimits=_rlimits(limits, group.missing),

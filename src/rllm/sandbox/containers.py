@@ -20,13 +20,12 @@ from typing import ClassVar
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
-from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
+from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, SandboxSpec
 from rllm.sandbox.client import ASK_TIMEOUT_S, ClientSandbox, ask, end_of, lock_of, uncancelled
 from rllm.sandbox.images import digest
 from rllm.sandbox.owner import has_ended, own_folder, run_after, this_process
 from rllm.sandbox.route import Route
 
-_LIMITS = SandboxLimits()
 logger = logging.getLogger(__name__)
 
 _LABEL = "rllm.owner"
@@ -132,7 +131,6 @@ class _Containers(SandboxBackend):
         self.sandboxes: dict[str, ContainerSandbox] = {}
         self._runtime: list[str] = []
         self._folders: dict[str, str] = {}
-        self._started = False
         self._watch: asyncio.Task[None] | None = None
 
     def check(self) -> None:
@@ -185,29 +183,23 @@ class _Containers(SandboxBackend):
             *before, cause = end_of(result).split("\n")
             raise SandboxError("\n".join([f"{what}: {cause}", *before]))
 
-    async def start(
-        self,
-        image: str,
-        *,
-        limits: SandboxLimits = _LIMITS,
-        workdir: str | None = None,
-        env: Mapping[str, str] | None = None,
-        mounts: Mapping[str, Path] | None = None,
-    ) -> ContainerSandbox:
+    async def prepare(self) -> None:
+        """Remove what ended processes left, and what this one leaves as soon as it has ended."""
+        run_after(this_process(), _REMOVE_ALL, self.program, f"{_LABEL}={this_process()}")
+        await super().prepare()
+
+    async def launch(self, spec: SandboxSpec) -> ContainerSandbox:
         """Start a container."""
-        if not self._started:
-            self._started = True
-            run_after(this_process(), _REMOVE_ALL, self.program, f"{_LABEL}={this_process()}")
-            await self.remove_orphans()
-        image_folder = await self._folder_of(image)
+        image_folder = await self._folder_of(spec.image)
         name = f"rllm-{new_id()}"
-        folder = workdir or image_folder or "/app"
+        folder = spec.workdir or image_folder or "/app"
         try:
-            await self._start(name, image, limits, env or {}, mounts or {})
+            await self._run(name, spec)
         except BaseException:
             await uncancelled(self.remove(name))
             raise
-        sandbox = ContainerSandbox(self, name, folder, limits.disk_mb << 20, image_has_folder=folder == image_folder)
+        max_disk_bytes = spec.limits.disk_mb << 20
+        sandbox = ContainerSandbox(self, name, folder, max_disk_bytes, image_has_folder=folder == image_folder)
         self.sandboxes[name] = sandbox
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_disks())
@@ -221,18 +213,16 @@ class _Containers(SandboxBackend):
             self._folders[image] = result.stdout.strip()
         return self._folders[image]
 
-    async def _start(
-        self, name: str, image: str, limits: SandboxLimits, env: Mapping[str, str], mounts: Mapping[str, Path]
-    ) -> None:
-        options, client_env = _variables(env)
-        for target, folder in mounts.items():
+    async def _run(self, name: str, spec: SandboxSpec) -> None:
+        options, client_env = _variables(spec.env)
+        for target, folder in spec.mounts.items():
             options += ["--mount", f"type=bind,source={folder.resolve()},target={target},readonly"]
         command = [
             *("run", "--detach", "--rm", "--name", name, "--label", f"{_LABEL}={this_process()}"),
             *("--network", "none", "--pull", "never", "--security-opt", "no-new-privileges"),
-            *self.limit_options(limits),
+            *self.limit_options(spec.limits),
             *options,
-            *("--entrypoint", "sh", image, "-c", _INIT),
+            *("--entrypoint", "sh", spec.image, "-c", _INIT),
         ]
         # podman's monitor writes a file `oom` to its current folder if the container's memory is used up.
         cwd = await in_thread(own_folder, name="making a temporary folder")
@@ -243,7 +233,7 @@ class _Containers(SandboxBackend):
             self._runtime = ["--runtime", "runc"]
             result = await self.run(*self._runtime, *command, env=client_env, cwd=cwd)
         if not result.ok:
-            raise SandboxError(f"no sandbox of {image} starts: {end_of(result)}")
+            raise SandboxError(f"no sandbox of {spec.image} starts: {end_of(result)}")
 
     def limit_options(self, limits: SandboxLimits) -> list[str]:
         """Return options of `run`. Few storage drivers limit a container's files, so `_watch_disks` does."""

@@ -8,7 +8,6 @@ deleted as soon as it has ended, those of others at the next start, and each by 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import json
 import logging
@@ -17,17 +16,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rllm._runtime.ids import new_id
 from rllm.errors import ConfigError
-from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits
+from rllm.sandbox.base import ExecResult, SandboxBackend, SandboxError, SandboxSpec
 from rllm.sandbox.client import ASK_TIMEOUT_S, FIND_FOLDER, MARK, ClientSandbox, ask, end_of, uncancelled
 from rllm.sandbox.owner import has_ended, run_after, this_process
 from rllm.sandbox.route import gateway_address, public_route
 
 logger = logging.getLogger(__name__)
-_LIMITS = SandboxLimits()
 _APP, _NAME, _OWNER = "app=rllm-sandbox", "rllm-sandbox", "rllm-owner"
 _START_TIMEOUT_S = 300.0
 """Seconds for a pod to be placed, and its image to be pulled."""
@@ -98,10 +95,6 @@ class Kubernetes(SandboxBackend):
 
     name = "kubernetes"
 
-    def __init__(self) -> None:
-        """Start nothing."""
-        self._started = False
-
     def check(self) -> None:
         if not shutil.which("kubectl"):
             raise ConfigError("sandbox=kubernetes: kubectl is not installed; install it, or use sandbox=podman")
@@ -111,39 +104,23 @@ class Kubernetes(SandboxBackend):
             reason = (result.stdout + result.stderr).strip().rpartition("\n")[2]
             raise ConfigError(f"sandbox=kubernetes: `{' '.join(command)}` fails ({reason}); see `kubectl config`")
 
-    async def image(self, source: ImageSource) -> str:
-        if not source.name:
-            raise SandboxError(
-                f"sandbox=kubernetes builds no images: push that of {source.folder} to a registry of the cluster, and "
-                "name it in task.toml: [environment] docker_image"
-            )
-        return source.name
+    async def prepare(self) -> None:
+        run_after(this_process(), _REMOVE_ALL, f"{_OWNER}={_owner()}")
+        logger.warning("sandbox=kubernetes: max_processes is the cluster's, see the kubelet's setting podPidsLimit")
+        await super().prepare()
 
-    async def start(
-        self,
-        image: str,
-        *,
-        limits: SandboxLimits = _LIMITS,
-        workdir: str | None = None,
-        env: Mapping[str, str] | None = None,
-        mounts: Mapping[str, Path] | None = None,
-    ) -> KubernetesSandbox:
-        if not self._started:
-            self._started = True
-            run_after(this_process(), _REMOVE_ALL, f"{_OWNER}={_owner()}")
-            _warn_of_processes()
-            await self.remove_orphans()
+    async def launch(self, spec: SandboxSpec) -> KubernetesSandbox:
         name = f"rllm-{new_id()}"
         try:
-            created = await _kubectl("create", "--filename", "-", stdin=_objects(name, image, limits, env or {}))
+            created = await _kubectl("create", "--filename", "-", stdin=_objects(name, spec))
             if not created.ok:
-                raise SandboxError(f"no sandbox of {image} starts: {end_of(created)}")
-            sandbox = KubernetesSandbox(name, await _pod_of(name, image))
-            found = await sandbox.exec(["sh", "-c", FIND_FOLDER, "sh", workdir or ""])
+                raise SandboxError(f"no sandbox of {spec.image} starts: {end_of(created)}")
+            sandbox = KubernetesSandbox(name, await _pod_of(name, spec.image))
+            found = await sandbox.exec(["sh", "-c", FIND_FOLDER, "sh", spec.workdir or ""])
             if not found.ok:
-                raise SandboxError(f"the folder of a sandbox of {image} cannot be made: {end_of(found)}")
+                raise SandboxError(f"the folder of a sandbox of {spec.image} cannot be made: {end_of(found)}")
             sandbox.workdir = found.stdout.strip()
-            for target, folder in (mounts or {}).items():
+            for target, folder in spec.mounts.items():
                 await sandbox.upload(folder, target)
         except BaseException:
             await uncancelled(_delete(f"{_NAME}={name}"))
@@ -229,7 +206,7 @@ spec:
 """
 
 
-def _objects(name: str, image: str, limits: SandboxLimits, env: Mapping[str, str]) -> str:
+def _objects(name: str, spec: SandboxSpec) -> str:
     """Return the network policy and the job of a sandbox."""
     key, value = _APP.split("=")
     labels = {key: value, _NAME: name, _OWNER: _owner()}
@@ -239,14 +216,9 @@ def _objects(name: str, image: str, limits: SandboxLimits, env: Mapping[str, str
         metadata=json.dumps({"name": name, "labels": labels, "annotations": {_OWNER: this_process()}}),
         labels=json.dumps(labels),
         egress=json.dumps(allowed),
-        image=json.dumps(image),
-        env=json.dumps([{"name": name, "value": value} for name, value in env.items()]),
-        cpus=limits.cpus,
-        memory_mb=limits.memory_mb,
-        disk_mb=limits.disk_mb,
+        image=json.dumps(spec.image),
+        env=json.dumps([{"name": name, "value": value} for name, value in spec.env.items()]),
+        cpus=spec.limits.cpus,
+        memory_mb=spec.limits.memory_mb,
+        disk_mb=spec.limits.disk_mb,
     )
-
-
-@functools.cache
-def _warn_of_processes() -> None:
-    logger.warning("sandbox=kubernetes: max_processes is the cluster's, see the kubelet's setting podPidsLimit")

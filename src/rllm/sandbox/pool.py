@@ -5,26 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
-from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError, SandboxLimits
+from rllm.sandbox.base import ImageSource, Sandbox, SandboxBackend, SandboxError, SandboxSpec
 
-_LIMITS = SandboxLimits()
 _NUM_KINDS = 2
 """An agent's sandbox and its verifier's may differ."""
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Arguments of `start`; sandboxes of one kind are interchangeable until they are used."""
-
-    key: Hashable
-    image: str
-    arguments: Mapping[str, Any]
 
 
 class SandboxPool(SandboxBackend):
@@ -64,22 +51,15 @@ class SandboxPool(SandboxBackend):
         """Remove sandboxes that ended processes left."""
         return await self._backend.remove_orphans()
 
-    async def start(
-        self,
-        image: str,
-        *,
-        limits: SandboxLimits = _LIMITS,
-        workdir: str | None = None,
-        env: Mapping[str, str] | None = None,
-        mounts: Mapping[str, Path] | None = None,
-    ) -> Sandbox:
+    async def prepare(self) -> None:
+        """Do nothing: the backend's first sandbox needs it."""
+
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Return a new sandbox, once fewer than `concurrency` are in use."""
-        arguments = {"limits": limits, "workdir": workdir, "env": env, "mounts": mounts}
-        key = (image, limits, workdir, frozenset((env or {}).items()), frozenset((mounts or {}).items()))
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             self._loops[loop] = _LoopPool(self._backend, self._concurrency, self._warm)
-        return await self._loops[loop].start(_Kind(key, image, arguments))
+        return await self._loops[loop].start(spec)
 
 
 class _LoopPool:
@@ -89,30 +69,30 @@ class _LoopPool:
         self._backend = backend
         self._warm = warm
         self._in_use = asyncio.Semaphore(concurrency)
-        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
-        """Kinds that were asked for last, the last one at the end."""
+        self._specs: OrderedDict[Hashable, SandboxSpec] = OrderedDict()
+        """Settings that were asked for last, the last ones at the end."""
         self._unused: dict[Hashable, list[Sandbox]] = {}
         self._wake = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep()) if warm else None
 
-    async def start(self, kind: _Kind) -> Sandbox:
+    async def start(self, spec: SandboxSpec) -> Sandbox:
         await self._in_use.acquire()
         try:
-            sandbox = await self._warm_one(kind) or await self._backend.start(kind.image, **kind.arguments)
+            sandbox = await self._warm_one(spec) or await self._backend.start_spec(spec)
         except BaseException:
             self._in_use.release()
             raise
         self._release_at_close(sandbox)
-        self._kinds[kind.key] = kind
-        self._kinds.move_to_end(kind.key)
-        while len(self._kinds) > _NUM_KINDS:
-            self._kinds.popitem(last=False)
+        self._specs[spec.key] = spec
+        self._specs.move_to_end(spec.key)
+        while len(self._specs) > _NUM_KINDS:
+            self._specs.popitem(last=False)
         self._wake.set()
         return sandbox
 
-    async def _warm_one(self, kind: _Kind) -> Sandbox | None:
+    async def _warm_one(self, spec: SandboxSpec) -> Sandbox | None:
         """Return an unused sandbox that still runs, if there is one; close those that have ended."""
-        while unused := self._unused.get(kind.key):
+        while unused := self._unused.get(spec.key):
             sandbox = unused.pop()
             try:
                 await sandbox.check_running()
@@ -145,22 +125,22 @@ class _LoopPool:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                for kind in list(self._kinds.values()):
-                    await self._fill(kind)
-                for key in self._unused.keys() - self._kinds.keys():
+                for spec in list(self._specs.values()):
+                    await self._fill(spec)
+                for key in self._unused.keys() - self._specs.keys():
                     await _close(self._unused.pop(key))
         finally:
             for sandboxes in self._unused.values():
                 await _close(sandboxes)
             self._unused.clear()
 
-    async def _fill(self, kind: _Kind) -> None:
-        unused = self._unused.setdefault(kind.key, [])
-        while len(unused) < self._warm and kind.key in self._kinds:
+    async def _fill(self, spec: SandboxSpec) -> None:
+        unused = self._unused.setdefault(spec.key, [])
+        while len(unused) < self._warm and spec.key in self._specs:
             try:
-                unused.append(await self._backend.start(kind.image, **kind.arguments))
+                unused.append(await self._backend.start_spec(spec))
             except (SandboxError, OSError):  # `start` raises the error
-                self._kinds.pop(kind.key, None)
+                self._specs.pop(spec.key, None)
 
 
 async def _close(sandboxes: list[Sandbox]) -> None:

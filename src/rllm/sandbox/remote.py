@@ -31,18 +31,17 @@ from rllm.sandbox import client
 from rllm.sandbox.base import (
     Command,
     ExecResult,
-    ImageSource,
     Sandbox,
     SandboxBackend,
     SandboxError,
     SandboxLimits,
+    SandboxSpec,
     Stream,
 )
 from rllm.sandbox.files import holds_folder, max_archive_bytes, pack, unpack
 from rllm.sandbox.route import gateway_address, public_route
 
 logger = logging.getLogger(__name__)
-_LIMITS = SandboxLimits()
 _LIFETIME_S = 3600
 _START_TIMEOUT_S = 300.0
 _EXEC = """
@@ -193,27 +192,11 @@ class RemoteBackend(SandboxBackend):
             raise ConfigError(f"sandbox={self.name}: set {' and '.join(missing)} to the key of your account")
         gateway_address()
 
-    async def image(self, source: ImageSource) -> str:
-        if not source.name:
-            raise SandboxError(
-                f"sandbox={self.name} builds no images: make that of {source.folder} known to the service, and name it "
-                "in task.toml: [environment] docker_image"
-            )
-        return source.name
-
-    async def start(
-        self,
-        image: str,
-        *,
-        limits: SandboxLimits = _LIMITS,
-        workdir: str | None = None,
-        env: Mapping[str, str] | None = None,
-        mounts: Mapping[str, Path] | None = None,
-    ) -> RemoteSandbox:
-        sandbox = RemoteSandbox(self, *await self.create(image, limits, env or {}))
+    async def launch(self, spec: SandboxSpec) -> RemoteSandbox:
+        sandbox = RemoteSandbox(self, *await self.create(spec.image, spec.limits, spec.env))
         try:
-            sandbox.workdir = (await sandbox.shell(client.FIND_FOLDER, workdir or "")).strip()
-            for target, folder in (mounts or {}).items():
+            sandbox.workdir = (await sandbox.shell(client.FIND_FOLDER, spec.workdir or "")).strip()
+            for target, folder in spec.mounts.items():
                 await sandbox.upload(folder, target)
         except BaseException:
             await sandbox.close()
