@@ -23,6 +23,8 @@ from rllm.trainer.settings import make_algorithm
         ({"rollouts": {}}, "rollouts is not a setting; did you mean 'rollout'?"),
         ({"lr": 1e-5}, "lr is not a setting; did you mean 'critic.lr' or 'optim.lr'?"),
         ({"zzz": 1}, "zzz is not a setting; known here: algorithm, backend, critic"),
+        ({"zz": {"a": 1, "b": {"c": 2}}}, "zz.a, zz.b.c are not settings; known here: algorithm, backend, critic"),
+        ({"optim": {"lr": {"x": 1}}}, "optim.lr.x is not a setting; optim.lr is one, with one value"),
         ({"optim": {"lr": "fast"}}, "optim.lr='fast': input should be a valid number"),
         ({"optim": {"lr": -1}}, "optim.lr=-1: input should be greater than 0"),
         ({"optim": {"lr": float("nan")}}, "optim.lr=nan: input should be"),

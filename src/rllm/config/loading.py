@@ -252,11 +252,14 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str], layers: Sequence[C
     """Return one pydantic error as location, key as the user wrote it, value and remedy."""
     path = ".".join(str(part) for part in error["loc"])
     location = _location(origins.get(path, path), layers)
-    if error["type"] == "extra_forbidden":
-        return f"{location}{path} is not a setting; {_hint(error['loc'])}"
+    value = error["input"]
+    is_unknown = error["type"] == "extra_forbidden"
+    if is_unknown or (isinstance(value, Mapping) and error["type"].endswith("_type")):
+        written = list(_leaves(path, value))
+        names = f"{', '.join(written)} {'is not a setting' if len(written) == 1 else 'are not settings'}"
+        return f"{location}{names}; {_hint(error['loc']) if is_unknown else f'{path} is one, with one value'}"
     if path in origins:
         path = f"{origins[path]}, here {path}"
-    value = error["input"]
     if error["type"] == "model_type":
         return (
             f"{location}{path}={value!r}: this is a section, whose settings are {', '.join(_known_keys(error['loc']))}"
@@ -266,6 +269,15 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str], layers: Sequence[C
         remedies["dict_type"] = f"; write it as {path}.name={value}"
     remedy = remedies.get(error["type"], "") if isinstance(value, str) else ""
     return f"{location}{path}={value!r}: {error['msg'][0].lower()}{error['msg'][1:]}{remedy}"
+
+
+def _leaves(path: str, value: object) -> Iterator[str]:
+    """Yield the dotted keys of a value that may be a section."""
+    if not isinstance(value, Mapping) or not value:
+        yield path
+    else:
+        for name, inner in value.items():
+            yield from _leaves(f"{path}.{name}", inner)
 
 
 def _location(key: str, layers: Sequence[ConfigLayer]) -> str:

@@ -187,7 +187,7 @@ def _make(env: str | Callable[..., Any], kwargs: JSONObject, name: str) -> Any:
     except EnvError as error:
         if isinstance(error.__cause__, gymnasium.error.UnregisteredEnv):
             reason = str(error.__cause__).rstrip(".")
-            raise ConfigError(f"{env!r}: {reason} (module:id first imports a module that registers it)") from error
+            raise ConfigError(f"{env!r}: {reason} (write module:id if a module of yours registers it)") from error
         raise
 
 
