@@ -348,6 +348,7 @@ def test_episodes_are_listed_with_their_outcome(eval_work, server, runs):
     ends = {item["episode_id"]: item["error"]["type"] if item["error"] else item["rewards"]["agent"] for item in listed}
     assert ends == {"right:0": 1.0, "wrong:0": 0.0, "bug:0": "AgentError"}
     assert "ValueError: no idea" in here("explain", "out", "bug:0", cwd=eval_work).stdout
+    assert not re.search("split|step", here("explain", "out", cwd=eval_work).stdout)
     shown = here("explain", "out", "right:0", "--tokens", cwd=eval_work).stdout
     assert "│ 0    │ 22 + 4 │         │ FIG    │" in shown
     assert not re.search("train|learn|advantage|baseline", shown)

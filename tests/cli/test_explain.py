@@ -97,6 +97,7 @@ def test_table_shows_which_tokens_are_trained(run):
         "yes",
         "tokens in the batch",
         "version",
+        "text",
         "sampler logprob",
     ):
         assert word in done.stdout

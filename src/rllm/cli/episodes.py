@@ -88,10 +88,12 @@ def _list(run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: b
             which += f"; rllm {shlex.join(['traces', 'list', '--store', str(run)])} lists other calls"
         console.print(f"{run} has no {which}.", soft_wrap=True, markup=False)
         return
-    table = Table("episode", "split", "step", "reward")
+    has_steps = any(item.step is not None for item in episodes)  # an evaluation has none
+    table = Table("episode", *(["split", "step"] if has_steps else []), "reward")
     for item in episodes:
         ending = _rewards(item.rewards) if item.error is None else f"failed: {item.error['type']}"
-        table.add_row(Text(item.episode_id), item.split, "" if item.step is None else str(item.step), Text(ending))
+        place = [item.split, "" if item.step is None else str(item.step)] if has_steps else []
+        table.add_row(Text(item.episode_id), *place, Text(ending))
     console.print(table)
     one = next((item for item in episodes if item.split == "train"), episodes[0])
     of_step = [] if one.split != "eval" or one.step is None else ["--step", str(one.step)]
@@ -196,7 +198,7 @@ def _show_tokens(
 
     from rllm.viewer.texts import one_line
 
-    heads = ("position", "id", "text", "version", "sampler logprob")
+    heads = ("position", "id", *(("text",) if vocabulary else ()), "version", "sampler logprob")
     table = Table(*heads, *(("trainer logprob", "ratio", "advantage") if is_of_training else ()), title=f"call {place}")
     for token in step.tokens:
         trained = ("", "", "") if is_of_training else ()
@@ -204,8 +206,8 @@ def _show_tokens(
             ratio = math.exp(token.trainer_logprob - token.sampler_logprob)
             trained = (f"{token.trainer_logprob:.5f}", number(ratio, digits=4), number(token.advantage, digits=4))
         version, sampled = _version(token.weight_version), f"{token.sampler_logprob:.5f}"
-        text = Text(one_line(vocabulary.text_of(token.token_id)) if vocabulary else "")
-        table.add_row(str(token.position), str(token.token_id), text, version, sampled, *trained)
+        text = [Text(one_line(vocabulary.text_of(token.token_id)))] if vocabulary else []
+        table.add_row(str(token.position), str(token.token_id), *text, version, sampled, *trained)
     console.print(table)
 
 

@@ -237,8 +237,7 @@ def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: 
     all_failed = report.num_failed == report.num_rollouts
     if not all_failed:
         show_report(console, title, report)
-        if report.num_failed:
-            console.print(where, soft_wrap=True, markup=False)
+        console.print(where, soft_wrap=True, markup=False)
     if as_json:
         terminal.print_json({**report.to_dict(), "out": str(folder), "seconds": seconds})
     if all_failed:

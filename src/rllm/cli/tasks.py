@@ -68,7 +68,7 @@ def _print(checked: Sequence[TaskCheck]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("task", "solution", "nothing", "seconds", "")
+    table = Table("task", "solution", "nothing", "seconds", "result")
     for task in checked:
         rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.solution, task.nothing))
         verdict = "ok" if task.ok else "\n".join(task.problems)

@@ -40,7 +40,9 @@ def read_tasks(source: str | Path) -> list[TaskFolder]:
     if not folder.is_dir():
         raise ConfigError(f"tasks={str(folder)!r}: there is no such folder; name a task folder, or a folder of such")
     if not (folders := _task_folders(folder)):
-        raise ConfigError(f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}; docs/tasks.md has the format")
+        raise ConfigError(
+            f"tasks={str(folder)!r}: neither it nor a folder in it has a {TOML}; docs/tasks.md has the format"
+        )
     for found in folders:
         try:
             tasks.append(read_task(found))
