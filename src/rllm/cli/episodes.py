@@ -45,7 +45,8 @@ def explain(
 ) -> None:
     """Show reward, group, baseline, advantage and weight version of every step of an episode; or list the episodes.
 
-    Steps are in the order of their calls; a step that was not trained on has a reason.
+    Steps are in the order of their calls; a step that was not trained on has a reason. An episode of an evaluation has
+    its calls with their answers.
     """
     from rllm.store import open_store
     from rllm.tracking.about import run_id_of

@@ -239,7 +239,9 @@ def view(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run folders, folders of runs, or trace stores.", metavar="RUN", show_default="the folder runs"
+            help="Folders of runs or evaluations, folders of such, or trace stores.",
+            metavar="RUN",
+            show_default="the folder runs",
         ),
     ] = None,
     host: Annotated[
@@ -253,7 +255,7 @@ def view(
     export: Annotated[Path | None, optional("Write the run's report to this HTML file instead.")] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Show runs as a local web page: rewards, rollouts, every token, the batches of the optimiser, and timings.
+    """Show runs and evaluations as a local web page: rewards, rollouts, tokens, batches of the optimiser, and timings.
 
     A live run is updated as it goes. Nothing is written, and no other host is contacted.
     """
