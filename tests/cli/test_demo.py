@@ -22,6 +22,7 @@ def test_demo_learns(tmp_path, seed):
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert 0.1 <= outcome["accuracy_before"] <= 0.45
     assert outcome["accuracy_after"] >= 0.9
+    assert f" view {outcome['run_dir']}\n" in done.stderr
     run = tmp_path / outcome["run_dir"]
     assert {path.name for path in run.iterdir()} >= {"metrics.jsonl", "traces.db", "checkpoints", "config.yaml"}
 

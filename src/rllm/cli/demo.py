@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -183,8 +184,12 @@ def _report(console: Console, samples: _FirstAndLast, config: TrainConfig, outco
     console.print(
         f"Every token and its reward: {config.run_dir} (metrics.jsonl, traces.db, checkpoints/)", soft_wrap=True
     )
+    command = sys.argv[0]  # `make demo` runs it by its path
+    program = command if Path(command).name == "rllm" and which("rllm") is None else "rllm"
     console.print(
-        "\nNext, train an agent of your own; it only has to return its reward:\n"
-        "  rllm train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
+        f"\nLook at it in a browser:\n  {program} view {config.run_dir}\n"
+        "Next, train an agent of your own; it only has to return its reward:\n"
+        f"  {program} train my_agent.py:agent --data tasks.jsonl --model Qwen/Qwen3-0.6B",
         soft_wrap=True,
+        markup=False,
     )
