@@ -350,12 +350,18 @@ def harmony(text: str, _: Schemas) -> Iterator[Piece]:
             yield Piece(part.start, part.end, content=part.body)
 
 
-_ATEM = TaggedValues(
-    opening=re.compile(r'<atem:invoke name="([^"\n]+)">'),
-    parameter=re.compile(r'<atem:parameter name="([^"\n]+)">'),
-    value_end=re.compile(r"</atem:parameter>(?=\s*(?:<atem:parameter |</atem:invoke>))"),
-    closing=re.compile(r"</atem:invoke>"),
-)
+def invocations(prefix: str, attributes: str = "") -> TaggedValues:
+    """Return the finder for calls as DeepSeek V3.2, MiniMax M2 and Muse write them."""
+    name = f"{prefix}parameter"
+    return TaggedValues(
+        opening=re.compile(rf'<{prefix}invoke name="([^"\n]+)">'),
+        parameter=re.compile(rf'<{name} name="([^"\n]+)"{attributes}>'),
+        value_end=re.compile(rf"</{name}>(?=\s*(?:<{name} |</{prefix}invoke>))"),
+        closing=re.compile(f"</{prefix}invoke>"),
+    )
+
+
+_ATEM = invocations("atem:")
 
 
 def muse(text: str, schemas: Schemas) -> Iterator[Piece]:

@@ -29,6 +29,7 @@ from rllm.parser.tool_finders import (
     TaggedValues,
     deepseek,
     harmony,
+    invocations,
     llama3,
     mistral,
     muse,
@@ -172,17 +173,11 @@ def _keys_and_values(suffix: str = "", separator: str = "") -> TaggedValues:
 
 
 def _invocations(prefix: str, tags: str, attributes: str = "") -> Block:
-    """Return the finder for blocks of calls as DeepSeek V3.2 and MiniMax M2 write them."""
-    name = f"{prefix}parameter"
+    """Return the finder for blocks of calls between tags."""
     return Block(
         opening=re.compile(rf"\n{{0,2}}<{tags}>"),
         closing=re.compile(rf"</{tags}>|\Z"),
-        next_call=TaggedValues(
-            opening=re.compile(rf'<{prefix}invoke name="([^"\n]+)">'),
-            parameter=re.compile(rf'<{name} name="([^"\n]+)"{attributes}>'),
-            value_end=re.compile(rf"</{name}>(?=\s*(?:<{name} |</{prefix}invoke>))"),
-            closing=re.compile(f"</{prefix}invoke>"),
-        ).next_call,
+        next_call=invocations(prefix, attributes).next_call,
     )
 
 

@@ -17,6 +17,7 @@ from rllm.errors import ConfigError, counted, last_lines
 from rllm.sandbox.base import ImageSource, SandboxLimits
 from rllm.tasks.task import TaskFolder
 from rllm.tasks.task_toml import EnvironmentTable, TaskToml, read_toml, without_effect
+from rllm.tracking.about import leading_out
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +116,8 @@ def read_task(folder: str | Path) -> TaskFolder:
 
 def _check_links(folder: Path) -> None:
     """Refuse links that lead out of the folder: a sandbox would get files of this machine."""
-    root = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise ConfigError(f"{path} is a link that leads out of the task's folder: replace it by a copy")
+    for path, what in leading_out(folder):
+        raise ConfigError(f"{path} is {what}: replace it by a copy")
 
 
 def _instruction(path: Path) -> str:

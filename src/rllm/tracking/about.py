@@ -206,7 +206,7 @@ def check_contained(folder: Path) -> None:
     Raises:
         ConfigError: naming the link or the pipe.
     """
-    found = next(_leading_out(folder), None)
+    found = next(leading_out(folder), None)
     if found is not None and not is_own(folder):
         path, what = found
         raise ConfigError(
@@ -215,8 +215,8 @@ def check_contained(folder: Path) -> None:
         )
 
 
-def _leading_out(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what a run's folder has, at any depth, beside files and folders of its own, and what it is."""
+def leading_out(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what a folder has, at any depth, beside files and folders of its own, and what it is."""
     inside = os.path.realpath(folder)
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
