@@ -173,31 +173,25 @@ class TaskReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceReport:
-    """Results on the tasks of one source, with the meanings that they have in `Report`."""
+    """Results on tasks of one source. A failed rollout counts as wrong; an unscored one as neither right nor wrong."""
 
     num_tasks: int
     num_rollouts: int
-    num_failed: int
-    num_unscored: int
-    accuracy: Estimate | None
-    mean_reward: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Results of an evaluation. A failed rollout counts as wrong; an unscored one as neither right nor wrong."""
-
-    num_tasks: int
-    num_rollouts: int
-    num_correct: int
     num_failed: int
     num_unscored: int
     accuracy: Estimate | None
     """Mean over tasks of the share of correct rollouts; `None` if nothing was scored, since all failed for example."""
-    pass_at_k: dict[int, Estimate]
-    """Estimates by k, over the tasks with at least k rollouts that count; empty if nothing was scored."""
     mean_reward: float | None
     """Mean over scored rollouts; the reward of a rollout is the mean over its roles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(SourceReport):
+    """Results of an evaluation."""
+
+    num_correct: int
+    pass_at_k: dict[int, Estimate]
+    """Estimates by k, over the tasks with at least k rollouts that count; empty if nothing was scored."""
     rewards: dict[str, float]
     """Mean reward of each role."""
     cost: Cost
