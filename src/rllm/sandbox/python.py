@@ -37,7 +37,7 @@ from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError
 from rllm.sandbox import bubblewrap, namespaces
-from rllm.sandbox.base import SandboxError
+from rllm.sandbox.base import ExecResult, SandboxError
 from rllm.sandbox.call_filter import call_filter
 from rllm.sandbox.client import with_signal
 from rllm.sandbox.files import file_of
@@ -61,18 +61,9 @@ _START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SandboxResult:
-    """Outcome of the code."""
+class SandboxResult(ExecResult):
+    """Outcome of the code: the beginning of its stdout, and the end of its stderr, where the traceback is."""
 
-    stdout: str
-    """Its beginning, if it was `truncated`."""
-    stderr: str
-    """Its end, if it was `truncated`: that is where the traceback is."""
-    exit_code: int
-    """Negative: the number of the signal that ended it."""
-    timed_out: bool = False
-    """The code was killed at its deadline, or used up its CPU seconds."""
-    truncated: bool = False
     network: str
     """`namespace`: the code had a network of its own, without connections. `filter`: the kernel refused sockets.
     `open`: nothing keeps it off the network."""
@@ -80,9 +71,9 @@ class SandboxResult:
     """Protections that this machine does not provide: `processes`, `files`, `capabilities`, `calls`."""
 
     @property
-    def ok(self) -> bool:
-        """Return whether the code ran to its end."""
-        return self.exit_code == 0 and not self.timed_out
+    def truncated(self) -> bool:
+        """Return whether a part of the output was dropped."""
+        return self.num_dropped_bytes > 0
 
 
 class Limits(TypedDict, total=False):
@@ -326,13 +317,13 @@ class _Run:
         exit_code = with_signal(exit_code) if is_confined else exit_code
         lacks = {"processes": not is_confined, "files": not is_confined}
         lacks |= {"capabilities": not is_confined and not is_filtered, "calls": not is_filtered}
-        limit, stderr_size = self.max_output_bytes, _size(self._stderr)
+        limit, stdout_size, stderr_size = self.max_output_bytes, _size(self._stdout), _size(self._stderr)
         return SandboxResult(
             stdout=_read(self._stdout, 0, limit),
             stderr=_read(self._stderr, max(0, stderr_size - limit), limit),
             exit_code=exit_code,
             timed_out=expired.is_set() or exit_code == -signal.SIGXCPU,
-            truncated=max(_size(self._stdout), stderr_size) > limit,
+            num_dropped_bytes=max(0, stdout_size - limit) + max(0, stderr_size - limit),
             network="namespace" if is_confined else "filter" if is_filtered else "open",
             missing=tuple(name for name, is_missing in lacks.items() if is_missing),
         )
