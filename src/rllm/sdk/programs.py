@@ -32,6 +32,7 @@ from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.supervisor import supervised
 from rllm._runtime.threads import in_thread
 from rllm.errors import ConfigError, RLLMError
+from rllm.sandbox.base import ExecResult
 from rllm.sdk.context import current_frame, has_outlived_rollout
 from rllm.sdk.propagation import program_environment
 from rllm.sdk.variables import without_operators_keys
@@ -156,21 +157,11 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramResult:
-    """Result of a program: exit code and output."""
+class ProgramResult(ExecResult):
+    """Result of a program."""
 
-    exit_code: int
-    """Exit code, or minus the number of the signal that ended it."""
-    stdout: str
-    """Beginning and end; a line between them has the number of omitted bytes, if any."""
-    stderr: str
-    timed_out: bool = False
-    """True if it exceeded its time limit."""
-    num_dropped_bytes: int = 0
-    """Bytes of output that were omitted."""
     num_killed: int = 0
     """Number of its processes that were still running at the end, and were ended."""
-    duration_s: float = 0.0
 
 
 def run_supervised(
