@@ -10,7 +10,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -94,20 +94,6 @@ class OutputKeeper:
         return self._kept[stream].text()
 
 
-@dataclass(frozen=True)
-class Ended:
-    """End of a program."""
-
-    exit_code: int
-    """Minus the number of the signal that ended it."""
-    timed_out: bool
-
-    @property
-    def ok(self) -> bool:
-        """Return whether it succeeded."""
-        return self.exit_code == 0 and not self.timed_out
-
-
 _CLOSE_FILES = """
 import os, sys
 for number in map(int, os.listdir("/dev/fd")):
@@ -133,8 +119,10 @@ async def run_program(
     cwd: Path | None = None,
     timeout_s: float | None = None,
     kill: Callable[[], Coroutine[Any, Any, object]] | None = None,
-) -> Ended:
+) -> ExecResult:
     """Run a program of this machine to its end; end it at its deadline, after cancellation and after errors.
+
+    The result has no output: `on_output` is given that.
 
     Args:
         argv: the program and its arguments.
@@ -185,7 +173,8 @@ async def run_program(
                     await asyncio.wait_for(process.wait(), 5.0)
     if failed.done():
         failed.result()
-    return Ended(-9 if process.returncode is None else process.returncode, timed_out)
+    exit_code = -9 if process.returncode is None else process.returncode
+    return ExecResult(exit_code=exit_code, stdout="", stderr="", timed_out=timed_out)
 
 
 async def _read(
@@ -241,9 +230,7 @@ async def ask(
     kept = OutputKeeper(max_output_bytes)
     with file_of(stdin) as file:
         ended = await run_program(argv, kept.add, stdin=file, env=env, cwd=cwd, timeout_s=timeout_s)
-    return ExecResult(
-        exit_code=ended.exit_code, stdout=kept.text("stdout"), stderr=kept.text("stderr"), timed_out=ended.timed_out
-    )
+    return replace(ended, stdout=kept.text("stdout"), stderr=kept.text("stderr"))
 
 
 def end_of(result: ExecResult) -> str:
@@ -394,7 +381,7 @@ class ClientSandbox(Sandbox):
         *,
         stdin: IO[bytes] | None = None,
         on_output: Callable[[Stream, bytes], None] | None = None,
-    ) -> tuple[OutputKeeper, Ended]:
+    ) -> tuple[OutputKeeper, ExecResult]:
         mark = new_id()
         argv, env = self.client(
             ["sh", "-c", script, "sh", *arguments], cwd="/", env={MARK: mark}, stdin=stdin is not None, as_root=True
@@ -413,7 +400,7 @@ class ClientSandbox(Sandbox):
             raise SandboxError(f"sandbox {self.id} has ended: {kept.text('stderr').strip()}")
         return kept, ended
 
-    async def _run(self, mark: str, *arguments: Any, **options: Any) -> Ended:
+    async def _run(self, mark: str, *arguments: Any, **options: Any) -> ExecResult:
         """Run a command's client, see `run_program`."""
         try:
             return await run_program(*arguments, **options)
@@ -442,6 +429,6 @@ def with_signal(exit_code: int) -> int:
     return 128 - exit_code if 128 < exit_code <= 128 + signal.SIGRTMAX else exit_code
 
 
-def reason_of(kept: OutputKeeper, ended: Ended) -> str:
+def reason_of(kept: OutputKeeper, ended: ExecResult) -> str:
     """Return why a program failed."""
     return "the deadline passed" if ended.timed_out else last_lines(kept.text("stderr"))

@@ -6,7 +6,7 @@ import json
 import math
 
 from rllm.errors import RewardError, last_lines, shown
-from rllm.rewards.scoring import reward_output
+from rllm.rewards.scoring import as_float, reward_output
 from rllm.sandbox.base import ExecResult, Sandbox
 from rllm.tasks.task import TaskFolder
 
@@ -78,7 +78,7 @@ def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
     except (ValueError, RecursionError):
         raise RewardError(f"wrote {shown(content.strip())} to {name}: it must be a number") from None
     numbers = list(values.values()) if isinstance(values, dict) else [values]
-    if not numbers or not all(isinstance(value, int | float) and _is_finite(value) for value in numbers):
+    if not numbers or not all(isinstance(value, int | float) and math.isfinite(as_float(value)) for value in numbers):
         raise RewardError(f"wrote {shown(content.strip())} to {name}: rewards must be finite numbers")
     if not isinstance(values, dict):
         return float(values), {}
@@ -88,10 +88,3 @@ def reward_in(name: str, content: str) -> tuple[float, dict[str, float]]:
     total = reward_output(parts, "verifier").reward
     assert total is not None  # all parts are numbers
     return total, parts
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
