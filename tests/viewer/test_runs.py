@@ -125,6 +125,7 @@ def test_evaluation_shows_its_subject_and_the_texts_of_its_tokens(look: Client, 
     assert " many figs" in client.get(group).text
     assert "<i> Four</i>" not in client.get(group).text
     assert " Four</i>" in client.get(tokens).text
+    assert not any("advantage" in client.get(f"/run/first/{page}").text for page in ("rollouts", "episode/s0"))
     shutil.copytree(folder, tmp_path / "copies/first")  # which another user may have changed
     client = look(tmp_path / "copies")
     shown = client.get(group).text
