@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rllm.algorithms.online import BASELINE_KEY, Online
+from rllm.algorithms.reinforce import BASELINE_KEY, Online
 from rllm.types import Trajectory, TrajectoryGroup
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rllm.backends.local.rms_norm import lean_norms
+from rllm.backends.local.lean_layers import lean_norms
 
 Make = Callable[..., Any]
 

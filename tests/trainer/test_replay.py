@@ -12,7 +12,7 @@ from rllm.algorithms.batch import Batch
 from rllm.config.loading import load_config
 from rllm.config.sizes import num_replayed
 from rllm.errors import ConfigError
-from rllm.trainer.replay import ReplayBuffer
+from rllm.trainer.selection import ReplayBuffer
 from rllm.types import Episode, StepCredit, TerminationReason, Trajectory
 
 from .conftest import Run, RunTrainer

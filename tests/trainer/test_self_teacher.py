@@ -18,8 +18,7 @@ from rllm.inference.local.loading import LoadedModel, LoadedTokenizer
 from rllm.parser.chat_template import ChatTemplate
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 from rllm.trainer.credit import assemble
-from rllm.trainer.self_teacher import SelfTeacher, check_demonstrations
-from rllm.trainer.teacher import check_teacher
+from rllm.trainer.teacher import SelfTeacher, check_demonstrations, check_teacher
 from rllm.types import Episode, Step, Trajectory
 
 CURRENT = SDFT(teacher_weights="current", instruction="Like this:")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rllm.algorithms.from_config import algorithm_of
-from rllm.backends.verl.losses import surrogate_of_verl
+from rllm.backends.verl.rows import surrogate_of_verl
 from rllm.backends.verl.worker_config import check, worker_configs
 from rllm.errors import ConfigError
 from rllm.trainer.config import TrainConfig, load_config

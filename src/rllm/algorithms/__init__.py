@@ -16,7 +16,7 @@ ALGORITHMS = {
     "gspo": "rllm.algorithms.grpo:GSPO",
     "m2po": "rllm.algorithms.m2po:M2PO",
     "maxrl": "rllm.algorithms.maxrl:MaxRL",
-    "online": "rllm.algorithms.online:Online",
+    "online": "rllm.algorithms.reinforce:Online",
     "opo": "rllm.algorithms.reinforce:OPO",
     "otb": "rllm.algorithms.otb:OTB",
     "ppo": "rllm.algorithms.ppo:PPO",

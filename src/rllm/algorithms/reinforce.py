@@ -1,4 +1,4 @@
-"""REINFORCE and its descendants REINFORCE++, RLOO, OPO and ReMax, which differ in their baseline."""
+"""REINFORCE and its descendants REINFORCE++, RLOO, OPO, ReMax and Online, which differ in their baseline."""
 
 from __future__ import annotations
 
@@ -132,3 +132,26 @@ class ReMax(Algorithm):
                 "(a trajectory with trainable=False), or use algorithm.name=rloo"
             )
         return mean(rewards)
+
+
+BASELINE_KEY = "rllm.baseline"
+"""Key of a trajectory's `info`: mean reward of the trajectories before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(Algorithm):
+    """REINFORCE (Williams 1992) with the mean reward of a group as baseline; for a single trajectory, a running mean.
+
+    The running mean is that of the rewards before it, which the source of the trajectory has noted; without one, a
+    single trajectory teaches nothing.
+    """
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        baseline = self.baseline(group)
+        return [reward - baseline for reward in group.rewards]
+
+    def baseline(self, group: TrajectoryGroup) -> float:
+        if len(group.rewards) > 1:
+            return mean(group.rewards)
+        [trajectory], [reward] = group.trajectories, group.rewards
+        return float(trajectory.info.get(BASELINE_KEY, reward))

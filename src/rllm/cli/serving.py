@@ -261,7 +261,7 @@ def view(
     """
     import gc
 
-    from rllm._runtime.network import is_loopback
+    from rllm.gateway.config import is_loopback
     from rllm.gateway.server import bind, url_of
     from rllm.gateway.server import serve as serve_forever
     from rllm.viewer.app import create_app

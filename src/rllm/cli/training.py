@@ -167,7 +167,7 @@ def lead_to_gateway(config: TrainConfig) -> int:
 
     Called before the agent's module is imported, since a client that it creates on import reads the variable then.
     """
-    from rllm._runtime.network import is_loopback
+    from rllm.gateway.config import is_loopback
     from rllm.gateway.identity import unnamed_key
     from rllm.gateway.server import bind, url_of
     from rllm.sdk.propagation import environment

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rllm._runtime.network import is_loopback
 from rllm.errors import ConfigError
 
 SESSION_MEMORY_GB = 0.5
@@ -107,3 +107,13 @@ class PoolConfig:
         for name in ("hold_timeout_s", "total_timeout_s", "check_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: use a number of seconds above 0")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach this host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

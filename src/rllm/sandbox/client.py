@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from weakref import WeakKeyDictionary
 
-from rllm._runtime.head_and_tail import HeadAndTail
 from rllm._runtime.ids import new_id
 from rllm._runtime.threads import in_thread
+from rllm._runtime.untrusted import HeadAndTail
 from rllm.errors import last_lines
 from rllm.sandbox.base import Command, ExecResult, Sandbox, SandboxError, Stream
 from rllm.sandbox.files import file_of, holds_folder, max_archive_bytes, pack, unpack

@@ -27,10 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal, TypeAlias, TypedDict, Unpack
 
-from rllm._runtime.head_and_tail import HeadAndTail
 from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.supervisor import supervised
 from rllm._runtime.threads import in_thread
+from rllm._runtime.untrusted import HeadAndTail
 from rllm.errors import ConfigError, RLLMError
 from rllm.sandbox.base import ExecResult
 from rllm.sdk.context import current_frame, has_outlived_rollout

@@ -3,9 +3,9 @@
 Read first: `loop` (the steps of a run), then `credit` (episodes to credited sequences to a batch), `rollout_sources`
 (where episodes come from) and `agent_trainer` (how all parts are put together). Around them:
 
-* `rollouts`, `selection`, `sequences`: requests of rollouts, filters, token sequences.
-* `teacher`, `text_teacher`, `self_teacher`: distillation, also across tokenizers, and self-distillation.
-* `replay`, `online`, `opponents`: older groups trained on again, sessions of users, earlier policies in self-play.
+* `rollouts`, `selection`, `sequences`: requests of rollouts, filters and replay, token sequences.
+* `teacher`, `text_teacher`: distillation, also by the policy itself and across tokenizers.
+* `online`, `opponents`: sessions of users, earlier policies in self-play.
 * `async_loop`: rollouts ahead of updates, over the same types.
 * `checkpoint`, `resume`, `run_folder`: exact resume.
 * `metrics`, `run_health`, `batch_log`, `episode_records`: what a run records.

@@ -60,12 +60,11 @@ from rllm.trainer.checkpoint import Checkpoints, seed_generators
 from rllm.trainer.config import ConfigSource
 from rllm.trainer.loop import TrainingLoop
 from rllm.trainer.opponents import OpponentPool, OpponentUpstream, check_opponents
-from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source, source_in
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
 from rllm.trainer.run_folder import Beginning, check_places, evaluations_of, in_use, keep_beginning
-from rllm.trainer.self_teacher import check_demonstrations, own_teacher
+from rllm.trainer.selection import ReplayBuffer
 from rllm.trainer.settings import (
     check_evaluations,
     check_fit,
@@ -74,7 +73,7 @@ from rllm.trainer.settings import (
     fitted_to_memory,
     make_algorithm,
 )
-from rllm.trainer.teacher import check_teacher, open_teacher
+from rllm.trainer.teacher import check_demonstrations, check_teacher, open_teacher, own_teacher
 from rllm.types import TASK_ID_FIELDS, JSONMapping
 from rllm.workflows.workflow import Workflow
 

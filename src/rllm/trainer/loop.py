@@ -46,10 +46,10 @@ from rllm.trainer.metrics import (
     success_rates,
 )
 from rllm.trainer.opponents import OpponentPool
-from rllm.trainer.replay import ReplayBuffer
 from rllm.trainer.rollouts import eval_attempts, training_attempts
 from rllm.trainer.run_health import RunHealth
 from rllm.trainer.selection import (
+    ReplayBuffer,
     credits_of_failed,
     drop_filtered,
     drop_uniform,

@@ -3,7 +3,7 @@
 The run's own gateway serves users with the newest weights, and other gateways may write to the same store. A session is
 ready when it has a reward (`POST /sessions/ID/reward`). It is learned from once in a run, token for token; sessions of
 a step that share a `task_id` in their metadata are compared with each other, others with a running mean of rewards
-(`algorithms.online`).
+(`algorithms.reinforce.Online`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean
 
-from rllm.algorithms.online import BASELINE_KEY
+from rllm.algorithms.reinforce import BASELINE_KEY
 from rllm.config.loading import ConfigSource, load_config
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset

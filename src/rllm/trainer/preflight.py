@@ -13,13 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from rllm._runtime.network import is_loopback
 from rllm.backends.verl.cluster import shortage
 from rllm.backends.verl.settings import on_cpu
 from rllm.backends.verl.worker_config import demand_of
 from rllm.config.schema import TrainConfig
 from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_address, url_elsewhere
 from rllm.errors import ConfigError, counted
+from rllm.gateway.config import is_loopback
 from rllm.gateway.server import bind, url_of
 from rllm.trainer.checkup import gpus_of_driver
 from rllm.trainer.rollouts import joined_for

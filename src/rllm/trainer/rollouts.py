@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from rllm._runtime.network import is_loopback
 from rllm.algorithms.base import Algorithm
 from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
@@ -35,7 +34,7 @@ from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.errors import ConfigError
-from rllm.gateway.config import GatewayConfig
+from rllm.gateway.config import GatewayConfig, is_loopback
 from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
 from rllm.sdk.variables import run_key

@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rllm._runtime.network import is_loopback
 from rllm.errors import ConfigError, RLLMError
+from rllm.gateway.config import is_loopback
 from rllm.types import JSONMapping, JSONObject
 from rllm.viewer import pages
 from rllm.viewer.pages import NotFoundError, Page, QueryArgs

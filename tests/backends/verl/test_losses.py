@@ -11,8 +11,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Aggregation, Batch, StepSpan, TokenSequence
 from rllm.algorithms.grpo import GRPO, GSPO
 from rllm.algorithms.ppo import PPO
-from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS, PolicyLoss, ValueLoss, sizes_of_whole
-from rllm.backends.verl.rows import Rows
+from rllm.backends.verl.rows import LOGPROBS, LOSS, ROWS, PolicyLoss, Rows, ValueLoss, sizes_of_whole
 
 LENGTHS = (3, 1, 4, 2, 6)
 

@@ -21,9 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
+from rllm.backends.local.lean_layers import can_sum, lean_norms, summed, summed_linear
 from rllm.backends.local.logprobs import Head, body_of, energies, logprobs_and_entropy
-from rllm.backends.local.rms_norm import lean_norms
-from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
 from rllm.config.sizes import ModelShape
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel

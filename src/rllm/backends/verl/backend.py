@@ -24,8 +24,7 @@ from rllm.backends.sampler import EmbeddedSampler, Sampler
 from rllm.backends.server_launch import open_server
 from rllm.backends.update import Schedule
 from rllm.backends.verl.cluster import WorkerGroup, wait_for_room
-from rllm.backends.verl.losses import LOGPROBS, LOSS, ROWS
-from rllm.backends.verl.rows import LONGEST, MASK, Rows, at_tokens, numbers
+from rllm.backends.verl.rows import LOGPROBS, LONGEST, LOSS, MASK, ROWS, Rows, at_tokens, numbers
 from rllm.backends.verl.settings import needs_critic, needs_reference, on_cpu, weights_dtype
 from rllm.backends.verl.worker_config import check, demand_of, environment_of, without_adapter, worker_configs
 from rllm.config.schema import TrainConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rllm.algorithms.from_config import algorithm_of, kind_of
-from rllm.backends.verl.losses import AGGREGATIONS
+from rllm.backends.verl.rows import AGGREGATIONS
 from rllm.config.schema import TrainConfig
 from rllm.config.yaml_file import leaves
 from rllm.errors import ConfigError

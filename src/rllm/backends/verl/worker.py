@@ -25,8 +25,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
 from rllm.algorithms.base import Algorithm
-from rllm.backends.verl.losses import PolicyLoss, ValueLoss
-from rllm.backends.verl.rows import LONGEST
+from rllm.backends.verl.rows import LONGEST, PolicyLoss, ValueLoss
 from rllm.inference.local.loading import attention_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rllm.algorithms.from_config import algorithm_of, check_critic, kind_of, name_of
 from rllm.backends.server_launch import check_serving
 from rllm.backends.verl.cluster import Demand, check_versions, is_before
-from rllm.backends.verl.losses import AGGREGATIONS, MEAN_OF_SEQUENCES
+from rllm.backends.verl.rows import AGGREGATIONS, MEAN_OF_SEQUENCES
 from rllm.backends.verl.settings import (
     ACTOR,
     CRITIC,
