@@ -241,3 +241,17 @@ asyncio.run(main())
 def test_failure_to_start_a_thread_is_an_error_of_its_call() -> None:
     printed = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines() == ["begun", "can't start new thread", "can't start new thread", "begun"]
+
+
+AT_EXIT = """
+import asyncio, atexit
+from rllm._runtime.threads import in_thread
+
+atexit.register(lambda: print(asyncio.run(in_thread(lambda: "closed", name="last"))))
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="no thread can start then")
+def test_functions_run_while_the_interpreter_ends() -> None:
+    printed = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True).stdout
+    assert printed == "closed\n"

@@ -49,14 +49,28 @@ def whole_folder(folder: Path) -> Iterator[Path]:
                 raise
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write a file at, which takes the place of `path` atomically and durably at the end.
+
+    Raises:
+        OSError: if `path` is a device or a pipe, which a file would replace.
+    """
+    place = place_of(path)
+    new = place.with_name(f"{place.name}.new")
+    try:
+        yield new
+        flush(new)
+        new.replace(place)
+        flush(place.parent)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Replace the content of a file atomically and durably."""
-    path = place_of(path)
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    flush(new)
-    new.replace(path)
-    flush(path.parent)
+    with new_file(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def place_of(path: Path) -> Path:

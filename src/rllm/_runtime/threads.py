@@ -17,7 +17,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 
 from rllm.errors import RLLMError
@@ -255,7 +255,11 @@ class _Worker:
     @classmethod
     def start(cls, *, shared: bool) -> _Worker:
         worker = cls(shared=shared)
-        _Starter.of_process().start(worker)
+        context = contextvars.Context()  # a thread outlives the job that it is started for
+        try:
+            context.run(_starter().submit, worker._begin)
+        except RuntimeError:  # the interpreter ends, and has ended its executors
+            context.run(worker.thread.start)
         return worker
 
     def give(
@@ -264,10 +268,12 @@ class _Worker:
         self._function = function
         self._jobs.put((context, function, settle))
 
-    def refuse(self, error: Exception) -> None:
-        """Fail the first job, because the thread could not be started."""
-        if (job := self._jobs.get()) is not None:
-            job[2]((None, error))
+    def _begin(self) -> None:
+        try:
+            self.thread.start()
+        except RuntimeError as error:  # the system cannot run another
+            if (job := self._jobs.get()) is not None:
+                job[2]((None, error))
 
     def is_at(self, function: Callable[[], object]) -> bool:
         return self._function is function
@@ -302,42 +308,18 @@ class _Worker:
                         return None
 
 
-class _Starter:
-    """Thread that starts the others.
+@cache
+def _starter() -> ThreadPoolExecutor:
+    """Return the thread that starts the others.
 
     `Thread.start` waits until the new thread runs, which takes longer the more threads are running: an event loop that
     starts a thousand agents would be blocked for seconds.
     """
-
-    only: ClassVar[_Starter | None] = None
-
-    def __init__(self) -> None:
-        self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        thread = threading.Thread(target=self._work, name="rllm thread starter", daemon=True)
-        # Threads outlive the job that they are started for, so they must not inherit its context.
-        contextvars.Context().run(thread.start)
-
-    @classmethod
-    def of_process(cls) -> _Starter:
-        with _Worker.lock:
-            cls.only = cls.only or cls()
-            return cls.only
-
-    def start(self, worker: _Worker) -> None:
-        self._workers.put(worker)
-
-    def _work(self) -> None:
-        while True:
-            worker = self._workers.get()
-            try:
-                worker.thread.start()
-            except RuntimeError as error:  # the system cannot run another
-                worker.refuse(error)
-            del worker
+    return ThreadPoolExecutor(1, thread_name_prefix="rllm thread starter")
 
 
 def _forget_threads() -> None:
-    _Starter.only = None
+    _starter.cache_clear()
     _Worker.idle.clear()
     _Worker.lock = threading.Lock()
 

@@ -120,11 +120,7 @@ class ReMax(Algorithm):
         return [reward - baseline for reward in group.rewards]
 
     def baseline(self, group: TrajectoryGroup) -> float:
-        """Return the reward of the greedy rollout.
-
-        Raises:
-            ConfigError: if the group has no scored greedy rollout.
-        """
+        """Return the reward of the greedy rollout; raise `ConfigError` if the group has no scored greedy rollout."""
         rewards = [reward for item in group.references if (reward := item.final_reward()) is not None]
         if not rewards:
             raise ConfigError(

@@ -57,11 +57,7 @@ class Sampler(Protocol):
         ...
 
     def sync_weights(self, version: int) -> None:
-        """Sample from the trainer's current weights from now on.
-
-        Raises:
-            WeightSyncError: if they did not arrive.
-        """
+        """Sample from the trainer's current weights from now on; raise `WeightSyncError` if they did not arrive."""
         ...
 
     def close(self) -> None:

@@ -81,11 +81,7 @@ def check_serving(config: TrainConfig) -> None:
 
 
 def refuse_adapter(path: str) -> None:
-    """Check that a folder holds no adapter, which a server would ignore.
-
-    Raises:
-        ConfigError: if it does.
-    """
+    """Check that a folder holds no adapter, which a server would ignore; raise `ConfigError` if it does."""
     if is_adapter(path):
         raise ConfigError(
             f"model={path!r} is an adapter, which vLLM does not serve alone: rllm export RUN --model DIR merges it"
@@ -103,11 +99,7 @@ class RunningServer:
     """Format of tool calls that it parses; of a joined server only if the user set it."""
 
     def sampler(self, loaded: LoadedModel, adapter: Adapter | None) -> ServerSampler:
-        """Return the sampler of a policy on this server.
-
-        Raises:
-            ConfigError: if the server takes no new weights.
-        """
+        """Return the sampler of a policy on this server; raise `ConfigError` if the server takes no new weights."""
         model, vllm = self.config.model, self.config.vllm
         return ServerSampler(
             self.server,

@@ -99,13 +99,13 @@ def _show(words: list[str], algorithm: str, *, as_json: bool) -> None:
 
 
 def _check(path: Path, *, as_json: bool) -> None:
-    from rllm.tracking.about import flat
+    from rllm.config.yaml_file import leaves
     from rllm.trainer.config import load_config
     from rllm.trainer.settings import check_roles, make_algorithm
 
     loaded = load_config(path)
     check_roles(loaded, make_algorithm(loaded))
-    changed = dict(flat(loaded.model_dump(mode="json", exclude_defaults=True)))
+    changed = dict(leaves(loaded.model_dump(mode="json", exclude_defaults=True)))
     if as_json:
         terminal.print_json({"valid": True, "settings": changed})
         return

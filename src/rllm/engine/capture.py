@@ -235,11 +235,7 @@ class RemoteGateway:
         return [Trace.from_dict(trace) for trace in self._answer_in(answer)["traces"]]
 
     def check(self) -> None:
-        """Check that the gateway answers.
-
-        Raises:
-            InferenceError: if it does not.
-        """
+        """Check that the gateway answers; raise `InferenceError` if it does not."""
         self._answer_in(self._client.get("/healthz"))
 
     def _answer_in(self, answer: object) -> JSONObject:

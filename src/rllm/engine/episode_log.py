@@ -128,13 +128,13 @@ class TaskFile:
         if self._file is not None:
             self._file.flush()
 
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Do nothing: only episodes have tasks."""
+
     def _opened(self) -> IO[bytes]:
         file = self._path.open("ab")
         file.truncate(whole_lines(self._path))
         return file
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Do nothing: only episodes have tasks."""
 
     def close(self) -> None:
         if self._file is not None:

@@ -28,11 +28,7 @@ NOT_SHIPPED = [".git", ".venv", "venv", "__pycache__", "runs", "*.safetensors", 
 
 
 def load_ray(purpose: str = "rollout.runner=ray") -> Any:
-    """Return the `ray` package.
-
-    Raises:
-        MissingDependencyError: if it is not installed.
-    """
+    """Return the `ray` package; raise `MissingDependencyError` if it is not installed."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -243,11 +239,7 @@ OF_DATA = "use plain data: texts, numbers, lists, mappings, dataclasses; no clie
 
 
 def packed(value: object, what: str, remedy: str) -> bytes:
-    """Return a value as bytes.
-
-    Raises:
-        ConfigError: if it cannot be pickled, naming the part.
-    """
+    """Return a value as bytes; raise `ConfigError` if it cannot be pickled, naming the part."""
     try:
         return _dumps(value)
     except Exception as error:  # pickling runs users' code

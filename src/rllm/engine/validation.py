@@ -73,21 +73,13 @@ def _check_form(trajectory: Trajectory, agent: str) -> None:
 
 
 def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
-    """Return metrics as floats, keyed by text.
-
-    Raises:
-        AgentError: for a value that is not a finite number.
-    """
+    """Return metrics as floats, keyed by text; raise `AgentError` for a value that is not a finite number."""
     remedy = "a finite number; other values belong in the episode's info"
     return {str(name): _number(value, f"metric {name!r}", remedy, agent) for name, value in metrics.items()}
 
 
 def checked_reward_of(value: object, what: str, agent: str) -> float:
-    """Return a reward as a float.
-
-    Raises:
-        AgentError: if it is not a finite number.
-    """
+    """Return a reward as a float; raise `AgentError` if it is not a finite number."""
     return _number(value, what, "a finite number, or None for 'not scored'", agent)
 
 

@@ -68,21 +68,13 @@ def _looks_like_path(path_or_id: str | Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Check that a model's folder is whole.
-
-    Raises:
-        ConfigError: naming what is missing or damaged.
-    """
+    """Check that a model's folder is whole; raise `ConfigError` naming what is missing or damaged."""
     if problem := incomplete(folder):
         raise ConfigError(f"model={str(folder)!r} {problem}: download or save the folder again, whole")
 
 
 def check_trainable(folder: Path) -> None:
-    """Check that all weights of a folder can be trained.
-
-    Raises:
-        ConfigError: if they are quantised.
-    """
+    """Check that all weights of a folder can be trained; raise `ConfigError` if they are quantised."""
     about = json.loads((folder / "config.json").read_bytes()) if (folder / "config.json").is_file() else {}
     if quantised := about.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method")

@@ -76,11 +76,7 @@ def _unpack(blob: bytes, limit: int) -> tuple[int, bytes]:
 
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
-    """Return token ids as four bytes each.
-
-    Raises:
-        StoreError: if an id is negative, too large, or not an integer.
-    """
+    """Return token ids as four bytes each; raise `StoreError` if an id is negative, too large, or not an integer."""
     try:
         return _little_endian(array("I", ids)).tobytes()
     except (OverflowError, TypeError) as error:

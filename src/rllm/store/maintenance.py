@@ -13,7 +13,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rllm._runtime.files import flush, place_of
+from rllm._runtime.files import new_file
 from rllm.errors import ConfigError, RLLMError, StoreError, counted, needed
 from rllm.store.base import SessionInfo, TraceStore, every_session, session_pages
 from rllm.store.codec import any_to_json, column_text, plain_text
@@ -125,19 +125,12 @@ def export_traces(traces: Iterable[Trace], path: Path, kind: ExportFormat) -> in
         MissingDependencyError: for Parquet without `pyarrow`.
     """
     try:
-        place = place_of(path)
-        new = place.with_name(f"{place.name}.new")
-        try:
-            count = _write_jsonl(traces, new) if kind == "jsonl" else _write_parquet(traces, new)
-            flush(new)
-            new.replace(place)
-        finally:
-            new.unlink(missing_ok=True)
+        with new_file(path) as new:
+            return _write_jsonl(traces, new) if kind == "jsonl" else _write_parquet(traces, new)
     except OSError as error:
         raise ConfigError(
             f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
         ) from error
-    return count
 
 
 def _write_jsonl(traces: Iterable[Trace], path: Path) -> int:

@@ -145,11 +145,7 @@ class EncodedTrace(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace) -> EncodedTrace:
-        """Encode a trace.
-
-        Raises:
-            StoreError: if its token ids are not whole numbers of 32 bits.
-        """
+        """Encode a trace; raise `StoreError` if its token ids are not whole numbers of 32 bits."""
         # Compressed by the writer's thread: that releases the interpreter's lock, which this thread would wait for.
         arrays = {name: _ENCODE[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
         values = {name: value for name, default in _DOCUMENT_DEFAULTS if (value := getattr(trace, name)) != default}

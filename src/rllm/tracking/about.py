@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from rllm._runtime.files import is_named_by, replace_text
 from rllm._runtime.ids import new_id
-from rllm.config.yaml_file import read_settings
+from rllm.config.yaml_file import leaves, read_settings
 from rllm.errors import ConfigError
 from rllm.registry import closest
 from rllm.types import JSONMapping, JSONObject
@@ -55,7 +55,7 @@ class AboutRun:
 
     def flat_settings(self) -> JSONObject:
         """Return the settings by dotted key."""
-        return dict(flat(self.settings))
+        return dict(leaves(self.settings))
 
 
 def about_run(run_dir: Path) -> AboutRun:
@@ -122,15 +122,6 @@ def forget_trackers(run_dir: Path) -> None:
     for pattern in filter(None, (events, ".*-id", ".*-logged")):
         for path in run_dir.glob(pattern):
             path.unlink()
-
-
-def flat(values: JSONMapping, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield nested settings by dotted key."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def seal(run_dir: Path) -> None:

@@ -43,11 +43,7 @@ class Tracker(Protocol):
 
 
 def checked_trackers(trackers: Iterable[object]) -> list[Tracker]:
-    """Return the trackers that a user passed.
-
-    Raises:
-        ConfigError: if one is not a tracker, such as the name of one.
-    """
+    """Return the trackers that a user passed; raise `ConfigError` if one is not a tracker, such as the name of one."""
     found = [trackers] if isinstance(trackers, str) else list(trackers)
     for tracker in found:
         if isinstance(tracker, type) or not isinstance(tracker, Tracker):

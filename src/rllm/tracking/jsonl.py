@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from rllm._runtime.files import sync
+from rllm._runtime.files import new_file, sync
 from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
@@ -77,12 +77,8 @@ def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
     if path.exists():
         with path.open("rb") as old:  # in bytes only a newline ends a line, and half a character is not an error
             lines = list(old)
-        new = path.with_name(f"{path.name}.new")
-        with new.open("wb") as file:
-            file.writelines(line for line in lines if _stays(line, step, evaluated))
-            file.flush()
-            sync(file.fileno())
-        new.replace(path)
+        with new_file(path) as new:
+            new.write_bytes(b"".join(line for line in lines if _stays(line, step, evaluated)))
 
 
 def _stays(line: bytes, step: float, evaluated: bool) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from rllm._runtime.files import flush, place_of
+from rllm._runtime.files import new_file
 from rllm._runtime.ids import new_id
 from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError
@@ -150,18 +150,10 @@ def _write_lines(path: Path, option: str, rows: Iterable[JSONObject]) -> int:
         raise ConfigError(f"{option}={str(path)!r}: name a file that ends in .jsonl")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = place_of(path)
-        new = place.with_name(f"{place.name}.new")
-        try:
-            with new.open("wb") as file:
-                count = sum(file.write(readable_json(row) + b"\n") > 0 for row in rows)
-            flush(new)
-            new.replace(place)
-        finally:
-            new.unlink(missing_ok=True)
+        with new_file(path) as new, new.open("wb") as file:
+            return sum(file.write(readable_json(row) + b"\n") > 0 for row in rows)
     except OSError as error:
         raise _unwritable(path, error) from error
-    return count
 
 
 def _unwritable(path: Path, error: Exception) -> ConfigError:

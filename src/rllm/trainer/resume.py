@@ -14,7 +14,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.from_config import name_of
 from rllm.backends.verl.settings import weights_dtype
 from rllm.config.schema import RoleConfig, TrainConfig
-from rllm.config.yaml_file import read_settings
+from rllm.config.yaml_file import leaves, read_settings
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES
 from rllm.errors import ConfigError, counted
@@ -22,7 +22,7 @@ from rllm.evaluation.folder import dataset_identity
 from rllm.inference.local.loading import choose_device, choose_dtype
 from rllm.store.base import TraceStore, every_session
 from rllm.store.codec import readable_json
-from rllm.tracking.about import STORE, flat, forget_trackers
+from rllm.tracking.about import STORE, forget_trackers
 from rllm.tracking.jsonl import forget_after, last_step
 from rllm.trainer.checkpoint import Checkpoints, read_state, restore_generators
 from rllm.trainer.run_folder import LOCK_FILE
@@ -186,7 +186,7 @@ def identity_of(
     """Return everything that decides what a run learns, and the tasks it is evaluated on, by key."""
     settings = config.model_dump(mode="json")
     settings["algorithm"] = {"name": name_of(config.algorithm), **algorithm.settings()}
-    identity = {key: value for key, value in flat(settings) if not _may_change(key)}
+    identity = {key: value for key, value in leaves(settings) if not _may_change(key)}
     del identity["model.dtype"]  # whose `auto` may mean another one on another device
     dtype = choose_dtype(config.model.dtype, choose_device(config.model.device))
     identity[_FORMAT] = weights_dtype(config) if config.backend == "verl" else str(dtype).removeprefix("torch.")
@@ -260,4 +260,4 @@ def _default(key: str, now: JSONMapping) -> object:
         return field.default if field else None
     if _may_change(key):
         return now.get(key)
-    return dict(flat(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))
+    return dict(leaves(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))

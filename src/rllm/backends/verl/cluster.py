@@ -14,6 +14,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from rllm.engine.ray_cluster import alive_nodes
 from rllm.errors import ConfigError, MissingDependencyError, RLLMError, WorkerError, counted
 from rllm.types import JSONMapping
 
@@ -72,18 +73,12 @@ def wait_for_room(demand: Demand) -> None:
 
 def _nodes_with(resource: str) -> list[tuple[str, float, float]]:
     """Return the address of each node that is alive, with the amount of a resource that it has, and has free."""
-    import ray
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
     return [
-        (
-            node["NodeManagerAddress"],
-            node["Resources"].get(resource, 0.0),
-            free.get(node["NodeID"], {}).get(resource, 0.0),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
+        (node.address, node.num_cpus if resource == "CPU" else node.num_gpus, free.get(node.id, {}).get(resource, 0.0))
+        for node in alive_nodes()
     ]
 
 

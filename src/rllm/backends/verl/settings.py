@@ -177,11 +177,7 @@ def _lies_in(key: str, section: str) -> bool:
 
 
 def on_cpu(config: TrainConfig) -> bool:
-    """Return whether the workers use CPUs; by default each has a GPU.
-
-    Raises:
-        ConfigError: if another device is set.
-    """
+    """Return whether the workers use CPUs; by default each has a GPU; raise `ConfigError` if another device is set."""
     device = config.model.device
     if device not in ("auto", "cuda", "cpu"):
         raise ConfigError(

@@ -211,11 +211,7 @@ def compose(config: TrainConfig) -> DictConfig:
 
 
 def _set(composed: DictConfig, key: str, value: object, *, is_users: bool) -> None:
-    """Set a key.
-
-    Raises:
-        ConfigError: if it is a user's key and verl does not know it.
-    """
+    """Set a key; raise `ConfigError` if it is a user's key and verl does not know it."""
     from omegaconf import OmegaConf
 
     section, _, name = key.rpartition(".")

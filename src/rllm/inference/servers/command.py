@@ -170,11 +170,7 @@ def vllm_command(setting: str | None) -> list[str]:
 
 
 def _max_rank_for(rank: int) -> int:
-    """Return the smallest `--max-lora-rank` that holds this rank.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """Return the smallest `--max-lora-rank` that holds this rank; raise `ConfigError` if there is none."""
     fitting = [size for size in _LORA_RANKS if size >= rank]
     if not fitting:
         raise ConfigError(f"model.lora_rank={rank}: vLLM serves ranks up to {_LORA_RANKS[-1]}")

@@ -100,11 +100,7 @@ class VLLMControl(ServerClient):
     """Client of one vLLM server."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0) -> None:
-        """Accept a URL with or without `/v1`; nothing is sent yet.
-
-        Raises:
-            ConfigError: if it is not a web address.
-        """
+        """Accept a URL with or without `/v1`, and send nothing; raise `ConfigError` if it is not a web address."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
@@ -269,11 +265,7 @@ class Handover:
     """True if the server can report the bits of its weights."""
 
     def send(self, control: VLLMControl, folder: Path, served_name: str) -> None:
-        """Make the server use these weights.
-
-        Raises:
-            InferenceError: if it refuses.
-        """
+        """Make the server use these weights; raise `InferenceError` if it refuses."""
         raise NotImplementedError
 
 
@@ -320,11 +312,7 @@ class DiskUpdate(Handover):
 
 
 def choose_handover(control: VLLMControl, *, lora: bool) -> Handover:
-    """Return the fastest transfer that the server offers.
-
-    Raises:
-        ConfigError: if it offers none.
-    """
+    """Return the fastest transfer that the server offers; raise `ConfigError` if it offers none."""
     routes, setting = control.routes(), f"vllm.url={control.base_url!r}"
     if _UPDATE_ROUTE in routes:
         if lora:

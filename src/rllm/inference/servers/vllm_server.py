@@ -160,11 +160,7 @@ class VLLMServer:
         self._watcher.start()
 
     def await_ready(self) -> None:
-        """Wait until the server is restored, if it is gone.
-
-        Raises:
-            InferenceError: if it was given up.
-        """
+        """Wait until the server is restored, if it is gone; raise `InferenceError` if it was given up."""
         if self.is_gone():
             self._set_ready(False)
             if self._watcher is None:
@@ -215,11 +211,7 @@ class VLLMServer:
                 self._state.notify_all()
 
     def _recover(self, recover: Callable[[], None]) -> None:
-        """Start it until it has its weights again.
-
-        Raises:
-            InferenceError: if `max_restarts` is used up.
-        """
+        """Start it until it has its weights again; raise `InferenceError` if `max_restarts` is used up."""
         problem = self._why_it_is_gone()
         while self.num_restarts < self._max_restarts and not self._closing.is_set():
             self.num_restarts += 1
