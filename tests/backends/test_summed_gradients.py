@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rllm.algorithms.batch import Batch
-from rllm.backends.local.lean_layers import can_sum, summed, summed_linear
 from rllm.backends.local.logprobs import body_of
 from rllm.backends.local.policy import Policy, Trunk
+from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
 
 
 def gradients(layers: list[nn.Module], run: Callable[[], Tensor]) -> list[Tensor]:

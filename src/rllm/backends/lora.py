@@ -403,7 +403,8 @@ def coverage_of(model: PreTrainedModel, *, targets: Sequence[str] = (), beside: 
             adapted[name] = weight.numel()
         elif weight.dim() >= 2:
             without[name] = weight.numel()
-            if id(weight) not in excluded and _takes_adapter(module, weight):
+            is_stacked = weight.dim() == 3 and not type(module).__name__.startswith("Conv")
+            if id(weight) not in excluded and (is_linear(module) or is_stacked):
                 adaptable.add(name)
     return Coverage(
         num_weights=sum(sizes.values()),
@@ -462,10 +463,6 @@ def _wrapped_weights(model: Module) -> Iterator[Tensor]:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             yield getattr(module.get_base_layer(), getattr(module, "parameter_name", "weight"))
-
-
-def _takes_adapter(module: Module, weight: Tensor) -> bool:
-    return is_linear(module) or (weight.dim() == 3 and not type(module).__name__.startswith("Conv"))
 
 
 def _percent(fraction: float) -> str:

@@ -284,9 +284,6 @@ def _stated(name: str) -> float | None:
     return None if found is None else int(found[1] or 1) * float(found[2]) * _UNITS[found[3].lower()]
 
 
-logger = logging.getLogger(__name__)
-
-
 def fitted_to_tasks(config: TrainConfig, num_tasks: int) -> TrainConfig:
     """Return the configuration with `tasks_per_step` and `num_steps` derived from the number of tasks.
 

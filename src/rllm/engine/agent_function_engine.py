@@ -96,7 +96,7 @@ class AgentFunctionEngine:
         episode = self._understood(returned)
         try:
             traces = await self._capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
-            if not traces and _learns(episode):
+            if not traces and any(path.trainable for path in episode.trajectories):
                 unattributed = await self._capture.unattributed(attempt, started_at)
                 raise CaptureError(self._why_nothing_was_captured(session, unattributed))
             return complete(episode, attempt, traces, seen=session.llm_calls)
@@ -194,8 +194,3 @@ def _runs(process: Any) -> bool:
         return bool(process.is_alive())
     except (ValueError, AssertionError):  # closed, or started by a process that this one was forked from
         return False
-
-
-def _learns(episode: Episode) -> bool:
-    """Return whether any trajectory is trainable."""
-    return any(trajectory.trainable for trajectory in episode.trajectories)

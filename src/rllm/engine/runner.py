@@ -163,8 +163,9 @@ class RolloutRunner:
         on_episode: Callable[[Episode], None] | None,
         rank: int,
     ) -> None:
-        for position, attempt in queue:
-            async with self._slots.slot(rank):
+        async with self._slots.slot(rank) as slot:
+            for position, attempt in queue:
+                await slot.yield_slot()
                 episodes[position] = episode = await self.episode(attempt)
                 for complete in await groups.add(episode):
                     if on_episode is not None:
@@ -299,28 +300,30 @@ class PrioritySemaphore:
         self._arrivals = itertools.count()
 
     @asynccontextmanager
-    async def slot(self, rank: int) -> AsyncIterator[None]:
+    async def slot(self, rank: int) -> AsyncIterator[Slot]:
         """Wait for a slot and hold it inside."""
+        slot = Slot(self, rank)
+        await slot.acquire()
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    async def acquire(self, rank: int) -> None:
+        """Wait for a slot, which the caller must `release`."""
         if self._num_free:
             self._num_free -= 1
-        else:
-            await self._admitted(rank)
-        try:
-            yield
-        finally:
-            self._release()
-
-    async def _admitted(self, rank: int) -> None:
+            return
         admitted = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (rank, next(self._arrivals), admitted))
         try:
             await admitted
         except asyncio.CancelledError:
             if admitted.done() and not admitted.cancelled():  # admitted and cancelled at the same time
-                self._release()
+                self.release()
             raise
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Admit the next waiter."""
         while self._waiting:
             admitted = heapq.heappop(self._waiting)[-1]
@@ -328,3 +331,31 @@ class PrioritySemaphore:
                 admitted.set_result(None)
                 return
         self._num_free += 1
+
+    def has_waiters_before(self, rank: int) -> bool:
+        """Return whether there is a waiter of a lower rank."""
+        return bool(self._waiting) and self._waiting[0][0] < rank
+
+
+class Slot:
+    """Held slot that can be yielded to waiters of lower rank between two units of work."""
+
+    def __init__(self, semaphore: PrioritySemaphore, rank: int) -> None:
+        self._semaphore = semaphore
+        self._rank = rank
+        self._is_held = False
+
+    async def acquire(self) -> None:
+        await self._semaphore.acquire(self._rank)
+        self._is_held = True
+
+    async def yield_slot(self) -> None:
+        """Let waiters of lower rank go first."""
+        if self._semaphore.has_waiters_before(self._rank):
+            self.release()
+            await self.acquire()
+
+    def release(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._semaphore.release()

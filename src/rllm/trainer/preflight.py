@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import platform
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +24,6 @@ from rllm.trainer.checkup import gpus_of_driver
 from rllm.trainer.rollouts import joined_for
 from rllm.trainer.run_folder import nearest_folder
 
-logger = logging.getLogger(__name__)
-
-SLOW_S = 50.0
-"""Seconds after which nodes that have not answered are logged; usually all have by then."""
 CONNECT_S = 5.0
 FOR_ROLLOUTS: tuple[str, ...] = ("rllm", "ray")
 FOR_WORKERS = ("torch", "transformers", "verl")
@@ -107,11 +102,7 @@ def _ask(
 ) -> dict[str, Answer]:
     ask = ray.remote(num_cpus=0, max_retries=0)(answered)
     asked = {node.id: ask.options(**on_node(node)).remote(*question) for node in nodes}
-    ready, missing = ray.wait(list(asked.values()), num_returns=len(asked), timeout=min(SLOW_S, timeout_s))
-    if missing and timeout_s > SLOW_S:
-        slow = [node.address for node in nodes if asked[node.id] in missing]
-        logger.warning("no answer from %s for %g s: waiting until %g s", ", ".join(slow), SLOW_S, timeout_s)
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s - SLOW_S)
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
     answers: dict[str, Answer] = {}
     for node in nodes:
         if asked[node.id] not in ready:

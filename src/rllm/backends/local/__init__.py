@@ -2,6 +2,6 @@
 
 `backend.py` puts the parts together. `policy.py` turns a batch into log-probabilities, by way of `forward.py` (hidden
 states over a prefix tree, cut by `tree_rows.py`, attention to shared prefixes by `shared_prefix.py`) and `logprobs.py`
-(hidden states to log-probabilities). `lean_layers.py` has cheaper backward passes, `optimizer.py` updates weights,
+(hidden states to log-probabilities). `summed_gradients.py` adds gradients in place, `optimizer.py` updates weights,
 `critic.py` holds the value model.
 """

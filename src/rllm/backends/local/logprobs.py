@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from rllm.backends.local.lean_layers import can_sum, summed_linear
+from rllm.backends.local.summed_gradients import can_sum, summed_linear
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:

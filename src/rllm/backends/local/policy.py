@@ -21,8 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rllm.algorithms.batch import Batch
 from rllm.backends.local.forward import HiddenStates, choose_forward, separate_hidden_states
-from rllm.backends.local.lean_layers import can_sum, lean_norms, summed, summed_linear
 from rllm.backends.local.logprobs import Head, body_of, energies, logprobs_and_entropy
+from rllm.backends.local.summed_gradients import can_sum, summed, summed_linear
 from rllm.config.sizes import ModelShape
 from rllm.errors import ConfigError, first_line
 from rllm.inference.local.loading import LoadedModel
@@ -94,12 +94,7 @@ class Trunk:
         products = running_products_again(self._gated_layers)
         # Layers that are run again outside this block have to be the same in it.
         again = {part for layer in products if not can_sum(layer.down_proj) for part in layer.down_proj.modules()}
-        norms = {} if self.autocast else self._norms
-        return running_otherwise({**summed(set(self.module.modules()) - again), **products, **norms})
-
-    @cached_property
-    def _norms(self) -> Mapping[Module, Callable[..., Tensor]]:
-        return lean_norms(self.module.modules())
+        return running_otherwise({**summed(set(self.module.modules()) - again), **products})
 
     @cached_property
     def _can_recompute(self) -> bool:

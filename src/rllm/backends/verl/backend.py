@@ -139,7 +139,8 @@ class VerlBackend:
         if not len(batch):
             return torch.zeros(0)
         self._published.rest()
-        rows = Rows.dealt(_tokens_only(batch), self._group.num_shards(role))
+        only_for_losses: JSONObject = dict.fromkeys(numbers(batch))
+        rows = Rows.dealt(replace(batch, **only_for_losses), self._group.num_shards(role))
         output = self._group.ask(f"{role}_outputs", self._data(rows, compute_loss=False, **settings))
         columns = rows.columns()
         return rows.back(at_tokens(output[name], columns[MASK]).float())
@@ -245,12 +246,6 @@ class VerlBackend:
     def close(self) -> None:
         """Stop the workers, and the cluster if it was started here."""
         self._opened.close()
-
-
-def _tokens_only(batch: Batch) -> Batch:
-    """Return a batch without the numbers that are only for losses."""
-    nothing: JSONObject = dict.fromkeys(numbers(batch))
-    return replace(batch, **nothing)
 
 
 def _in_order(micro_batches: Sequence[Tensor], logprobs: Sequence[Tensor], rows: Rows) -> Tensor:

@@ -78,7 +78,9 @@ class TrainingProcess(Worker):  # type: ignore[misc]
             self.set_dispatch_collect(mesh_name=role, **part.get_dispatch_collect())
             self._parts[role] = part
         if "critic" in self._parts:
-            _zero_head(self._parts["critic"].engine.module)
+            with torch.no_grad():
+                for weight in self._parts["critic"].engine.module.score.parameters():
+                    weight.zero_()
 
     @in_shares("policy")
     def policy_outputs(self, data: TensorDict) -> TensorDict:
@@ -158,7 +160,8 @@ class TrainingProcess(Worker):  # type: ignore[misc]
                 part.save_checkpoint(str(state_folder(Path(folder), role)))
         module = self._parts["policy"].engine.module
         if _has_adapter(module):
-            weights = _adapter_weights(module)
+            # All processes take part in each weight.
+            weights = ((name, _whole(weight)) for name, weight in module.state_dict().items() if "lora_" in name)
             state = {name: weight.detach().to("cpu", DTYPES[dtype], copy=True) for name, weight in weights}
             if self.rank == 0:
                 module.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
@@ -240,12 +243,6 @@ def _drop_nothing(module: torch.nn.Module) -> None:
                 setattr(part, name, 0.0)
 
 
-def _zero_head(module: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for weight in module.score.parameters():
-            weight.zero_()
-
-
 def _has_adapter(module: torch.nn.Module) -> bool:
     return hasattr(module, "peft_config")
 
@@ -261,11 +258,4 @@ def _merged_weights(engine: BaseEngine) -> Iterator[tuple[str, Tensor]]:
 
     with merged_lora_context(engine.module, backup_adapters=True):
         for name, weight in normalize_peft_param_name(engine.module.state_dict()).items():
-            yield name, _whole(weight)
-
-
-def _adapter_weights(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield an adapter's own weights by the model's names."""
-    for name, weight in module.state_dict().items():
-        if "lora_" in name:
             yield name, _whole(weight)

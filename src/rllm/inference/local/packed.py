@@ -36,19 +36,16 @@ _VECTOR = 64
 
 def can_pack(model: PreTrainedModel) -> bool:
     """Return whether the model is in float32 on a CPU with oneDNN, and small enough for a second copy."""
+    linear = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    size = sum(layer.in_features * layer.out_features * torch.float32.itemsize for layer in linear)
     return (
         model.device.type == "cpu"
         and model.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and _size_packed(model) * SHARE_OF_MEMORY <= total_memory()
+        and size * SHARE_OF_MEMORY <= total_memory()
     )
-
-
-def _size_packed(model: PreTrainedModel) -> int:
-    linear = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
-    return sum(layer.in_features * layer.out_features * torch.float32.itemsize for layer in linear)
 
 
 def multiplies_bfloat16() -> bool:
