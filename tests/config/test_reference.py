@@ -11,8 +11,8 @@ import yaml
 
 from rllm.algorithms import ALGORITHMS
 from rllm.config.reference import as_yaml, json_schema, matching, section_docs, settings
+from rllm.config.yaml_file import leaves
 from rllm.errors import ConfigError
-from rllm.tracking.about import flat
 from rllm.trainer.config import TrainConfig, load_config
 
 ALL = settings(ALGORITHMS)
@@ -20,7 +20,7 @@ BY_KEY = {item.key: item for item in ALL}
 
 
 def test_every_setting_has_a_default_and_a_meaning() -> None:
-    defaults = dict(flat(TrainConfig().model_dump(mode="json")))
+    defaults = dict(leaves(TrainConfig().model_dump(mode="json")))
     shown = {item.key: item.default for item in ALL if not item.optional and item.default != {}}
     assert shown == defaults
     assert not [item.key for item in ALL if not item.doc]

@@ -51,11 +51,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file at, which takes the place of `path` atomically and durably at the end.
-
-    Raises:
-        OSError: if `path` is a device or a pipe, which a file would replace.
-    """
+    """Yield a path to write at; the file takes the place of `path`, atomically and durably. Raises as `place_of`."""
     place = place_of(path)
     new = place.with_name(f"{place.name}.new")
     try:

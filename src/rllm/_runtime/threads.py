@@ -156,11 +156,7 @@ class EventLoopThread:
         self._ready.wait()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run work in the thread's loop and return its result; cancelling this call cancels it there.
-
-        Raises:
-            RLLMError: if the thread is closed first.
-        """
+        """Run work in the thread's loop, cancelled with this call; raise `RLLMError` if the thread is closed first."""
         with self._lock:
             if self._closed:
                 raise self._closed_error()

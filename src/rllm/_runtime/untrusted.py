@@ -92,11 +92,7 @@ def json_within(text: str, opening: str = "[{") -> Iterator[Any]:
 
 
 def last_json(text: str) -> Any:
-    """Return the value of a JSON text, or the last outermost list or object in any other text.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return a JSON text's value, or the last outermost one in any other text; raise `ValueError` without one."""
     try:
         return json.loads(text[-MAX_ANSWER_CHARS:])
     except (ValueError, RecursionError):
@@ -118,12 +114,7 @@ def read_json(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> Any:
 
 
 def read_bytes(path: Path, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
-    """Return the content of a file of at most `limit` bytes.
-
-    Raises:
-        TooLargeError: if it is larger.
-        OSError: if it cannot be read.
-    """
+    """Return the content of a file; raise `TooLargeError` if it has more than `limit` bytes."""
     if path.stat().st_size > limit:
         raise TooLargeError(f"{path.name} has more than {limit:,} bytes")
     return path.read_bytes()

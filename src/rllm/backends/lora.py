@@ -72,12 +72,7 @@ class Adapter:
     """Adapter inside a model, which is changed in place: only the adapter's weights are trained from then on."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings, *, seed: int = 0) -> None:
-        """Put a new adapter into the model and try it out.
-
-        Raises:
-            ConfigError: if the model has no such modules.
-            MissingDependencyError: without peft.
-        """
+        """Put a new adapter into the model and try it out; raise `ConfigError` if the model has no such modules."""
         self.settings = settings
         device = next(model.parameters()).device
         targets = _targets(model, settings)
@@ -165,12 +160,7 @@ def coverage(path_or_id: str | Path, settings: LoraSettings, *, by_peft: bool = 
 
 
 def planned_coverage(config: TrainConfig) -> Coverage | None:
-    """Return the coverage of a run's adapter; `None` if it has none, or a backend of the user's own.
-
-    Raises:
-        ConfigError: see `coverage`.
-        MissingDependencyError: without peft.
-    """
+    """Return the coverage of a run's adapter; `None` if it has none, or a backend of the user's own."""
     model = config.model
     if not model.lora_rank or config.backend not in ("local", "verl"):
         return None
@@ -213,11 +203,7 @@ def _targets(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
 
 
 def _by_name(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
-    """Separate names of linear layers, which peft finds, from those of other weights, such as stacked experts.
-
-    Raises:
-        ConfigError: if the output head is named beside all linear layers, which are all but it.
-    """
+    """Separate names of linear layers, which peft finds, from those of other weights, such as stacked experts."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     linear = {f"{name}.weight" for name, module in model.named_modules() if is_linear(module) or module in ends}
     weights = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight.dim() in (2, 3)}
@@ -252,11 +238,7 @@ def _trial(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) ->
 
 
 def _check_known(model: PreTrainedModel, settings: LoraSettings, config: LoraConfig) -> None:
-    """Check that each target is in the model, if only by a name of an older version that peft translates.
-
-    Raises:
-        ConfigError: naming one that is not.
-    """
+    """Raise `ConfigError` for a target that is not in the model, not even by an older name that peft translates."""
     known = {ALL_LINEAR}.union(*(_ends_of(name) for name, _ in [*model.named_modules(), *model.named_parameters()]))
     for name in settings.names:
         if name not in known and (ALL_LINEAR in settings.names or name in config.target_modules):

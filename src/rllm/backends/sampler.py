@@ -252,11 +252,7 @@ class ServerSampler:
             shutil.rmtree(before.folder, ignore_errors=True)
 
     def restore(self) -> None:
-        """Send a server that restarted the weights that it had, and check that they arrived.
-
-        Raises:
-            InferenceError, WeightSyncError: if they did not.
-        """
+        """Send a restarted server the weights that it had; raise `WeightSyncError` unless they arrive."""
         assert self._published is not None, "a watched server has weights"
         was_asleep = self._asleep
         self._send(self._published.folder, self._published.version)

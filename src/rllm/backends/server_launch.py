@@ -49,12 +49,7 @@ _LAUNCH_SETTINGS = ("command", "port", "devices", "dtype", "gpu_memory", "reason
 
 
 def check_serving(config: TrainConfig) -> None:
-    """Check the settings of the server.
-
-    Raises:
-        ConfigError: if a setting of the server cannot be used, or would have no effect.
-        MissingDependencyError: if there is no vLLM to start.
-    """
+    """Raise `ConfigError` if a setting of the server has no effect or cannot be used, or there is no vLLM to start."""
     vllm = config.vllm
     if config.model.engine != "vllm":
         refuse_changes(vllm, "vllm", type(vllm).model_fields, "without a server; set model.engine=vllm, too")

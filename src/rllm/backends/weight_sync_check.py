@@ -80,11 +80,7 @@ class Probe:
         return found
 
     def check_again(self, trainer: Tensor, control: VLLMControl, name: str) -> None:
-        """Compare with the trainer's earlier log-probabilities [T - 1], while its weights may be changing.
-
-        Raises:
-            WeightSyncError: if the server's differ.
-        """
+        """Raise `WeightSyncError` unless the server has the trainer's earlier log-probabilities [T - 1]."""
         self._equal(ProbeLogprobs(trainer, torch.tensor(control.prompt_logprobs(name, self.ids))))
 
     def _equal(self, found: ProbeLogprobs) -> ProbeLogprobs:

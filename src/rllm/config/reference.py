@@ -57,11 +57,7 @@ class SettingOrigin:
 
 
 def settings(algorithms: Mapping[str, str], algorithm: str = "grpo") -> list[Setting]:
-    """Return all settings in the order of the schema, with those of this algorithm.
-
-    Raises:
-        ConfigError: if there is no such algorithm.
-    """
+    """Return all settings in the order of the schema, with those of this algorithm, which must exist."""
     return list(_of_model(TrainConfig, "", partial(_of_algorithm, algorithms, algorithm), optional=False))
 
 

@@ -19,11 +19,7 @@ MAX_NODES = 100_000
 
 
 def read_settings(path: Path) -> tuple[JSONObject, dict[str, int]]:
-    """Return the values of a settings file, and the line of each by dotted key.
-
-    Raises:
-        ConfigError: naming the file, and where in it the mistake is.
-    """
+    """Return the values of a settings file, and their lines by dotted key; raise `ConfigError` naming the mistake."""
     try:
         loader = _SettingsLoader(_text_of(path))
         node = loader.get_single_node()

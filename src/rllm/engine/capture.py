@@ -197,11 +197,7 @@ class RemoteGateway:
         metadata: JSONMapping | None = None,
         sampling: JSONMapping | None = None,
     ) -> str:
-        """Open a session and return the base URL of its calls.
-
-        Raises:
-            InferenceError: if the gateway cannot be reached, or refuses.
-        """
+        """Open a session and return the base URL of its calls; raise `InferenceError` if the gateway refuses."""
         return self.open_session_with_key(session_id, metadata=metadata, sampling=sampling)[0]
 
     def open_session_with_key(
@@ -221,11 +217,7 @@ class RemoteGateway:
         return f"{self.url}/sessions/{quote(session_id, safe='')}/v1", answer.get("api_key")
 
     def by_session(self, session_id: str) -> list[Trace]:
-        """Return the calls of a session; nothing if it has not been opened.
-
-        Raises:
-            InferenceError: if the gateway cannot be reached, or refuses.
-        """
+        """Return the calls of a session, none if it was not opened; raise `InferenceError` if the gateway refuses."""
         try:
             answer = self._client.get(f"/sessions/{quote(session_id, safe='')}/traces")
         except InferenceError as error:

@@ -50,11 +50,7 @@ class EpisodeLog:
             raise self._cannot_be_written(error) from error
 
     def append(self, episode: Episode) -> None:
-        """Write one line; the operating system has it on return.
-
-        Raises:
-            StoreError: if it cannot be written, as on a full disk.
-        """
+        """Write one line, which the operating system has on return; raise `StoreError` if it cannot be written."""
         line = memoryview(self._line(episode))
         try:
             while line:  # a partial write is followed by an error
@@ -74,11 +70,7 @@ class EpisodeLog:
 
     @staticmethod
     def read(path: str | Path) -> Iterator[Episode]:
-        """Yield the episodes of a file in the order of writing; nothing if the file does not exist.
-
-        Raises:
-            StoreError: naming the line that is not an episode.
-        """
+        """Yield the episodes of a file, if it exists; raise `StoreError` naming a line that is not an episode."""
         for number, line in enumerate(lines_of(Path(path)), start=1):
             try:
                 yield Episode.from_dict(parse_json(line, limit=MAX_UNPACKED_BYTES))
@@ -143,11 +135,7 @@ class TaskFile:
 
 
 def read_tasks(run_dir: Path) -> dict[Key, Any]:
-    """Return the tasks that a run has rolled out; a line torn by a crash is left out.
-
-    Raises:
-        StoreError: if another line is not a task.
-    """
+    """Return the tasks that a run has rolled out; raise `StoreError` for a line that is none, unless it is torn."""
     path = run_dir / _TASKS
     tasks: dict[Key, Any] = {}
     for number, line in enumerate(lines_of(path), start=1):

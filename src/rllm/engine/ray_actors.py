@@ -153,11 +153,7 @@ class RayActors:
         return len(self._places) * self._concurrency
 
     def start(self, max_concurrent: int) -> None:
-        """Start the processes, spread evenly.
-
-        Raises:
-            ConfigError: if one cannot be started or prepared, with its node and the reason.
-        """
+        """Start the processes, spread evenly; raise `ConfigError` naming the node if one cannot be started."""
         nodes = _with_cpus(alive_nodes())
         number = self._spread.num_actors or len(nodes)
         self._most_on_a_node = math.ceil(number / len(nodes))

@@ -178,11 +178,7 @@ def _refusal(address: str | None, error: Exception) -> str:
 
 
 def check_address(address: str | None) -> None:
-    """Check that something answers at the address of a cluster, from `ray.address` or else RAY_ADDRESS.
-
-    Raises:
-        ConfigError: if nothing does.
-    """
+    """Raise `ConfigError` if nothing answers at a cluster's address, from `ray.address` or else RAY_ADDRESS."""
     key = "ray.address" if address else "RAY_ADDRESS"
     known = known_address(address)
     if known in (None, "auto"):

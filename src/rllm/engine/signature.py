@@ -26,11 +26,7 @@ Parameters: TypeAlias = Mapping[str, inspect.Parameter] | None
 
 
 def check_signature(function: Callable[..., object], columns: Collection[str]) -> None:
-    """Compare a function with the columns of its dataset.
-
-    Raises:
-        ConfigError: if it needs a column that is missing, or there is a column that it does not take.
-    """
+    """Raise `ConfigError` if a function needs a column that its dataset lacks, or does not take one that it has."""
     parameters = parameters_of(function)
     if parameters is None:
         return
@@ -110,11 +106,7 @@ def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: JSONMappin
 
 
 def check_rows(function: Callable[..., object], data: Dataset) -> None:
-    """Compare a function with every row of its dataset.
-
-    Raises:
-        ConfigError: naming the first row that does not match, and the reason.
-    """
+    """Raise `ConfigError` naming the first row of its dataset that a function does not fit, and the reason."""
     for columns, row in data.shapes().items():
         try:
             check_signature(function, columns)

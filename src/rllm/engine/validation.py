@@ -187,22 +187,14 @@ HOW_TO_SCORE = (
 
 
 def check_promise(function: object, agent: str) -> None:
-    """Refuse a function annotated to return text; a decorated function may return something else.
-
-    Raises:
-        ConfigError: naming the ways to provide a reward.
-    """
+    """Refuse a function annotated to return text; a decorated function may return something else."""
     promised = getattr(function, "__annotations__", {}).get("return")
     if promised in (str, "str") and not hasattr(function, "__wrapped__"):
         raise ConfigError(f"{agent} returns text (-> str), which has no score: {HOW_TO_SCORE}")
 
 
 def episode_from(returned: object, agent: str) -> Episode:
-    """Return the episode for a function's return value; its trajectories may not have their steps yet.
-
-    Raises:
-        AgentError: if the value, or one of its fields, has the wrong type.
-    """
+    """Return the episode for a return value, its steps perhaps still missing; raise `AgentError` for a wrong type."""
     if isinstance(returned, Episode):
         returned.trajectories = returned.trajectories or [Trajectory()]
         check_episode(returned, agent)

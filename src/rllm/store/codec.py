@@ -171,11 +171,7 @@ def unpack_sized_document(blob: bytes) -> tuple[Any, int]:
 
 
 def to_json(value: object, *, sort_keys: bool = False) -> bytes:
-    """Return a value as JSON.
-
-    Raises:
-        One of UNWRITABLE: for the rare values that only `pack_document` can write.
-    """
+    """Return a value as JSON; raise one of `UNWRITABLE` for values that only `pack_document` can write."""
     options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_SORT_KEYS if sort_keys else 0)
     return orjson.dumps(value, default=_nearest, option=options)
 

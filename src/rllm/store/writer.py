@@ -68,11 +68,7 @@ class GroupCommitWriter(Generic[C]):
         self._thread.start()
 
     def submit(self, work: Work[C, P, T], payload: P) -> Future[T]:
-        """Queue a job for the next transaction; block while `MAX_WAITING` others wait.
-
-        Raises:
-            StoreError: if the writer is closed, or if the queue stayed full for too long.
-        """
+        """Queue a job for the next transaction; raise `StoreError` if it is closed, or has no room for too long."""
         job = _Job(work, payload, Future())
         # From here on the job cannot be cancelled: a client that hangs up must not undo what it was answered.
         job.done.set_running_or_notify_cancel()

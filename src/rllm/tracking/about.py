@@ -147,11 +147,7 @@ def how_to_trust(run_dir: Path) -> str:
 
 
 def settings_of(folder: Path) -> JSONObject:
-    """Return the settings of a run; none if the folder has no `config.yaml`.
-
-    Raises:
-        ConfigError: if the file cannot be read.
-    """
+    """Return the settings of a run, none without a `config.yaml`; raise `ConfigError` if it cannot be read."""
     path = folder / SETTINGS
     return read_settings(path)[0] if path.is_file() else {}
 

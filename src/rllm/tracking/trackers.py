@@ -39,11 +39,7 @@ _MLFLOW_TABLES = "mlflow.loggedArtifacts"
 
 
 def _import(module: str) -> Any:
-    """Import a module of a tracker's package.
-
-    Raises:
-        MissingDependencyError: naming the extra that installs the package.
-    """
+    """Import a module of a tracker's package; raise `MissingDependencyError` naming the extra that installs it."""
     package = module.partition(".")[0]
     try:
         return import_module(module)

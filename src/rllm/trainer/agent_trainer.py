@@ -272,11 +272,7 @@ class AgentTrainer:
 
     @cached_property
     def cluster_plan(self) -> list[str]:
-        """Plan of a run on an existing Ray cluster, line by line, after a check of every node; empty without one.
-
-        Raises:
-            ConfigError: if the cluster has too little, or a node cannot do its part.
-        """
+        """Plan of a run on an existing Ray cluster, line by line, after a check of every node; empty without one."""
         if not uses_a_cluster(self.config):
             return []
         from rllm.trainer.preflight import preflight

@@ -224,11 +224,7 @@ def source_in(
     agent_class: type[BaseAgent] | None = None,
     agent_args: JSONMapping | None = None,
 ) -> RolloutSource:
-    """Return the rollouts of an environment, by its own agent unless one is given.
-
-    Raises:
-        ConfigError: if the agent does not fit.
-    """
+    """Return the rollouts of an environment, by its own agent or one that is given, if that fits."""
     if env.agent_run_func is not None:
         if agent_run_func is not None or agent_class is not None:
             raise ConfigError(

@@ -51,11 +51,7 @@ class TextTeacher:
         self._tokenizer, self._context_length = theirs.tokenizer, theirs.context_length
 
     def score(self, batch: Batch, samples: Sequence[Sample] = ()) -> Tensor:
-        """Return [N] the policy's log-probability of each token plus its part of the log-ratio of its piece.
-
-        Raises:
-            ConfigError: if an answer has no messages, or does not fit into the teacher's context.
-        """
+        """Return [N] the policy's log-probability of each token plus its part of the log-ratio of its piece."""
         own = batch.sampler_logprobs if batch.old_logprobs is None else batch.old_logprobs
         assert own is not None, "a teacher scores what was sampled"
         steps = {(number, step.id): step for number, item in enumerate(samples) for step in item.trajectory.steps}

@@ -360,12 +360,7 @@ def _warn_of_no_observations() -> None:
 
 
 def _check_few_bits(config: TrainConfig) -> None:
-    """Check that this machine can quantise what is asked for.
-
-    Raises:
-        ConfigError: if it cannot, or if the model's weights are trained, or quantised already.
-        MissingDependencyError: without bitsandbytes.
-    """
+    """Raise `ConfigError` if the model or this machine cannot be quantised as is asked for."""
     kind, device = config.model.quantize, choose_device(config.model.device)
     if config.optim.name == "adamw8bit":
         bitsandbytes_for("optim.name='adamw8bit'", torch.device("cpu") if config.optim.offload else device)

@@ -83,11 +83,7 @@ class Critic:
         torch.save(state, folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Resume from what `save` wrote.
-
-        Raises:
-            ValueError: if it is a critic with other weights. Errors of `torch.load` pass through.
-        """
+        """Resume from what `save` wrote; raise `ValueError` if it is a critic with other weights."""
         state = torch.load(folder / FILE, weights_only=True, map_location="cpu")
         own, saved = self._trained(), state["weights"]
         if own.keys() != saved.keys():

@@ -63,11 +63,7 @@ class Head:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """Return the head that gives the model's own logits, found by trying what its configuration names.
-
-        Raises:
-            ConfigError: if none does, or if `transformers` offers no body without the head.
-        """
+        """Return the head that gives the model's own logits, found by trying; raise `ConfigError` if none does."""
         body = body_of(model)
         if body is model:
             raise ConfigError(

@@ -160,11 +160,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: PreTrainedModel, trunk: Trunk) -> Self:
-        """Find out how the model makes its logits.
-
-        Raises:
-            ConfigError: if that is not known, or if the model is not causal.
-        """
+        """Find out how the model makes its logits; raise `ConfigError` if that is not known, or it is not causal."""
         if trunk.hidden_states is separate_hidden_states:  # the other ways were compared with passes over prefixes
             check_causal(model)
         return cls(model=model, trunk=trunk, head=Head.of(model))
@@ -254,11 +250,7 @@ class LocalTeacher:
     """Frozen model in this process that scores the policy's tokens at the temperature they were sampled with."""
 
     def __init__(self, loaded: LoadedModel, *, micro_batch_tokens: int = 16384) -> None:
-        """Prepare the model for scoring.
-
-        Raises:
-            ConfigError: if it is not a causal model, or it is not known how it makes its logits.
-        """
+        """Prepare the model; raise `ConfigError` if it is not causal, or it is not known how it makes its logits."""
         model = loaded.model.requires_grad_(False)
         self._policy = Policy.of(model, Trunk.of(body_of(model)))
         self._max_tokens = micro_batch_tokens
@@ -269,11 +261,7 @@ class LocalTeacher:
 
 
 def recomputable_layers(model: Module) -> list[Module]:
-    """Return the layers that `transformers` marks as fit for gradient checkpointing.
-
-    Raises:
-        ConfigError: if the model has none.
-    """
+    """Return the layers fit for gradient checkpointing; raise `ConfigError` if the model has none."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(

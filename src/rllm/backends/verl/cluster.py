@@ -47,11 +47,7 @@ def shortage(demand: Demand, num_fit: int) -> str:
 
 
 def wait_for_room(demand: Demand) -> None:
-    """Wait until enough nodes have enough free resources, as long as the cluster is large enough.
-
-    Raises:
-        ConfigError: listing what each node has.
-    """
+    """Wait until enough nodes have free resources; raise `ConfigError` listing what each has if that cannot be."""
     deadline = time.monotonic() + FREE_S
     while True:
         nodes = _nodes_with(demand.resource)
@@ -83,12 +79,7 @@ def _nodes_with(resource: str) -> list[tuple[str, float, float]]:
 
 
 def check_versions() -> None:
-    """Check the installed versions of verl and Ray.
-
-    Raises:
-        MissingDependencyError: if verl or Ray is not installed.
-        ConfigError: if one of them is too old or too new.
-    """
+    """Raise `ConfigError` if verl or Ray is too old or too new, `MissingDependencyError` if it is not installed."""
     for package in SUPPORTED:
         try:
             check_version(package, version(package))
@@ -143,11 +134,7 @@ class WorkerGroup:
         environment: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """Start the processes and load their models.
-
-        Raises:
-            WorkerError: if one of them dies, or does not start in time.
-        """
+        """Start the processes and load their models; raise `WorkerError` if one dies, or does not start in time."""
         import ray
         from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 

@@ -113,11 +113,7 @@ class Ours:
 
 
 def verl_keys(config: TrainConfig) -> dict[str, Ours]:
-    """Return the keys of verl's that our settings decide.
-
-    Raises:
-        ConfigError: if verl has no equivalent of a setting.
-    """
+    """Return the keys of verl's that our settings decide; raise `ConfigError` if verl has no equivalent of one."""
     engine = _given(config).get(ENGINE, "dp")
     keys = {**_model(config), **_policy(config), **_critic(config)}
     if config.verl.policy_loss is not None:

@@ -48,12 +48,7 @@ _REFERENCE_KEYS = {
 
 
 def check(config: TrainConfig) -> None:
-    """Check the settings before a cluster is joined.
-
-    Raises:
-        ConfigError: naming the setting, its value and the remedy.
-        MissingDependencyError: if verl or Ray is not installed.
-    """
+    """Check the settings before a cluster is joined; see `TrainingBackend.check`."""
     check_settings(config)
     check_versions()
     compose(config)
@@ -64,11 +59,7 @@ def check(config: TrainConfig) -> None:
 
 
 def check_settings(config: TrainConfig) -> None:
-    """Check the settings as far as that needs neither verl nor Ray.
-
-    Raises:
-        ConfigError: naming the setting, its value and the remedy.
-    """
+    """Check the settings as far as that needs neither verl nor Ray; see `TrainingBackend.check`."""
     algorithm = algorithm_of(config)
     if algorithm.observation_coef:
         raise ConfigError(
@@ -182,11 +173,7 @@ def worker_configs(config: TrainConfig) -> dict[str, DictConfig]:
 
 
 def compose(config: TrainConfig) -> DictConfig:
-    """Return all of verl's configuration, resolved. Reads verl's files and imports none of its code.
-
-    Raises:
-        ConfigError: as `worker_configs`.
-    """
+    """Return verl's configuration, resolved, from its files and without its code; raises as `worker_configs` does."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException

@@ -41,11 +41,7 @@ class DecodeThread:
         return len(self._inbox)
 
     def submit(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            InferenceError: 503, if the thread was closed or has failed.
-        """
+        """Queue a request; raise `InferenceError` 503 if the thread was closed or has failed."""
         with self._changed:
             if self._stopped:
                 raise InferenceError(self._stopped, status_code=503)

@@ -102,11 +102,7 @@ def choose_decoder(
 
 
 def _cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Return the shape of the states that the model caches, from a short forward pass.
-
-    Raises:
-        ValueError: if its layers differ from each other.
-    """
+    """Return the shape of the states that the model caches; raise `ValueError` if its layers differ from each other."""
     cache = DynamicCache(config=model.config)
     inputs = torch.tensor([_PROBE[0]], device=model.device)
     model(input_ids=inputs, use_cache=True, **{cache_argument(model): cache})

@@ -326,11 +326,7 @@ def _delta(shown: Shown, request: Request, start: int, end: int) -> OutputDelta:
 
 
 def _checked_length(model: PreTrainedModel, wanted: int | None) -> int:
-    """Return the bound of prompt and answer together.
-
-    Raises:
-        ConfigError: if more is wanted than the model has positions for.
-    """
+    """Return the bound of prompt and answer; raise `ConfigError` if the model has fewer positions."""
     if wanted is not None:
         check_length(model.config, wanted)
         return wanted

@@ -116,11 +116,7 @@ def longrope_note(config: PretrainedConfig) -> str:
 
 
 def check_length(config: PretrainedConfig, wanted: int) -> None:
-    """Check `model.max_length` against the context of a model, given its Hugging Face configuration.
-
-    Raises:
-        ConfigError: if more is wanted than the model has positions for.
-    """
+    """Raise `ConfigError` if `model.max_length` is more than the context of a model with this configuration."""
     limit = context_length(config)
     if wanted >= _SHORTEST and (limit is None or wanted <= limit):
         return
@@ -200,11 +196,7 @@ def load_model(
 
 
 def load_outline(path_or_id: str | Path) -> PreTrainedModel:
-    """Return a model without numbers in its weights, on torch's device `meta`.
-
-    Raises:
-        ConfigError: if there is no such model, or if its configuration cannot be read.
-    """
+    """Return a model without numbers in its weights, on torch's device `meta`; raise `ConfigError` as `load_model`."""
     config = from_pretrained(AutoConfig.from_pretrained, checked_source(path_or_id), "configuration")
     with torch.device("meta"):
         return _kind_of(config).from_config(config, attn_implementation=attention_of(config))
@@ -344,11 +336,7 @@ def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer into such a folder.
-
-    Raises:
-        OSError: if it cannot be written; `tokenizers` itself raises a bare `Exception`.
-    """
+    """Write a tokenizer into such a folder; raise `OSError` where `tokenizers` itself raises a bare `Exception`."""
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:

@@ -30,12 +30,7 @@ _PIECE = 2**16
 
 
 def bitsandbytes_for(setting: str, device: torch.device) -> Any:
-    """Return the package bitsandbytes, tried out on the device.
-
-    Raises:
-        ConfigError: if it does not run there.
-        MissingDependencyError: if it is not installed.
-    """
+    """Return the package bitsandbytes, tried out; raise `ConfigError` if it does not run on the device."""
     try:
         import bitsandbytes
     except ModuleNotFoundError as error:
@@ -56,11 +51,7 @@ def bitsandbytes_for(setting: str, device: torch.device) -> Any:
 
 
 def check_quantizable(config: PretrainedConfig, source: str, kind: str) -> None:
-    """Check that a model's weights are not quantised yet, given its Hugging Face configuration.
-
-    Raises:
-        ConfigError: if they are.
-    """
+    """Raise `ConfigError` if a model with this Hugging Face configuration is quantised already."""
     if (quantized := getattr(config, "quantization_config", None)) is not None:
         method = quantized.get("quant_method", "an unknown method")
         raise ConfigError(

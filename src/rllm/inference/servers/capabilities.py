@@ -88,11 +88,7 @@ def probe(url: str, *, model: str | None = None, api_key: str | None = None, tem
 
 
 def check_trainable(url: str, *, model: str | None = None, api_key: str | None = None, temperature: float) -> None:
-    """Refuse a server that cannot be trained with.
-
-    Raises:
-        ConfigError: naming each missing capability and its remedy.
-    """
+    """Raise `ConfigError` naming what a server lacks for training, and the remedies."""
     found = probe(url, model=model, api_key=api_key, temperature=temperature)
     if not found.ok:
         lines = "\n".join(f"  {finding.name}: {finding.detail}; {finding.fix}" for finding in found.problems)

@@ -143,12 +143,7 @@ def serve_environment(options: ServeOptions, base: Mapping[str, str] | None = No
 
 
 def vllm_command(setting: str | None) -> list[str]:
-    """Return the program that starts vLLM: the one named, else that of this environment or of the PATH.
-
-    Raises:
-        ConfigError: if the one named does not exist.
-        MissingDependencyError: if vLLM is not installed.
-    """
+    """Return the program named, else that of this environment or of the PATH; raise `ConfigError` without one."""
     if setting is not None:
         words = shlex.split(setting)
         if not words or shutil.which(words[0]) is None:

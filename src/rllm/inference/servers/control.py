@@ -169,11 +169,7 @@ class VLLMControl(ServerClient):
         self.post("/resume")
 
     def reset_prefix_cache(self) -> None:
-        """Drop states computed with other weights; those of frozen answers are computed again from their tokens.
-
-        Raises:
-            InferenceError: if the server could not.
-        """
+        """Drop states of other weights, also those of frozen answers; raise `InferenceError` if it could not."""
         answer = self.post("/reset_prefix_cache?reset_running_requests=true")
         if isinstance(answer, dict) and answer.get("success") is False:
             raise InferenceError(f"{self.root} could not reset its prefix cache")
@@ -247,12 +243,7 @@ class SGLangControl(VLLMControl):
 
 
 def control_of(url: str, *, api_key: str | None = None) -> VLLMControl:
-    """Return the client for a server, by the routes that it lists.
-
-    Raises:
-        ConfigError: if it is not a web address.
-        InferenceError: if it does not answer.
-    """
+    """Return the client for a server, by the routes that it lists; raise `InferenceError` if it does not answer."""
     control = VLLMControl(url, api_key=api_key)
     return SGLangControl(url, api_key=api_key) if _UPDATE_ROUTE in control.routes() else control
 
