@@ -7,8 +7,7 @@ import pytest
 from rllm.cli.options import RunOptions, leading_setting
 from rllm.cli.training import begun_as
 from rllm.errors import ConfigError
-from rllm.tracking.about import seal
-from rllm.trainer.run_folder import keep_beginning
+from rllm.tracking.about import keep_beginning, seal
 
 
 @pytest.fixture

@@ -327,7 +327,7 @@ def test_full_disk_fails_without_a_traceback(work, fails, policy):
 
 
 def test_run_folder_is_locked_by_one_process(work, fails, policy):
-    from rllm.trainer.run_folder import in_use
+    from rllm.tracking.about import in_use
 
     (work / "run").mkdir()
     with in_use(work / "run"):

@@ -19,8 +19,8 @@ from rllm.engine.agent_execution_engine import AgentExecutionEngine
 from rllm.environments import NamedEnvironment, open_env
 from rllm.store import open_store
 from rllm.testing.scripted import ScriptedEngine, decode
+from rllm.tracking.about import evaluations_of
 from rllm.trainer import AgentTrainer
-from rllm.trainer.run_folder import evaluations_of
 from rllm.types import Message, Task, Trajectory
 
 from ..trainer.conftest import ScriptedBackend

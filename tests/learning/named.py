@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
-from rllm.trainer.run_folder import evaluations_of
+from rllm.tracking.about import evaluations_of
 from rllm.types import Message
 
 from . import alphabet

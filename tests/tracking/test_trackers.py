@@ -13,9 +13,9 @@ import pytest
 
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking import EXTRAS
+from rllm.tracking.about import evaluations_of
 from rllm.tracking.base import Trackers, checked_trackers
 from rllm.tracking.jsonl import JSONLTracker, forget_after
-from rllm.trainer.run_folder import evaluations_of
 from rllm.types import Episode
 
 

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from rllm.errors import CheckpointError, ConfigError, WorkerError
 from rllm.inference.local.loading import save_tokenizer
 from rllm.testing.tiny_policy import train_tokenizer
+from rllm.tracking.about import in_use
 from rllm.trainer.checkpoint import STATE_FILE, Checkpoints, damage_of, read_state, score_of
-from rllm.trainer.run_folder import in_use
 
 
 def write(text: str) -> Callable[[Path], None]:

@@ -38,7 +38,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
     If another process was faster, its folder stays.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # of a file there, for which the next line has the better error
+        folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         new = Path(scratch) / "new"
         yield new

@@ -365,13 +365,7 @@ class Coverage:
 
 
 def coverage_of(model: PreTrainedModel, *, targets: Sequence[str] = (), beside: Sequence[Module] = ()) -> Coverage:
-    """Return the coverage of the adapter inside a model.
-
-    Args:
-        model: with peft's layers in it, or without.
-        targets: see `Coverage`.
-        beside: modules that are not to have an adapter.
-    """
+    """Return the coverage of a model, by the adapter inside it if it has one; modules `beside` are to have none."""
     wrapped = {id(weight) for weight in _wrapped_weights(model)}
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     excluded = {id(weight) for part in [*ends, *beside] if part is not None for weight in part.parameters()}

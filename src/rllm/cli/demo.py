@@ -16,8 +16,8 @@ from rllm.cli.options import AsJson, RunOptions, optional
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rllm.tracking.about import Beginning
     from rllm.trainer.config import TrainConfig
-    from rllm.trainer.run_folder import Beginning
     from rllm.types import Episode
 
 TINY = [

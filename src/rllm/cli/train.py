@@ -13,7 +13,7 @@ from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllm.data.dataset import Dataset
-    from rllm.trainer.run_folder import Beginning
+    from rllm.tracking.about import Beginning
 
 
 @with_options

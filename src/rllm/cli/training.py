@@ -27,8 +27,8 @@ from rllm.trainer.config import TrainConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rllm.tracking.about import Beginning
     from rllm.trainer.agent_trainer import AgentTrainer, TrainResult
-    from rllm.trainer.run_folder import Beginning
 
 
 def chosen_settings(
@@ -205,7 +205,7 @@ def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
 
 def evaluated(run_dir: Path, metric: str) -> list[float]:
     """Return a held-out metric, such as `eval/accuracy`, of every evaluation of a run."""
-    from rllm.trainer.run_folder import evaluations_of
+    from rllm.tracking.about import evaluations_of
 
     return [metrics[metric] for metrics in evaluations_of(run_dir) if metric in metrics]
 
@@ -248,8 +248,7 @@ def begun_as(command: str, options: RunOptions, **given: str | list[str] | None)
 
 
 def _beginning(run: Path, command: str) -> Beginning:
-    from rllm.tracking.about import how_to_trust, is_own, way_to_a_run
-    from rllm.trainer.run_folder import beginning_of
+    from rllm.tracking.about import beginning_of, how_to_trust, is_own, way_to_a_run
 
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"--resume {run}: there is no run (no config.yaml); {way_to_a_run(run)}")

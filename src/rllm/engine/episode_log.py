@@ -31,15 +31,7 @@ class EpisodeLog:
     """
 
     def __init__(self, path: str | Path, *, tokens: bool = True) -> None:
-        """Open for appending; a line torn by a crash is removed.
-
-        Args:
-            path: created with its folder if it does not exist.
-            tokens: False leaves out token ids and log-probabilities, because the trace store has them.
-
-        Raises:
-            StoreError: if the file cannot be written.
-        """
+        """Open for appending, without a torn last line; `tokens=False` leaves out ids, which the trace store has."""
         self.path = Path(path)
         self._tokens = tokens
         try:

@@ -132,13 +132,7 @@ class RayActors:
     """Processes as a `Rollout`: each attempt goes to the one that runs the fewest."""
 
     def __init__(self, orders: Orders, spread: RayConfig, *, silence_s: float) -> None:
-        """Start nothing yet.
-
-        Args:
-            orders: sent to each process first.
-            spread: number and placement of the processes.
-            silence_s: seconds after which a process without an answer counts as hung.
-        """
+        """Start nothing yet; a process that does not answer for `silence_s` seconds counts as hung."""
         self._orders, self._spread, self._silence_s = orders, spread, silence_s
         self._sent_orders: Any = None
         self._places: list[_Place] = []

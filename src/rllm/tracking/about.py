@@ -1,4 +1,4 @@
-"""Run folders: name, settings and ids of a run, and which folders are the user's own.
+"""Run folders: name, settings and ids of a run, how it was begun, and which folders are the user's own.
 
 A run's `config.yaml` and `begun_as.yaml` name code (agent, reward, trackers) and places (the trace store); an
 `evaluation.json` names the model's folder. In a folder that someone else made, they may name nothing outside it. A run
@@ -14,21 +14,30 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from rllm._runtime.files import is_named_by, replace_text
+import yaml
+
+from rllm._runtime.files import is_named_by, lines_of, lock, replace_text
 from rllm._runtime.ids import new_id
+from rllm._runtime.untrusted import parse_json
 from rllm.config.yaml_file import leaves, read_settings
 from rllm.errors import ConfigError
 from rllm.registry import closest
+from rllm.store import path_of
 from rllm.types import JSONMapping, JSONObject
 
+Beginning: TypeAlias = dict[str, Any]
+"""Arguments of the command that began a run, by name: texts, and for `data` of `rllm train` a list of them."""
 SETTINGS, BEGUN_AS, STORE, EVALUATION = "config.yaml", "begun_as.yaml", "traces.db", "evaluation.json"
 DEFAULT_PROJECT = "rllm"
 DEFAULT_LOG_SAMPLES = 2
+LOCK_FILE = ".lock"
 _MAX_ID_BYTES = 4096
 _MAX_NAMED = 3
 _SEAL = ".seal"
@@ -253,3 +262,65 @@ def _key(*, create: bool) -> bytes | None:
     except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return None
     return key if len(key) == _KEY_BYTES else None
+
+
+def check_places(run_dir: Path, store: str | None) -> None:
+    """Raise `ConfigError` for what can be neither the folder of a run nor its store; nothing is created yet."""
+    nearest = nearest_folder(str(run_dir))
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"run_dir={str(run_dir)!r} cannot be created: {str(nearest)!r} is a file; choose another folder"
+        )
+    if (why := why_unwritable(nearest)) is not None:
+        raise ConfigError(f"run_dir={str(run_dir)!r} cannot be written to ({why}): choose another folder")
+    if store is not None and (path := path_of(store)) is not None and Path(path).expanduser().is_dir():
+        raise ConfigError(f"store={store!r} is a folder: name a file in it, such as {str(Path(path, 'traces.db'))!r}")
+
+
+@contextmanager
+def in_use(run_dir: Path) -> Iterator[None]:
+    """Hold the folder until the process ends; raise `ConfigError` if another process holds it."""
+    try:
+        held = (run_dir / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir={str(run_dir)!r} cannot be written to ({error.strerror}): choose another folder"
+        ) from error
+    with held as file:
+        if not lock(file):
+            raise ConfigError(
+                f"run_dir={str(run_dir)!r} is in use by another training process: wait for it, or choose another folder"
+            )
+        yield
+
+
+def keep_beginning(run_dir: Path, arguments: Beginning) -> None:
+    """Keep what is needed, beside the settings, to begin the run again: what its command was given, by name."""
+    replace_text(run_dir / BEGUN_AS, yaml.safe_dump(dict(arguments), sort_keys=False))
+
+
+def beginning_of(run_dir: Path) -> Beginning:
+    """Return what `keep_beginning` stored; empty for a run that no command began."""
+    path = run_dir / BEGUN_AS
+    return read_settings(path)[0] if path.exists() else {}
+
+
+def evaluations_of(run_dir: Path) -> list[dict[str, float]]:
+    """Return the metrics of every evaluation of a run with its `step`, in order; cut-off lines are skipped."""
+    rows = map(parse_json, lines_of(run_dir / "metrics.jsonl"))
+    return [row for row in rows if any(name.startswith("eval/") for name in row)]
+
+
+def nearest_folder(folder: str) -> Path:
+    """Return the nearest existing parent of a folder, or the folder itself."""
+    path = Path(folder)
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """Return the system's reason against writing a file there, or `None`; the trial file is removed at once."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -67,13 +67,7 @@ def last_step(path: Path) -> int:
 
 
 def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
-    """Drop the lines of later steps, which a run that resumes at `step` repeats. The file is replaced atomically.
-
-    Args:
-        path: the file.
-        step: last step to keep.
-        evaluated: keep that step's evaluation, too.
-    """
+    """Drop the lines after a step, which a resumed run repeats, and unless `evaluated` the evaluation after it."""
     if path.exists():
         with path.open("rb") as old:  # in bytes only a newline ends a line, and half a character is not an error
             lines = list(old)

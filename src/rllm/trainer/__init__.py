@@ -7,7 +7,7 @@ Read first: `loop` (the steps of a run), then `credit` (episodes to credited seq
 * `teacher`, `text_teacher`: distillation, also by the policy itself and across tokenizers.
 * `online`, `opponents`: sessions of users, earlier policies in self-play.
 * `async_loop`: rollouts ahead of updates, over the same types.
-* `checkpoint`, `resume`, `run_folder`: exact resume.
+* `checkpoint`, `resume`: exact resume.
 * `metrics`, `run_health`, `batch_log`, `episode_records`: what a run records.
 * `explain`, `export`, `rescore`: reading a run afterwards.
 * `settings`, `preflight`, `checkup`: checks before work starts.

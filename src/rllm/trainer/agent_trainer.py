@@ -52,7 +52,7 @@ from rllm.rewards.scoring import (
 from rllm.store import absolute, open_store
 from rllm.store.codec import readable_json
 from rllm.tracking import TRACKERS
-from rllm.tracking.about import kept_run_id, seal
+from rllm.tracking.about import Beginning, check_places, evaluations_of, in_use, keep_beginning, kept_run_id, seal
 from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.trainer.async_loop import AsyncTrainingLoop
 from rllm.trainer.batch_log import BatchLog
@@ -63,7 +63,6 @@ from rllm.trainer.opponents import OpponentPool, OpponentUpstream, check_opponen
 from rllm.trainer.resume import StartingPoint, check_identity, identity_of, starting_point
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, rollout_source, source_in
 from rllm.trainer.rollouts import check_rollouts, gateway_config, on_ray, running, uses_a_cluster
-from rllm.trainer.run_folder import Beginning, check_places, evaluations_of, in_use, keep_beginning
 from rllm.trainer.selection import ReplayBuffer
 from rllm.trainer.settings import (
     check_evaluations,
@@ -199,7 +198,7 @@ class AgentTrainer:
         self.trackers = checked_trackers(trackers)
         """More places for metrics, beside those of `config.trackers`."""
         self.begun_as: Beginning = {}
-        """Arguments that a command line needs to resume the run: see `run_folder.beginning_of`."""
+        """Arguments that a command line needs to resume the run: see `tracking.about.beginning_of`."""
         self._checkpoints = Checkpoints(
             self.run_dir, keep=self.config.keep_checkpoints, keep_best=self.config.keep_best
         )

@@ -35,13 +35,7 @@ class BatchLog:
     """The batches of a run; those of steps that will be made again are taken away."""
 
     def __init__(self, run_dir: Path, *, steps_done: int, keep: int | None = None) -> None:
-        """Create the log.
-
-        Args:
-            run_dir: the run's folder.
-            steps_done: training steps that stay; the batches of later ones are deleted.
-            keep: how many of the newest stay; `None` keeps all, 0 writes none.
-        """
+        """Delete batches of later steps, and all but the newest `keep`; `None` keeps all, 0 writes none."""
         self._folder = run_dir / FOLDER
         self._folder.mkdir(exist_ok=True)
         self._keep = keep

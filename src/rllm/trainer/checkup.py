@@ -21,7 +21,7 @@ from rllm._runtime.process import free_memory, total_memory
 from rllm.errors import ConfigError
 from rllm.gateway.server import bind
 from rllm.inference.servers.capabilities import Checks, Finding, probe
-from rllm.trainer.run_folder import nearest_folder, why_unwritable
+from rllm.tracking.about import nearest_folder, why_unwritable
 from rllm.types import Message
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from rllm._runtime.files import new_file
-from rllm._runtime.ids import new_id
+from rllm._runtime.files import new_file, whole_folder
 from rllm.engine.episode_log import plain_task_id
 from rllm.errors import ConfigError
 from rllm.store.codec import readable_json
@@ -133,15 +132,12 @@ def _write_folder(target: Path, option: str, write: Callable[[Path], object]) ->
     """Let `write` fill a folder beside the target, then rename it, so that a failure leaves nothing."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{option}={str(target)!r} exists and is not empty: name another folder")
-    new = target.with_name(f".{target.name}.{new_id()[:8]}")
     try:
-        new.mkdir(parents=True)
-        write(new)
-        new.replace(target)
+        with whole_folder(target) as new:
+            new.mkdir()
+            write(new)
     except (OSError, SafetensorError) as error:
         raise _unwritable(target, error) from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _write_lines(path: Path, option: str, rows: Iterable[JSONObject]) -> int:

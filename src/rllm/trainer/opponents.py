@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+from rllm._runtime.files import whole_folder
 from rllm._runtime.threads import in_thread
 from rllm.config.schema import TrainConfig
 from rllm.environments.textarena import POOL_MODEL, START_MODEL, PastPolicies
@@ -56,11 +57,7 @@ class OpponentPool:
                 raise ConfigError(f"{str(self._path_of(step))!r} is missing: it is an opponent of the run; restore it")
 
     def steps(self, steps_done: int | None = None) -> list[int]:
-        """Return the steps after which the opponents were saved, oldest first; 0 is the policy that the run began with.
-
-        Args:
-            steps_done: training steps done, by default up to now.
-        """
+        """Return after how many steps, by now or by `steps_done`, the opponents were saved, oldest first."""
         done = self._steps_done if steps_done is None else steps_done
         every = range(0, done + 1, self._past.every) if self._past.every else [0]
         return [*every][-self._past.keep :]
@@ -71,13 +68,11 @@ class OpponentPool:
         if not self._past.every or steps_done % self._past.every:
             return
         target = self._path_of(steps_done)
-        scratch = target.with_suffix(".partial")
-        for old in (scratch, target):
-            shutil.rmtree(old, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        save_model(self.policy.model, scratch)
-        save_tokenizer(self.policy.tokenizer, scratch)
-        scratch.rename(target)
+        shutil.rmtree(target, ignore_errors=True)
+        with whole_folder(target) as new:
+            new.mkdir()
+            save_model(self.policy.model, new)
+            save_tokenizer(self.policy.tokenizer, new)
         latest = self._checkpoints.latest()
         resumed_at = 0 if latest is None else int(latest.name.partition("-")[2])
         needed = {self._path_of(step) for done in (resumed_at, steps_done) for step in self.steps(done)}

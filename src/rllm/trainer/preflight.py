@@ -20,9 +20,9 @@ from rllm.engine.ray_cluster import ClusterNode, alive_nodes, on_node, own_addre
 from rllm.errors import ConfigError, counted
 from rllm.gateway.config import is_loopback
 from rllm.gateway.server import bind, url_of
+from rllm.tracking.about import nearest_folder
 from rllm.trainer.checkup import gpus_of_driver
 from rllm.trainer.rollouts import joined_for
-from rllm.trainer.run_folder import nearest_folder
 
 CONNECT_S = 5.0
 FOR_ROLLOUTS: tuple[str, ...] = ("rllm", "ray")

@@ -210,13 +210,7 @@ class FrozenCopy:
     """
 
     def __init__(self, load: Callable[[], LoadedModel], policy: Policy, *, offload: bool = False) -> None:
-        """Prepare the reference.
-
-        Args:
-            load: loads the original model.
-            policy: the policy, whose device, format and kernels the reference takes over.
-            offload: keep it in main memory between uses.
-        """
+        """Prepare the original model, run as the policy is; `offload` keeps it in main memory between uses."""
         self._load = load
         self._like = policy
         self.offload = offload

@@ -304,15 +304,7 @@ class PublishedPolicy:
             pass
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample from these weights from now on.
-
-        Args:
-            weights: all of them, by their Hugging Face names.
-            version: version that traces record.
-
-        Raises:
-            WeightSyncError: if some of them did not arrive.
-        """
+        """Sample from these weights, by Hugging Face names; raise `WeightSyncError` if some did not arrive."""
         with self._sampler.paused():
             self._copy(weights)
             self._sampler.sync_weights(version)

@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import logging
 import random
-import time
 from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,7 +112,6 @@ class LocalEngine:
             max_bytes=cache_bytes or _default_cache_bytes(model.device),
         )
         self._scheduler = Scheduler(decoder, self._text, max_concurrent=max_concurrent)
-        self._started_at = time.perf_counter()
         self._thread = DecodeThread(self._scheduler, self.model)
         atexit.register(self.close)
 
@@ -196,18 +194,10 @@ class LocalEngine:
         packed = 0 if self._packed is None else self._packed.nbytes
         return {"sampler_weights": packed, "kv_cache": self._scheduler.cache_bytes}
 
-    def stats(self) -> dict[str, float]:
-        """Return counters since the start."""
-        counters = self._scheduler.counters
-        busy = counters.prefill_s + counters.decode_s
-        return {
-            **asdict(counters),
-            "tokens_per_s": counters.completion_tokens / busy if busy else 0.0,
-            "uptime_s": time.perf_counter() - self._started_at,
-            "live": self._scheduler.num_live,
-            "waiting": self._scheduler.num_waiting + self._thread.num_unseen,
-            "weight_version": self.weight_version,
-        }
+    def stats(self) -> dict[str, int]:
+        """Return the work done since the start, and the numbers of live and waiting requests."""
+        waiting = self._scheduler.num_waiting + self._thread.num_unseen
+        return {**asdict(self._scheduler.counters), "live": self._scheduler.num_live, "waiting": waiting}
 
     def close(self) -> None:
         """Stop decoding; requests in flight fail. Closing twice is allowed."""

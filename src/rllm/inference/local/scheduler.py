@@ -140,12 +140,8 @@ class Counters:
     """Work done so far."""
 
     requests: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     decode_steps: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
 
 
 class Scheduler:
@@ -237,9 +233,6 @@ class Scheduler:
             if request.sampling.stop:
                 self._stop_texts[request] = IncrementalText(self._text)
             self.counters.requests += 1
-            self.counters.prompt_tokens += len(request.prompt_ids)
-            self.counters.cached_prompt_tokens += item.num_cached
-        self.counters.prefill_s += prefilled_at - admitted_at
         self._settings = None
         taken = {item.index for item in added}
         self._waiting.extendleft(reversed([item for index, item in enumerate(chosen) if index not in taken]))
@@ -264,7 +257,6 @@ class Scheduler:
         return chosen
 
     def _step(self) -> None:
-        began = time.perf_counter()
         live = self._live
         logits = self._decoder.step([(item.completion_ids or item.prompt_ids)[-1] for item in live])
         tokens, logprobs = self._sampled(logits)
@@ -281,7 +273,6 @@ class Scheduler:
             self._remove(reasons)
         self.counters.decode_steps += 1
         self.counters.completion_tokens += len(tokens)
-        self.counters.decode_s += time.perf_counter() - began
 
     def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Return the next token of each live request, and its log-probability."""

@@ -110,16 +110,7 @@ class VLLMServer:
 
     @classmethod
     def join(cls, url: str, *, api_key: str | None = None, **watching: Any) -> Self:
-        """Connect to a running server, vLLM or SGLang.
-
-        Args:
-            url: address up to and including `/v1`.
-            api_key: its key, if it needs one.
-            **watching: see `VLLMServer`.
-
-        Raises:
-            ConfigError: if no such server answers.
-        """
+        """Connect to the vLLM or SGLang server at a URL that ends in `/v1`; raise `ConfigError` if none answers."""
         try:
             server = cls(control_of(url, api_key=api_key), **watching)
             server.control.models()
@@ -151,11 +142,7 @@ class VLLMServer:
         self._expected = marker
 
     def watch(self, recover: Callable[[], None]) -> None:
-        """Restore the server from a thread whenever it is gone.
-
-        Args:
-            recover: sends the weights to a restarted server and proves that they arrived.
-        """
+        """Restore the server in a thread whenever it is gone; `recover` sends it the weights, with proof."""
         self._watcher = threading.Thread(target=self._watch, args=(recover,), name="rllm vllm watch", daemon=True)
         self._watcher.start()
 
@@ -329,14 +316,7 @@ class ServerProcess:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, scratch: Path | None = None
     ) -> None:
-        """Start the program.
-
-        Args:
-            command: program and arguments.
-            environment: all of its environment variables.
-            log: file that its output is appended to.
-            scratch: folder that is removed if this process dies.
-        """
+        """Start the program; its output is appended to `log`, and `scratch` is removed if this process dies."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as output:
