@@ -14,7 +14,6 @@ import pytest
 
 from rllm.engine.event_loop import (
     GC_THRESHOLDS,
-    ignore_interrupted_tasks,
     rarely_collected,
     run_to_end,
     watched_loop,
@@ -22,27 +21,6 @@ from rllm.engine.event_loop import (
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
 from rllm.types import Episode
-
-INTERRUPT, MISTAKE = KeyboardInterrupt(), ValueError("no")
-
-
-@pytest.mark.parametrize(
-    ("error", "is_logged"),
-    [
-        (INTERRUPT, False),
-        (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT]), False),
-        (BaseExceptionGroup("unhandled errors in a TaskGroup", [INTERRUPT, MISTAKE]), True),
-        (MISTAKE, True),
-        (None, True),
-    ],
-)
-async def test_interrupted_tasks_are_not_logged(
-    caplog: pytest.LogCaptureFixture, error: BaseException | None, is_logged: bool
-) -> None:
-    ignore_interrupted_tasks()
-    ended = {"message": "Task exception was never retrieved", **({} if error is None else {"exception": error})}
-    asyncio.get_running_loop().call_exception_handler(ended)
-    assert [record.getMessage() for record in caplog.records] == ["Task exception was never retrieved"] * is_logged
 
 
 def block_until(true: Callable[[], object]) -> None:

@@ -341,18 +341,6 @@ def test_run_that_failed_at_once_can_be_restarted(run_trainer: RunTrainer) -> No
     assert [line["step"] for line in again.lines] == [0, 1, 2, 2]
 
 
-def test_tasks_cancelled_by_a_second_ctrl_c_are_not_logged(
-    run_trainer: RunTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def agent(word: str, base_url: str) -> float:
-        ended = {"message": "Task exception was never retrieved", "exception": KeyboardInterrupt()}
-        asyncio.get_running_loop().call_exception_handler(ended)
-        return await asyncio.to_thread(lambda: float(bool(ask(base_url, word))))
-
-    run_trainer({"num_steps": 1}, agent=agent)
-    assert [record for record in caplog.records if record.name == "asyncio"] == []
-
-
 def test_stopped_event_loop_is_an_error_after_a_save(run_trainer: RunTrainer) -> None:
     async def agent(word: str, base_url: str) -> float:
         if ScriptedBackend.latest.weight_version == 1:

@@ -362,9 +362,7 @@ async def _then_closed(work: Coroutine[object, object, None], source: ModelSourc
 async def _quiet_when_stopped(work: Coroutine[object, object, None]) -> None:
     """Run the work; after Ctrl-C log nothing more, since every rollout would log its cancellation."""
     from rllm._runtime.threads import UnboundedExecutor
-    from rllm.engine.event_loop import ignore_interrupted_tasks
 
-    ignore_interrupted_tasks()
     asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
     task = asyncio.create_task(work)
     try:

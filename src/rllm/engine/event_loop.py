@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from rllm._runtime.process import on_ctrl_c
 from rllm._runtime.threads import stack_of
 from rllm.errors import RolloutError, place_of
-from rllm.types import JSONObject
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -140,24 +139,6 @@ def _cancel_remaining(loop: asyncio.AbstractEventLoop, work: asyncio.Task[Any]) 
                 logger.warning("task %r ignores its cancellation and is abandoned", task.get_name())
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # it has just been logged
                 asyncio.tasks._unregister_task(task)
-
-
-def ignore_interrupted_tasks() -> None:
-    """Keep the running loop from logging tasks that `KeyboardInterrupt` has ended.
-
-    asyncio raises it in whatever task is running, so such a task may never be awaited.
-    """
-
-    def handle(loop: asyncio.AbstractEventLoop, context: JSONObject) -> None:
-        error = context.get("exception")
-        if isinstance(error, BaseExceptionGroup):
-            interrupted = error.split(KeyboardInterrupt)[1] is None
-        else:
-            interrupted = isinstance(error, KeyboardInterrupt)
-        if not interrupted:
-            loop.default_exception_handler(context)
-
-    asyncio.get_running_loop().set_exception_handler(handle)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from rllm.config.yaml_file import read_settings
 from rllm.data.dataset import Dataset
 from rllm.data.sampling import TaskSampler
 from rllm.engine.episode_log import TaskFile, check_ids
-from rllm.engine.event_loop import UnderWay, ignore_interrupted_tasks, rarely_collected, run_anywhere
+from rllm.engine.event_loop import UnderWay, rarely_collected, run_anywhere
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.environments.base.base_env import BaseEnv
@@ -300,7 +300,6 @@ class AgentTrainer:
             raise stopped from None
 
     async def _train(self) -> TrainResult:
-        ignore_interrupted_tasks()
         asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
