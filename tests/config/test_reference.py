@@ -20,7 +20,7 @@ BY_KEY = {item.key: item for item in ALL}
 
 
 def test_every_setting_has_a_default_and_a_meaning() -> None:
-    defaults = dict(leaves(TrainConfig().model_dump(mode="json")))
+    defaults = {key: value for key, value in leaves(TrainConfig().model_dump(mode="json")) if value != {}}
     shown = {item.key: item.default for item in ALL if not item.optional and item.default != {}}
     assert shown == defaults
     assert not [item.key for item in ALL if not item.doc]
