@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import mean
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -326,3 +327,17 @@ class Algorithm:
             assert entropy is not None, "the forward pass gave entropies"
             losses = losses - self.entropy_coef * entropy
         return (losses * batch.weights).sum(), sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRollouts(Algorithm):
+    """Base of algorithms whose advantages are rewards less a baseline: the mean of the group unless overridden."""
+
+    min_group_size: ClassVar[int] = 2
+
+    def credit(self, group: TrajectoryGroup) -> list[float]:
+        baseline = self.baseline(group)  # an exact mean, so that equal rewards give zeros and not rounding errors
+        return [reward - baseline for reward in group.rewards]
+
+    def baseline(self, group: TrajectoryGroup) -> float:
+        return mean(group.rewards)

@@ -6,15 +6,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import mean, pstdev
-from typing import ClassVar
 
-from rllm.algorithms.base import Algorithm
+from rllm.algorithms.base import ComparedRollouts
 from rllm.algorithms.grpo import EPSILON
 from rllm.types import Trajectory, TrajectoryGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class GDPO(Algorithm):
+class GDPO(ComparedRollouts):
     """Group reward-decoupled normalisation policy optimisation (Liu et al. 2026, arXiv:2601.05242).
 
     GRPO normalises the sum of the rewards, so that sums of different parts become the same advantage, and a part of
@@ -22,8 +21,6 @@ class GDPO(Algorithm):
     advantage, and the advantages are divided by their deviation over the batch; their mean is 0 in every group. A
     reward without named parts is a single part. Deviations are those of the values themselves, not of a sample.
     """
-
-    min_group_size: ClassVar[int] = 2
 
     weights: dict[str, float] = field(default_factory=dict)
     """Factors on the named parts; reward.weights unless set. Parts that are not named have 1."""
@@ -53,6 +50,3 @@ class GDPO(Algorithm):
 
     def compared(self, trajectory: Trajectory) -> Hashable:
         return trajectory.final_reward(), *sorted(trajectory.reward_parts.items())
-
-    def baseline(self, group: TrajectoryGroup) -> float | None:
-        return mean(group.rewards)

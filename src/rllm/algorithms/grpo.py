@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import mean, pstdev
-from typing import ClassVar
 
 from torch import Tensor
 
-from rllm.algorithms.base import Algorithm, Sums
+from rllm.algorithms.base import ComparedRollouts, Sums
 from rllm.algorithms.batch import Aggregation, Batch
-from rllm.algorithms.losses import clipped_policy_loss, mean_by_sequence, probability_ratio
+from rllm.algorithms.losses import mean_by_sequence, probability_ratio
 from rllm.types import TrajectoryGroup
 
 EPSILON = 1e-6
@@ -18,15 +17,13 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(Algorithm):
+class GRPO(ComparedRollouts):
     """Group relative policy optimisation: rewards less the group's mean, in standard deviations of the group.
 
     Shao et al. 2024 (DeepSeekMath). The deviation is that of the group itself; verl and TRL use that of a sample,
     larger by the root of n / (n - 1). The loss is a mean over tokens, as in verl; the paper's is
     aggregation=seq-mean-token-mean.
     """
-
-    min_group_size: ClassVar[int] = 2
 
     normalize_std: bool = True
     """False gives Dr. GRPO's mean-only baseline (Liu et al. 2025)."""
@@ -36,9 +33,6 @@ class GRPO(Algorithm):
         middle = mean(rewards)  # exact, so that equal rewards give zeros and not rounding errors
         scale = pstdev(rewards) + EPSILON if self.normalize_std else 1.0
         return [(reward - middle) / scale for reward in rewards]
-
-    def baseline(self, group: TrajectoryGroup) -> float | None:
-        return mean(group.rewards)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +75,7 @@ class DAPO(GRPO):
     def credit(self, group: TrajectoryGroup) -> list[float]:
         return super().credit(self._shaped(group))
 
-    def baseline(self, group: TrajectoryGroup) -> float | None:
+    def baseline(self, group: TrajectoryGroup) -> float:
         return super().baseline(self._shaped(group))
 
     def _shaped(self, group: TrajectoryGroup) -> TrajectoryGroup:
@@ -112,14 +106,7 @@ class GSPO(GRPO):
         # The value is the sequence's ratio, the gradient each token's own (GSPO-token, eq. 14), so that the tokens of a
         # sequence may differ in advantage; where they do not, it is the gradient of the sequence's ratio.
         shift = mean_by_sequence((logprobs - old_logprobs).detach(), batch.sequence_of)
-        losses, ratio, clipped = clipped_policy_loss(
-            logprobs - logprobs.detach() + shift,
-            shift.new_zeros(()),
-            batch.advantages,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-        )
-        return losses, {"policy/clip_fraction": clipped.float().sum(), "policy/ratio": ratio.detach().sum()}
+        return super().surrogate(logprobs - logprobs.detach() + shift, shift.new_zeros(()), batch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import mean
-from typing import ClassVar
 
-from rllm.algorithms.base import Algorithm
+from rllm.algorithms.base import ComparedRollouts
 from rllm.errors import ConfigError
 from rllm.types import TrajectoryGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxRL(Algorithm):
+class MaxRL(ComparedRollouts):
     """Maximum likelihood reinforcement learning (Tajwar et al. 2026): rewards over the group's mean, minus 1.
 
     arXiv:2602.02710. A task that is rarely solved counts more, as in the logarithm of the chance to solve it. For
     rewards of 0 and 1 in groups of n, the expected gradient is that of this logarithm, with its power series in the
     chance to fail cut off after n - 1 terms; n = 2 is plain policy gradient.
     """
-
-    min_group_size: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,8 +29,5 @@ class MaxRL(Algorithm):
                 f"rewards {rewards} of group {group.group_id!r}: algorithm.name=maxrl divides by their mean; use "
                 "rewards of 0 and above, such as 1 for a right answer, or algorithm.name=grpo"
             )
-        middle = mean(rewards)
+        middle = self.baseline(group)
         return [(reward - middle) / middle if middle else 0.0 for reward in rewards]
-
-    def baseline(self, group: TrajectoryGroup) -> float | None:
-        return mean(group.rewards)

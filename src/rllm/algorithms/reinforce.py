@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rllm.algorithms.base import Algorithm
+from rllm.algorithms.base import Algorithm, ComparedRollouts
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.losses import KLEstimator, whitened
 from rllm.algorithms.ppo import returns_of
@@ -41,18 +41,13 @@ class ReinforcePlusPlus(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcePlusPlusBaseline(Algorithm):
+class ReinforcePlusPlusBaseline(ComparedRollouts):
     """REINFORCE++ with a baseline: rewards less the group's mean, in standard deviations of the whole batch."""
 
-    min_group_size: ClassVar[int] = 2
     usual_kl_estimator: ClassVar[KLEstimator] = "k2"
 
     def credits(self, groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
-        distances: list[float] = []
-        for group in groups:
-            rewards = group.rewards
-            middle = mean(rewards)
-            distances += [reward - middle for reward in rewards]
+        distances = [distance for group in groups for distance in self.credit(group)]
         # A trajectory without tokens, as groups that are made by hand may have, counts as one of a single token.
         lengths = torch.tensor([max(length, 1) for group in groups for length in group.lengths], dtype=torch.long)
         by_token = whitened(torch.tensor(distances, dtype=torch.float64).repeat_interleave(lengths))
@@ -60,38 +55,23 @@ class ReinforcePlusPlusBaseline(Algorithm):
         advantages = iter(by_token[first_tokens].tolist())
         return [[next(advantages) for _ in group.trajectories] for group in groups]
 
-    def baseline(self, group: TrajectoryGroup) -> float | None:
-        return mean(group.rewards)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RLOO(Algorithm):
+class RLOO(ComparedRollouts):
     """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): reward less the siblings' mean."""
 
-    min_group_size: ClassVar[int] = 2
-
     def credit(self, group: TrajectoryGroup) -> list[float]:
-        rewards = group.rewards
-        middle = mean(rewards)  # exact, so that equal rewards give zeros and not rounding errors
+        number = len(group.rewards)
         # r - mean(others) = (r - mean(all)) * n / (n - 1)
-        return [(reward - middle) * len(rewards) / (len(rewards) - 1) for reward in rewards]
-
-    def baseline(self, group: TrajectoryGroup) -> float | None:
-        return mean(group.rewards)
+        return [distance * number / (number - 1) for distance in super().credit(group)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OPO(Algorithm):
+class OPO(ComparedRollouts):
     """On-policy optimisation with the optimal baseline (Hao et al. 2025): reward less the group's mean by length.
 
     That baseline gives the gradient the least variance, if its size grows with the number of tokens.
     """
-
-    min_group_size: ClassVar[int] = 2
-
-    def credit(self, group: TrajectoryGroup) -> list[float]:
-        middle = self.baseline(group)
-        return [reward - middle for reward in group.rewards]
 
     def baseline(self, group: TrajectoryGroup) -> float:
         rewards, lengths = group.rewards, group.lengths
@@ -104,9 +84,10 @@ class OPO(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReMax(Algorithm):
+class ReMax(ComparedRollouts):
     """ReMax (Li et al. 2023): reward less that of the task's greedy rollout."""
 
+    min_group_size: ClassVar[int] = 1
     needs_greedy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -114,10 +95,6 @@ class ReMax(Algorithm):
         self._require(
             "level", self.level == "trajectory", "a greedy rollout has other steps; use trajectory, or grpo for steps"
         )
-
-    def credit(self, group: TrajectoryGroup) -> list[float]:
-        baseline = self.baseline(group)
-        return [reward - baseline for reward in group.rewards]
 
     def baseline(self, group: TrajectoryGroup) -> float:
         """Return the reward of the greedy rollout; raise `ConfigError` if the group has no scored greedy rollout."""
@@ -135,16 +112,14 @@ BASELINE_KEY = "rllm.baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Online(Algorithm):
+class Online(ComparedRollouts):
     """REINFORCE (Williams 1992) with the mean reward of a group as baseline; for a single trajectory, a running mean.
 
     The running mean is that of the rewards before it, which the source of the trajectory has noted; without one, a
     single trajectory teaches nothing.
     """
 
-    def credit(self, group: TrajectoryGroup) -> list[float]:
-        baseline = self.baseline(group)
-        return [reward - baseline for reward in group.rewards]
+    min_group_size: ClassVar[int] = 1
 
     def baseline(self, group: TrajectoryGroup) -> float:
         if len(group.rewards) > 1:
