@@ -1,18 +1,18 @@
 """Values to bytes and back: token ids, floats and JSON documents, exact and compressed with Zstandard.
 
-A blob is one byte for its kind, then its content. Numbers are little-endian and stored by planes: the lowest bytes of
-all numbers, then the next ones, and so on, because bytes of the same significance compress well together.
+A blob is one byte for its kind, then its content. Numbers are little-endian, as on all machines that rllm runs on, and
+stored by planes: the lowest bytes of all numbers, then the next ones, and so on, because bytes of the same significance
+compress well together.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 from array import array
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 import zstandard
@@ -20,8 +20,6 @@ import zstandard
 from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, TooLargeError, check_values
 from rllm.errors import StoreError
 from rllm.types import is_scored
-
-N = TypeVar("N", int, float)
 
 UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, zstandard.ZstdError)
 """Errors raised for a damaged blob."""
@@ -78,7 +76,7 @@ def _unpack(blob: bytes, limit: int) -> tuple[int, bytes]:
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
     """Return token ids as four bytes each; raise `StoreError` if an id is negative, too large, or not an integer."""
     try:
-        return _little_endian(array("I", ids)).tobytes()
+        return array("I", ids).tobytes()
     except (OverflowError, TypeError) as error:
         raise StoreError(f"token ids cannot be stored ({error}): use whole numbers from 0 to 4294967295") from error
 
@@ -93,11 +91,11 @@ def unpack_ids(blob: bytes) -> list[int]:
     width, content = _unpack(blob, _MAX_ARRAY_BYTES)
     if width != 4:
         raise ValueError(f"token ids of {width} bytes")
-    return _little_endian(array("I", _from_planes(content, 4))).tolist()
+    return array("I", _from_planes(content, 4)).tolist()
 
 
 def floats_to_bytes(values: Sequence[float]) -> bytes:
-    """Return floats as eight bytes each, in this machine's order."""
+    """Return floats as eight bytes each."""
     return array("d", values).tobytes()
 
 
@@ -108,7 +106,7 @@ def pack_floats(values: bytes) -> bytes:
     narrow = array("f", numbers)
     floats = narrow if narrow.tolist() == numbers else wide
     width = floats.itemsize
-    return _pack(width, _to_planes(_little_endian(floats).tobytes(), width), _MAX_ARRAY_BYTES)
+    return _pack(width, _to_planes(floats.tobytes(), width), _MAX_ARRAY_BYTES)
 
 
 def unpack_floats(blob: bytes) -> list[float]:
@@ -116,7 +114,7 @@ def unpack_floats(blob: bytes) -> list[float]:
     width, content = _unpack(blob, _MAX_ARRAY_BYTES)
     if width not in (4, 8):
         raise ValueError(f"floats of {width} bytes")
-    return _little_endian(array("f" if width == 4 else "d", _from_planes(content, width))).tolist()
+    return array("f" if width == 4 else "d", _from_planes(content, width)).tolist()
 
 
 def _to_planes(numbers: bytes, width: int) -> bytes:
@@ -129,12 +127,6 @@ def _from_planes(planes: bytes, width: int) -> bytes:
     for place in range(width):
         numbers[place::width] = planes[place * count : (place + 1) * count]
     return bytes(numbers)
-
-
-def _little_endian(values: array[N]) -> array[N]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
 
 
 def pack_json(text: bytes, *, is_plain: bool = True) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 import zlib
 from array import array
 from base64 import b64decode
@@ -161,10 +160,7 @@ def _unpacked(packed: Mapping[str, str]) -> Sequence[Any]:
     kind = _KINDS[packed["kind"]]
     if kind == "e":
         return array("f", (number for (number,) in struct.iter_unpack("<e", raw)))
-    values = array(kind, raw)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+    return array(kind, raw)
 
 
 _CLOSE = 1e-4
