@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rllm.engine.join import awaited_ids, complete, join
+from rllm.engine.join import awaited_ids, complete
 from rllm.engine.request import RolloutRequest
 from rllm.errors import CaptureError
 from rllm.types import UNSCORED, Episode, Step, Trace, Trajectory
@@ -33,8 +33,12 @@ def trace(number: int, messages: list[dict[str, Any]], **response: Any) -> Trace
     )
 
 
+def join(path: Trajectory, *traces: Trace, **options: bool) -> Episode:
+    return complete(Episode(trajectories=[path]), RolloutRequest(task={}, task_id="t", **options), traces)
+
+
 def joined(steps: list[Step], *traces: Trace) -> list[list[int]]:
-    join(Episode(trajectories=[Trajectory(steps=steps)]), traces)
+    join(Trajectory(steps=steps), *traces)
     return [step.response_ids for step in steps]
 
 
@@ -101,7 +105,7 @@ def test_tool_calls_distinguish_answers_with_the_same_text() -> None:
 def test_reward_of_a_call_without_usable_tokens_is_kept(rewards: tuple[float, float]) -> None:
     path = Trajectory(steps=[Step(id=f"call-{number}", reward=reward) for number, reward in enumerate(rewards)])
     earned = path.final_reward()
-    join(Episode(trajectories=[path]), [replace(trace(0, []), error="cut off"), trace(1, [])])
+    join(path, replace(trace(0, []), error="cut off"), trace(1, []))
     assert [step.response_ids for step in path.steps] == [[1]]
     assert path.final_reward() == earned
     assert path.info["num_unusable_calls"] == 1
@@ -119,7 +123,7 @@ def test_traces_awaited_by_the_join() -> None:
 
 def test_foreign_tokens_are_accepted_if_not_trained_on() -> None:
     foreign = Step(prompt_ids=[1], response_ids=[9], logprobs=[-1.0])
-    join(Episode(trajectories=[Trajectory(steps=[foreign], trainable=False)]), [])
+    join(Trajectory(steps=[foreign], trainable=False))
     assert foreign.response_ids == [9]
 
 
@@ -143,12 +147,12 @@ def with_title_call() -> tuple[Trace, Trace]:
     return title, replace(main, tools=TOOLS)
 
 
-@pytest.mark.parametrize(("take_side_calls", "steps", "num_aside"), [(False, [[2]], 1), (True, [[1], [2]], None)])
+@pytest.mark.parametrize(("side_calls", "steps", "num_aside"), [(False, [[2]], 1), (True, [[1], [2]], None)])
 def test_title_call_is_not_a_step_unless_requested(
-    take_side_calls: bool, steps: list[list[int]], num_aside: int | None
+    side_calls: bool, steps: list[list[int]], num_aside: int | None
 ) -> None:
     path = Trajectory()
-    join(Episode(trajectories=[path]), with_title_call(), take_side_calls=take_side_calls)
+    join(path, *with_title_call(), side_calls=side_calls)
     assert [step.response_ids for step in path.steps] == steps
     assert path.info.get("num_side_calls") == num_aside
 
@@ -159,7 +163,7 @@ def test_summary_that_replaces_the_history_is_a_step() -> None:
     )
     after = replace(trace(4, [user(f"Summary: {summary.response['content']}")]), tools=TOOLS)
     path = Trajectory()
-    join(Episode(trajectories=[path]), [*with_title_call(), summary, after])
+    join(path, *with_title_call(), summary, after)
     assert [step.response_ids for step in path.steps] == [[2], [3], [4]]
     assert path.info["num_side_calls"] == 1
 

@@ -1,7 +1,7 @@
 """Join an agent's trajectories with the tokens of its calls: by trace id, never by position.
 
 Answers of parallel calls arrive in any order, so a position does not identify whose tokens they are. `complete` is the
-last step of every rollout: it identifies the episode and joins it with its traces.
+last step of every rollout.
 """
 
 from __future__ import annotations
@@ -32,47 +32,51 @@ from rllm.types import (
     text_of,
 )
 
+DEFAULT_NAME = "agent"
 
-def join(
-    episode: Episode,
-    traces: Sequence[Trace],
-    *,
-    seen: Sequence[Trace] = (),
-    tokens_required: bool = True,
-    take_side_calls: bool = False,
-) -> None:
-    """Give every trajectory its steps, and every step its tokens.
+
+def complete(
+    episode: Episode, attempt: RolloutRequest, traces: Sequence[Trace], *, seen: Sequence[Trace] = ()
+) -> Episode:
+    """Return the same episode, identified and joined with its attempt's traces: every step gets its tokens.
 
     A trainable step gets usable tokens, or an error if tokens are required. Calls that an agent's program makes beside
-    its task belong to no trajectory, unless a step names them or `take_side_calls` is set.
+    its task belong to no trajectory, unless a step names them or the attempt takes them in.
 
     Args:
         episode: changed in place.
+        attempt: that it is of.
         traces: in call order.
         seen: the traces that were recorded in this process, so that `@trajectory` knew them.
-        tokens_required: whether a trainable step without tokens is an error.
-        take_side_calls: whether calls beside the task belong to a trajectory without steps.
 
     Raises:
         AgentError: if calls cannot be assigned to a trajectory.
         CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
     """
-    aside = set() if take_side_calls else {*side_calls(traces)}
+    _identify(episode, attempt)
+    _drop_repeated(episode)
+    aside = set() if attempt.side_calls else {*side_calls(traces)}
     _give_steps(episode.trajectories, traces, aside)
     by_id = {trace.id: trace for trace in traces}
     _recognise(episode, by_id)
     _add_unseen(episode.trajectories, traces, aside | {trace.id for trace in seen})
     for trajectory in episode.trajectories:
-        if trajectory.trainable and tokens_required:
+        if trajectory.trainable and attempt.tokens_required:
             _check_captured(trajectory, by_id)
             _keep_usable(trajectory, by_id)
         for step in trajectory.steps:
             if step.id in by_id:
                 step.fill_from(by_id[step.id])
+    _warn_of_equal_names(episode)
+    _warn_of_lost(episode, traces)
+    if errors := [trace.error for trace in traces if trace.error is not None]:
+        episode.info[NO_TOKENS_KEY] = errors[0]
+    episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
+    return episode
 
 
 def awaited_ids(episode: Episode, attempt: RolloutRequest, seen: Sequence[Trace]) -> set[str]:
-    """Return the ids of the calls whose traces `join` needs.
+    """Return the ids of the calls whose traces `complete` needs.
 
     An unknown id on a step that has messages or a response is not one of a call, so it is not awaited.
     """
@@ -203,35 +207,6 @@ def _keep_usable(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
             trajectory.reward = reward
         trajectory.info[NUM_UNUSABLE_CALLS_KEY] = len(errors)
         trajectory.steps = [step for step in trajectory.steps if step.id not in errors]
-
-
-DEFAULT_NAME = "agent"
-
-
-def complete(
-    episode: Episode, attempt: RolloutRequest, traces: Sequence[Trace], *, seen: Sequence[Trace] = ()
-) -> Episode:
-    """Return the same episode, identified and joined with its attempt's traces; see `join`.
-
-    Raises:
-        AgentError: if calls cannot be assigned to a trajectory.
-        CaptureError: if a trainable trajectory has no usable tokens, or names a call that was not captured.
-    """
-    _identify(episode, attempt)
-    _drop_repeated(episode)
-    join(
-        episode,
-        traces,
-        seen=seen,
-        tokens_required=attempt.tokens_required,
-        take_side_calls=attempt.side_calls,
-    )
-    _warn_of_equal_names(episode)
-    _warn_of_lost(episode, traces)
-    if errors := [trace.error for trace in traces if trace.error is not None]:
-        episode.info[NO_TOKENS_KEY] = errors[0]
-    episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
-    return episode
 
 
 def _warn_of_lost(episode: Episode, traces: Sequence[Trace]) -> None:
