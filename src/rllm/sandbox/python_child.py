@@ -72,7 +72,8 @@ def run(code: str, *, show_last_value: bool) -> None:
         import linecache
         import traceback
 
-        linecache.cache[FILE_NAME] = len(code), None, code.splitlines(keepends=True), FILE_NAME
+        lines = [f"{line}\n" for line in code.split("\n")]
+        linecache.cache[FILE_NAME] = len(code), None, lines, FILE_NAME
         own_frames = error.__traceback__.tb_next if parts and error.__traceback__ else None
         traceback.print_exception(error.with_traceback(own_frames))
         sys.exit(1)
