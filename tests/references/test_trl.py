@@ -20,7 +20,9 @@ from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.gdpo import GDPO
 from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
+from rllm.algorithms.losses import pull_of_teacher
 from rllm.algorithms.sapo import SAPO
+from rllm.algorithms.sdft import SDFT
 from rllm.trainer.text_teacher import align_pieces
 from rllm.types import Trajectory, TrajectoryGroup
 
@@ -154,6 +156,22 @@ def test_pieces_of_two_tokenizations(rows: Rows) -> None:
     expected = align(*([list(pair) for pair in pairwise(bounds)] for bounds in cuts))
     for found, groups in zip(align_pieces(own, theirs), expected, strict=False):
         assert found == [piece for piece, group in enumerate(groups) for _ in group]
+
+
+@SEEDS
+def test_self_distillation(rows: Rows) -> None:
+    """The gradient is the same; the value of ours is that of the ratio to the policy before the update, which is 1."""
+    compute = importlib.import_module("trl.experimental.sdft.loss_utils").compute_sampled_token_self_distillation_loss
+    batch = rows.batch()
+    generator = torch.Generator().manual_seed(rows.seed)
+    student, teacher = (torch.randn((batch.num_tokens, 11), generator=generator) for _ in range(2))
+    student.requires_grad_()
+    theirs = compute(student, teacher, batch.ids, distillation_alpha=1.0).mean()
+    logprobs, targets = (logits.log_softmax(-1).gather(1, batch.ids[:, None])[:, 0] for logits in (student, teacher))
+    batch.advantages, batch.old_logprobs = pull_of_teacher(logprobs.detach(), targets), None
+    ours, _ = SDFT().loss(logprobs, batch)
+    slopes = [torch.autograd.grad(loss, student, retain_graph=True)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
 
 
 def test_overlong_penalty() -> None:

@@ -228,13 +228,14 @@ def test_importance_weights(rows: Rows) -> None:
     sampler = batch.old_logprobs + rows.random("sampler", -1.0, 1.0)
     gap = batch.old_logprobs - sampler
 
-    def ours(level: Any, cap: float) -> Tensor:
+    def ours(level: Any, cap: float, mode: Any = "truncate", floor: float | None = None) -> Tensor:
         arguments = (batch.old_logprobs, sampler, batch.sequence_of)
-        return importance_weights(*arguments, level=level, cap=cap, mode="truncate")
+        return importance_weights(*arguments, level=level, cap=cap, floor=floor, mode=mode)
 
-    def theirs(level: str, cap: float) -> Tensor:
-        return rows.flat(compute(rows.pad(gap), rows.mask, level, cap)[0])
+    def theirs(level: str, bounds: float | str) -> Tensor:
+        return rows.flat(compute(rows.pad(gap), rows.mask, level, bounds)[0])
 
     assert_close(ours("token", 1.5), theirs("token", 1.5))
+    assert_close(ours("token", 2.0, "mask", 0.6), theirs("token", "0.6_2.0"))  # IcePop
     lengths = torch.bincount(batch.sequence_of)[batch.sequence_of]
     assert_close(ours("sequence", 1e3) ** lengths, theirs("sequence", 1e9))
