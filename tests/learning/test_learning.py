@@ -15,7 +15,7 @@ from rllm.algorithms.base import Algorithm
 from rllm.types import TrajectoryGroup
 
 from .alphabet import STARTS_RIGHTLY, conversations, reward, tasks
-from .runs import NAMES, NUM_JUDGED, SEEDS, curve_of, keep, train
+from .runs import NAMES, NUM_JUDGED, NUM_STEPS, SEEDS, curve_of, keep, train
 
 MARGIN = 4 * math.sqrt(2 * 0.25 / NUM_JUDGED)
 """Four standard errors of the difference of two evaluations, 0.26. A reward is 0 or 1, so its variance is at most a quarter;
@@ -47,6 +47,23 @@ class Coin(Algorithm):
 def test_policy_does_not_improve_without_rewards(seed: int, beginner: Path, tmp_path: Path) -> None:
     first, *_, last = curve_of(train(f"{__name__}:Coin", seed, policy=beginner, run_dir=tmp_path)).values()
     assert last < first + MARGIN
+
+
+ICE_POP = [
+    *("algorithm.correction=mask", "algorithm.correction_floor=0.5", "algorithm.correction_cap=5"),
+    *("tasks_per_step=4", "data.replay=0.8", "data.replay_steps=16", "optim.lr=1e-3", f"eval.every={NUM_STEPS}"),
+]
+"""IcePop's mask, with four fifths of each batch sampled by the weights of up to 16 steps ago."""
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_masked_policy_improves_from_older_samples(seed: int, beginner: Path, tmp_path: Path) -> None:
+    """Without the mask, two of the three seeds improve by 0.14 and less; with it, by 0.4 and more."""
+    lines = train("grpo", seed, policy=beginner, run_dir=tmp_path, settings=ICE_POP)
+    first, last = curve_of(lines).values()
+    assert last > first + MARGIN
+    assert any(line.get("policy/correction", 1.0) < 0.95 for line in lines), "some tokens are masked"
 
 
 PATIENT = [

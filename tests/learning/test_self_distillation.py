@@ -14,7 +14,7 @@ from rllm.testing.tiny_policy import tiny_policy
 from rllm.types import Message
 
 from .alphabet import RECIPE, STARTS_RIGHTLY, conversations
-from .runs import curve_of, train
+from .runs import SEEDS, curve_of, train
 from .test_learning import MARGIN
 
 INSTRUCTION = "like"
@@ -33,12 +33,13 @@ def _both(seed: int, *, starts_rightly: float) -> Iterator[list[Message]]:
 
 
 @pytest.mark.learning
-def test_policy_learns_from_examples_without_rewards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_policy_learns_from_examples_without_rewards(seed: int, tmp_path: Path) -> None:
     beginner = tiny_policy(
         partial(_both, starts_rightly=1.0),
         partial(_both, starts_rightly=STARTS_RIGHTLY),
         recipe=replace(RECIPE, context_length=96),
     )
     shown = ["algorithm.demonstration=answer", f"algorithm.instruction={INSTRUCTION}"]
-    first, *_, last = curve_of(train("sdft", 0, policy=beginner, run_dir=tmp_path, settings=shown)).values()
+    first, *_, last = curve_of(train("sdft", seed, policy=beginner, run_dir=tmp_path, settings=shown)).values()
     assert last > first + MARGIN
