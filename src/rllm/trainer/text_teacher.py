@@ -41,6 +41,9 @@ class TextTeacher:
     The difference of a piece is divided among its tokens by the policy's surprise at each: a token that the policy was
     sure of was hardly a choice. A piece of one token on either side is compared as by a teacher with the same
     vocabulary. The sum over an answer is that of the whole text.
+
+    Where the teacher cuts a word differently depending on how it continues, a wrong end lowers the difference of the
+    tokens before it, and not that of the end: in one long word a policy learns less than in words between spaces.
     """
 
     def __init__(self, teacher: Teacher, *, own: LoadedTokenizer, theirs: LoadedTokenizer) -> None:
