@@ -15,8 +15,8 @@ from rllm.agents.chat_agent import TextAgent
 from rllm.environments.base.base_env import BaseEnv, unwrapped
 from rllm.parser.chat_template import ChatTemplate
 from rllm.testing.tiny_policy import new_model, tiny_policy, train_tokenizer
+from rllm.tracking.about import evaluations_of
 from rllm.trainer import AgentTrainer
-from rllm.trainer.run_folder import evaluations_of
 from rllm.types import JSONObject, Message
 
 from .named import RECIPE
