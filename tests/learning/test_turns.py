@@ -26,7 +26,7 @@ GOAL = 3
 
 
 class Corridor(BaseEnv):
-    """Places 0 to 3, and a reward of 1 for whoever is at 3 in time: right is `1`, and any other answer left."""
+    """Places 0 to 3, and a reward of 1 for arriving at 3 in time: `1` goes right, and any other answer left."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.start, self.max_moves = int(task["start"]), int(task["max_moves"])
