@@ -24,6 +24,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -261,7 +262,7 @@ def _await_gateway(port: int, process: subprocess.Popen[str]) -> None:
 
 
 def _stored_ids(database: Path) -> set[str]:
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         return {row[0] for row in connection.execute("SELECT id FROM traces")}
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def test_row_that_decompresses_beyond_the_limit_is_reported(tmp_path: Path, colu
     with open_store(url) as store:
         store.add([trace("harmless", "other")]).result(60)
         store.add([trace("planted", "hostile")]).result(60)
-    with sqlite3.connect(url) as database:
+    with closing(sqlite3.connect(url)) as database, database:
         database.execute(f"UPDATE traces SET {column} = ? WHERE id = 'planted'", (blob,))
     with open_store(url, read_only=True) as store:
         with at_most(400), pytest.raises(StoreError, match=r"'hostile'.*'planted'"):
@@ -121,7 +121,7 @@ def test_shared_rows_count_towards_the_limit(tmp_path: Path, monkeypatch: pytest
     shared = codec.pack_document({"messages": [], "response": {}, "shared": [500_000, 0, []]})
     with open_store(url) as store:
         store.add([trace(f"call-{number:03}", "hostile") for number in range(60)]).result(60)
-    with sqlite3.connect(url) as database:
+    with closing(sqlite3.connect(url)) as database, database:
         first, *others = [seq for (seq,) in database.execute("SELECT seq FROM traces ORDER BY seq")]
         database.execute("UPDATE traces SET prompt_ids = ? WHERE seq = ?", (ids, first))
         database.executemany(

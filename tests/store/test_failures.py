@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -199,7 +200,7 @@ def test_damaged_metadata_and_credits_are_reported(tmp_path: Path):
     with SqliteTraceStore(tmp_path / "traces.db") as store:
         store.open_session("s", {"of": "me"}).result()
         store.annotate([StepCredit(session_id="s", trace_id="a", training_step=1, **credit)]).result()
-        with sqlite3.connect(store.path) as other:
+        with closing(sqlite3.connect(store.path)) as other, other:
             other.execute("UPDATE sessions SET metadata = x'00ff'")
             other.execute("UPDATE credits SET trainer_logprobs = x''")
         other.close()
@@ -213,7 +214,7 @@ def test_manually_changed_blob_is_reported(tmp_path: Path):
         for number in range(3):
             store.add([turn_of(number)]).result()
         for change in ("document = x'04ffff'", "document = x''", "base = 77"):
-            with sqlite3.connect(store.path) as other:
+            with closing(sqlite3.connect(store.path)) as other, other:
                 other.execute(f"UPDATE traces SET {change} WHERE id = 'turn 2'")
             other.close()
             with pytest.raises(StoreError, match="session 's'"):

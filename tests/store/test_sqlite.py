@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +83,19 @@ def make_text(path: Path) -> None:
 
 
 def make_other_application(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA application_id = 77")
-    connection.close()
 
 
 def make_unmarked_tables(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE notes (text)")
-    connection.close()
 
 
 def make_newer(path: Path) -> None:
     SqliteTraceStore(path).close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA user_version = 99")
-    connection.close()
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -249,8 +246,7 @@ def test_file_has_our_application_id_and_version(tmp_path: Path):
 
 def test_incomplete_file_cannot_be_opened_read_only(tmp_path: Path):
     path = tmp_path / "traces.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.close()
     with pytest.raises(StoreError, match="empty"):
         SqliteTraceStore(path, read_only=True)

@@ -8,6 +8,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -403,7 +404,7 @@ def test_locked_database_shows_a_message(look: Client, tmp_path: Path, monkeypat
 
 
 def test_store_of_another_schema_is_rejected(look: Client, tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "newer.db") as newer:
+    with closing(sqlite3.connect(tmp_path / "newer.db")) as newer, newer:
         newer.execute(f"PRAGMA application_id = {0x724C4C4D}")
         newer.execute("PRAGMA user_version = 99")
         newer.execute("CREATE TABLE sessions (id)")
