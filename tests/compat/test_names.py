@@ -47,7 +47,7 @@ rllm.patches.vllm_instrumentation: instrument_vllm check_vllm_instrumentation_st
 rllm.agents: BaseAgent MathAgent ToolAgent MCPToolAgent CompetitionCodingAgent SWEAgent MiniWobAgent WebArenaAgent
   FrozenLakeAgent Action Step Trajectory
 rllm.agents.agent: BaseAgent Action Step Trajectory Episode
-rllm.agents.chat_agent: MathAgent
+rllm.agents.math_agent: MathAgent
 rllm.agents.tool_agent: ToolAgent MCPToolAgent
 rllm.agents.code_agent: CompetitionCodingAgent
 rllm.agents.frozenlake_agent: FrozenLakeAgent
@@ -58,7 +58,7 @@ rllm.environments: BaseEnv SingleTurnEnvironment MultiTurnEnvironment ToolEnviro
   CompetitionCodingEnv SWEEnv BrowserGymEnv
 rllm.environments.base.base_env: BaseEnv
 rllm.environments.base.multi_turn_env: MultiTurnEnvironment
-rllm.environments.base.multi_turn_env: SingleTurnEnvironment
+rllm.environments.base.single_turn_env: SingleTurnEnvironment
 rllm.environments.tools.tool_env: ToolEnvironment
 rllm.environments.tools.mcp_env: MCPEnvironment MCPConnectionManager
 rllm.environments.frozenlake.frozenlake: FrozenLakeEnv

@@ -140,7 +140,7 @@ def test_key_may_name_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -
     ("wrong", "message"),
     [
         ({}, "no models"),
-        (config({"model_name": "m"}), "model_list lacks 'litellm_params'"),
+        (config({"model_name": "m"}), r"model_list\[0\].* lacks 'litellm_params'"),
         (config(entry("m", "anthropic/m")), "no api_base"),
         (config(entry("a", "a", api_base=NOWHERE), entry("b", "b", api_base="http://b")), "one upstream is served"),
         (config(entry("a", "a", api_base=NOWHERE), entry("b", "c", api_base=NOWHERE)), "server's own name"),

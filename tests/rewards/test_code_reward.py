@@ -75,6 +75,7 @@ def test_long_output_is_read_to_its_end_in_any_script() -> None:
         TEST_FUNCTIONS,
         ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
         "for n in range(3):\n    assert add(n, n) == 2 * n",
+        "if add(1, 2) != 3:\n    quit(1)",
     ],
 )
 def test_all_published_formats_of_function_tests(tests: Any) -> None:
@@ -460,6 +461,9 @@ def test_answer_without_a_python_block_is_wrong(text: str) -> None:
         ({"tests": "assert True, add(1, 2)"}, "found no assert"),
         ({"tests": "def test_add():\n    add(1, 2)"}, "found no assert"),
         ({"tests": "def helper():\n    assert add(1, 2) == 3"}, "found no assert"),
+        ({"tests": "META = {'author': 'x'}\ndef check_it(add):\n    assert add(1, 2) == 3"}, "found no assert"),
+        ({"tests": "'Tests.'\ndef helper():\n    assert add(1, 2) == 3"}, "found no assert"),
+        ({"tests": "def t():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    t()"}, "found no assert"),
         ({"tests": "def check(candidate): candidate(1, 2)", "entry_point": "add"}, "found no assert"),
         ({"tests": "def check(candidate): ..."}, "'entry_point'"),
         ({"tests": "def test_it(tmp_path): ..."}, "test_it, which takes arguments"),

@@ -2,9 +2,11 @@ import asyncio
 import sys
 
 import psutil
+import pytest
+import uvloop
 
-from rllm.sandbox.base import Stream
-from rllm.sandbox.client import OutputKeeper, run_program
+from rllm.sandbox.base import SandboxError, Stream
+from rllm.sandbox.client import OutputKeeper, ask, run_program
 
 
 def test_output_keeps_both_ends_and_counts_the_rest():
@@ -37,6 +39,18 @@ def test_program_ends_with_the_event_loop(caplog):
     asyncio.run(main())
     assert not psutil.pid_exists(*pids)
     assert not caplog.records
+
+
+def test_programs_run_alike_under_uvloop():
+    async def main():
+        piped = await ask(["sh", "-c", "(yes; echo $? >&2) | head -n 1"])
+        with pytest.raises(SandboxError, match="no-such-program cannot be started"):
+            await ask(["no-such-program"])
+        return piped.stdout, piped.stderr
+
+    for loop_factory in (uvloop.new_event_loop, asyncio.new_event_loop):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            assert runner.run(main()) == ("y\n", "141\n")
 
 
 async def test_program_that_ignores_termination_is_killed():

@@ -23,6 +23,12 @@ def test_error_follows_the_printed_output() -> None:
     assert output.to_string().endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_code_can_read_its_own_source() -> None:
+    code = "import inspect, traceback\ndef f():\n    1 / 0  # here\ntry:\n    f()\nexcept ZeroDivisionError:\n    traceback.print_exc()\n"
+    output = PythonInterpreter()(code=code + "print(inspect.getsource(f))")
+    assert output.to_string().count("1 / 0  # here") == 2
+
+
 async def test_hanging_program_error_names_its_deadline() -> None:
     tool = PythonInterpreter(timeout_s=0.3)
 

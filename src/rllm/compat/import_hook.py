@@ -24,9 +24,11 @@ _PROXY = {"ProxyManager": "rllm.compat.proxy_manager"}
 
 MOVED: dict[str, dict[str, str]] = {
     "rllm.agents.frozenlake_agent": {"FrozenLakeAgent": "rllm.compat.class_names"},
+    "rllm.agents.math_agent": {"MathAgent": "rllm.agents.chat_agent"},
     "rllm.engine.rollout": _ENGINES,
     "rllm.engine.rollout.openai_engine": _ENGINES,
     "rllm.engine.rollout.rollout_engine": _ENGINES,
+    "rllm.environments.base.single_turn_env": {"SingleTurnEnvironment": "rllm.environments.base.multi_turn_env"},
     "rllm.environments.frozenlake": _FROZEN_LAKE,
     "rllm.environments.frozenlake.frozenlake": _FROZEN_LAKE,
     "rllm.globals": {

@@ -144,11 +144,14 @@ class _Upstream:
         entries = config.get("model_list") if isinstance(config, Mapping) else None
         if not entries:
             raise ConfigError(f"proxy config has no models in its model_list: use {_SHAPE}")
-        try:
-            names = {(entry["model_name"], _without_provider(entry["litellm_params"]["model"])) for entry in entries}
-            servers = {_server_of(entry["litellm_params"]) for entry in entries}
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"an entry of the proxy config's model_list lacks {error}: use {_SHAPE}") from error
+        names, servers = set(), set()
+        for position, entry in enumerate(entries):
+            try:
+                names.add((entry["model_name"], _without_provider(entry["litellm_params"]["model"])))
+                servers.add(_server_of(entry["litellm_params"]))
+            except (KeyError, TypeError) as error:
+                where = f"model_list[{position}]={entry!r:.80}"
+                raise ConfigError(f"the proxy config's {where} lacks {error}: use {_SHAPE}") from error
         if len(servers) > 1:
             urls = ", ".join(sorted(url for url, _ in servers))
             raise ConfigError(

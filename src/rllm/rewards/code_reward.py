@@ -350,8 +350,7 @@ def _program(code: str, entry_point: str | None) -> ProgramTests:
         if not entry_point:
             raise RewardError(f"{NAME} needs the task's field 'entry_point': the function to pass to check(candidate)")
         functions = ("check", *functions)
-    does_nothing = all(isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)) for node in body)
-    if (does_nothing and not functions) or not any(map(_checks, ast.walk(tree))):
+    if not (functions or any(map(_runs, body))) or not any(map(_checks, ast.walk(tree))):
         raise RewardError(
             f"{NAME} found no assert that runs in the task's tests {code!r:.200}: every solution would pass; compare "
             "results, as in `assert add(1, 2) == 3`"
@@ -366,10 +365,23 @@ def _methods(node: ast.ClassDef) -> list[str]:
     return [f"{node.name}.{name}" for name in methods] if is_test else []
 
 
+def _runs(node: ast.stmt) -> bool:
+    """Return whether a statement may check something: definitions and what only a main program does cannot."""
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        return False
+    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+        return False
+    return any(isinstance(part, ast.Assert | ast.Call | ast.Raise) for part in ast.walk(node))
+
+
+_CHECKERS = ("assert", "fail", "raises", "warns", "exit", "_exit", "quit", "eq_", "ok_", "check", "verify", "testmod")
+"""Beginnings of the names of functions that raise, or end the program, for a wrong result."""
+
+
 def _checks(node: ast.AST) -> bool:
     """Return whether a part of a test can find a wrong result: an assertion, a call of one, or what raises."""
     if isinstance(node, ast.Assert):
         return not isinstance(node.test, ast.Constant) or not node.test.value
     if isinstance(node, ast.Call):
-        return ast.unparse(node.func).rpartition(".")[2].lower().startswith(("assert", "fail", "raises", "exit"))
+        return ast.unparse(node.func).rpartition(".")[2].lower().startswith(_CHECKERS)
     return isinstance(node, ast.Raise)

@@ -5,6 +5,14 @@ and so on. `pool` bounds a backend, `route` lets a sandbox reach one server, and
 a sandbox of this machine from outside. `python` runs single Python programs, with `call_filter`.
 """
 
-from rllm.sandbox.base import ExecResult, Sandbox, SandboxBackend, SandboxError, SandboxLimits, open_backend
+from rllm.sandbox.base import (
+    ExecResult,
+    Sandbox,
+    SandboxBackend,
+    SandboxError,
+    SandboxLimits,
+    SandboxSpec,
+    open_backend,
+)
 
-__all__ = ["ExecResult", "Sandbox", "SandboxBackend", "SandboxError", "SandboxLimits", "open_backend"]
+__all__ = ["ExecResult", "Sandbox", "SandboxBackend", "SandboxError", "SandboxLimits", "SandboxSpec", "open_backend"]

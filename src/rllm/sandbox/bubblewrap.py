@@ -185,7 +185,7 @@ class Bubblewrap(SandboxBackend):
             raise ConfigError(f"sandbox=local: {reason}, or use sandbox=podman")
 
     async def image(self, source: ImageSource) -> str:
-        """Return the image's name; a Dockerfile is followed with this machine's programs, see `dockerfile`."""
+        """Return the image's name; a Dockerfile is followed with this machine's programs, see `images`."""
         if source.folder is None:
             return LocalImage.read(source.name or HOST).name
         folder = source.folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -95,7 +96,9 @@ class OutputKeeper:
 
 
 _CLOSE_FILES = """
-import os, sys
+import os, signal, sys
+for number in signal.SIGPIPE, signal.SIGXFSZ:  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
 for number in map(int, os.listdir("/dev/fd")):
     try:
         number > 2 and os.close(number)
@@ -137,6 +140,8 @@ async def run_program(
         SandboxError: if it cannot be started.
     """
     if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+        if shutil.which(argv[0]) is None:
+            raise SandboxError(f"{argv[0]} cannot be started on this machine: it is not installed")
         argv = [sys.executable, "-I", "-S", "-c", _CLOSE_FILES, *argv]
     try:
         process = await asyncio.create_subprocess_exec(

@@ -58,10 +58,21 @@ def give_up_rights(filter_fd: int) -> None:
         raise OSError(ctypes.get_errno(), "the filter of system calls was refused")
 
 
+class Loader:
+    """Loader that gives `inspect` and tracebacks the lines of the code."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def get_source(self, name: str) -> str:
+        """Return the code."""
+        return self._code
+
+
 def run(code: str, *, show_last_value: bool) -> None:
     """Run the code as `__main__`; what it raises is shown with its own frames only."""
     program = types.ModuleType("__main__")
-    program.__dict__.update(__file__=FILE_NAME)
+    program.__dict__.update(__file__=FILE_NAME, __loader__=Loader(code))
     sys.modules["__main__"], sys.argv = program, [FILE_NAME]
     parts: list[types.CodeType] = []
     try:

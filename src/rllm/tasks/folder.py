@@ -30,7 +30,7 @@ def read_tasks(source: str | Path) -> list[TaskFolder]:
     """Return the task of a folder, or all tasks in the folders below it, by name.
 
     Args:
-        source: a folder, or the URL of a git repository, `URL#REF:SUBFOLDER`; see `git.fetched`.
+        source: a folder, or the URL of a git repository, `URL#REF:SUBFOLDER`; see `fetched`.
 
     Raises:
         ConfigError: naming each file and field that is wrong, with the remedy.
@@ -117,7 +117,7 @@ def read_task(folder: str | Path) -> TaskFolder:
 def _check_links(folder: Path) -> None:
     """Refuse links that lead out of the folder: a sandbox would get files of this machine."""
     for path, what in leading_out(folder):
-        raise ConfigError(f"{path} is {what}: replace it by a copy")
+        raise ConfigError(f"{path} is {what}: remove it, or replace a link by a copy")
 
 
 def _instruction(path: Path) -> str:
