@@ -26,6 +26,7 @@ from rllm.errors import (
     counted,
     first_line,
     last_lines,
+    needed,
     ungrouped,
 )
 
@@ -179,3 +180,9 @@ def test_docstring_shows_the_class_hierarchy() -> None:
     assert errors.__doc__ is not None
     for kind in ALL:
         assert kind.__name__ in errors.__doc__
+
+
+def test_package_that_cannot_be_imported_is_not_called_missing() -> None:
+    expected = pytest.raises(MissingDependencyError, match=r"cannot be imported .*no_such_name")
+    with expected, needed("json", "train", "this test"):
+        from json import no_such_name  # noqa: F401

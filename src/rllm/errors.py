@@ -60,8 +60,13 @@ def needed(package: str, extra: str, purpose: str) -> Iterator[None]:
     """Raise `MissingDependencyError` if an import inside the block fails."""
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingDependencyError.of(package, extra, purpose) from error
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{purpose} needs the package {package!r}, which cannot be imported ({error}): "
+            f"pip install 'rllm[{extra}]', which has versions that fit"
+        ) from error
 
 
 _TO_TRAIN = frozenset({"torch", "transformers", "peft", "safetensors", "jinja2", "numpy"})

@@ -38,3 +38,18 @@ def test_program_is_ended_and_scratch_is_removed_only_with_its_owner(tmp_path: P
     process.wait(30)
     program.wait(30)
     assert scratch.exists() == is_asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_killed_supervisor_takes_its_program_with_it(tmp_path: Path) -> None:
+    written = tmp_path / "pid"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = supervised([sys.executable, "-c", STUBBORN, str(written)], theirs, grace_s=0.5)
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        while not (written.exists() and written.read_text()):
+            time.sleep(0.01)
+        program = psutil.Process(int(written.read_text()))
+        process.kill()
+        process.wait(30)
+        program.wait(30)

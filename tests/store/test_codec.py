@@ -17,6 +17,7 @@ from rllm.store.codec import (
     pack_document,
     pack_floats,
     pack_ids,
+    readable_json,
     unpack_document,
     unpack_floats,
     unpack_ids,
@@ -121,3 +122,16 @@ def test_circular_and_very_deep_values_are_truncated():
     for _ in range(10_000):
         deep = [deep]
     assert unpack_document(pack_document(deep))[0][0] != []
+
+
+def test_readable_values_of_arrays_dates_and_bytes() -> None:
+    value = {
+        "number": np.float32(0.1),
+        "array": np.arange(3),
+        "moment": np.datetime64("2020-01-01T00:00:00", "ns"),
+        "image": b"x" * 1_000_000,
+    }
+    text = readable_json(value).decode()
+    assert text.startswith('{"number":0.1,"array":[0,1,2],"moment":"2020-01-01T00:00:00"')
+    assert "1000000 bytes, sha256" in text
+    assert len(text) < 400

@@ -24,7 +24,7 @@ def test_error_follows_the_printed_output() -> None:
 
 
 def test_code_can_read_its_own_source() -> None:
-    code = "import inspect, traceback\ndef f():\n    1 / 0  # here\ntry:\n    f()\nexcept ZeroDivisionError:\n    traceback.print_exc()\n"
+    code = "import inspect, sys, traceback\ndef f():\n    1 / 0  # here\ntry:\n    f()\nexcept ZeroDivisionError:\n    traceback.print_exc(file=sys.stdout)\n"
     output = PythonInterpreter()(code=code + "print(inspect.getsource(f))")
     assert output.to_string().count("1 / 0  # here") == 2
 

@@ -46,7 +46,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         try:
             new.rename(folder)
         except OSError:
-            if not folder.exists():
+            if not folder.is_dir() or not any(folder.iterdir()):
                 raise
 
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_S = 10.0
 """Seconds to wait for processes that SIGKILL does not end at once, because they are stuck in the kernel."""
 _POLL_S = 0.02
@@ -50,7 +50,7 @@ def main(control_fd: int, grace_s: float, scratch: str, command: list[str]) -> i
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            process = subprocess.Popen(command, start_new_session=True)
+            process = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_supervisor)
         except OSError as error:
             _report(control, {"error": error.strerror or str(error)})
             return 127  # as a shell does
@@ -66,6 +66,12 @@ def main(control_fd: int, grace_s: float, scratch: str, command: list[str]) -> i
         exit_code = os.waitstatus_to_exitcode(exits[leader])
         _report(control, {"exit_code": exit_code, "num_killed": num_killed})
         return exit_code
+
+
+def _end_with_supervisor() -> None:
+    """Let the kernel kill the command where this process, which has one thread, is killed; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextlib.contextmanager

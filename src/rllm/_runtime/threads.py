@@ -265,6 +265,8 @@ class _Worker:
         self._jobs.put((context, function, settle))
 
     def _begin(self) -> None:
+        if self.thread.ident is not None:  # `start` has begun it, where the starter could not
+            return
         try:
             self.thread.start()
         except RuntimeError as error:  # the system cannot run another

@@ -257,7 +257,8 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str], layers: Sequence[C
     if is_unknown or (isinstance(value, Mapping) and error["type"].endswith("_type")):
         written = list(_leaves(path, value))
         names = f"{', '.join(written)} {'is not a setting' if len(written) == 1 else 'are not settings'}"
-        return f"{location}{names}; {_hint(error['loc']) if is_unknown else f'{path} is one, with one value'}"
+        kind = "a list" if error["type"] == "list_type" else "one value"
+        return f"{location}{names}; {_hint(error['loc']) if is_unknown else f'{path} is one, with {kind}'}"
     if path in origins:
         path = f"{origins[path]}, here {path}"
     if error["type"] == "model_type":

@@ -143,11 +143,22 @@ def _check_same(address: str | None) -> None:
     from ray._private.services import canonicalize_bootstrap_address  # `localhost` becomes this machine's address
 
     connected = load_ray().get_runtime_context().gcs_address
-    if address not in (None, "auto", "local") and canonicalize_bootstrap_address(address) != connected:
+    if address in (None, "auto", "local"):
+        return
+    if _resolved(canonicalize_bootstrap_address(address)) != _resolved(connected):
         raise ConfigError(
             f"ray.address={address!r}: this program is connected to {connected} already: leave it out, or call "
             "ray.shutdown() first"
         )
+
+
+def _resolved(address: str) -> str:
+    """Return an address with the number of its host, where the name is known."""
+    host, _, port = address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError:
+        return address
 
 
 @contextmanager

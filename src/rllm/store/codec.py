@@ -12,6 +12,8 @@ import math
 import threading
 from array import array
 from collections.abc import Mapping, Sequence, Set
+from datetime import date
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -178,10 +180,11 @@ def any_to_json(value: object) -> bytes:
 
 def readable_json(value: object, *, sort_keys: bool = False) -> bytes:
     """Return any value as JSON on one line that any parser reads: lone surrogates and huge integers become text."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_SORT_KEYS if sort_keys else 0)
     try:
-        return to_json(value, sort_keys=sort_keys)
+        return orjson.dumps(value, default=_readable, option=options)
     except UNWRITABLE:
-        return to_json(_plain(value, is_exact=False), sort_keys=sort_keys)
+        return orjson.dumps(_plain(value, is_exact=False), default=_readable, option=options)
 
 
 def plain_text(text: str) -> str:
@@ -198,6 +201,8 @@ def _nearest(value: object) -> object:
     """Return the nearest value that has a JSON form."""
     if isinstance(value, float):
         return float(value) if is_scored(value) else None
+    if isinstance(value, date):  # subclasses, such as pandas' timestamps
+        return value.isoformat()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Set | tuple):
@@ -207,6 +212,17 @@ def _nearest(value: object) -> object:
             converted: object = convert()
             return converted
     return _text(value)
+
+
+_MOST_SHOWN = 200
+"""Bytes that are shown as they are."""
+
+
+def _readable(value: object) -> object:
+    """Return the nearest value that people read: of many bytes, such as an image's, their number and digest."""
+    if isinstance(value, bytes | bytearray | memoryview) and len(value) > _MOST_SHOWN:
+        return f"<{len(value)} bytes, sha256 {sha256(value).hexdigest()[:16]}>"
+    return _nearest(value)
 
 
 def _text(value: object) -> str:
@@ -241,7 +257,7 @@ def _plain(value: object, inside: tuple[int, ...] = (), *, is_exact: bool = True
     if isinstance(value, list | tuple | Set):
         return [_plain(item, around, is_exact=is_exact) for item in value]
     try:
-        nearest = _nearest(value)
+        nearest = _nearest(value) if is_exact else _readable(value)
     except Exception:  # the conversion is users' code
         nearest = _text(value)
     return _plain(nearest, around, is_exact=is_exact)
