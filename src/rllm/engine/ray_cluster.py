@@ -145,7 +145,7 @@ def _check_same(address: str | None) -> None:
     connected = load_ray().get_runtime_context().gcs_address
     if address in (None, "auto", "local"):
         return
-    if _resolved(canonicalize_bootstrap_address(address)) != _resolved(connected):
+    if canonicalize_bootstrap_address(_resolved(address)) != connected:
         raise ConfigError(
             f"ray.address={address!r}: this program is connected to {connected} already: leave it out, or call "
             "ray.shutdown() first"
@@ -156,9 +156,10 @@ def _resolved(address: str) -> str:
     """Return an address with the number of its host, where the name is known."""
     host, _, port = address.rpartition(":")
     try:
-        return f"{socket.gethostbyname(host)}:{port}"
+        number = socket.gethostbyname(host)
     except OSError:
         return address
+    return f"{'127.0.0.1' if number.startswith('127.') else number}:{port}"
 
 
 @contextmanager
