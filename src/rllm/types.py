@@ -455,7 +455,7 @@ _LEFT_OUT = {
     "not_trainable": "its trajectory is not trained on",
     "no_tokens": "it has no sampled tokens",
     "too_few_siblings": "its group has no other rollout to compare it with",
-    "no_greedy_rollout": "there is no greedy rollout to compare it with",
+    "no_greedy_rollout": "its group has no greedy rollout to compare it with",
     "zero_variance": "all rollouts of its group have the same reward",
     "not_text": "its prompt has content that is not text",
     "truncated": "an answer was truncated at its maximum length",

@@ -49,7 +49,7 @@ _LAUNCH_SETTINGS = ("command", "port", "devices", "dtype", "gpu_memory", "reason
 
 
 def check_serving(config: TrainConfig) -> None:
-    """Raise `ConfigError` if a setting of the server has no effect or cannot be used, or there is no vLLM to start."""
+    """Raise `ConfigError` if a setting of the server has no effect or cannot be used, or vLLM is not installed."""
     vllm = config.vllm
     if config.model.engine != "vllm":
         refuse_changes(vllm, "vllm", type(vllm).model_fields, "without a server; set model.engine=vllm, too")
@@ -126,7 +126,7 @@ def open_server(config: TrainConfig, *, base: LoadedModel | None = None) -> Runn
     Raises:
         ConfigError: if there is none to join, it is not fit for training, or the port is in use.
         InferenceError: if it does not start.
-        MissingDependencyError: if there is no vLLM to start.
+        MissingDependencyError: if vLLM is not installed.
     """
     vllm = config.vllm
     run_dir = config.run_dir or Path("runs")

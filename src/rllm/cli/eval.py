@@ -52,7 +52,7 @@ def evaluate(
         str | None,
         typer.Argument(
             help="The agent, FILE.py:function, or a benchmark such as gsm8k, which is asked for each task once; with "
-            "--agent, a task folder or a folder of such.",
+            "--agent, a task folder or a folder of them.",
             metavar="FILE.py:function",
             show_default=False,
         ),

@@ -106,7 +106,7 @@ def tasks_in_sandboxes(tasks: str | None, env: str | None, agent: str | None, sa
         parameters = urlencode(given, safe="/:@")
         raise ConfigError(f"{option} would have no effect with --env; write --env 'tasks:DIR?{parameters}'")
     if tasks is None:
-        raise ConfigError(f"{option}: the tasks are missing: name a task folder, or a folder of such, before it")
+        raise ConfigError(f"{option}: the tasks are missing: name a task folder, or a folder of them, before it")
     return f"tasks:{tasks}?{urlencode(given, safe='/:@')}"
 
 

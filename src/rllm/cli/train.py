@@ -22,7 +22,7 @@ def train(
         str | None,
         typer.Argument(
             help="Agent: FILE.py:function, or a benchmark with a training split, such as gsm8k. "
-            "With --agent, a task folder or a folder of such. With --resume this and other arguments default to those "
+            "With --agent, a task folder or a folder of them. With --resume this and other arguments default to those "
             "of the run.",
             metavar="FILE.py:function",
             show_default=False,

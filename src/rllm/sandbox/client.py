@@ -139,7 +139,8 @@ async def run_program(
     Raises:
         SandboxError: if it cannot be started.
     """
-    if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+    if is_uvloop and argv[0] != sys.executable:  # `namespaces`, the one program in Python, closes them itself
         if shutil.which(argv[0]) is None:
             raise SandboxError(f"{argv[0]} cannot be started on this machine: it is not installed")
         argv = [sys.executable, "-I", "-S", "-c", _CLOSE_FILES, *argv]

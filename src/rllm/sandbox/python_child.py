@@ -21,7 +21,7 @@ def main(
     file_bytes: int,
     max_processes: int,
 ) -> None:
-    """Limit this process, report that the code begins, and run it; -1 means that there is no filter, or no limit."""
+    """Limit this process, report that the code begins, and run it; -1 leaves out a filter or a limit."""
     with open(code_fd, encoding="utf-8", errors="surrogatepass") as file:
         code = file.read()
     if filter_fd >= 0:

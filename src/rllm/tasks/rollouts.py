@@ -41,7 +41,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     """Return tasks, and the function that rolls them out in sandboxes.
 
     Args:
-        name: a task folder, a folder of such, the URL of a git repository, or `shell` for generated tasks.
+        name: a task folder, a folder of them, the URL of a git repository, or `shell` for generated tasks.
         params: `agent` (terminus), `sandbox` (local), `max_steps` of terminus, `cpus`, `memory_mb`, `disk_mb` and
             `max_processes` instead of the tasks' own, `concurrency` (32) and `warm` (0) of `SandboxPool`; with `shell`
             also `size` (40) and `seed` (0).
