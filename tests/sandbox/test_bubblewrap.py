@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ async def test_limits_apply_to_all_processes_together(local):
     if len(parents()) < 3:
         pytest.skip("needs control groups")
     async with await local.start("host", limits=SMALL) as sandbox:
-        three = "import os; os.fork(); os.fork(); held = bytearray(150 << 20); print('held', flush=True); os.wait()"
+        three = "import os, time; os.fork(); os.fork(); held = bytearray(150 << 20); print('held', flush=True); time.sleep(3)"
         assert (await sandbox.exec(["python3", "-c", three])).stdout.count("held") < 4
         many = "import os\nfor n in range(1000):\n if not os.fork(): os.execlp('sh', 'sh', '-c', 'exec sleep 1117 2>/dev/null >&2')"
         assert "BlockingIOError" in (await sandbox.exec(["python3", "-c", many], timeout_s=60)).stderr
@@ -226,6 +227,27 @@ async def test_kill_9_leaves_nothing(local):
             break
         await asyncio.sleep(0.01)
     assert not left
+
+
+def test_kill_9_during_a_start_leaves_nothing(local):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # sandboxes start with another /tmp
+        slow = Path(folder, "bwrap")
+        slow.write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("bwrap")} "$@"\n')
+        for path in (slow, slow.parent):
+            path.chmod(0o755)
+        program = (
+            'import asyncio; from rllm.sandbox import open_backend; asyncio.run(open_backend("local").start("host"))'
+        )
+        env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+        with subprocess.Popen([sys.executable, "-c", program], env=env) as process:
+
+            def left() -> list[str]:
+                groups = [group for group in left_groups() if f":{process.pid}:" in group.name]
+                return [line for group in groups for line in (group / "cgroup.procs").read_text().split()]
+
+            wait_for(left)
+            process.kill()
+        wait_for(lambda: not left())
 
 
 async def test_thirty_two_sandboxes_work_concurrently(local):

@@ -31,7 +31,7 @@ from rllm.errors import ConfigError, last_lines
 from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, SandboxSpec, Stream
 from rllm.sandbox.client import MARK, ClientSandbox, lock_of, reason_of, uncancelled
-from rllm.sandbox.control_groups import ControlGroup, left_groups, name_of, remove_empty
+from rllm.sandbox.control_groups import KILL_ALL, ControlGroup, first_letters_of, left_groups, name_of, remove_group
 from rllm.sandbox.images import (
     ARCHIVE,
     HOST,
@@ -47,7 +47,7 @@ from rllm.sandbox.images import (
     snapshots,
     warn_of_base,
 )
-from rllm.sandbox.owner import has_ended, this_process
+from rllm.sandbox.owner import has_ended, run_after, this_process
 from rllm.sandbox.route import Route
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,11 @@ _RESTORE = "exec tar --no-same-owner -xpf - -C /"
 _START_TIMEOUT_S = 60.0
 _END_S = 0.2
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_INIT = ["/bin/sh", "-c", "echo; exec >/dev/null 2>&1; while :; do sleep 3600; done"]
-"""The line of output means that all is mounted. No signal of the sandbox ends process 1, which collects orphans."""
+_INIT = ["/bin/sh", "-c", "echo || exit; exec >/dev/null 2>&1; while :; do sleep 3600; done"]
+"""The line of output means that all is mounted; it cannot be written if the owner has ended meanwhile.
+
+No signal of the sandbox ends process 1, which collects orphans.
+"""
 _SHARED_MEMORY = 64 << 20
 _FIRST_USER, _NUM_USERS = 0x60000000, 0x0FFFFFFF
 """User ids that no machine gives to people or services, and systemd to no container."""
@@ -249,10 +252,19 @@ class Bubblewrap(SandboxBackend):
         if Path(image).parent == snapshots():
             await in_thread(lambda: shutil.rmtree(image, ignore_errors=True), name="removing a snapshot")
 
+    async def prepare(self) -> None:
+        """Remove what ended processes left, and have this one's sandboxes killed when it has ended.
+
+        Most end by themselves, but not those that bubblewrap has only half started.
+        """
+        if groups := first_letters_of(this_process()):
+            run_after(this_process(), KILL_ALL, groups)
+        await super().prepare()
+
     async def remove_orphans(self) -> int:
-        """Remove the control groups that ended processes left, whose sandboxes have ended with them."""
-        names = {name_of(folder) for folder in left_groups() if has_ended(name_of(folder)) and remove_empty(folder)}
-        return len(names)
+        """Kill the processes in control groups of ended processes, and remove the groups."""
+        left = {folder for folder in left_groups() if has_ended(name_of(folder))}
+        return len({name_of(folder) for folder in left if await remove_group(folder)})
 
 
 def start_job(base: str, mounts: Mapping[str, Path], *, file_bytes: int) -> tuple[dict[str, Any], list[str]]:

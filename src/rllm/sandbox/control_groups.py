@@ -18,6 +18,16 @@ from rllm.sandbox.base import SandboxLimits
 
 _PREFIX = "rllm-sandbox-"
 CONTROLLERS = ("pids", "memory", "cpu")
+KILL_ALL = """
+empty=0
+for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  processes=$(cat "$1"*/cgroup.procs "$1"*/*/cgroup.procs | grep -vx 0)
+  if [ "$processes" ]; then empty=0; kill -9 $processes; else empty=$((empty + 1)); fi
+  [ $empty -lt 2 ] || exit 0
+  sleep 1
+done
+"""
+"""Shell script that kills the processes of all sandboxes of an owner; its argument is `first_letters_of`."""
 _OWN_PROCESSES = 4
 """Of bubblewrap, and of programs that enter a sandbox for this process."""
 
@@ -135,12 +145,9 @@ class ControlGroup:
             if (folder / name).exists():
                 (folder / name).write_text(value)
         for _ in range(200):
-            processes = _text(folder / "cgroup.procs").split()
-            if not processes:
+            if not _text(folder / "cgroup.procs").split():
                 return True
-            for process in set(processes) - {"0"}:  # those outside of this process namespace have the id 0
-                with suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
+            _kill_processes(folder)
             await asyncio.sleep(0.01)
         return False
 
@@ -155,15 +162,29 @@ class ControlGroup:
                 self._ended.remove(ended)
 
     async def remove(self) -> None:
-        """Remove the group, whose processes have ended."""
+        """Remove the group."""
         for folder in set(self._folders.values()):
-            for _ in range(200):
-                if remove_empty(folder):
-                    break
-                await asyncio.sleep(0.01)
+            await remove_group(folder)
 
 
-def remove_empty(folder: Path) -> bool:
+async def remove_group(folder: Path) -> bool:
+    """Kill the processes of a group, and remove it and those in it; return whether it is gone."""
+    for _ in range(200):
+        if _remove_empty(folder):
+            return True
+        _kill_processes(folder)
+        await asyncio.sleep(0.01)
+    return False
+
+
+def _kill_processes(folder: Path) -> None:
+    for file in folder.rglob("cgroup.procs"):
+        for process in set(_text(file).split()) - {"0"}:  # the id of those outside of this process namespace
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+
+
+def _remove_empty(folder: Path) -> bool:
     """Remove a group and those in it, if they have no processes; return whether it is gone."""
     try:
         for inner in folder.iterdir():
@@ -175,6 +196,11 @@ def remove_empty(folder: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def first_letters_of(owner: str) -> str | None:
+    """Return what the paths of an owner's groups begin with; all processes are in those of each controller."""
+    return next((f"{parent}/{_PREFIX}{owner}:" for parent in parents().values()), None)
 
 
 def left_groups() -> list[Path]:
