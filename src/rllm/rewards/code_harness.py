@@ -63,8 +63,11 @@ def main() -> None:
     channel = os.dup(1)
     os.dup2(nowhere, 1)
 
+    def as_json(value: Any) -> object:  # NumPy's numbers and arrays, and other iterables
+        return value.tolist() if hasattr(value, "tolist") else list(value)
+
     def report(outcome: Outcome) -> None:
-        line = f"{json.dumps(outcome, default=_as_json)}\n".encode()
+        line = f"{json.dumps(outcome, default=as_json)}\n".encode()
         while line:
             line = line[os.write(channel, line) :]
 
@@ -75,11 +78,6 @@ def main() -> None:
     else:
         os.close(channel)
         serve_solution(job)
-
-
-def _as_json(value: Any) -> object:
-    """Return NumPy's numbers and arrays as Python's, and other iterables as lists."""
-    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def _builtins() -> Names:

@@ -14,6 +14,7 @@ import datetime
 import decimal
 import fractions
 import functools
+import importlib
 import io
 import json
 import operator
@@ -22,7 +23,7 @@ import re
 import socket
 import sys
 import types
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any, NoReturn, TypeAlias
 
@@ -71,7 +72,11 @@ class Peer:
 
     def send(self, message: Message) -> None:
         """Write one message."""
-        self._write(f"{json.dumps(message)}\n".encode())
+        line = f"{json.dumps(message)}\n".encode()
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            self._end()
 
     def receive(self) -> Message:
         """Read one message.
@@ -143,12 +148,6 @@ class Peer:
         kind = type(str(name), (_catchable(base),), {})
         self.error_classes[kind] = number
         return kind
-
-    def _write(self, line: bytes) -> None:
-        try:
-            self._socket.sendall(line)
-        except OSError:
-            self._end()
 
     def _end(self) -> NoReturn:
         self.is_closed = True
@@ -281,7 +280,7 @@ _ALONE = ("abs", "bool", "float", "format", "hash", "int", "len", "repr", "rever
 _OF_OPERATOR = ("delitem", "getitem", "index", "neg", "setitem")
 _WITH_ANOTHER = tuple("eq ne lt le gt ge add and floordiv mod mul or pow sub truediv xor".split())
 _OPERATIONS: dict[str, Callable[..., object]] = {
-    "await": lambda coroutine: _run(coroutine),
+    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),  # slow to import, and rarely needed
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "enter": lambda manager: manager.__enter__(),
     "eval": lambda module, expression: eval(expression, {**vars(module), "__builtins__": {}}),
@@ -474,12 +473,6 @@ def _array(data_type: str, shape: tuple[int, ...], content: bytes) -> object:
 
 async def _awaited(remote: Remote) -> object:
     return _ask("await", remote)
-
-
-def _run(coroutine: Coroutine[object, object, object]) -> object:
-    import asyncio  # slow, and rarely needed
-
-    return asyncio.run(coroutine)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def _are_same(gold: Expr | MatrixBase, answer: Expr | MatrixBase) -> bool:
     if isinstance(gold, MatrixBase) or isinstance(answer, MatrixBase):
         one, other = gold.doit(), answer.doit()
         return bool(one.shape == other.shape and all(map(_are_same, one.flat(), other.flat())))
-    one, other = (_with_real_roots(_in_fractions(expr)) for expr in (gold, answer))
+    one, other = map(_exactly, (gold, answer))
     is_decimal = _is_decimal(gold) or _is_decimal(answer)
     is_plain = one.is_number and other.is_number and not (one - other).has(Integral, Limit, Product, Sum)
     if is_plain and not is_decimal and _differ(one - other):
@@ -132,16 +132,14 @@ def _are_same(gold: Expr | MatrixBase, answer: Expr | MatrixBase) -> bool:
     return _agree(one, other) if is_decimal else _is_zero(one - other)
 
 
-def _in_fractions(expr: Expr) -> Expr:
-    """Return the expression with decimals as the fractions that they are written for."""
+def _exactly(expr: Expr) -> Expr:
+    """Return the expression with decimals as the fractions that they are written for, and real odd roots.
+
+    SymPy uses the complex principal root of a negative number.
+    """
     from sympy import Float, Rational
 
-    return expr.xreplace({number: Rational(str(number)) for number in expr.atoms(Float)})
-
-
-def _with_real_roots(expr: Expr) -> Expr:
-    """Return the expression with real odd roots of negative numbers; SymPy uses the complex principal root."""
-    return expr.replace(
+    return expr.xreplace({number: Rational(str(number)) for number in expr.atoms(Float)}).replace(
         lambda part: (
             part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and part.exp.q % 2 and part.base.is_negative
         ),

@@ -77,28 +77,6 @@ def _compared(count: int, relation: str, limit: int) -> bool:
     return _RELATIONS[relation](count, limit)
 
 
-# Keywords
-
-
-def _has_keywords(text: str, keywords: Sequence[str]) -> bool:
-    return all(keyword.lower() in text.lower() for keyword in keywords)
-
-
-def _keyword_count(text: str, keyword: str, frequency: int, relation: str) -> bool:
-    return _compared(text.lower().count(keyword.strip().lower()), relation, frequency)
-
-
-def _has_no_forbidden(text: str, forbidden_words: Sequence[str]) -> bool:
-    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
-
-
-def _letter_count(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
-    return _compared(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
-
-
-# Language and case
-
-
 @cache
 def check_installed() -> None:
     """Check that langdetect is installed.
@@ -120,14 +98,6 @@ def _is_in_language(text: str, language: str) -> bool:
         return bool(langdetect.detect(text) == language)
     except langdetect.LangDetectException:
         return True
-
-
-def _is_upper(text: str) -> bool:
-    return text.isupper() and _is_in_language(text, "en")
-
-
-def _is_lower(text: str) -> bool:
-    return text.islower() and _is_in_language(text, "en")
 
 
 _BETWEEN_WORDS = re.compile(r"--|[\s,;:?!@#$%&()\[\]{}<>\"“”]|['’](?=(?:S|M|D|LL|RE|VE)\b)", re.IGNORECASE)
@@ -168,14 +138,6 @@ def _ends_sentence(word: str, following: str) -> bool:
     return mark != "" and not ((mark.startswith("..") or bare.isdigit()) and following[0].islower())
 
 
-def _sentences(text: str, num_sentences: int, relation: str) -> bool:
-    return _compared(count_sentences(text), relation, num_sentences)
-
-
-def _words(text: str, num_words: int, relation: str) -> bool:
-    return _compared(len(re.findall(r"\w+", text)), relation, num_words)
-
-
 def _paragraphs(text: str, num_paragraphs: int) -> bool:
     """Return whether `***` separates so many paragraphs; it may also be above the first and below the last."""
     parts = _parts(text, "***")
@@ -204,12 +166,6 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 # Content and format
 
-
-def _placeholders(text: str, num_placeholders: int) -> bool:
-    closed = re.findall(r"\[[^\]\n]*(\]?)", text)  # an open bracket is read to the end of its line only once
-    return closed.count("]") >= num_placeholders
-
-
 _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 
 
@@ -223,19 +179,11 @@ def _bullets(text: str, num_bullets: int) -> bool:
     return sum(bool(re.match(r"\*[^*]|-", line)) for line in lines) == num_bullets
 
 
-def _constrained(text: str) -> bool:
-    return any(f"My answer is {answer}." in text for answer in ("yes", "no", "maybe"))
-
-
 def _highlights(text: str, num_highlights: int) -> bool:
     single = re.findall(r"\*([^\n*]*)(\*?)", text)
     double = re.findall(r"\*\*([^\n*]*)\*\*", text)
     count = sum(bool(inside.strip() and end) for inside, end in single) + sum(bool(inside.strip()) for inside in double)
     return count >= num_highlights
-
-
-def _sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
 
 
 def _is_json(text: str) -> bool:
@@ -260,48 +208,57 @@ def _two_responses(text: str) -> bool:
     return parts is not None and len(parts) == 2 and parts[0] != parts[1]
 
 
-def _repeats_prompt(text: str, prompt_to_repeat: str) -> bool:
-    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
-
-
-def _ends_with(text: str, end_phrase: str) -> bool:
-    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
-
-
 def _quoted(text: str) -> bool:
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 
 
-def _no_comma(text: str) -> bool:
-    return "," not in text
-
-
 INSTRUCTIONS: Mapping[str, Check] = {
-    "keywords:existence": _has_keywords,
-    "keywords:frequency": _keyword_count,
-    "keywords:forbidden_words": _has_no_forbidden,
-    "keywords:letter_frequency": _letter_count,
+    "keywords:existence": lambda text, keywords: all(keyword.lower() in text.lower() for keyword in keywords),
+    "keywords:frequency": lambda text, keyword, frequency, relation: _compared(
+        text.lower().count(keyword.strip().lower()), relation, frequency
+    ),
+    "keywords:forbidden_words": lambda text, forbidden_words: (
+        not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+    ),
+    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _compared(
+        text.lower().count(letter.strip().lower()), let_relation, let_frequency
+    ),
     "language:response_language": _is_in_language,
-    "length_constraints:number_sentences": _sentences,
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _compared(
+        count_sentences(text), relation, num_sentences
+    ),
     "length_constraints:number_paragraphs": _paragraphs,
-    "length_constraints:number_words": _words,
+    "length_constraints:number_words": lambda text, num_words, relation: _compared(
+        len(re.findall(r"\w+", text)), relation, num_words
+    ),
     "length_constraints:nth_paragraph_first_word": _first_word,
-    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:number_placeholders": lambda text, num_placeholders: (
+        # an open bracket is read to the end of its line only once
+        re.findall(r"\[[^\]\n]*(\]?)", text).count("]") >= num_placeholders
+    ),
     "detectable_content:postscript": _postscript,
     "detectable_format:number_bullet_lists": _bullets,
-    "detectable_format:constrained_response": _constrained,
+    "detectable_format:constrained_response": lambda text: any(
+        f"My answer is {answer}." in text for answer in ("yes", "no", "maybe")
+    ),
     "detectable_format:number_highlighted_sections": _highlights,
-    "detectable_format:multiple_sections": _sections,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
+    ),
     "detectable_format:json_format": _is_json,
     "detectable_format:title": _title,
     "combination:two_responses": _two_responses,
-    "combination:repeat_prompt": _repeats_prompt,
-    "startend:end_checker": _ends_with,
+    "combination:repeat_prompt": lambda text, prompt_to_repeat: (
+        text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+    ),
+    "startend:end_checker": lambda text, end_phrase: (
+        text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+    ),
     "startend:quotation": _quoted,
     "change_case:capital_word_frequency": _capital_words,
-    "change_case:english_capital": _is_upper,
-    "change_case:english_lowercase": _is_lower,
-    "punctuation:no_comma": _no_comma,
+    "change_case:english_capital": lambda text: text.isupper() and _is_in_language(text, "en"),
+    "change_case:english_lowercase": lambda text: text.islower() and _is_in_language(text, "en"),
+    "punctuation:no_comma": lambda text: "," not in text,
 }
 """Checks by the ids of the dataset: functions of the text and the instruction's arguments."""
