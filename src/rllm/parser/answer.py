@@ -56,7 +56,9 @@ class AnswerReader:
         self._is_plain = plain
         self._tool_parser = tool_parser
         prompt_end = decoder.text(list(prompt_ids[-_LAST_PROMPT_TOKENS:])).rstrip()
-        self._tags = _tags_of(tool_parser, prompt_end)
+        # Those of the format, unless the prompt ended in the usual one.
+        of_format = tool_parser.reasoning_tags if tool_parser and not prompt_end.endswith(OPEN) else None
+        self._tags = of_format or (OPEN, CLOSE)
         self._starts_open = prompt_end.endswith(self._tags[0].rstrip())
         self._so_far = IncrementalText(decoder)
         self._shown = Shown()
@@ -89,12 +91,6 @@ class AnswerReader:
         reasoning = split.reasoning or parsed.reasoning
         calls = parsed.tool_calls
         return Answer(text=text, content=parsed.content, reasoning=reasoning, tool_calls=calls, stop_string=stop)
-
-
-def _tags_of(tool_parser: ToolFormat | None, prompt_end: str) -> tuple[str, str]:
-    """Return the tags of reasoning: those of the format, unless the prompt ended in the usual one."""
-    of_format = tool_parser.reasoning_tags if tool_parser and not prompt_end.endswith(OPEN) else None
-    return of_format or (OPEN, CLOSE)
 
 
 def safe_length(text: str, markers: Iterable[str]) -> int:
@@ -168,7 +164,13 @@ class IncrementalText:
         if len(text) > len(shown) and not text.endswith("\ufffd"):
             self._show(text[len(shown) :], len(self._window))
         elif len(self._window) - self._num_shown > _MOST_HELD:
-            self._show_bytes_of_no_character(text, len(shown))
+            # Show ids that never become a character, except those that may begin one. Otherwise a model that writes
+            # such ids without end would have all of them decoded for each new one.
+            for end in range(len(self._window) - _LONGEST_CHARACTER, self._num_shown, -1):
+                begin = self._decoder.text(self._window[:end])
+                if text.startswith(begin):  # else it cuts a character
+                    self._show(begin[len(shown) :], end)
+                    break
         return self.text
 
     def _show(self, text: str, end: int) -> None:
@@ -176,17 +178,6 @@ class IncrementalText:
         self.text += text
         self._window = self._window[self._num_shown :]
         self._num_shown = end - self._num_shown
-
-    def _show_bytes_of_no_character(self, text: str, start: int) -> None:
-        """Show ids that never become a character, except those that may begin one.
-
-        Otherwise a model that writes such ids without end would have all of them decoded for each new one.
-        """
-        for end in range(len(self._window) - _LONGEST_CHARACTER, self._num_shown, -1):
-            begin = self._decoder.text(self._window[:end])
-            if text.startswith(begin):  # else it cuts a character
-                self._show(begin[start:], end)
-                return
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int | None:

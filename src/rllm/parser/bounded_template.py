@@ -254,17 +254,6 @@ def _size_of_replacement(given: Sequence[object], size: int) -> int:
     return len(text) + (text.count(old) if old else len(text) + 1) * len(new)
 
 
-def _size_of_joined(given: Sequence[object], size: int) -> int:
-    texts = [len(value) for value in given if isinstance(value, str)]
-    return size * (1 + max(texts, default=0))
-
-
-def _size_of_sum(given: Sequence[Any], size: int) -> int:
-    """Return the size of a sum; lists that are added are copied again for each item."""
-    are_numbers = all(isinstance(value, (*_ATOMS, str)) for value in given[1:])
-    return size if are_numbers else size * len(given[0])
-
-
 def _size_of_indented(given: Sequence[object], size: int) -> int:
     widths = [value if isinstance(value, int) else len(value) for value in given[1:] if isinstance(value, int | str)]
     return size * (1 + max(widths, default=0))
@@ -278,8 +267,11 @@ _TAKE_CHARACTERS = frozenset(("list", "sort", "unique", "batch", "slice", "map",
 _MAKE_MORE: dict[str, Callable[[Sequence[Any], int], int]] = {
     **dict.fromkeys(("format", "format_map"), _size_of_format),
     "replace": _size_of_replacement,
-    "join": _size_of_joined,
-    "sum": _size_of_sum,
+    "join": lambda given, size: size * (1 + max((len(value) for value in given if isinstance(value, str)), default=0)),
+    "sum": lambda given, size: (
+        # lists that are added are copied again for each item
+        size if all(isinstance(value, (*_ATOMS, str)) for value in given[1:]) else size * len(given[0])
+    ),
     "translate": lambda given, size: len(given[0]) * size if given else 0,
     "strftime_now": lambda given, size: size * 256,  # the C library pads to any width
     "int": lambda given, size: size * _MAX_DIGITS,  # with a base, of any length

@@ -27,7 +27,7 @@ from rllm.parser.template_shape import (
     arguments_of,
     probed,
 )
-from rllm.types import TEXT_PARTS, JSONMapping, JSONObject, Message
+from rllm.types import TEXT_PARTS, JSONMapping, Message
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,13 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.text: str = _template_text(tokenizer)
+        try:
+            self.text: str = tokenizer.get_chat_template()
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"tokenizer={_name(tokenizer)!r} has no chat template: use an instruction-tuned model, or set "
+                "model.chat_template=PATH, or put a chat_template.jinja into its folder"
+            ) from error
         self.hash = hashlib.sha256(self.text.encode()).hexdigest()
         """SHA-256 of the template's text, in hex."""
         self.control_tokens = ControlTokens(tokenizer, self.text)
@@ -176,7 +182,11 @@ class ChatTemplate:
         shape, control = self.shape, self.control_tokens
         normal = [_normal(index, message) for index, message in enumerate(messages)]
         shaped = [control.hidden(message) for message in shape.messages(normal)]
-        shaped_tools = control.hidden_value(_shaped_tools(shape, tools))
+        try:
+            tools_in_form = shape.tools(tools)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"tools={tools!r:.80}: use a list of objects in the OpenAI format ({error})") from error
+        shaped_tools = control.hidden_value(tools_in_form)
         options = {"add_generation_prompt": add_generation_prompt, **control.hidden_value(template_kwargs or {})}
         try:
             return self._apply(shaped, shaped_tools, **options)
@@ -242,13 +252,6 @@ def _refusal(name: str, messages: Sequence[Message], error: Exception) -> Config
     )
 
 
-def _shaped_tools(shape: TemplateShape, tools: _Tools) -> list[JSONObject] | None:
-    try:
-        return shape.tools(tools)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"tools={tools!r:.80}: use a list of objects in the OpenAI format ({error})") from error
-
-
 def _normal(index: int, message: Message) -> Message:
     """Return a message with text as content, and with reasoning under each of the names that templates have for it."""
     check_role(index, message)
@@ -284,17 +287,6 @@ def check_role(index: int, message: object) -> None:
     """Raise ConfigError for a value that is not a message."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ConfigError(f"messages[{index}]={message!r}: use an object with a string 'role'")
-
-
-def _template_text(tokenizer: Tokenizer) -> str:
-    try:
-        text: str = tokenizer.get_chat_template()
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"tokenizer={_name(tokenizer)!r} has no chat template: use an instruction-tuned model, or set "
-            "model.chat_template=PATH, or put a chat_template.jinja into its folder"
-        ) from error
-    return text
 
 
 def _text_content(index: int, content: object) -> str:
