@@ -90,7 +90,8 @@ def read_task(folder: str | Path) -> TaskFolder:
         raise ConfigError(
             f"{folder / 'tests/test.sh'} has the line ends of Windows, which sh cannot run: use \\n alone"
         )
-    _check_links(folder)
+    for path, what in leading_out(folder):  # a sandbox would get files of this machine
+        raise ConfigError(f"{path} is {what}: remove it, or replace a link by a copy")
     read = read_toml(folder / TOML)
     environment = read.environment
     for note in without_effect(read):
@@ -112,12 +113,6 @@ def read_task(folder: str | Path) -> TaskFolder:
         artifacts=_artifacts(read),
         metadata=read.metadata,
     )
-
-
-def _check_links(folder: Path) -> None:
-    """Refuse links that lead out of the folder: a sandbox would get files of this machine."""
-    for path, what in leading_out(folder):
-        raise ConfigError(f"{path} is {what}: remove it, or replace a link by a copy")
 
 
 def _instruction(path: Path) -> str:

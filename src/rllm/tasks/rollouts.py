@@ -10,7 +10,7 @@ import io
 import socket
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -68,7 +68,7 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
     )
     rollouts.check()
     tasks = read_tasks(source)
-    name_folders(task.folder for task in tasks)
+    _named.update(dict.fromkeys(str(task.folder) for task in tasks))
     rows = [{"id": task.name, "folder": str(task.folder)} for task in tasks]
     return NamedEnvironment(
         tasks=Dataset.of_tasks(rows, name=name),
@@ -179,11 +179,6 @@ _named: dict[str, None] = {}
 """Folders that rows of this process name: those of training and of evaluations."""
 _copies: dict[str, Path] = {}
 """Copies in this process, by the folder on the machine that sent them."""
-
-
-def name_folders(folders: Iterable[Path]) -> None:
-    """Let `packed_folders` send folders, which rows of this process name."""
-    _named.update(dict.fromkeys(map(str, folders)))
 
 
 def packed_folders() -> Mapping[str, bytes | None]:

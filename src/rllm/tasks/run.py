@@ -6,8 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -66,8 +66,9 @@ async def run_task(
     """
     to_model = {"base_url": base_url, "api_key": api_key, "model": model}
     with boundary(SandboxError, f"a rollout of {task.name} in sandbox={backend.name}"):
-        async with _new_folder() as carried:
-            known = _Known(carried)
+        folder = TemporaryDirectory(prefix="rollout-", dir=own_folder())
+        try:
+            known = _Known(Path(folder.name))
             try:
                 await _roll_out(task, agent, backend, known, to_model)
             except BaseException:
@@ -76,16 +77,8 @@ async def run_task(
                     on_failure(await asyncio.to_thread(known.outcome_of_failure))
                 raise
             return await asyncio.to_thread(known.outcome)
-
-
-@asynccontextmanager
-async def _new_folder() -> AsyncIterator[Path]:
-    """Make a folder, and remove it in a thread: it may have all files that a sandbox may have."""
-    folder = TemporaryDirectory(prefix="rollout-", dir=own_folder())
-    try:
-        yield Path(folder.name)
-    finally:
-        await uncancelled(asyncio.to_thread(folder.cleanup))
+        finally:  # in a thread: it may have all files that a sandbox may have
+            await uncancelled(asyncio.to_thread(folder.cleanup))
 
 
 @dataclass
@@ -135,7 +128,11 @@ async def _roll_out(
         verifier_image = await _image(task, task.verifier_image, backend) if task.verifier_image else image
         sandbox = await _start_with_agent(task, agent, backend, image)
     async with sandbox:
-        _check_workdir(task, sandbox.workdir)
+        if PurePosixPath(sandbox.workdir) == PurePosixPath("/"):
+            raise SandboxError(
+                f"the working directory of {task.name} is /, which cannot be copied to the verifier: set "
+                "environment.workdir in task.toml, or WORKDIR in its Dockerfile"
+            )
         await sandbox.download(sandbox.workdir, known.carried / "before", max_bytes=task.limits.disk_mb << 20)
         try:
             with _timed(known.timings, "agent_s"), boundary(AgentError, f"agent {agent}"):
@@ -169,14 +166,6 @@ async def _image(task: TaskFolder, source: ImageSource, backend: SandboxBackend)
             f"an image of {task.name} was not built within environment.build_timeout_sec={task.build_timeout_s:g}: "
             "raise that in task.toml, or build the image before"
         ) from error
-
-
-def _check_workdir(task: TaskFolder, workdir: str) -> None:
-    if PurePosixPath(workdir) == PurePosixPath("/"):
-        raise SandboxError(
-            f"the working directory of {task.name} is /, which cannot be copied to the verifier: set "
-            "environment.workdir in task.toml, or WORKDIR in its Dockerfile"
-        )
 
 
 async def _start(task: TaskFolder, backend: SandboxBackend, image: str, agent: SandboxAgent | None = None) -> Sandbox:

@@ -81,7 +81,11 @@ def shell_tasks(size: int, *, seed: int) -> list[ShellTask]:
     kinds = list(KINDS)
 
     def make(rng: random.Random, number: int) -> ShellTask:
-        return _task(kinds[number % len(kinds)], rng)
+        kind = kinds[number % len(kinds)]
+        names = [f"{noun}{rng.randrange(10)}.txt" for noun in rng.sample(NOUNS, NUM_FILES + 1)]
+        files = {name: _text(rng) for name in names[:NUM_FILES]}
+        instruction, command, expected = KINDS[kind](files, names[NUM_FILES], rng)
+        return ShellTask(kind=kind, instruction=instruction, files=files, command=command, expected=expected)
 
     return distinct_tasks(make, size, seed=seed, key=lambda task: task.instruction)
 
@@ -96,13 +100,6 @@ def shell_task_folders(size: int, *, seed: int) -> Path:
             for number, task in enumerate(tasks):
                 task.write(new / f"{number:03}-{task.kind}")
     return folder
-
-
-def _task(kind: str, rng: random.Random) -> ShellTask:
-    names = [f"{noun}{rng.randrange(10)}.txt" for noun in rng.sample(NOUNS, NUM_FILES + 1)]
-    files = {name: _text(rng) for name in names[:NUM_FILES]}
-    instruction, command, expected = KINDS[kind](files, names[NUM_FILES], rng)
-    return ShellTask(kind=kind, instruction=instruction, files=files, command=command, expected=expected)
 
 
 def _text(rng: random.Random) -> str:

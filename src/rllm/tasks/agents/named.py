@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from rllm._runtime.threads import in_thread
 from rllm.errors import AgentError, ConfigError, boundary
 from rllm.registry import did_you_mean, load_function
 from rllm.sandbox import ExecResult, Sandbox
-from rllm.tasks.agents.programs import PROGRAMS, program_named
+from rllm.tasks.agents.programs import PROGRAMS
 from rllm.tasks.agents.terminus import Terminus
 from rllm.tasks.check import Oracle
 from rllm.tasks.task import SandboxAgent
@@ -137,7 +138,7 @@ def open_agent(spec: str, *, max_steps: int | None = None) -> SandboxAgent:
     if max_steps is not None:
         raise ConfigError(f"max_steps={max_steps} would have no effect with agent={spec}, which ends by itself")
     if name in PROGRAMS:
-        program = program_named(name, version)
+        program = replace(PROGRAMS[name], version=version or PROGRAMS[name].version)
         program.check()
         return program
     if ":" in spec:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -104,7 +104,14 @@ class Program(SandboxAgent):
         Raises:
             AgentError: if it cannot be installed.
         """
-        kind = await _python_of(sandbox, self.name) if self.python else "node"
+        kind = "node"
+        if self.python:
+            found = await sandbox.exec(["python3", "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"])
+            if not found.ok:
+                raise AgentError(
+                    f"agent={self.name} needs python3 in the image, which has none: add it to the Dockerfile"
+                )
+            kind = found.stdout.strip()
         [(place, folder)] = self.mounts.items()
         await in_thread(partial(self._ensure_installed, folder / kind), name=f"install {self.name}")
         return f"{place}/{kind}"
@@ -141,14 +148,6 @@ class Program(SandboxAgent):
 
 _installing = threading.Lock()
 _failures: dict[Path, str] = {}
-
-
-async def _python_of(sandbox: Sandbox, agent: str) -> str:
-    """Return a name for the version of Python in a sandbox, such as `python3.11`."""
-    found = await sandbox.exec(["python3", "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"])
-    if not found.ok:
-        raise AgentError(f"agent={agent} needs python3 in the image, which has none: add it to the Dockerfile")
-    return found.stdout.strip()
 
 
 PROGRAMS: dict[str, Program] = {
@@ -224,9 +223,3 @@ env_key = "OPENAI_API_KEY"
         ),
     )
 }
-
-
-def program_named(name: str, version: str) -> Program:
-    """Return a program, in another version than the one that was tested if `version` is not empty."""
-    program = PROGRAMS[name]
-    return replace(program, version=version) if version else program
