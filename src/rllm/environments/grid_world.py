@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -84,7 +84,9 @@ class GridWorldEnv(BaseEnv):
     def step(self, action: Any) -> tuple[str, float, bool, JSONObject]:
         """Move `Up`, `Down`, `Left` or `Right`, in any letter case, or by number: 1 left, 2 down, 3 right, 4 up."""
         action = unwrapped(action)
-        move = _direction(action)
+        name = str(action).strip().capitalize()
+        name = _NUMBERED.get(name, name)
+        move = name if name in MOVES else ""
         self.num_steps += 1
         if move:
             if self.is_slippery:
@@ -128,12 +130,6 @@ def _converted(key: str, value: object) -> Any:
     return converted
 
 
-def _direction(action: object) -> str:
-    name = str(action).strip().capitalize()
-    name = _NUMBERED.get(name, name)
-    return name if name in MOVES else ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class GridMap:
     """A square of ice with holes, a start and a goal."""
@@ -160,7 +156,14 @@ def random_map(seed: int, *, size: int, p: float, max_steps: int) -> GridMap:
     _require(2 <= size <= 64, f"size={size!r}: use 2 to 64")
     _require(0.0 <= p <= 1.0, f"p={p!r}: use a probability from 0 to 1")
     _require(max_steps >= 1, f"max_steps={max_steps!r}: use at least 1")
-    return next(grid for grid in _maps(random.Random(seed), size, p) if num_moves(grid, at_most=max_steps) is not None)
+    rng = random.Random(seed)
+    cells = [(row, column) for row in range(size) for column in range(size)]
+    while True:
+        start, goal = rng.sample(cells, 2)
+        holes = frozenset(cell for cell in cells if rng.random() >= p) - {start, goal}
+        grid = GridMap(size=size, start=start, goal=goal, holes=holes)
+        if num_moves(grid, at_most=max_steps) is not None:
+            return grid
 
 
 def num_moves(grid: GridMap, *, at_most: int) -> int | None:
@@ -176,14 +179,6 @@ def num_moves(grid: GridMap, *, at_most: int) -> int | None:
             seen |= following
             frontier.extend((neighbour, length + 1) for neighbour in following)
     return None
-
-
-def _maps(rng: random.Random, size: int, p: float) -> Iterator[GridMap]:
-    cells = [(row, column) for row in range(size) for column in range(size)]
-    while True:
-        start, goal = rng.sample(cells, 2)
-        holes = frozenset(cell for cell in cells if rng.random() >= p) - {start, goal}
-        yield GridMap(size=size, start=start, goal=goal, holes=holes)
 
 
 def _require(holds: bool, message: str) -> None:

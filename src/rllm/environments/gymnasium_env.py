@@ -134,7 +134,10 @@ class GymnasiumEnv(BaseEnv):
             try:
                 action = self._parsed(action)
             except ValueError as reason:
-                return self._refusal(reason)
+                self._num_invalid_actions += 1
+                legal = legal_actions(self.env.action_space, self._labels)
+                message = f"Invalid action: {reason}. Nothing happened. Legal actions: {legal}."
+                return message, 0.0, False, self._info({"terminated": False, "truncated": False})
         with boundary(EnvError, f"{self._name}.step"):
             returned = self.env.step(action)
         names = ("observation", "reward", "terminated", "truncated", "info")
@@ -159,12 +162,6 @@ class GymnasiumEnv(BaseEnv):
             raise
         except Exception as error:
             raise EnvError(raised(f"parse_action of {self._name}", error)) from error
-
-    def _refusal(self, reason: ValueError) -> tuple[str, float, bool, JSONObject]:
-        self._num_invalid_actions += 1
-        legal = legal_actions(self.env.action_space, self._labels)
-        message = f"Invalid action: {reason}. Nothing happened. Legal actions: {legal}."
-        return message, 0.0, False, self._info({"terminated": False, "truncated": False})
 
     def _to_text(self, observation: object) -> str:
         if self._observation_to_text is not None:

@@ -17,7 +17,6 @@ from rllm.types import JSONObject
 
 EXACT_ANSWER = "rllm.rewards.reward_fn:search_reward_fn"
 """Reward unless another is named: the row's `answer` or `ground_truth`, compared as short answers are."""
-_ANSWER_KEYS = ("ground_truth", "answer")
 
 
 def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
@@ -38,7 +37,12 @@ def open_env(name: str, params: Mapping[str, str]) -> NamedEnvironment:
         raise ConfigError("tasks is missing: name a file with one task a line, as in mcp:COMMAND?tasks=tasks.jsonl")
     tasks = Dataset.load(params["tasks"])
     reward = params.get("reward", EXACT_ANSWER)
-    _check_rows(tasks, params["tasks"], needs_answer=reward == EXACT_ANSWER)
+    for index, row in enumerate(tasks):
+        place = f"row {index} of {params['tasks']}"
+        if not any(row.get(key) for key in QUESTION_KEYS):
+            raise ConfigError(f"{place} has no question: add one of {', '.join(QUESTION_KEYS)}")
+        if reward == EXACT_ANSWER and all(row.get(key) is None for key in ("ground_truth", "answer")):
+            raise ConfigError(f"{place} has no answer: add `answer`, or name reward=module:function")
     env_args = ToolEnvironment.prepare_args({"reward_fn": reward, "max_steps": max_steps})
     tools = run_in_own_loop(tools_of(shared_connection(_server(name))))
     agent_args: JSONObject = {"tools": tools, "parser_name": params.get("parser", "qwen")}
@@ -61,12 +65,3 @@ def _server(name: str) -> MCPServer:
     except ValueError as error:
         raise ConfigError(f"{name!r} is not a command line: {error}") from error
     return MCPServer(command=command, args=args)
-
-
-def _check_rows(tasks: Dataset, file: str, *, needs_answer: bool) -> None:
-    """Raise `ConfigError` for the first row without a question, or without the answer that the reward needs."""
-    for index, row in enumerate(tasks):
-        if not any(row.get(key) for key in QUESTION_KEYS):
-            raise ConfigError(f"row {index} of {file} has no question: add one of {', '.join(QUESTION_KEYS)}")
-        if needs_answer and all(row.get(key) is None for key in _ANSWER_KEYS):
-            raise ConfigError(f"row {index} of {file} has no answer: add `answer`, or name reward=module:function")

@@ -156,12 +156,6 @@ class _Served:
 _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Served]] = WeakKeyDictionary()
 
 
-def _served(environment: Any) -> _Served:
-    """Return the context that serves an environment to this event loop."""
-    served = _by_loop.setdefault(asyncio.get_running_loop(), {})
-    return served.setdefault(id(environment), _Served(environment))
-
-
 async def _play(*, environment: str, arguments: str, input: int, base_url: str) -> tuple[float, JSONObject]:
     """Let an environment of `verifiers.v1` make and score a rollout; return its reward and its parts."""
     from verifiers.v1 import EvalClientConfig, ModelContext
@@ -169,7 +163,8 @@ async def _play(*, environment: str, arguments: str, input: int, base_url: str) 
     env, _ = _environment(environment, arguments)
     task = _tasks(environment, arguments, input + 1)[input]
     client = EvalClientConfig(base_url=base_url, api_key_var=_KEY_VARIABLE)
-    async with _served(env):
+    served = _by_loop.setdefault(asyncio.get_running_loop(), {})
+    async with served.setdefault(id(env), _Served(env)):
         episode = await env.run_episode(task, ModelContext(client=client, model=_MODEL))
     failed = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:

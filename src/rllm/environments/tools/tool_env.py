@@ -130,7 +130,12 @@ class ToolEnvironment(BaseEnv):
         self.num_steps += 1
         truncated = answer is None and self.num_steps >= self.max_steps
         if answer is not None or truncated:
-            return await self._score("" if answer is None else answer, truncated)
+            self.done = True
+            info: JSONObject = {"truncated": truncated}
+            if self.reward_fn is None:
+                return {}, None, True, info
+            verdict = await score(self.reward_fn, self.task, "" if answer is None else answer)
+            return {}, verdict.reward, True, info | info_of(verdict)
         outputs = await asyncio.gather(*(self._call(call) for call in calls.values()))
         by_id = dict(zip(calls, outputs, strict=True))
         errors = {call_id: output.error for call_id, output in by_id.items() if output.error is not None}
@@ -147,14 +152,6 @@ class ToolEnvironment(BaseEnv):
             error = f"tool {call.name!r} did not finish within {self.tool_timeout_s:g} s"
             logger.warning("%s", "\n".join([error, *getattr(late.__cause__, "__notes__", ())]))
             return ToolOutput(name=call.name, error=error)
-
-    async def _score(self, answer: object, truncated: bool) -> tuple[Any, float | None, bool, JSONObject]:
-        self.done = True
-        info: JSONObject = {"truncated": truncated}
-        if self.reward_fn is None:
-            return {}, None, True, info
-        verdict = await score(self.reward_fn, self.task, answer)
-        return {}, verdict.reward, True, info | info_of(verdict)
 
 
 def read_calls(action: object) -> dict[str, ToolCall | ToolOutput]:
