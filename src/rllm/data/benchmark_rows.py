@@ -91,14 +91,9 @@ def gpqa_task(row: Task) -> Task:
     return choice_task(question, choices, choices.index(right))
 
 
-def mmlu_task(row: Task) -> Task:
-    """Convert a row with `choices`, and as `answer` the place of the right one."""
-    return choice_task(row["question"], row["choices"], row["answer"])
-
-
-def mmlu_pro_task(row: Task) -> Task:
-    """Convert a row with up to ten `options`, and as `answer_index` the place of the right one."""
-    return choice_task(row["question"], row["options"], row["answer_index"])
+def numbered_choices(choices: str = "choices", answer: str = "answer") -> Callable[[Task], Task]:
+    """Return a conversion of rows with choices in the one field, and in the other the place of the right one."""
+    return lambda row: choice_task(row["question"], row[choices], row[answer])
 
 
 def labelled_choices(question: str = "question") -> Callable[[Task], Task]:

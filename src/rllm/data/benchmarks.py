@@ -168,13 +168,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         hub_id="cais/mmlu",
         subsets=("all",),
         splits={"test": "test", "train": "auxiliary_train"},
-        to_task=rows.mmlu_task,
+        to_task=rows.numbered_choices(),
     ),
     "mmlu-pro": replace(
         _CHOICE,
         about="14 subjects with up to ten choices (arXiv:2406.01574)",
         hub_id="TIGER-Lab/MMLU-Pro",
-        to_task=rows.mmlu_pro_task,
+        to_task=rows.numbered_choices("options", "answer_index"),
     ),
     "arc-challenge": replace(
         _CHOICE,

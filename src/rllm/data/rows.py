@@ -200,17 +200,13 @@ def as_task(row: object, where: str) -> Task:
         raise ConfigError(f"{where} is {shown(row)}: use an object with a field for each argument")
     task = dict(row)
     for field in CHAT_FIELDS:
-        if task.get(field) is not None:
-            task[field] = _read_chat(task[field], f"{where}: {field}")
+        if (value := task.get(field)) is None:
+            continue
+        items = _read(value, f"{where}: {field}", list) if isinstance(value, str) else value
+        if isinstance(items, list):
+            items = [_read_item(item, f"{where}: {field}[{place}]") for place, item in enumerate(items)]
+        task[field] = items
     return task
-
-
-def _read_chat(value: object, where: str) -> object:
-    """Return the messages or tools of a row, parsed if they are JSON text; other values as they are."""
-    items = _read(value, where, list) if isinstance(value, str) else value
-    if not isinstance(items, list):
-        return items
-    return [_read_item(item, f"{where}[{place}]") for place, item in enumerate(items)]
 
 
 def _read_item(item: object, where: str) -> object:

@@ -125,7 +125,8 @@ class TaskSampler:
             PluginError: if it raises.
         """
         weights = self._weights_before(step)
-        first, last = (self._num_of_sources(number * self._per_step) for number in (step, step + 1))
+        shares = self._weights or [1.0]
+        first, last = (apportioned(number * self._per_step, shares) for number in (step, step + 1))
         rows: list[int] = []
         for part, start, stop in zip(self._parts, first, last, strict=True):
             if weights is None:
@@ -181,9 +182,6 @@ class TaskSampler:
         named = ", ".join(self._data.task_id(row) for row in rows[:_NUM_NAMED])
         more = ", ..." if len(rows) > _NUM_NAMED else ""
         return [*lines, f"tasks of step {step + 1}: {named}{more}"]
-
-    def _num_of_sources(self, num_places: int) -> list[int]:
-        return [num_places] if self._weights is None else apportioned(num_places, self._weights)
 
     def _weights_before(self, step: int) -> list[float] | None:
         """Return the weight of each row in a step; `None` if all are equal."""
