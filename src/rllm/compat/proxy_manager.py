@@ -27,8 +27,8 @@ from rllm.sdk.variables import operators_keys
 from rllm.types import JSONMapping
 
 _OPENAI_URL = "https://api.openai.com/v1"
-_PROVIDERS = ("openai/", "hosted_vllm/")
-"""Prefixes of LiteLLM's model names that mean an OpenAI-compatible server, and that this server does not know."""
+_PROVIDER = re.compile(r"^(?:openai|hosted_vllm)/")
+"""Prefix of LiteLLM's model names that means an OpenAI-compatible server, and that this server does not know."""
 
 _START_TIMEOUT_S = 60.0
 _LISTENS = re.compile(r"^rllm gateway listens on (http://\S+)\n", re.MULTILINE)
@@ -147,7 +147,7 @@ class _Upstream:
         names, servers = set(), set()
         for position, entry in enumerate(entries):
             try:
-                names.add((entry["model_name"], _without_provider(entry["litellm_params"]["model"])))
+                names.add((entry["model_name"], _PROVIDER.sub("", entry["litellm_params"]["model"])))
                 servers.add(_server_of(entry["litellm_params"]))
             except (KeyError, TypeError) as error:
                 where = f"model_list[{position}]={entry!r:.80}"
@@ -188,13 +188,6 @@ def _resolved(value: str | None) -> str | None:
     if name not in os.environ:
         raise ConfigError(f"proxy config {value!r}: the environment variable {name} is not set")
     return os.environ[name]
-
-
-def _without_provider(model: str) -> str:
-    for prefix in _PROVIDERS:
-        if model.startswith(prefix):
-            return model.removeprefix(prefix)
-    return model
 
 
 def _url_of(gateway: ServerProcess) -> str:

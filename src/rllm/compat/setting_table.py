@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from rllm.algorithms import ALGORITHMS
 from rllm.tracking import EXTRAS, TRACKERS
-from rllm.types import JSONMapping, JSONObject
+from rllm.types import JSONMapping
 
 Given: TypeAlias = JSONMapping
 """All keys of the framework that the user set, with their values."""
@@ -81,11 +81,6 @@ def at_least_zero(value: object, given: Given) -> int:
     return max(whole(value), 0)
 
 
-def retries(value: object, given: Given) -> int:
-    """Return the number of retries for a number of tries."""
-    return max(whole(value) - 1, 0)
-
-
 def minibatches(value: object, given: Given) -> int:
     """Return the updates of a batch for the tasks of an update."""
     if "data.train_batch_size" not in given:
@@ -117,11 +112,6 @@ def run_dir(value: object, given: Given) -> Path:
         return Path(str(given["trainer.default_local_dir"])).expanduser()
     names = (given.get("trainer.project_name"), given.get("trainer.experiment_name"))
     return Path("runs", *(str(name) for name in names if name is not None))
-
-
-def store_path(value: object, given: Given) -> str:
-    """Return the path with `~` expanded."""
-    return str(Path(str(value)).expanduser())
 
 
 def estimator(value: object, given: Given) -> Any:
@@ -182,11 +172,6 @@ def fixed_length(value: object, given: Given) -> dict[str, int]:
     return {"algorithm.fixed_length": whole(given["data.max_response_length"])}
 
 
-def clip_high(value: object, given: Given) -> JSONObject:
-    """Return the upper bound that `clip_ratio` decides, unless the key of its own does."""
-    return {} if _CLIP_HIGH in given else {"algorithm.clip_high": value}
-
-
 def same_model(value: object, given: Given) -> None:
     """Accept the policy's own model as the one that the critic begins as."""
     if value != given.get("actor_rollout_ref.model.path"):
@@ -212,11 +197,6 @@ def compact(value: object, given: Given) -> list[str] | None:
     masks = {reason: given.get(f"rllm.compact_filtering.mask_{reason}", on) for reason, on in _MASKS.items()}
     limits = _LIMITS if given.get("rllm.agent.overlong_filter") else []
     return [reason for reason, on in masks.items() if on or reason in limits]
-
-
-def model_engine(value: object, given: Given) -> str | None:
-    """Return verl's name of the model engine; nothing for FSDP, the default."""
-    return None if value in ("fsdp", "fsdp2") else str(value)
 
 
 def trackers(value: object, given: Given) -> list[Any]:
@@ -288,7 +268,9 @@ TABLE: dict[str, Rule] = {
     "actor_rollout_ref.model.lora_rank": Sets("model.lora_rank"),
     "actor_rollout_ref.model.lora_alpha": Sets("model.lora_alpha", only_with(_LORA)),
     "actor_rollout_ref.model.target_modules": Sets("model.lora_targets", lora_targets),
-    "actor_rollout_ref.actor.strategy": ForVerl(f"{_OVERRIDES}model_engine", model_engine),
+    "actor_rollout_ref.actor.strategy": ForVerl(
+        f"{_OVERRIDES}model_engine", lambda value, given: None if value in ("fsdp", "fsdp2") else str(value)
+    ),
     "actor_rollout_ref.actor.optim.lr": Sets("optim.lr"),
     "actor_rollout_ref.actor.optim.lr_scheduler_type": Sets("optim.schedule"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps": Sets("optim.warmup_steps", at_least_zero),
@@ -303,7 +285,11 @@ TABLE: dict[str, Rule] = {
     _KL_LOSS_COEF: Sets("algorithm.kl_coef", only_with(_KL_LOSS)),
     "actor_rollout_ref.actor.kl_loss_type": Sets("algorithm.kl_estimator", kl_estimator),
     "actor_rollout_ref.actor.entropy_coeff": Sets("algorithm.entropy_coef"),
-    "actor_rollout_ref.actor.clip_ratio": Sets("algorithm.clip_low", unless(_CLIP_LOW), also=clip_high),
+    "actor_rollout_ref.actor.clip_ratio": Sets(
+        "algorithm.clip_low",
+        unless(_CLIP_LOW),
+        also=lambda value, given: {} if _CLIP_HIGH in given else {"algorithm.clip_high": value},
+    ),
     _CLIP_LOW: Sets("algorithm.clip_low"),
     _CLIP_HIGH: Sets("algorithm.clip_high"),
     "actor_rollout_ref.actor.grad_clip": Sets("optim.max_grad_norm"),
@@ -356,7 +342,7 @@ TABLE: dict[str, Rule] = {
     "rllm.env.env_args": Refused(({},), _ARGUMENTS.format("env_args")),
     "rllm.workflow.workflow_args": Refused(({},), _ARGUMENTS.format("workflow_args")),
     "rllm.workflow.n_parallel_tasks": Sets("rollout.max_concurrent"),
-    "rllm.workflow.retry_limit": Sets("rollout.num_retries", retries),
+    "rllm.workflow.retry_limit": Sets("rollout.num_retries", lambda value, given: max(whole(value) - 1, 0)),
     "rllm.stepwise_advantage.enable": PartOf("rllm.stepwise_advantage.mode"),
     "rllm.stepwise_advantage.mode": Sets("algorithm.level", step_level),
     "rllm.stepwise_advantage.normalize_by_steps": Refused((False,), _LATER),
@@ -370,7 +356,7 @@ TABLE: dict[str, Rule] = {
     "rllm.async_training": Refused((False,), "set how many updates a rollout may be behind, rollout.max_staleness"),
     "rllm.sdk.proxy.host": Sets("gateway.host"),
     "rllm.sdk.proxy.port": Sets("gateway.port"),
-    "rllm.sdk.store.path": Sets("store", store_path),
+    "rllm.sdk.store.path": Sets("store", lambda value, given: str(Path(str(value)).expanduser())),
     "rllm.sdk.processing.groupby_key": Refused((), "return trajectories from the agent; their names are the groups"),
     "rllm.sdk.processing.traj_name_key": Refused((), "name trajectories with @trajectory(name=...)"),
     "fireworks.deployment_id": _NO_FIREWORKS,

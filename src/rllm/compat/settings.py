@@ -50,7 +50,14 @@ def translate(mapping: JSONMapping) -> Translation:
             ours.
     """
     published, ours = _split(mapping)
-    values, mistakes = _only_set(published)
+    defaults = published_defaults()
+    values: JSONObject = {}
+    mistakes: list[str] = []
+    for key, value in published.items():
+        if _rule(key) is None:
+            mistakes.append(f"{key} is not a setting; {_hint(key)}")
+        elif value is not None and value != defaults.get(key):
+            values[key] = value
     result = Translation(values=ours)
     for key, value in values.items():
         try:
@@ -98,18 +105,6 @@ def published_defaults() -> JSONObject:
 def _groups() -> set[str]:
     """Return the sections that only the framework has."""
     return {key.split(".")[0] for key in published_defaults()} - _SHARED.keys()
-
-
-def _only_set(published: JSONMapping) -> tuple[JSONObject, list[str]]:
-    """Return the keys that differ from their defaults, and an error message for each unknown key."""
-    defaults = published_defaults()
-    values, mistakes = {}, []
-    for key, value in published.items():
-        if _rule(key) is None:
-            mistakes.append(f"{key} is not a setting; {_hint(key)}")
-        elif value is not None and value != defaults.get(key):
-            values[key] = value
-    return values, mistakes
 
 
 def _rule(key: str) -> Rule | None:
@@ -193,8 +188,6 @@ def register_resolvers() -> None:
     except ModuleNotFoundError:
         return
     if not OmegaConf.has_resolver("mul"):
-        OmegaConf.register_new_resolver("mul", _mul)
-
-
-def _mul(left: Any, right: Any) -> Any:
-    return None if left is None or right is None else left * right
+        OmegaConf.register_new_resolver(
+            "mul", lambda left, right: None if left is None or right is None else left * right
+        )
