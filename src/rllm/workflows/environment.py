@@ -53,7 +53,9 @@ async def _create(env_class: type[BaseEnv], row: JSONMapping, calls: BlockingCal
         made.append(env)
         if abandoned.is_set():
             with suppress(IndexError):
-                _close_in_thread(made.pop())
+                closing = made.pop().close()
+                if inspect.isawaitable(closing):
+                    run_in_own_loop(closing)
         return env
 
     try:
@@ -63,12 +65,6 @@ async def _create(env_class: type[BaseEnv], row: JSONMapping, calls: BlockingCal
         with suppress(IndexError):
             await _close(made.pop(), calls)
         raise
-
-
-def _close_in_thread(env: BaseEnv) -> None:
-    closing: Any = env.close()  # type: ignore[func-returns-value]
-    if inspect.isawaitable(closing):
-        run_in_own_loop(closing)
 
 
 async def _close(env: BaseEnv, calls: BlockingCalls) -> None:

@@ -103,7 +103,9 @@ class Interaction:
             if (remaining := self._budget()) is not None and remaining < 0:  # the observations alone exceed the limit
                 return TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
             if budget is not None and output.finish_reason == "length" and _num_sampled(output) >= budget:
-                self._keep_cut(output, messages, observation)
+                step = Step.from_model_output(output, messages)  # without an action or a reward
+                step.observation, step.reward, step.done = observation, 0.0, True
+                self._steps.append(step)
                 return TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED
             action = self._decide(output, messages, observation)
             observation, done = await self._act(action)
@@ -162,12 +164,6 @@ class Interaction:
         step.observation = observation if step.observation is None else step.observation
         self._steps.append(step)
         return unwrapped(action)
-
-    def _keep_cut(self, output: ModelOutput, messages: list[Message], observation: object) -> None:
-        """Keep an answer that was cut at the limit, without an action or a reward."""
-        step = Step.from_model_output(output, messages)
-        step.observation, step.reward, step.done = observation, 0.0, True
-        self._steps.append(step)
 
     async def _act(self, action: object) -> tuple[Any, bool]:
         returned = await self._env("step", action)

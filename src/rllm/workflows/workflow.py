@@ -163,22 +163,20 @@ class Workflow(ABC):
 
     def _finished(self, returned: object, reason: TerminationReason, too_long: Exception | None) -> Episode:
         """Postprocess the episode, unless `run` has done so: rewards must not be discounted twice."""
-        episode = self._episode(returned)
+        if returned is None:
+            episode = self.collect_trajectories()
+        elif isinstance(returned, Episode):
+            episode = returned
+        else:
+            raise AgentError(
+                f"{type(self).__name__}.run returned {returned!r:.100} of type {type(returned).__name__}: return an "
+                "Episode, or None after self.commit(name, trajectory=...)"
+            )
         if episode is self._postprocessed:
             return episode
         if not episode.trajectories:
             self.error = self.error or too_long
         return self.postprocess_episode(episode, reason, self.error)
-
-    def _episode(self, returned: object) -> Episode:
-        if returned is None:
-            return self.collect_trajectories()
-        if isinstance(returned, Episode):
-            return returned
-        raise AgentError(
-            f"{type(self).__name__}.run returned {returned!r:.100} of type {type(returned).__name__}: return an "
-            "Episode, or None after self.commit(name, trajectory=...)"
-        )
 
     def commit(
         self,
