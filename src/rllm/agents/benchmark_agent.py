@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,9 @@ def benchmark_agent(name: str, reward: AnyReward | None = None) -> Callable[...,
             request["tools"] = task["tools"]
         response = _client(os.environ.get("OPENAI_BASE_URL")).chat.completions.create(**request)
         message = response.choices[0].message
-        return _calls(message.tool_calls) if message.tool_calls else message.content or ""
+        called: list[Any] = message.tool_calls or []
+        calls = [{"name": call.function.name, "arguments": _parsed(call.function.arguments)} for call in called]
+        return calls or message.content or ""
 
     answer.__name__ = answer.__qualname__ = name
     return with_reward(answer, reward or load_object(benchmark.reward, kind="reward"))
@@ -48,10 +50,6 @@ def _client(base_url: str | None) -> OpenAI:
     from openai import OpenAI
 
     return OpenAI(base_url=base_url)
-
-
-def _calls(calls: Sequence[Any]) -> list[JSONObject]:
-    return [{"name": call.function.name, "arguments": _parsed(call.function.arguments)} for call in calls]
 
 
 def _parsed(arguments: str) -> object:
