@@ -41,8 +41,6 @@ from rllm.types import Episode, Trajectory
 
 DemonstrationSource: TypeAlias = TaskSource | Iterable[Trajectory] | Iterable[Episode]
 
-_LOWER_IS_BETTER = ("eval/loss", "eval/perplexity")
-
 
 class AgentSFTTrainer(AgentTrainer):
     """Trainer on demonstrations; loop, checkpoints, metrics and settings are those of `AgentTrainer`.
@@ -105,7 +103,7 @@ def _for_demonstrations(config: TrainConfig) -> TrainConfig:
         config.algorithm = {"name": "sft", **config.algorithm}
     if "group_size" not in config.rollout.model_fields_set:
         config.rollout.group_size = 1
-    if config.keep_best in _LOWER_IS_BETTER:
+    if config.keep_best in ("eval/loss", "eval/perplexity"):
         raise ConfigError(f"keep_best={config.keep_best!r} keeps the highest, which is worst: use -{config.keep_best}")
     return config
 

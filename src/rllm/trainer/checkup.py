@@ -76,7 +76,11 @@ def memory(needed: float | None, saving: str | None = None) -> Finding:
     detail = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
         return Finding(name="memory", ok=True, detail=detail)
-    room = max([total_memory() if free is None else free, *_free_on_gpus()])
+    import torch
+
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    on_gpus = sum(torch.cuda.mem_get_info(index)[0] for index in range(num_gpus))
+    room = max(total_memory() if free is None else free, on_gpus)
     detail += f"; training all weights takes {needed / GB:.1f} GB"
     detail += f", and least with {saving}" if saving else ""
     fix = "" if needed <= room else f"set {saving or 'model.lora_rank=16'}, or take a smaller model or a larger machine"
@@ -118,14 +122,6 @@ def gpus_of_driver() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in listed.split("\n") if line.strip()]
-
-
-def _free_on_gpus() -> list[float]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    return [sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))]
 
 
 NEEDED = ("rllm", "torch", "transformers", "tokenizers", "huggingface-hub", "peft")

@@ -434,25 +434,18 @@ def _token_credited(batch: Batch, usable: Sequence[Sample], algorithm: Algorithm
     order = token_order(batch, earned)
     advantages, returns = algorithm.token_advantages(reordered(batch, order))
     for values in (advantages, returns):
-        if values is not None:
-            _check_token_values(values, batch, algorithm)
-    back = order.argsort()
-    returns = None if returns is None else returns[back]
-    return replace(batch, advantages=advantages[back], returns=returns, group_of=None, energies=None)
-
-
-def _check_token_values(values: Tensor, batch: Batch, algorithm: Algorithm) -> None:
-    """Raise `ConfigError` unless an algorithm, which may be the user's own, returned a finite number for each token.
-
-    Numbers that a broken critic or reference made infinite are not the algorithm's fault; the backend skips such an
-    update.
-    """
-    is_broken = any(given is not None and not given.isfinite().all() for given in (batch.rewards, batch.values))
-    if values.shape != (batch.num_tokens,) or not (is_broken or values.isfinite().all()):
+        # The algorithm may be the user's own. What a broken critic or reference made infinite is not its fault; the
+        # backend skips such an update.
+        is_broken = any(given is not None and not given.isfinite().all() for given in (batch.rewards, batch.values))
+        if values is None or (values.shape == (batch.num_tokens,) and (is_broken or values.isfinite().all())):
+            continue
         raise ConfigError(
             f"{type(algorithm).__name__}.token_advantages returned {values} for "
             f"{counted(batch.num_tokens, 'token')}: return a tensor of one finite number for each"
         )
+    back = order.argsort()
+    returns = None if returns is None else returns[back]
+    return replace(batch, advantages=advantages[back], returns=returns, group_of=None, energies=None)
 
 
 def _taught(

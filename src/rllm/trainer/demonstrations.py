@@ -231,7 +231,14 @@ def _is_answer(message: object) -> TypeGuard[Message]:
 
 
 def _learned(messages: Sequence[Message], answers: Sequence[int], *, only_last: bool) -> list[int]:
-    learned = [place for place in answers if _counts(messages[place], place)]
+    for place in answers:
+        weight = messages[place].get("weight")
+        if weight not in (None, 0, 1):
+            raise ConfigError(
+                f"messages[{place}].weight={weight!r}: use 1 for an answer to learn from, or 0 for one that is only "
+                "read"
+            )
+    learned = [place for place in answers if messages[place].get("weight") != 0]
     if not learned:
         of_weight = " whose weight is not 0" if answers else ""
         raise ConfigError(f"no assistant message{of_weight}: there is nothing to learn")
@@ -243,15 +250,6 @@ def _ids(step: JSONMapping, name: str, place: int) -> array[int]:
         return array("i", step.get(name) or ())
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"steps[{place}].{name}: use a list of whole numbers, the ids of tokens ({error})") from error
-
-
-def _counts(answer: JSONMapping, place: int) -> bool:
-    weight = answer.get("weight")
-    if weight not in (None, 0, 1):
-        raise ConfigError(
-            f"messages[{place}].weight={weight!r}: use 1 for an answer to learn from, or 0 for one that is only read"
-        )
-    return weight != 0
 
 
 def _runs(mask: Sequence[int], place: int) -> Iterator[tuple[int, int]]:

@@ -85,6 +85,8 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
     known = [credit for credit in decided if credit is not None]
     reasons = {credit.dropped for credit in known}
     scored: list[Trajectory | Step] = [path, *path.steps]
+    answers = [step.chat_completions[-1] for step in path.steps if step.chat_completions]
+    calls = [call for answer in answers for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
     return {
         "name": path.name or DEFAULT_NAME,
         "reward": path.final_reward() if all(map(_is_finite, scored)) else None,
@@ -95,7 +97,7 @@ def _trajectory_record(index: int, episode: Episode, credit_of: Mapping[Credited
         "dropped": next((credit.dropped for credit in known if credit.dropped), None) if None not in reasons else None,
         "num_tokens": sum(len(step.response_ids) for step in path.steps),
         "truncated": any(step.finish_reason == "length" for step in path.steps),
-        "tools": sorted({name for step in path.steps for name in _tools_of(step)}),
+        "tools": sorted({str((call.get("function") or {}).get("name")) for call in calls}),
         "steps": [_step_record(step, credit) for step, credit in zip(path.steps, decided, strict=True)],
     }
 
@@ -124,12 +126,6 @@ def _step_record(step: Step, credit: StepCredit | None) -> JSONObject:
 def _is_finite(item: Trajectory | Step) -> bool:
     reward = item.reward
     return not is_scored(reward) or (reward is not None and is_number(reward) and math.isfinite(reward))
-
-
-def _tools_of(step: Step) -> list[str]:
-    answer = step.chat_completions[-1] if step.chat_completions else {}
-    calls = [call for call in answer.get("tool_calls") or () if isinstance(call, Mapping)]
-    return [str((call.get("function") or {}).get("name")) for call in calls]
 
 
 TOOLS_KEY = "tools"

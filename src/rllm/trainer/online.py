@@ -28,7 +28,7 @@ from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.credit import DROPPED_KEY
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
 from rllm.trainer.sampled_rows import learnable_steps, reward_of
-from rllm.types import Episode, JSONMapping, Step, Trace, Trajectory
+from rllm.types import Episode, Step, Trace, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
     def __init__(self, store: TraceStore, *, temperature: float) -> None:
         self._store, self._temperature = store, temperature
         self._reading = asyncio.Lock()
-        self._ready: deque[SessionInfo] = deque()
+        self._ready: deque[tuple[SessionInfo, float]] = deque()
+        """Scored sessions with their rewards."""
         self._seen: set[str] = set()
         """Sessions that are ready or were taken."""
         self._rewards: deque[float] = deque(maxlen=_BASELINE_WINDOW)
@@ -106,35 +107,30 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
                 self._ready += await asyncio.to_thread(lambda: list(self._new_sessions(attempt)))
                 if not self._ready:
                     await asyncio.sleep(_POLL_S)
-            session = self._ready.popleft()
-            baseline = self._baseline_before(session)
+            session, reward = self._ready.popleft()
+            baseline = fmean(self._rewards or [reward])
+            self._rewards.append(reward)
         mark = {LEARNED_KEY: {"run": attempt.run_id, "step": attempt.training_step}}
         await asyncio.wrap_future(self._store.open_session(session.id, mark))
-        return self._episode(session, await asyncio.to_thread(self._store.by_session, session.id), baseline)
+        traces = await asyncio.to_thread(self._store.by_session, session.id)
+        return self._episode(session, traces, reward, baseline)
 
-    def _new_sessions(self, attempt: RolloutRequest) -> Iterator[SessionInfo]:
+    def _new_sessions(self, attempt: RolloutRequest) -> Iterator[tuple[SessionInfo, float]]:
         """Yield the scored sessions that were not learned from before this training step, oldest first."""
         for session in every_session(self._store, oldest_first=True):
             reward = reward_of(session.metadata)
             if reward is None or "split" in session.metadata or session.id in self._seen:
                 continue
             self._seen.add(session.id)
-            if _was_learned(session.metadata, attempt):
+            mark = session.metadata.get(LEARNED_KEY) or {}
+            # Learned from by an earlier step of this run, which no resume repeats.
+            if mark.get("run") == attempt.run_id and mark["step"] < (attempt.training_step or 0):
                 self._rewards.append(reward)
             else:
-                yield session
+                yield session, reward
 
-    def _baseline_before(self, session: SessionInfo) -> float:
-        """Return the running mean of earlier rewards, and add this session's; called in the order of the sessions."""
-        reward = reward_of(session.metadata)
-        assert reward is not None
-        baseline = fmean(self._rewards or [reward])
-        self._rewards.append(reward)
-        return baseline
-
-    def _episode(self, session: SessionInfo, traces: Sequence[Trace], baseline: float) -> Episode:
-        reward, steps = reward_of(session.metadata), learnable_steps(traces)
-        assert reward is not None
+    def _episode(self, session: SessionInfo, traces: Sequence[Trace], reward: float, baseline: float) -> Episode:
+        steps = learnable_steps(traces)
         trajectory = Trajectory(name="agent", steps=steps, reward=reward)
         trajectory.info[BASELINE_KEY] = baseline
         if (problem := self._problem_of(steps, traces)) is not None:
@@ -165,12 +161,6 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
                     value = trace.sampling[name]
                     return OTHER_SAMPLING, f"{name}={value} changes the model's distribution: leave it out"
         return None
-
-
-def _was_learned(metadata: JSONMapping, attempt: RolloutRequest) -> bool:
-    """Return whether an earlier step of this run, which no resume repeats, has learned from a session."""
-    mark = metadata.get(LEARNED_KEY) or {}
-    return mark.get("run") == attempt.run_id and mark["step"] < (attempt.training_step or 0)
 
 
 def serving_notice(config: TrainConfig) -> str:

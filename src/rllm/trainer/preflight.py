@@ -166,26 +166,24 @@ def plan(config: TrainConfig, nodes: Sequence[ClusterNode], answers: Mapping[str
         kind = f" ({answer.gpus[0]})" if answer.gpus else ""
         installed = " ".join(f"{name} {found}" for name, found in answer.versions.items())
         lines.append(f"  {node.address}: {units}{kind}; {installed}")
-    return [*lines, *_roles(config, nodes)]
-
-
-def _roles(config: TrainConfig, nodes: Sequence[ClusterNode]) -> Iterator[str]:
     if config.backend == "verl":
         unit = "CPU" if on_cpu(config) else "GPU"
         is_one = config.verl.num_nodes * config.verl.workers_per_node == 1
-        yield (
+        lines.append(
             f"training: {counted(config.verl.num_nodes, 'node')} x {counted(config.verl.workers_per_node, 'worker')}, "
             + (f"on a {unit}, holds the model" if is_one else f"a {unit} each, hold the model in pieces")
         )
     where = "a vLLM server" if config.model.engine == "vllm" else "the process of the trainer"
-    yield f"sampling: {where}, on this machine"
-    rollout = config.rollout
-    if rollout.runner == "ray":
+    processes, at_a_time = "in the process of the trainer", f"{config.rollout.max_concurrent}"
+    if config.rollout.runner == "ray":
         number = config.ray.num_actors or len([node for node in nodes if node.num_cpus]) or len(nodes)
-        processes = "1 process" if number == 1 else f"{number} processes"
-        yield f"rollouts: {processes} on the nodes, {counted(rollout.max_concurrent, 'rollout')} under way at a time"
-    else:
-        yield f"rollouts: in the process of the trainer, {rollout.max_concurrent} under way at a time"
+        processes = f"{counted(number, 'process', 'processes')} on the nodes"
+        at_a_time = counted(config.rollout.max_concurrent, "rollout")
+    return [
+        *lines,
+        f"sampling: {where}, on this machine",
+        f"rollouts: {processes}, {at_a_time} under way at a time",
+    ]
 
 
 def _matters(name: str, found: str | None) -> str | None:

@@ -67,7 +67,6 @@ VAL_DATASET = "val_dataset"
 _NUM_PIECES, _PIECE = 256, 4096
 """Number of pieces of a weights file that are compared, and their bytes."""
 _ROLES = "roles."
-_FORMAT = "the weights' format (model.dtype)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,10 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         if resume and not begun:
             raise ConfigError(f"run_dir={str(run_dir)!r} has no checkpoint to resume from")
         if not resume:
-            _check_free(run_dir, begun=begun)
+            # Files of something else, which a run would replace or extend.
+            foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
+            if found := next((name for name in foreign if (run_dir / name).exists()), None):
+                raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which is not of a run: choose another folder")
         if begun:
             _check_never_saved(run_dir)
         return StartingPoint()
@@ -159,13 +161,6 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         return StartingPoint(checkpoint=latest, state=read_state(latest))
     except ConfigError as error:
         raise ConfigError(f"{error}; {checkpoints.way_back(latest)}") from error
-
-
-def _check_free(run_dir: Path, *, begun: bool) -> None:
-    """Raise `ConfigError` if the folder has files of something else that a run would replace or extend."""
-    foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
-    if found := next((name for name in foreign if (run_dir / name).exists()), None):
-        raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which is not of a run: choose another folder")
 
 
 def _check_never_saved(run_dir: Path) -> None:
@@ -188,7 +183,8 @@ def identity_of(
     identity = {key: value for key, value in leaves(settings) if not _may_change(key)}
     del identity["model.dtype"]  # whose `auto` may mean another one on another device
     dtype = choose_dtype(config.model.dtype, choose_device(config.model.device))
-    identity[_FORMAT] = weights_dtype(config) if config.backend == "verl" else str(dtype).removeprefix("torch.")
+    own_format = weights_dtype(config) if config.backend == "verl" else str(dtype).removeprefix("torch.")
+    identity["the weights' format (model.dtype)"] = own_format
     if config.optim.schedule != "constant":
         identity["num_steps"] = config.num_steps  # the schedule is stretched over them
     identity["train_dataset"] = " of ".join(

@@ -38,8 +38,6 @@ from rllm.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 
-_MAX_STEPS = 5
-
 
 class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
     """A rollout that works inside `with`."""
@@ -158,7 +156,7 @@ class AgentEnvSource(RolloutSource):
     env_class: type[BaseEnv]
     agent_args: JSONMapping = field(default_factory=dict)
     env_args: JSONMapping = field(default_factory=dict)
-    max_steps: int = _MAX_STEPS
+    max_steps: int = 5
     """Value of `rollout.max_steps=None`."""
 
     @property

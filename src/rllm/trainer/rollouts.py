@@ -68,15 +68,11 @@ def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:
         ConfigError: naming a setting without effect, an address without a server, or an object that cannot be sent.
         MissingDependencyError: if Ray is needed and not installed.
     """
-    if config.rollout.runner == "ray":
-        _check_sendable(config, source)
-    else:
+    if config.rollout.runner != "ray":
         serves_verl = ("address", "start_timeout_s") if config.backend == "verl" else ()
         names = [name for name in type(config.ray).model_fields if name not in serves_verl]
         refuse_changes(config.ray, "ray", names, "without processes on Ray; set rollout.runner=ray, or leave it out")
-
-
-def _check_sendable(config: TrainConfig, source: RolloutSource) -> None:
+        return
     if source.demonstrates:
         raise ConfigError("rollout.runner='ray' has no effect on demonstrations, which are not sampled: leave it out")
     folder = config.ray.working_dir
@@ -101,16 +97,11 @@ def on_ray(config: TrainConfig) -> AbstractContextManager[object]:
 def joined_for(config: TrainConfig) -> AbstractContextManager[ModuleType]:
     """Return the connection of a run to its cluster."""
     cpus = max(os.cpu_count() or 1, config.verl.workers_per_node) if config.backend == "verl" else None
-    return joined(
-        config.ray.address, working_dir=config.ray.working_dir, not_shipped=_not_shipped(config), num_cpus=cpus
-    )
-
-
-def _not_shipped(config: TrainConfig) -> list[str]:
-    """Return the run's own folder, if it lies in the folder that is shipped."""
+    # The run's own folder is not shipped, if it lies in the folder that is.
     root = (config.ray.working_dir or Path.cwd()).resolve()
     folder = config.run_dir.resolve() if config.run_dir is not None else None
-    return [str(folder.relative_to(root))] if folder is not None and folder.is_relative_to(root) else []
+    own = [str(folder.relative_to(root))] if folder is not None and folder.is_relative_to(root) else []
+    return joined(config.ray.address, working_dir=config.ray.working_dir, not_shipped=own, num_cpus=cpus)
 
 
 def gateway_config(config: TrainConfig) -> GatewayConfig:

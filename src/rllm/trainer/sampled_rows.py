@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rllm.capture.side_calls import side_calls
@@ -91,7 +91,15 @@ def rows_of_store(store: TraceStore, run_id: str | None = None) -> list[Row]:
     of a gateway whose metadata has a `reward`. In a run with algorithm.level=step, steps with different returns are
     rows of their own.
     """
-    return [row for session in _sessions(store, run_id) for row in _rows_of_session(store, session)]
+    rows: list[Row] = []
+    for session in every_session(store, oldest_first=True, run_id=run_id):
+        metadata = session.metadata
+        of_gateway = run_id is None and "split" not in metadata and reward_of(metadata) is not None
+        outcome = metadata.get(OUTCOME_KEY)
+        has_failed = isinstance(outcome, Mapping) and bool(outcome.get("error"))
+        if (metadata.get("split") == "train" or of_gateway) and not has_failed:
+            rows += _rows_of_session(store, session)
+    return rows
 
 
 def sampled_from(rows: Sequence[Row], *, reward_threshold: float | None, best_per_task: int | None) -> list[Row]:
@@ -132,17 +140,6 @@ def _best(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[place] for place in sorted(chosen)]
 
 
-def _sessions(store: TraceStore, run_id: str | None) -> Iterator[SessionInfo]:
-    """Yield training sessions that did not fail, and scored sessions of gateways, oldest first."""
-    for session in every_session(store, oldest_first=True, run_id=run_id):
-        metadata = session.metadata
-        of_gateway = run_id is None and "split" not in metadata and reward_of(metadata) is not None
-        outcome = metadata.get(OUTCOME_KEY)
-        has_failed = isinstance(outcome, Mapping) and bool(outcome.get("error"))
-        if (metadata.get("split") == "train" or of_gateway) and not has_failed:
-            yield session
-
-
 def reward_of(metadata: JSONMapping) -> float | None:
     """Return the reward in a session's metadata; `None` if there is no number."""
     reward = metadata.get(REWARD_KEY)
@@ -160,7 +157,9 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
     """Return one row for each trained trajectory, or for each reward if its steps were rewarded separately."""
     task_id = plain_task_id(str(session.metadata.get("task_id", session.id)))
     if "split" not in session.metadata:
-        return _judged(store.by_session(session.id), reward_of(session.metadata), task_id)
+        learned = learnable_steps(store.by_session(session.id))
+        whole = Trajectory(name="agent", steps=learned, reward=reward_of(session.metadata))
+        return [row_of(whole, task_id)] if learned else []
     credits_of = credits_by_trace(store.credits(session.id))
     by_trajectory: dict[tuple[int, str, float | None], list[Step]] = {}
     for trace in store.by_session(session.id):
@@ -172,12 +171,6 @@ def _rows_of_session(store: TraceStore, session: SessionInfo) -> list[Row]:
         row_of(Trajectory(name=name, steps=steps, reward=reward), task_id)
         for (_, name, reward), steps in by_trajectory.items()
     ]
-
-
-def _judged(traces: Sequence[Trace], reward: float | None, task_id: str) -> list[Row]:
-    """Return a session as one trajectory."""
-    steps = learnable_steps(traces)
-    return [row_of(Trajectory(name="agent", steps=steps, reward=reward), task_id)] if steps else []
 
 
 def rows_of_items(items: Iterable[Any]) -> list[Row]:

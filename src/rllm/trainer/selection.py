@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from rllm.algorithms.base import Algorithm
 from rllm.capture.side_calls import side_calls
@@ -147,12 +146,9 @@ class _Group:
         return self.may_be_equal or len(self.rewards) > 1
 
 
-_GroupKey: TypeAlias = tuple[str, str, int]
-"""Task, name of the trajectories, and place of the unit in them."""
-
-
-def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[_GroupKey, _Group]:
-    groups: dict[_GroupKey, _Group] = {}
+def _groups(episodes: Sequence[Episode], algorithm: Algorithm) -> dict[tuple[str, str, int], _Group]:
+    """Return the groups by task, name of the trajectories, and place of the unit in them."""
+    groups: dict[tuple[str, str, int], _Group] = {}
     for episode in episodes:
         for index, trajectory in enumerate(episode.trajectories):
             if trajectory.final_reward() is None or episode.failed:
@@ -219,16 +215,12 @@ class ReplayBuffer:
         learned = {credit.session_id for credit in credits if credit.dropped is None}
         groups: dict[str, list[Episode]] = {}
         for episode in episodes:
-            if _is_usable(episode):
+            # Rollouts that ended well, and of which no filter dropped a part.
+            dropped = {path.info.get(DROPPED_KEY) for path in episode.trajectories}
+            if not episode.failed and dropped <= {None, ZERO_VARIANCE, ALONE}:
                 groups.setdefault(episode.task_id, []).append(episode)
         self._groups[step] = [
             group for group in groups.values() if any(episode.session_id in learned for episode in group)
         ]
         for old in [number for number in self._groups if number <= step - self._config.data.replay_steps]:
             del self._groups[old]
-
-
-def _is_usable(episode: Episode) -> bool:
-    """Return whether an episode ended well and no filter dropped a part of it."""
-    dropped = {path.info.get(DROPPED_KEY) for path in episode.trajectories}
-    return not episode.failed and dropped <= {None, ZERO_VARIANCE, ALONE}

@@ -55,7 +55,12 @@ def sequences_of(steps: Sequence[Step], *, demonstrated: bool = False) -> list[T
     for step in steps:
         if not step.response_ids:
             continue
-        _check(step, demonstrated)
+        if not demonstrated and len(step.response_ids) != len(step.logprobs):
+            raise TokenMismatchError(
+                f"step {step.id}: {len(step.response_ids)} response ids but {len(step.logprobs)} log-probabilities"
+            )
+        if not step.prompt_ids:
+            raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} response ids after an empty prompt")
         continued = [item for item in opened if item.continues_in(step.prompt_ids)]
         if not continued:
             opened.append(_OpenSequence(ids=[]))
@@ -103,12 +108,3 @@ def reordered(batch: Batch, order: Tensor) -> Batch:
     """Return the batch with its tokens, though not its sequences, in this order."""
     tensors = {item.name: getattr(batch, item.name) for item in fields(batch)}
     return replace(batch, **{name: value[order] for name, value in tensors.items() if isinstance(value, Tensor)})
-
-
-def _check(step: Step, demonstrated: bool) -> None:
-    if not demonstrated and len(step.response_ids) != len(step.logprobs):
-        raise TokenMismatchError(
-            f"step {step.id}: {len(step.response_ids)} response ids but {len(step.logprobs)} log-probabilities"
-        )
-    if not step.prompt_ids:
-        raise TokenMismatchError(f"step {step.id}: {len(step.response_ids)} response ids after an empty prompt")

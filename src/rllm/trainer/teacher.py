@@ -92,10 +92,15 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         yield None
     elif teacher.path is not None:
         from rllm.backends.local.policy import LocalTeacher
+        from rllm.trainer.text_teacher import TextTeacher
 
         loaded = load_model(teacher.path, dtype=teacher.dtype, device=teacher.device)
         same = LocalTeacher(loaded, micro_batch_tokens=config.optim.micro_batch_tokens)
-        yield same if teacher.align == "tokens" else _by_text(config, teacher.path, same)
+        if teacher.align == "tokens":
+            yield same
+        else:
+            policy = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
+            yield TextTeacher(same, own=policy, theirs=load_tokenizer(teacher.path))
     else:
         with TeacherEndpoint(teacher) as endpoint:
             own = load_tokenizer(config.model.path)
@@ -116,13 +121,6 @@ def _check_model(config: TrainConfig, teacher: str) -> None:
             f"differ, such as {differing[0]!r}; use a teacher of the same family, or teacher.align=text"
         )
     _check_length(config, policy.context_length, f"teacher.path={teacher!r}", judge.context_length)
-
-
-def _by_text(config: TrainConfig, path: str, teacher: Teacher) -> Teacher:
-    from rllm.trainer.text_teacher import TextTeacher
-
-    own = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
-    return TextTeacher(teacher, own=own, theirs=load_tokenizer(path))
 
 
 def _check_length(config: TrainConfig, own: int | None, teacher: str, room: int | None) -> None:
@@ -304,14 +302,12 @@ class SelfTeacher:
         shown, start = [], 0
         for sequence in batch.sequences:
             sample = samples[int(batch.trajectory_of[start])]
-            message = {"role": "user", "content": self._shown_text(sample.episode.task)}
+            demonstration = demonstration_of(sample.episode.task, self._algorithm.demonstration)
+            message = {"role": "user", "content": f"{self._algorithm.instruction}\n\n{demonstration}"}
             prefix = self._template.render([message], add_generation_prompt=False)
             shown.append(self._after(prefix, sequence, sample.episode.task_id))
             start += sequence.num_sampled
         return self._score(Batch.of(shown, temperature=batch.temperature))
-
-    def _shown_text(self, task: object) -> str:
-        return f"{self._algorithm.instruction}\n\n{demonstration_of(task, self._algorithm.demonstration)}"
 
     def _after(self, prefix: list[int], sequence: TokenSequence, task_id: str) -> TokenSequence:
         own = sequence.ids
