@@ -88,7 +88,12 @@ class AgentFunctionEngine:
             try:
                 returned = await self._call(attempt, session.base_url or "")
             except AgentError as error:
-                await self._check_where_it_called(session, error, await self._capture.unattributed(attempt, started_at))
+                unattributed = await self._capture.unattributed(attempt, started_at)
+                called = session.elsewhere or session.programs or unattributed
+                if called and not await self._capture.traces(session, set()):
+                    raise CaptureError(
+                        f"{self._why_nothing_was_captured(session, unattributed)}. In the end {error}"
+                    ) from error
                 raise
             finally:
                 attempt.trajectories.extend(session.trajectories)
@@ -145,14 +150,6 @@ class AgentFunctionEngine:
                 self.name,
                 "; ".join(alive.values()),
             )
-
-    async def _check_where_it_called(self, session: Session, error: AgentError, unattributed: Sequence[Trace]) -> None:
-        """Raise a `CaptureError` for a failed agent that called models, if no call is in its session."""
-        called = session.elsewhere or session.programs or unattributed
-        if called and not await self._capture.traces(session, set()):
-            raise CaptureError(
-                f"{self._why_nothing_was_captured(session, unattributed)}. In the end {error}"
-            ) from error
 
     def _why_nothing_was_captured(self, session: Session, unattributed: Sequence[Trace]) -> str:
         problem = f"{self.name} made no model call that reached the gateway"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 from weakref import WeakValueDictionary
@@ -114,7 +113,8 @@ class AgentWorkflowEngine:
                 `attempt.trajectories`.
         """
         uid = f"{attempt.task_id}:{attempt.index}"
-        async with self.capture.session(attempt) as session, self._workflow() as workflow:
+        async with self.capture.session(attempt) as session:
+            workflow = self._idle.pop() if self._idle else self._new_workflow()
             task = attempt.own_task()
             with boundary(AgentError, f"{self._name}.reset"):
                 workflow.reset(task=task, uid=uid)
@@ -125,6 +125,7 @@ class AgentWorkflowEngine:
                 attempt.trajectories.extend(self._done_by(workflow))
                 raise
             self._check(workflow, episode, attempt)
+            self._idle.append(workflow)  # a cancelled one may still be used by a thread, and is discarded
         traces = await self.capture.traces(session, awaited_ids(episode, attempt, session.llm_calls))
         return complete(episode, attempt, traces, seen=session.llm_calls)
 
@@ -156,13 +157,6 @@ class AgentWorkflowEngine:
         except Exception as error:  # the error to report is the one that cancelled it
             logger.warning("%s", raised(f"{self._name}.collect_trajectories", error))
             return []
-
-    @asynccontextmanager
-    async def _workflow(self) -> AsyncIterator[Workflow]:
-        """Return an idle workflow or a new one; a cancelled one may still be used by a thread, and is discarded."""
-        workflow = self._idle.pop() if self._idle else self._new_workflow()
-        yield workflow
-        self._idle.append(workflow)
 
     def _new_workflow(self) -> Workflow:
         with boundary(AgentError, f"{self._name}(**workflow_args)"):

@@ -20,7 +20,6 @@ from rllm.types import Episode
 
 EPISODES = "episodes.jsonl"
 """Name of the log in an evaluation's folder."""
-_TOKEN_FIELDS = ("prompt_ids", "response_ids", "logprobs")
 
 
 class EpisodeLog:
@@ -43,7 +42,12 @@ class EpisodeLog:
 
     def append(self, episode: Episode) -> None:
         """Write one line, which the operating system has on return; raise `StoreError` if it cannot be written."""
-        line = memoryview(self._line(episode))
+        data = episode.to_dict()
+        if not self._tokens:
+            for step in (step for trajectory in data["trajectories"] for step in trajectory["steps"]):
+                for name in ("prompt_ids", "response_ids", "logprobs"):
+                    del step[name]
+        line = memoryview(readable_json(data) + b"\n")
         try:
             while line:  # a partial write is followed by an error
                 line = line[self._file.write(line) :]
@@ -70,14 +74,6 @@ class EpisodeLog:
                 raise StoreError(
                     f"{path}, line {number} is not an episode ({error}): delete the line, or the file"
                 ) from error
-
-    def _line(self, episode: Episode) -> bytes:
-        data = episode.to_dict()
-        if not self._tokens:
-            for step in (step for trajectory in data["trajectories"] for step in trajectory["steps"]):
-                for name in _TOKEN_FIELDS:
-                    del step[name]
-        return readable_json(data) + b"\n"
 
     def _cannot_be_written(self, error: OSError) -> StoreError:
         return StoreError(f"episodes cannot be written to {str(self.path)!r}: {error.strerror or error}")
@@ -107,18 +103,15 @@ class TaskFile:
             key = (split, plain_task_id(episode.task_id))
             if key not in self._known:
                 self._known.add(key)
-                self._file = self._file or self._opened()
+                if self._file is None:
+                    self._file = self._path.open("ab")
+                    self._file.truncate(whole_lines(self._path))
                 self._file.write(readable_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
         if self._file is not None:
             self._file.flush()
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Do nothing: only episodes have tasks."""
-
-    def _opened(self) -> IO[bytes]:
-        file = self._path.open("ab")
-        file.truncate(whole_lines(self._path))
-        return file
 
     def close(self) -> None:
         if self._file is not None:

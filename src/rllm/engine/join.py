@@ -105,20 +105,16 @@ def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:
     for step in steps:
         if step.id in by_id or _has_tokens(step):
             continue
-        asked, answer = _exchange_in(step)
+        asked, answer = step.chat_completions, {"content": step.model_response}
+        if asked and asked[-1].get("role") == "assistant":
+            *asked, answer = asked
         candidates = unclaimed.get(text_of(answer), [])
         fitting = [trace for trace in candidates if _is_exchange(trace, asked, answer)]
-        if fitting and all(_are_equal(fitting[0], other) for other in fitting[1:]):
+        if fitting and all(
+            other.messages == fitting[0].messages and other.response == fitting[0].response for other in fitting[1:]
+        ):
             candidates.remove(fitting[0])
             step.id = fitting[0].id
-
-
-def _exchange_in(step: Step) -> tuple[list[Message], Message]:
-    """Return the messages of a step, or none if it only has a response; and the response."""
-    if step.chat_completions and step.chat_completions[-1].get("role") == "assistant":
-        *asked, answer = step.chat_completions
-        return asked, answer
-    return step.chat_completions, {"content": step.model_response}
 
 
 def _is_exchange(trace: Trace, asked: Sequence[Message], answer: Message) -> bool:
@@ -127,10 +123,6 @@ def _is_exchange(trace: Trace, asked: Sequence[Message], answer: Message) -> boo
     if calls and calls != trace.response.get("tool_calls"):
         return False
     return bool(text_of(answer) or calls) and (not asked or asked == trace.messages)
-
-
-def _are_equal(one: Trace, other: Trace) -> bool:
-    return one.messages == other.messages and one.response == other.response
 
 
 def _give_steps(trajectories: Sequence[Trajectory], traces: Sequence[Trace], aside: set[str]) -> None:

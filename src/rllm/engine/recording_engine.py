@@ -84,13 +84,14 @@ class RecordingEngine:
         call_id = f"call-{new_id()}"
         started_at, clock = time.time(), time.perf_counter()
         request = {**asked, "messages": messages, "tools": tools, "model": self.model}
-        shared: JSONObject = {"session_id": frame.name, "started_at": started_at, "metadata": _metadata(frame)}
+        metadata = {**frame.metadata, OWN_KEY: list(frame.uids)}
+        shared: JSONObject = {"session_id": frame.name, "started_at": started_at, "metadata": metadata}
         # An agent that asks an engine writes its history itself, so reasoning that it leaves out is not to be there.
         known = self._conversations.setdefault(frame.session, Conversations(match_reasoning=True))
         digests = MessageDigests.of(messages, tools, known)
         try:
             if lost := lost_in_prompt(self.inference, messages, tools):
-                shared["metadata"][LOST_KEY] = list(lost)
+                metadata[LOST_KEY] = list(lost)
             asked |= self._continuing(digests, known, frame.session, request)
             output = await self.inference.get_model_response(messages, tools=tools, **asked)
         except Exception as error:
@@ -98,6 +99,9 @@ class RecordingEngine:
             await self._keep(failed, frame, call)
             record_call([failed], error_type=type(error).__name__)
             raise
+        timings = {"total_s": time.perf_counter() - clock}
+        if "queue_s" in output.metrics:  # which the call waited in the engine's queue
+            timings["queue_s"] = float(output.metrics["queue_s"])
         trace = trace_from_output(
             output,
             call_id=call_id,
@@ -105,7 +109,7 @@ class RecordingEngine:
             tools=tools,
             requested_sampling=params,
             model=self.model,
-            timings={"total_s": time.perf_counter() - clock, **_queued(output)},
+            timings=timings,
             parent_id=parent_of(output.prompt_ids, frame.session.llm_calls),
             **shared,
         )
@@ -134,7 +138,9 @@ class RecordingEngine:
 
     async def _keep(self, trace: Trace, frame: Frame, call: Call) -> None:
         if self.store is not None:
-            ref = self._refs.setdefault(_filed_by(frame), SessionRef())
+            # The session that named the calls made here.
+            *_, outermost = takewhile(lambda around: around.name == frame.name, frame)
+            ref = self._refs.setdefault(outermost.session, SessionRef())
             await asyncio.wrap_future(self.store.add([trace], session=ref))
         call.traces.append(trace)
 
@@ -164,18 +170,3 @@ def _copied(messages: object) -> list[Message]:
             raise ConfigError(f"messages[{place}]={shown(message)}: use a message, such as {_A_MESSAGE}")
     copies: list[Message] = snapshot(list(messages))
     return copies
-
-
-def _queued(output: ModelOutput) -> dict[str, float]:
-    """Return the time that the call waited in the engine's queue, if reported."""
-    return {name: float(output.metrics[name]) for name in ("queue_s",) if name in output.metrics}
-
-
-def _filed_by(frame: Frame) -> Session:
-    """Return the session that named the calls made here."""
-    *_, outermost = takewhile(lambda around: around.name == frame.name, frame)
-    return outermost.session
-
-
-def _metadata(frame: Frame) -> JSONObject:
-    return {**frame.metadata, OWN_KEY: list(frame.uids)}

@@ -52,10 +52,17 @@ class Scoring:
             for members in _by_role(scored).values():
                 await self._score(self.group_reward, members)
         for path in (path for episode in scored for path in episode.trajectories):
-            if path.final_reward() is not None and not self._has_warned:
+            if path.final_reward() is None:
+                continue
+            if not self._has_warned:
                 self._known_parts = {*(self._known_parts or ()), *path.reward_parts}
-            if self.weights and path.reward_parts and path.final_reward() is not None:
-                _weigh(path, self.weights)
+            if self.weights and path.reward_parts:
+                # In an environment the parts are those of the last step.
+                total = weighted_sum(path.reward_parts, self.weights)
+                rewarded = [step for step in path.steps if is_scored(step.reward)]
+                if rewarded:
+                    rewarded[-1].reward = total
+                path.reward = sum(step.reward or 0.0 for step in rewarded) if rewarded else total
 
     def warn_of_unknown_parts(self) -> None:
         """Warn of weights of parts that no reward has had; called when the first rollouts have ended."""
@@ -112,12 +119,3 @@ def _by_role(episodes: Sequence[Episode]) -> dict[str, list[tuple[Episode, Traje
             if path.trainable or not learns:
                 members.setdefault(path.name, []).append((episode, path))
     return members
-
-
-def _weigh(path: Trajectory, weights: Mapping[str, float]) -> None:
-    """Set the reward to the weighted sum of its parts, which in an environment are those of the last step."""
-    total = weighted_sum(path.reward_parts, weights)
-    scored = [step for step in path.steps if is_scored(step.reward)]
-    if scored:
-        scored[-1].reward = total
-    path.reward = sum(step.reward or 0.0 for step in scored) if scored else total

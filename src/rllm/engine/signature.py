@@ -36,9 +36,12 @@ def check_signature(function: Callable[..., object], columns: Collection[str]) -
     if unnamed:
         raise ConfigError(f"{name} cannot take the column {unnamed[0]!r}: columns are passed by name, so make it text")
     for parameter in parameters.values():
-        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if variadic or parameter.default is not parameter.empty:
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigError(f"{name}: parameter {parameter.name!r} is positional-only: columns are passed by name")
-        if _is_required(parameter) and parameter.name not in {*columns, *URL_PARAMETERS}:
+        if parameter.name not in {*columns, *URL_PARAMETERS}:
             remedy = "rename it or give it a default"
             if len(parameters) == 1:
                 remedy = f"columns are passed by name, so name them, or take the whole row as **{parameter.name}"
@@ -71,20 +74,14 @@ def check_made_with(kind: type, name: str, arguments: JSONMapping | None, **ours
     except TypeError as error:
         meant = _misspelt(signature.parameters, arguments, ours)
         raise ConfigError(f"{kind.__name__}(**{name}): {error}{meant}") from error
-    if arguments and _takes_any(signature.parameters):
-        _check_taken(kind, name, {**ours, **arguments})
-
-
-def _check_taken(kind: type, name: str, arguments: JSONMapping) -> None:
-    """Raise `ConfigError` if creating an object, which is discarded, fails with an unexpected argument.
-
-    Any other error may come from placeholders among our own arguments, and is reported when rollouts start.
-    """
+    if not (arguments and _takes_any(signature.parameters)):
+        return
     try:
-        kind(**arguments)
+        kind(**{**ours, **arguments})
     except ConfigError:
         raise
     except Exception as error:
+        # Any other may come from placeholders among our own arguments, and is reported when rollouts start.
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             raise ConfigError(f"{kind.__name__}(**{name}): {error}") from error
 
@@ -139,11 +136,6 @@ def parameters_of(function: Callable[..., object]) -> Parameters:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None  # some functions in C have no signature
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variadic
 
 
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
