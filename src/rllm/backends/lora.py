@@ -80,7 +80,10 @@ class Adapter:
             torch.manual_seed(seed)
             self._inside = _wrap(model, settings, targets)
         self.coverage = _coverage(model, settings, targets)
-        self._inside.peft_config["default"].base_model_name_or_path = _from_anywhere(model.name_or_path)
+        source, folder = model.name_or_path, Path(model.name_or_path).expanduser()
+        if source and folder.is_dir():  # so that the adapter can be loaded from any folder
+            source = str(folder.absolute())
+        self._inside.peft_config["default"].base_model_name_or_path = source
         if hasattr(model.get_input_embeddings(), "base_layer"):
             raise ConfigError(
                 f"model.lora_targets={settings.targets!r}: the embeddings are not a linear layer: leave them out, or "
@@ -293,12 +296,6 @@ def _coverage(model: PreTrainedModel, settings: LoraSettings, targets: _Targets)
 def _ends_of(name: str) -> set[str]:
     parts = name.split(".")
     return {".".join(parts[place:]) for place in range(len(parts))}
-
-
-def _from_anywhere(source: str) -> str:
-    """Return a model's source, absolute if it is a folder, so that its adapter can be loaded from any folder."""
-    folder = Path(source).expanduser()
-    return str(folder.absolute()) if source and folder.is_dir() else source
 
 
 def _beside_text(model: PreTrainedModel) -> str | None:

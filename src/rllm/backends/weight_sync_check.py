@@ -69,7 +69,10 @@ class Probe:
         """
         served = torch.tensor(control.prompt_logprobs(name, self.ids))
         sampled = control.sample(name, self.ids, NUM_SAMPLED)
-        trainer = self._logprobs([*self.ids, *sampled.token_ids])
+        ids = torch.tensor([[*self.ids, *sampled.token_ids]], device=self.model.device)
+        with torch.no_grad():
+            logits = self.model(ids).logits[0, :-1].float()
+        trainer = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
         found = self._equal(ProbeLogprobs(trainer[: len(served)], served))
         gap = rms(torch.tensor(sampled.logprobs) - trainer[len(served) :])
         if not gap <= self.largest_gap:
@@ -118,12 +121,6 @@ class Probe:
                 if bits_of(ours[name][2]) != bits:
                     raise WeightSyncError(f"the weights did not arrive: {served} is not the trainer's, bit for bit")
         return num_compared
-
-    def _logprobs(self, ids: list[int]) -> Tensor:
-        inputs = torch.tensor([ids], device=self.model.device)
-        with torch.no_grad():
-            logits = self.model(inputs).logits[0, :-1].float()
-        return logits.log_softmax(-1).gather(1, inputs[0, 1:, None])[:, 0].cpu()
 
 
 def check_moved(before: ProbeLogprobs, after: ProbeLogprobs) -> None:

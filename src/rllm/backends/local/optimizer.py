@@ -36,7 +36,10 @@ class MasterAdamW:
         """Prepare the weights that are trained; `schedule` overrides the constant rate of `settings`."""
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._masters = [_master(weight, offload=settings.offload) for weight in self._weights]
-        self._optimizers = _optimizers(self._masters, settings, embeddings=self._embeddings(model))
+        embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+        pairs = zip(self._weights, self._masters, strict=True)
+        of_embeddings = {master for weight, master in pairs if id(weight) in embeddings}
+        self._optimizers = _optimizers(self._masters, settings, embeddings=of_embeddings)
         self._settings = settings
         self._schedule = schedule or Schedule(lr=settings.rate, warmup_steps=settings.warmup_steps)
         self._num_steps = 0
@@ -99,12 +102,6 @@ class MasterAdamW:
         held = [*(master for _, master in self._copies()), *filter(torch.is_tensor, states)]
         gradients = [each.grad for each in {*self._weights, *self._masters} if each.grad is not None]
         return {"gradients": _bytes(gradients), "optimizer": _bytes(held)}
-
-    def _embeddings(self, model: torch.nn.Module) -> set[Tensor]:
-        """Return the trained copies of embeddings."""
-        found = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-        pairs = zip(self._weights, self._masters, strict=True)
-        return {master for weight, master in pairs if id(weight) in found}
 
     def _copies(self) -> list[tuple[Tensor, Tensor]]:
         """Return the weights that have a copy, each with it."""

@@ -135,18 +135,14 @@ class Trunk:
             [U, hidden size] the states, each once; and [N] the index of each token's, which is that of the token
             before it.
         """
-        sources, state_of = torch.tensor(_predecessors(batch), dtype=torch.long).unique(return_inverse=True)
+        before: list[int] = []
+        for index, sequence in enumerate(batch.sequences):
+            positions = batch.tree.positions(index)
+            before.extend(positions[place - 1] for place in sequence.sampled_positions())
+        sources, state_of = torch.tensor(before, dtype=torch.long).unique(return_inverse=True)
         with self._saving_memory(len(batch.tree.ids)) if torch.is_grad_enabled() else nullcontext():
             states = self.hidden_states(self.module, batch.tree)
         return states.index_select(0, sources.to(self.device)), state_of.to(self.device)
-
-
-def _predecessors(batch: Batch) -> list[int]:
-    sources: list[int] = []
-    for index, sequence in enumerate(batch.sequences):
-        positions = batch.tree.positions(index)
-        sources.extend(positions[place - 1] for place in sequence.sampled_positions())
-    return sources
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,7 @@ def cut_rows(tree: TokenTree, row_tokens: int = ROW_TOKENS, repeated_tokens: int
     """Return the tree's tokens as rows, in order: each node with its whole subtree where that fits, else alone.
 
     A node that would be a row by itself is repeated by those below it instead, if it and its further copies have at
-    most
-    `repeated_tokens` tokens.
+    most `repeated_tokens` tokens.
     """
     rows, row_of = _cut(tree, row_tokens)
     below: dict[int, list[int]] = {}
@@ -151,9 +150,8 @@ def passes(
     for rows in _batches(cut_rows(tree, row_tokens, repeated_tokens)):
         shared = () if shared_saved is None else _shared_prefixes(tree, rows, shared_saved)
         start, end = (torch.tensor([[getattr(row, name)] for row in rows]) for name in ("start", "stop"))
-        count, first = torch.tensor([[[len(row.repeated)], [row.repeated.start]] for row in rows]).unbind(
-            1
-        )  # [b, 1] each
+        repeated = torch.tensor([[[len(row.repeated)], [row.repeated.start]] for row in rows])
+        count, first = repeated.unbind(1)  # [b, 1] each
         place = torch.arange(max(row.length for row in rows))  # [L]
         tokens = torch.where(place < count, first + place, start + place - count)  # [b, L]
         is_real = tokens < end

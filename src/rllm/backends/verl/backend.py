@@ -305,23 +305,22 @@ class PublishedPolicy:
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample from these weights, by Hugging Face names; raise `WeightSyncError` if some did not arrive."""
-        with self._sampler.paused():
-            self._copy(weights)
-            self._sampler.sync_weights(version)
-
-    def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         own = self._model.state_dict()
         missing = set(own) - _tied(self._model)
-        with torch.no_grad():
+        with self._sampler.paused():
             for name, weight in weights:
                 if name not in own or own[name].shape != weight.shape:
                     raise WeightSyncError(
                         f"verl's workers sent {name} {tuple(weight.shape)}, and the policy has no such weight"
                     )
-                own[name].copy_(weight)
+                with torch.no_grad():
+                    own[name].copy_(weight)
                 missing.discard(name)
-        if missing:
-            raise WeightSyncError(f"verl's workers did not send {min(missing)}, so the sampler has some old weights")
+            if missing:
+                raise WeightSyncError(
+                    f"verl's workers did not send {min(missing)}, so the sampler has some old weights"
+                )
+            self._sampler.sync_weights(version)
 
     def save(self, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
         """Write these weights as a Hugging Face folder without a tokenizer."""

@@ -24,8 +24,9 @@ def _device_module() -> types.ModuleType:
     vars(module).update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
     nothing = ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_device")
     used = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-    vars(module).update(dict.fromkeys(nothing, _nothing), **dict.fromkeys(used, _memory_used))
     vars(module).update(
+        dict.fromkeys(nothing, lambda *_, **__: None),
+        **dict.fromkeys(used, lambda *_: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
         mem_get_info=lambda *_: (_memory("SC_AVPHYS_PAGES"), _memory("SC_PHYS_PAGES")),
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
@@ -33,14 +34,6 @@ def _device_module() -> types.ModuleType:
         current_device=lambda: torch.device(NAME),
     )
     return module
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """Do nothing, for a device without a cache or an index."""
-
-
-def _memory_used(*_: object) -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _memory(pages: str) -> int:

@@ -133,7 +133,9 @@ class TrainingProcess(Worker):  # type: ignore[misc]
         it.
         """
         if self._export is None:
-            self._export = self._weights()
+            engine = self._parts["policy"].engine
+            merged = _has_adapter(engine.module)
+            self._export = _merged_weights(engine) if merged else iter(engine.get_per_tensor_param()[0])
         found: dict[str, Tensor] = {}
         size = 0
         for name, weight in self._export:
@@ -144,13 +146,6 @@ class TrainingProcess(Worker):  # type: ignore[misc]
                 return found, False
         self._export = None
         return found, True
-
-    def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        engine = self._parts["policy"].engine
-        if _has_adapter(engine.module):
-            yield from _merged_weights(engine)
-        else:
-            yield from engine.get_per_tensor_param()[0]
 
     @on_all
     def save(self, folder: str, dtype: str) -> None:
