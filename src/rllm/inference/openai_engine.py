@@ -173,13 +173,9 @@ async def _refuse_unbounded(response: Any) -> None:
     coding = response.headers.get("content-encoding", "identity")
     if coding != "identity":
         raise InferenceError(f"the server's answer has content-encoding={coding!r}, but none was requested")
-    response.stream = _bounded(response.stream)
+    stream = response.stream
 
-
-def _bounded(stream: Any) -> Any:
-    """Return a stream that counts its bytes; the client checks its class, which is httpx's or httpx2's."""
-
-    class Bounded(type(stream)):  # type: ignore[misc]
+    class Bounded(type(stream)):  # type: ignore[misc]  # the client checks its class, which is httpx's or httpx2's
         def __init__(self) -> None:
             pass
 
@@ -194,7 +190,7 @@ def _bounded(stream: Any) -> Any:
         async def aclose(self) -> None:
             await stream.aclose()
 
-    return Bounded()
+    response.stream = Bounded()
 
 
 async def _parsed(body: bytes) -> JSONObject:

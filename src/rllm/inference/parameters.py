@@ -76,17 +76,13 @@ class Table:
             key for key, row in self.rows.items() if key == field_of(key) and not row.fates[-1].startswith("=")
         ) - {"model", "stream"}
         """Fields of another dialect that a chat request does not have, or has under another name."""
-        self.own_names = self._own_names()
+        self.own_names: dict[str, str] = {}
         """The dialect's own keys of chat fields, by the chat's, where they differ."""
-
-    def _own_names(self) -> Mapping[str, str]:
-        names: dict[str, str] = {}
         for key, row in self.rows.items():
             for fate, prefix in zip(row.fates, ("=", f"{PASSED_ON} as "), strict=False):
                 chat_key = fate.removeprefix(prefix)
                 if fate.startswith(prefix) and len(row.fates) > 1 and chat_key not in self.rows:
-                    names.setdefault(chat_key, key)
-        return names
+                    self.own_names.setdefault(chat_key, key)
 
     def row_of(self, key: str) -> Row | None:
         """Return the row of a key, or of all other kinds of its field, if there is one."""

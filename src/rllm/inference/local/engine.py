@@ -103,13 +103,15 @@ class LocalEngine:
         self._bytes = TokenBytes(tokenizer)
         self._text = TextDecoder(tokenizer, self.end_ids, self._tool_parser.markup)
         self._packed = PackedModel(self.model, autocast=autocast) if can_pack(self.model) else None
+        on_gpu = model.device.type == "cuda"
+        default_bytes = int(torch.cuda.mem_get_info(model.device)[0] * 0.4) if on_gpu else total_memory() // 4
         decoder = choose_decoder(
             self._packed.module if self._packed else self.model,
             original=self.model,
             products=self._packed.products if self._packed else None,
             max_sequences=max_concurrent,
             max_length=self.max_length,
-            max_bytes=cache_bytes or _default_cache_bytes(model.device),
+            max_bytes=cache_bytes or default_bytes,
         )
         self._scheduler = Scheduler(decoder, self._text, max_concurrent=max_concurrent)
         self._thread = DecodeThread(self._scheduler, self.model)
@@ -218,9 +220,13 @@ class LocalEngine:
         sampling = SamplingParams.from_request(params)
         room = self.max_length - len(prompt_ids)
         if room < 1:
+            limit = context_length(self.model.config)
+            longer = f"raise model.max_length{'' if limit is None else f' (the model takes {limit})'}"
+            if limit is not None and limit <= self.max_length:
+                longer = f"use a model with a context of more than {limit} tokens"
             raise PromptTooLongError(
                 f"the prompt has {len(prompt_ids)} tokens, and model.max_length={self.max_length} bounds prompt and "
-                f"answer together: shorten the messages{_longer(self.model, self.max_length)}",
+                f"answer together: shorten the messages, or {longer}",
                 num_tokens=len(prompt_ids),
             )
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
@@ -326,14 +332,6 @@ def _checked_length(model: PreTrainedModel, wanted: int | None) -> int:
     return limit or _DEFAULT_CONTEXT
 
 
-def _longer(model: PreTrainedModel, max_length: int) -> str:
-    """Return the second remedy for a prompt that is too long: a higher bound, if the model allows one."""
-    limit = context_length(model.config)
-    if limit is not None and limit <= max_length:
-        return f", or use a model with a context of more than {limit} tokens"
-    return f", or raise model.max_length{'' if limit is None else f' (the model takes {limit})'}"
-
-
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> frozenset[int]:
     """Return every id that ends a turn, by the generation config, the model's config, the tokenizer and the template.
 
@@ -355,9 +353,3 @@ def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, templat
         )
         found.add(end)
     return frozenset(found)
-
-
-def _default_cache_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * 0.4)
-    return total_memory() // 4

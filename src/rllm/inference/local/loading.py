@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -327,8 +326,14 @@ def take_weights(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tens
 
 def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
     """Write a model as an ordinary Hugging Face folder; `options` are those of its `save_pretrained`."""
-    with without_bars(), _valid_generation_config(model) as own:
-        model.save_pretrained(folder, **options)
+    own = model.generation_config
+    if own is not None:  # `transformers` loads any, but refuses to save one such as a temperature without do_sample
+        model.generation_config = GenerationConfig()
+    try:
+        with without_bars():
+            model.save_pretrained(folder, **options)
+    finally:
+        model.generation_config = own
     if own is not None:
         own.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
     for path in _processor_files(model, local_files_only=True):
@@ -343,22 +348,6 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         if type(error) is not Exception:
             raise
         raise OSError(str(error)) from error
-
-
-@contextmanager
-def _valid_generation_config(model: PreTrainedModel) -> Iterator[GenerationConfig | None]:
-    """Give the model a generation config that `transformers` saves, and yield its own.
-
-    `transformers` loads any, but refuses to save one with ineffective settings, such as a temperature without
-    do_sample.
-    """
-    own = model.generation_config
-    if own is not None:
-        model.generation_config = GenerationConfig()
-    try:
-        yield own
-    finally:
-        model.generation_config = own
 
 
 def text_parts(model: PreTrainedModel) -> list[torch.nn.Module] | None:

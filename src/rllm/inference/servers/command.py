@@ -124,7 +124,10 @@ def serve_arguments(options: ServeOptions) -> list[str]:
         # On CPUs, vLLM 0.32 crashes on a seeded call whose prompt comes in chunks.
         given["--no-enable-chunked-prefill"] = None
     if options.lora_rank:
-        given |= {"--enable-lora": None, "--max-lora-rank": str(_max_rank_for(options.lora_rank))}
+        fitting = [size for size in _LORA_RANKS if size >= options.lora_rank]
+        if not fitting:
+            raise ConfigError(f"model.lora_rank={options.lora_rank}: vLLM serves ranks up to {_LORA_RANKS[-1]}")
+        given |= {"--enable-lora": None, "--max-lora-rank": str(fitting[0])}
     words = [word for flag, value in given.items() for word in ((flag,) if value is None else (flag, value))]
     return ["serve", options.model, *words, *options.extra_args]
 
@@ -162,11 +165,3 @@ def vllm_command(setting: str | None) -> list[str]:
         "environment of its own, and name its program, as in vllm.command=/opt/vllm/bin/vllm; "
         "or join a server with vllm.url=http://HOST:PORT/v1"
     )
-
-
-def _max_rank_for(rank: int) -> int:
-    """Return the smallest `--max-lora-rank` that holds this rank; raise `ConfigError` if there is none."""
-    fitting = [size for size in _LORA_RANKS if size >= rank]
-    if not fitting:
-        raise ConfigError(f"model.lora_rank={rank}: vLLM serves ranks up to {_LORA_RANKS[-1]}")
-    return fitting[0]
