@@ -75,7 +75,10 @@ class EmbeddedSampler:
     def __init__(self, loaded: LoadedModel, *, overlap: bool = False, **options: Any) -> None:
         """Make the engine; `options` are those of `LocalEngine`."""
         self._trained = loaded.model
-        self._sampled = sampling_copy(loaded.model) if overlap else loaded.model
+        self._sampled = loaded.model
+        if overlap:  # its own copy of the trained weights, while it shares the frozen ones
+            frozen = {id(weight): weight for weight in loaded.model.parameters() if not weight.requires_grad}
+            self._sampled = copy.deepcopy(loaded.model, memo=frozen).requires_grad_(False)
         self.inference = LocalEngine(self._sampled, loaded.tokenizer, device=loaded.device, **options)
 
     @property
@@ -111,12 +114,6 @@ class EmbeddedSampler:
 
     def close(self) -> None:
         self.inference.close()
-
-
-def sampling_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with its own copy of the trained weights, which shares the frozen ones."""
-    frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
-    return copy.deepcopy(model, memo=frozen).requires_grad_(False)
 
 
 logger = logging.getLogger(__name__)

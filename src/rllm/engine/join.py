@@ -68,7 +68,11 @@ def complete(
             if step.id in by_id:
                 step.fill_from(by_id[step.id])
     _warn_of_equal_names(episode)
-    _warn_of_lost(episode, traces)
+    # Content that the agent sent and the chat template dropped.
+    if lost := sorted({kind for trace in traces for kind in trace.metadata.get(LOST_KEY) or ()}):
+        episode.info[LOST_KEY] = lost
+    for kind in lost:
+        warn(episode, lost_warning(kind))
     if errors := [trace.error for trace in traces if trace.error is not None]:
         episode.info[NO_TOKENS_KEY] = errors[0]
     episode.metrics.setdefault("rollout/num_calls", float(len(traces)))
@@ -199,15 +203,6 @@ def _keep_usable(trajectory: Trajectory, by_id: Mapping[str, Trace]) -> None:
             trajectory.reward = reward
         trajectory.info[NUM_UNUSABLE_CALLS_KEY] = len(errors)
         trajectory.steps = [step for step in trajectory.steps if step.id not in errors]
-
-
-def _warn_of_lost(episode: Episode, traces: Sequence[Trace]) -> None:
-    """Record content that the agent sent and the chat template dropped."""
-    lost = sorted({kind for trace in traces for kind in trace.metadata.get(LOST_KEY) or ()})
-    if lost:
-        episode.info[LOST_KEY] = lost
-    for kind in lost:
-        warn(episode, lost_warning(kind))
 
 
 def warn(episode: Episode, warning: str) -> None:

@@ -57,9 +57,6 @@ REPLACE_EVERY_S = 1.0
 SPARE_CALLS = 16
 """Calls that a process may answer in addition to its rollouts."""
 
-Opening = Callable[[], AbstractContextManager[Any]]
-"""Makes a `Rollout` that works inside `with`; called once in each process."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
@@ -391,7 +388,7 @@ class RayRolloutRunner(RolloutRunner):
 
     def __init__(
         self,
-        opening: Opening,
+        opening: Callable[[], AbstractContextManager[Any]],
         *,
         spread: RayConfig | None = None,
         gateway: RemoteGateway | None = None,
@@ -407,8 +404,8 @@ class RayRolloutRunner(RolloutRunner):
         """Check the settings; nothing is started before `with`.
 
         Args:
-            opening: called once in each process to create its rollout; sent by import path, or by its code if it is
-                from a script.
+            opening: called once in each process to create its rollout, which works inside `with`; sent by import path,
+                or by its code if it is from a script.
             spread: number and placement of processes.
             gateway: gateway that each process must reach.
             environment: variables set in each process before it imports users' modules.

@@ -27,14 +27,14 @@ NOT_SHIPPED = [".git", ".venv", "venv", "__pycache__", "runs", "*.safetensors", 
 """Patterns of files that are not sent, in addition to .gitignore and .rayignore."""
 
 
-def load_ray(purpose: str = "rollout.runner=ray") -> Any:
+def load_ray() -> Any:
     """Return the `ray` package; raise `MissingDependencyError` if it is not installed."""
     try:
         import ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise  # installed, but broken
-        raise MissingDependencyError.of("ray", "ray", purpose) from error
+        raise MissingDependencyError.of("ray", "ray", "rollout.runner=ray") from error
     return ray
 
 

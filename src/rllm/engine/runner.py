@@ -35,7 +35,7 @@ from rllm.errors import (
     shown,
 )
 from rllm.telemetry import rollout_span
-from rllm.types import Episode, JSONMapping
+from rllm.types import Episode
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +176,10 @@ class RolloutRunner:
         for retry in range(self.num_retries + 1):
             started = time.perf_counter()
             if retry:
-                attempt = replace(
-                    attempt, session_id=new_session_id(), trajectories=[], sampling=_reseeded(attempt.sampling)
-                )
+                sampling, seed = dict(attempt.sampling), attempt.sampling.get("seed")
+                if seed is not None:  # so that a retry does not sample the same failure again
+                    sampling["seed"] = derived_seed(seed, "retry")
+                attempt = replace(attempt, session_id=new_session_id(), trajectories=[], sampling=sampling)
             try:
                 with (
                     rollout_span(
@@ -222,12 +223,6 @@ class RolloutRunner:
         where = _cancellation_error(task, label)
         logger.warning("%s", "\n".join([str(timeout), *_describe_position(where)]))
         raise timeout from where
-
-
-def _reseeded(sampling: JSONMapping) -> JSONMapping:
-    """Return sampling parameters with another seed, so that a retry does not sample the same failure again."""
-    seed = sampling.get("seed")
-    return sampling if seed is None else {**sampling, "seed": derived_seed(seed, "retry")}
 
 
 async def _await(rollout: Rollout, attempt: RolloutRequest, label: str) -> Episode:

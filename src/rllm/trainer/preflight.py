@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -76,25 +76,19 @@ def preflight(config: TrainConfig) -> list[str]:
         run_dir = nearest_folder(str(Path.cwd() if config.run_dir is None else config.run_dir.absolute()))
         model = Path(config.model.path).expanduser()
         folders = [str(folder.absolute()) for folder in (model, run_dir) if folder.exists()]
-    with joined_for(config) as ray:
+    with joined_for(config) as ray, contextlib.ExitStack() as stack:
         nodes = alive_nodes()
         check_room(config, nodes)
-        with _listening(config) as url:
-            answers = _ask(ray, nodes, (packages, folders, url), config.ray.start_timeout_s)
+        url = None
+        if config.rollout.runner == "ray":  # the nodes must reach where the gateway will listen
+            host = own_address() if is_loopback(config.gateway.host) else config.gateway.host
+            listener = stack.enter_context(bind(host, config.gateway.port))
+            url = url_elsewhere(url_of(listener, host), host)
+        answers = _ask(ray, nodes, (packages, folders, url), config.ray.start_timeout_s)
     here = answered(packages)
     for node in nodes:
         check_node(node.address, answers[node.id], here)
     return plan(config, nodes, answers)
-
-
-@contextlib.contextmanager
-def _listening(config: TrainConfig) -> Iterator[str | None]:
-    if config.rollout.runner != "ray":
-        yield None
-        return
-    host = own_address() if is_loopback(config.gateway.host) else config.gateway.host
-    with bind(host, config.gateway.port) as listener:
-        yield url_elsewhere(url_of(listener, host), host)
 
 
 def _ask(

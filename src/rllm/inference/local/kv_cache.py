@@ -55,9 +55,10 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._read_step = _READ_STEP if shape.device.type == "cpu" else _READ_STEP_OF_GPU
         self._max_columns = self._whole_steps(max_columns)
         self._max_tokens = max(1, max_bytes // shape.bytes_per_token)
-        self._forget()
+        self.release()
 
-    def _forget(self) -> None:
+    def release(self) -> None:
+        """Forget all slots and free their memory."""
         self._memory = torch.empty(0, dtype=self.shape.dtype, device=self.shape.device)
         self._num_written = 0
         self._lay_out(0, 0)
@@ -81,10 +82,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._viewed = (-1, -1, -1)
         self._rows = heads
-
-    def release(self) -> None:
-        """Forget all slots and free their memory."""
-        self._forget()
 
     @property
     def nbytes(self) -> int:
@@ -217,15 +214,8 @@ class PrefixCache:
     def __init__(self, shape: CacheShape, *, max_bytes: int) -> None:
         self._max_blocks = max_bytes // (shape.bytes_per_token * BLOCK)
         self._shape = shape
-        self._pool = self._empty_pool()
         self._round = 0
-        self.clear()
-
-    def _empty_pool(self) -> torch.Tensor:
-        # All at once: main memory is only taken where it is written to, and a GPU's cannot grow in place.
-        shape = self._shape
-        size = (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim)
-        return torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.release()
 
     @property
     def nbytes(self) -> int:
@@ -234,7 +224,10 @@ class PrefixCache:
 
     def release(self) -> None:
         """Forget everything, and free its memory: that of an unused pool is not taken."""
-        self._pool = self._empty_pool()
+        # All at once: main memory is only taken where it is written to, and a GPU's cannot grow in place.
+        shape = self._shape
+        size = (self._max_blocks, shape.num_layers, 2, shape.num_heads, BLOCK, shape.head_dim)
+        self._pool = torch.empty(size, dtype=shape.dtype, device=shape.device)
         self.clear()
 
     def clear(self) -> None:
