@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.reinforce import MaxRL
+from rllm.algorithms.maxrl import MaxRL
 from rllm.errors import ConfigError
 
 from .values import group_of

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.grpo import SAPO
+from rllm.algorithms.sapo import SAPO
 from rllm.errors import ConfigError
 
 from .values import batch_of, gradient

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch
-from rllm.algorithms.distill import SDFT
 from rllm.algorithms.gdpo import GDPO
-from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, SAPO, DrGRPO
+from rllm.algorithms.grpo import CISPO, DAPO, GRPO, GSPO, DrGRPO
 from rllm.algorithms.losses import pull_of_teacher
+from rllm.algorithms.sapo import SAPO
+from rllm.algorithms.sdft import SDFT
 from rllm.trainer.text_teacher import align_pieces
 from rllm.types import Trajectory, TrajectoryGroup
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Aggregation
 from rllm.algorithms.dppo import DPPO
-from rllm.algorithms.grpo import CISPO, GRPO, GSPO, SAPO
+from rllm.algorithms.grpo import CISPO, GRPO, GSPO
 from rllm.algorithms.losses import KLEstimator, importance_weights, kl_divergence
 from rllm.algorithms.otb import OTB
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import OPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReMax
+from rllm.algorithms.sapo import SAPO
 from rllm.types import Trajectory
 
 from .rows import GROUP_SIZE, Rows

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rllm.algorithms.distill import SDFT
+from rllm.algorithms.sdft import SDFT
 from rllm.backends.local.backend import LocalBackend
 from rllm.config.loading import load_config
 from rllm.config.schema import OptimConfig

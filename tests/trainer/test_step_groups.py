@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllm.algorithms.grpo import GRPO, GiGPO
+from rllm.algorithms.gigpo import GiGPO
+from rllm.algorithms.grpo import GRPO
 from rllm.algorithms.ppo import PPO
 from rllm.algorithms.reinforce import RLOO, Reinforce
 from rllm.errors import ConfigError

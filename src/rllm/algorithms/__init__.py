@@ -1,7 +1,7 @@
 """Algorithms: rewards to advantages, and advantages to a loss; arithmetic only.
 
-Read `batch.py` and `base.py`, then `grpo.py`. `reinforce.py` has the algorithms with other baselines, `dppo.py` and
-`m2po.py` have other bounds of the ratio, and `rae.py` has running baselines.
+Read `batch.py` and `base.py`, then `grpo.py`. `reinforce.py` has the algorithms with other baselines; `sapo.py`,
+`dppo.py` and `m2po.py` have other bounds of the ratio; `rae.py` and `online.py` have running baselines.
 """
 
 ALGORITHMS = {
@@ -11,11 +11,11 @@ ALGORITHMS = {
     "dppo": "rllm.algorithms.dppo:DPPO",
     "dr_grpo": "rllm.algorithms.grpo:DrGRPO",
     "gdpo": "rllm.algorithms.gdpo:GDPO",
-    "gigpo": "rllm.algorithms.grpo:GiGPO",
+    "gigpo": "rllm.algorithms.gigpo:GiGPO",
     "grpo": "rllm.algorithms.grpo:GRPO",
     "gspo": "rllm.algorithms.grpo:GSPO",
     "m2po": "rllm.algorithms.m2po:M2PO",
-    "maxrl": "rllm.algorithms.reinforce:MaxRL",
+    "maxrl": "rllm.algorithms.maxrl:MaxRL",
     "online": "rllm.algorithms.reinforce:Online",
     "opo": "rllm.algorithms.reinforce:OPO",
     "otb": "rllm.algorithms.otb:OTB",
@@ -26,8 +26,8 @@ ALGORITHMS = {
     "reinforce_plus_plus_baseline": "rllm.algorithms.reinforce:ReinforcePlusPlusBaseline",
     "remax": "rllm.algorithms.reinforce:ReMax",
     "rloo": "rllm.algorithms.reinforce:RLOO",
-    "sapo": "rllm.algorithms.grpo:SAPO",
-    "sdft": "rllm.algorithms.distill:SDFT",
+    "sapo": "rllm.algorithms.sapo:SAPO",
+    "sdft": "rllm.algorithms.sdft:SDFT",
     "sft": "rllm.algorithms.sft:SFT",
 }
 """Short names for `algorithm.name`; any `package.module:Class` does as well."""

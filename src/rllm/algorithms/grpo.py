@@ -1,11 +1,10 @@
-"""GRPO and its descendants Dr. GRPO, DAPO, GSPO, CISPO, SAPO and GiGPO: siblings are each other's baseline."""
+"""GRPO and its descendants Dr. GRPO, DAPO, GSPO and CISPO: siblings are each other's baseline."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import mean, pstdev
 
-import torch
 from torch import Tensor
 
 from rllm.algorithms.base import ComparedRollouts, Sums
@@ -128,48 +127,3 @@ class CISPO(GRPO):
         weights = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
         sums = {"policy/clip_fraction": (weights != ratio).float().sum(), "policy/ratio": ratio.sum()}
         return -weights * batch.advantages * logprobs, sums
-
-
-@dataclass(frozen=True, kw_only=True)
-class GiGPO(GRPO):
-    """Group-in-group policy optimisation (Feng et al. 2025, arXiv:2505.10978).
-
-    The advantage of a step is that of its trajectory among the trajectories of the task, plus `step_coef` times that of
-    its discounted return among all steps of the task whose observation was the same. So a step that made
-    progress where siblings got stuck is rewarded, even in a trajectory that failed. A step whose observation no other
-    step had keeps the advantage of its trajectory.
-    """
-
-    step_coef: float = 1.0
-    gamma: float = 0.95
-
-    def __post_init__(self) -> None:
-        self._require("step_coef", self.step_coef > 0, "use a number above it, or algorithm.name=grpo")
-        super().__post_init__()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SAPO(GRPO):
-    """Soft adaptive policy optimisation (Gao et al. 2025, arXiv:2511.20347).
-
-    A token's ratio r passes the gate `sigmoid(t (r - 1)) * 4 / t` (eq. 5). At r = 1 its gradient is that of the
-    plain ratio; further away the gradient fades instead of ending. Bad tokens fade faster.
-    """
-
-    aggregation: Aggregation = "seq-mean-token-mean"
-    positive_temperature: float = 1.0
-    """Rate at which the gradient of tokens with a positive advantage fades as the ratio moves from 1."""
-    negative_temperature: float = 1.05
-    """The same for other tokens, whose gradients disturb many tokens at a time."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._refuse("sapo has a gate instead of a clip range; leave it out", "clip_low", "clip_high", "dual_clip")
-        for name in ("positive_temperature", "negative_temperature"):
-            self._require(name, getattr(self, name) > 0, "use a number above 0, such as 1")
-
-    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Batch) -> tuple[Tensor, Sums]:
-        ratio = probability_ratio(logprobs, old_logprobs)
-        temperature = torch.where(batch.advantages > 0, self.positive_temperature, self.negative_temperature)
-        gate = torch.sigmoid(temperature * (ratio - 1.0)) * 4.0 / temperature
-        return -batch.advantages * gate, {"policy/ratio": ratio.detach().sum()}

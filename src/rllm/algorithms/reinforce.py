@@ -1,4 +1,4 @@
-"""REINFORCE and its descendants REINFORCE++, RLOO, OPO, ReMax, MaxRL and Online, which differ in their baseline."""
+"""REINFORCE and its descendants REINFORCE++, RLOO, OPO, ReMax and Online, which differ in their baseline."""
 
 from __future__ import annotations
 
@@ -105,30 +105,6 @@ class ReMax(ComparedRollouts):
                 "(a trajectory with trainable=False), or use algorithm.name=rloo"
             )
         return mean(rewards)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaxRL(ComparedRollouts):
-    """Maximum likelihood reinforcement learning (Tajwar et al. 2026): rewards over the group's mean, minus 1.
-
-    arXiv:2602.02710. A task that is rarely solved counts more, as in the logarithm of the chance to solve it. For
-    rewards of 0 and 1 in groups of n, the expected gradient is that of this logarithm, with its power series in the
-    chance to fail cut off after n - 1 terms; n = 2 is plain policy gradient.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._refuse("rewards may not be negative for maxrl; use kl_in=loss", "kl_in")
-
-    def credit(self, group: TrajectoryGroup) -> list[float]:
-        rewards = group.rewards
-        if min(rewards) < 0:
-            raise ConfigError(
-                f"rewards {rewards} of group {group.group_id!r}: algorithm.name=maxrl divides by their mean; use "
-                "rewards of 0 and above, such as 1 for a right answer, or algorithm.name=grpo"
-            )
-        middle = self.baseline(group)
-        return [(reward - middle) / middle if middle else 0.0 for reward in rewards]
 
 
 BASELINE_KEY = "rllm.baseline"

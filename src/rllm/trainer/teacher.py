@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rllm.algorithms.base import Algorithm
 from rllm.algorithms.batch import Batch, StepSpan, TokenSequence
-from rllm.algorithms.distill import SDFT
+from rllm.algorithms.sdft import SDFT
 from rllm.backends.base import TrainingBackend
 from rllm.config.schema import TeacherConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
