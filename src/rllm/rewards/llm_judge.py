@@ -18,8 +18,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
@@ -34,8 +35,6 @@ from rllm.types import TASK_ID_FIELDS, JSONMapping, JSONObject, Message, Traject
 
 if TYPE_CHECKING:
     from openai import OpenAI
-
-_T = TypeVar("_T")
 
 
 class Criterion(Section):
@@ -318,7 +317,11 @@ class RelativeJudge(_Judge):
         self, task: object, answers: Sequence[object], trajectories: Sequence[Trajectory]
     ) -> list[RewardOutput]:
         """Return the score of each answer, or `None` for all of them if there is no verdict."""
-        shared, rest = _split_prefix([_conversation(path) for path in trajectories])
+        conversations = [_conversation(path) for path in trajectories]
+        # The longest common beginning that leaves something of each.
+        columns = zip(*(messages[:-1] for messages in conversations), strict=False)
+        num_shared = sum(1 for _ in takewhile(lambda column: all(item == column[0] for item in column), columns))
+        rest = [messages[num_shared:] for messages in conversations]
         texts = [json.dumps(item, ensure_ascii=False, sort_keys=True, default=str) for item in rest]
         order = sorted(set(texts))
         random.Random(f"{self.rubric.seed} {order}").shuffle(order)
@@ -332,7 +335,7 @@ class RelativeJudge(_Judge):
         )
         material = {
             "task": self._task(task),
-            "shared": shared,
+            "shared": conversations[0][:num_shared],
             "answers": {numbers[text]: json.loads(text) for text in order},
         }
         try:
@@ -367,12 +370,3 @@ def _conversation(path: Trajectory) -> list[JSONObject]:
     if not is_last_message:
         listed.append({"role": "result", "content": answer})
     return listed
-
-
-def _split_prefix(conversations: Sequence[list[_T]]) -> tuple[list[_T], list[list[_T]]]:
-    """Return the longest common beginning that leaves something of each, and what is left of each."""
-    length = 0
-    shortest = min(map(len, conversations))
-    while length < shortest - 1 and all(item[length] == conversations[0][length] for item in conversations):
-        length += 1
-    return conversations[0][:length], [item[length:] for item in conversations]

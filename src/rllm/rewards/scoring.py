@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -315,24 +315,22 @@ def with_reward(
     def run(**task: object) -> object:
         answer = agent(**snapshot(task))
         if inspect.isawaitable(answer):
-            return score_awaited(answer, task)
+            return score_later(answer, task)
         if scores_groups(reward):
             return _unscored_episode(answer)
         if is_async(reward) or timeout_s is not None:
             return score_later(answer, task)
         return _episode(as_reward_output(reward, without_address(task), answer), reward, answer)
 
-    async def score_awaited(answer: Awaitable[object], task: JSONMapping) -> object:
-        return await score_later(await answer, task)
-
     async def score_later(answer: object, task: JSONMapping) -> object:
+        answer = await answer if inspect.isawaitable(answer) else answer
         if scores_groups(reward):
             return _unscored_episode(answer)
         return _episode(await score(reward, without_address(task), answer, timeout_s=timeout_s), reward, answer)
 
     @functools.wraps(agent)
     async def run_async(**task: object) -> object:
-        return await score_later(await agent(**snapshot(task)), task)  # type: ignore[misc]
+        return await score_later(agent(**snapshot(task)), task)
 
     rewarded = run_async if inspect.iscoroutinefunction(agent) else run
     vars(rewarded)[_REWARD] = reward
