@@ -205,7 +205,12 @@ def fetched(source: str) -> Path:
     commit = ref if _COMMIT.fullmatch(ref) else _commit_of(source, url, ref or "HEAD")
     files = place / commit
     if not files.is_dir():
-        _fetch(source, url, commit if _COMMIT.fullmatch(ref) else ref or "HEAD", files)
+        wanted = commit if _COMMIT.fullmatch(ref) else ref or "HEAD"
+        with whole_folder(files) as new:  # another process may do the same meanwhile
+            _git(source, "init", "--quiet", str(new))
+            _git(source, "-C", str(new), "fetch", "--quiet", "--depth=1", "--", url, wanted)
+            _git(source, "-C", str(new), "-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD")
+            shutil.rmtree(new / ".git")
     folder = (files / subfolder).resolve()
     if not folder.is_dir() or not folder.is_relative_to(files.resolve()):
         raise ConfigError(f"tasks={source!r}: the repository has no folder {subfolder!r}")
@@ -223,15 +228,6 @@ def _commit_of(source: str, url: str, ref: str) -> str:
     raise ConfigError(
         f"tasks={source!r}: the repository has no branch or tag {ref!r}, but {', '.join(known[:20]) or 'none at all'}"
     )
-
-
-def _fetch(source: str, url: str, ref: str, files: Path) -> None:
-    """Write the files of a ref; another process may do the same meanwhile."""
-    with whole_folder(files) as new:
-        _git(source, "init", "--quiet", str(new))
-        _git(source, "-C", str(new), "fetch", "--quiet", "--depth=1", "--", url, ref)
-        _git(source, "-C", str(new), "-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD")
-        shutil.rmtree(new / ".git")
 
 
 def _git(source: str, *arguments: str) -> str:

@@ -81,7 +81,11 @@ class Program(SandboxAgent):
         code = f"import sys; sys.path.insert(0, {place!r})"
         values = {"instruction": instruction, "model": model, "url": url, "python": code}
         for name, text in self.files.items():
-            await self._write(sandbox, f"{_HOME}/{name}", Template(text).substitute(values))
+            file = f"{_HOME}/{name}"
+            write = ["sh", "-c", 'mkdir -p "${0%/*}" && cat > "$0"', file]
+            written = await sandbox.exec(write, input=Template(text).substitute(values))
+            if not written.ok:
+                raise AgentError(f"{self.name}: {file} cannot be written in the sandbox: {written.stderr.strip()}")
         path = f"{place}/node_modules/.bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         own = {name: Template(value).substitute(values) for name, value in self.variables.items()}
         done = await sandbox.exec(
@@ -92,11 +96,6 @@ class Program(SandboxAgent):
         )
         if done.exit_code and not done.timed_out:
             raise AgentError(f"{self.name} ended with exit code {done.exit_code}: {last_lines(done.output)}")
-
-    async def _write(self, sandbox: Sandbox, path: str, text: str) -> None:
-        done = await sandbox.exec(["sh", "-c", 'mkdir -p "${0%/*}" && cat > "$0"', path], input=text)
-        if not done.ok:
-            raise AgentError(f"{self.name}: {path} cannot be written in the sandbox: {done.stderr.strip()}")
 
     async def _place(self, sandbox: Sandbox) -> str:
         """Return its folder in the sandbox; Python's packages are installed for the image's version of Python.
