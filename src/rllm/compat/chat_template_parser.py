@@ -216,16 +216,13 @@ class ChatTemplateParser:
         masks: list[int] = []
         for mask, group in groupby((part for part in parts if part[0]), key=lambda part: part[1]):
             text = "".join(text for text, _ in group)
-            ids = self._ids_after(before, text)
+            # Tokenizers may treat the very start of a text differently.
+            head, whole = self._encode(before), self._encode(before + text)
+            ids = whole[len(head) :] if whole[: len(head)] == head else self._encode(text)
             all_ids += ids
             masks += [mask] * len(ids)
             before = text
         return all_ids, masks
-
-    def _ids_after(self, before: str, text: str) -> list[int]:
-        """Return the ids that a text adds to the text before it: tokenizers may treat the very start differently."""
-        head, whole = self._encode(before), self._encode(before + text)
-        return whole[len(head) :] if whole[: len(head)] == head else self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         return self.template.control_tokens.encode(text)
