@@ -192,7 +192,8 @@ class MCPConnection:
         self.timeout_s = timeout_s
         self.start_timeout_s = start_timeout_s
         self._thread = EventLoopThread(f"mcp {server.name}")
-        self._closed = False
+        self.closed = False
+        """`close` was called."""
         self._changing = asyncio.Lock()
         self._client: Client | None = None
         self._attempt: asyncio.Task[Client] | None = None
@@ -211,14 +212,9 @@ class MCPConnection:
         """Let tools be sent to another process, which opens a connection of its own."""
         return shared_connection, (self.server, self.timeout_s, self.start_timeout_s)
 
-    @property
-    def closed(self) -> bool:
-        """Return whether `close` was called."""
-        return self._closed
-
     def close(self) -> None:
         """Cancel the calls that are under way, and end the server's process and the thread. Idempotent."""
-        self._closed = True
+        self.closed = True
         self._thread.close(self._end)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> CallToolResult:
@@ -234,7 +230,7 @@ class MCPConnection:
         try:
             return await self._thread.run(lambda: self._call(tool, dict(arguments)))
         except (RLLMError, MCPCallError):
-            if not self._closed:
+            if not self.closed:
                 raise
             reason = "the connection is closed; call tools inside `async with mcp_tools(...)`"
             raise self._failure(tool, reason) from None

@@ -58,22 +58,19 @@ class ToolOutput:
 
         `?` replaces invalid Unicode, such as half of an escaped emoji, which no model accepts in a prompt.
         """
-        return self._text().encode(errors="replace").decode()
+        if self.error is not None:
+            text = f"Error: {self.error}"
+        elif isinstance(self.output, dict | list):
+            try:
+                text = json.dumps(self.output, ensure_ascii=False, default=str)
+            except (TypeError, ValueError):  # keys that JSON lacks, or a value that contains itself
+                text = str(self.output)
+        else:
+            text = "" if self.output is None else str(self.output)
+        return text.encode(errors="replace").decode()
 
     def __str__(self) -> str:
         return self.to_string()
-
-    def _text(self) -> str:
-        if self.error is not None:
-            return f"Error: {self.error}"
-        if self.output is None:
-            return ""
-        if isinstance(self.output, dict | list):
-            try:
-                return json.dumps(self.output, ensure_ascii=False, default=str)
-            except (TypeError, ValueError):  # keys that JSON lacks, or a value that contains itself
-                return str(self.output)
-        return str(self.output)
 
 
 class Tool:
