@@ -42,7 +42,10 @@ class ChatAgent(BaseAgent):
         """Messages of the next model call."""
         if self.accumulate_thinking:
             return list(self.messages)
-        return [self._without_reasoning(message) for message in self.messages]
+        return [
+            {**message, "content": self.split(text_of(message)).answer} if message["role"] == "assistant" else message
+            for message in self.messages
+        ]
 
     @property
     def trajectory(self) -> Trajectory:
@@ -82,11 +85,6 @@ class ChatAgent(BaseAgent):
     def split(self, response: str) -> SplitText:
         """Split a response into reasoning and answer, also if the opening tag is in the prompt."""
         return split_without_prompt(response)
-
-    def _without_reasoning(self, message: Message) -> Message:
-        if message["role"] != "assistant":
-            return message
-        return {**message, "content": self.split(text_of(message)).answer}
 
 
 class TextAgent(ChatAgent):
