@@ -104,7 +104,10 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
     for item in results:
         if not isinstance(item, Trajectory):
             raise ConfigError(f"compute_pass_at_k takes trajectories, and this is {type(item).__name__}: {item!r:.80}")
-        by_task.setdefault(_task_key(item.task), []).append(item.final_reward())
+        own = item.task if isinstance(item.task, Mapping) else {}
+        named = next((own[name] for name in TASK_ID_FIELDS if own.get(name) is not None), None)
+        key = readable_json(item.task if named is None else {"id": named}, sort_keys=True)
+        by_task.setdefault(key, []).append(item.final_reward())
     if not by_task:
         raise ConfigError("compute_pass_at_k: there are no trajectories")
     correct = {key: sum(1 for reward in rewards if (reward or 0) > 0) for key, rewards in by_task.items()}
@@ -119,12 +122,6 @@ def compute_pass_at_k(results: Sequence[Trajectory]) -> PassAtK:
     )
     print(found)  # noqa: T201
     return found
-
-
-def _task_key(task: object) -> bytes:
-    own = task if isinstance(task, Mapping) else {}
-    named = next((own[name] for name in TASK_ID_FIELDS if own.get(name) is not None), None)
-    return readable_json(task if named is None else {"id": named}, sort_keys=True)
 
 
 def save_trajectories(
