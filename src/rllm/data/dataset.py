@@ -53,7 +53,14 @@ class Dataset(Sequence[Task]):
         Raises:
             ConfigError: if a row is not a mapping, or if `data` is a path, a function, or an exhausted generator.
         """
-        _check_rows(data)
+        if isinstance(data, str | bytes | Path) or (callable(data) and not isinstance(data, Iterable)):
+            raise ConfigError(f"Dataset({shown(data)}): pass rows; Dataset.load reads files and functions")
+        if isinstance(data, Mapping) or (not isinstance(data, Iterable) and Table.of(data) is None):
+            raise ConfigError(f"Dataset({shown(data)}): pass a list of rows, each a dict")
+        if inspect.isgenerator(data) and inspect.getgeneratorstate(data) == inspect.GEN_CLOSED:
+            raise ConfigError(
+                f"the generator {data.__name__!r} is exhausted: call its function again, or keep its dataset"
+            )
         self.name, self.split = name, split
         self._rows = list(tasks_of(data, f"dataset {name!r}" if name else "the dataset"))
         self._numbers: Sequence[int] = range(len(self._rows))
@@ -221,15 +228,6 @@ class Dataset(Sequence[Task]):
 
     def __repr__(self) -> str:
         return f"Dataset(name={self.name!r}, split={self.split!r}, {counted(len(self), 'row')})"
-
-
-def _check_rows(data: object) -> None:
-    if isinstance(data, str | bytes | Path) or (callable(data) and not isinstance(data, Iterable)):
-        raise ConfigError(f"Dataset({shown(data)}): pass rows; Dataset.load reads files and functions")
-    if isinstance(data, Mapping) or (not isinstance(data, Iterable) and Table.of(data) is None):
-        raise ConfigError(f"Dataset({shown(data)}): pass a list of rows, each a dict")
-    if inspect.isgenerator(data) and inspect.getgeneratorstate(data) == inspect.GEN_CLOSED:
-        raise ConfigError(f"the generator {data.__name__!r} is exhausted: call its function again, or keep its dataset")
 
 
 def _cuts(sizes: Sequence[float], num_rows: int) -> list[int]:
