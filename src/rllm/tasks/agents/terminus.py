@@ -79,23 +79,16 @@ class Terminus(SandboxAgent):
             if answer is None:
                 return
             messages.append(answer.model_dump(exclude_none=True))
-            replies = await (self._called(answer, sandbox) if self.tools else self._typed(answer.content, sandbox))
+            replies: list[Message] = []
+            if self.tools:
+                for call in answer.tool_calls or ():
+                    output = await self._tool_output(call.function, sandbox)
+                    replies.append({"role": "tool", "tool_call_id": call.id, "content": output})
+            elif (command := command_in(answer.content or "")) != DONE:
+                replies.append({"role": "user", "content": await self._output(command, sandbox)})
             if not replies:
                 return
             messages += replies
-
-    async def _typed(self, text: str | None, sandbox: Sandbox) -> list[Message]:
-        """Run the command of an answer; return nothing if the model is done."""
-        command = command_in(text or "")
-        if command == DONE:
-            return []
-        return [{"role": "user", "content": await self._output(command, sandbox)}]
-
-    async def _called(self, answer: Any, sandbox: Sandbox) -> list[Message]:
-        return [
-            {"role": "tool", "tool_call_id": call.id, "content": await self._tool_output(call.function, sandbox)}
-            for call in answer.tool_calls or ()
-        ]
 
     async def _tool_output(self, function: Any, sandbox: Sandbox) -> str:
         import orjson
