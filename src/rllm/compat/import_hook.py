@@ -171,9 +171,6 @@ class _MovedLoader(Loader):
     They are packages, so that imports of their removed submodules reach the finder too.
     """
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Return `None`: the default module is right."""
-
     def exec_module(self, module: ModuleType) -> None:
         names = MOVED[module.__name__]
 
