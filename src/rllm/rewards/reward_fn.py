@@ -6,7 +6,7 @@ which leaves the rollout unscored.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from rllm.rewards.code_reward import RewardCodeFn
 from rllm.rewards.math_reward import RewardMathFn
@@ -42,13 +42,12 @@ __all__ = [
 ]
 
 
-Result: TypeAlias = RewardOutput | float | tuple[float, JSONMapping] | None
-
-
 class RewardFunction(Protocol):
     """Protocol of reward functions; `as_reward_output` lists what they may return."""
 
-    def __call__(self, task_info: Task, action: str | Action) -> Result:
+    def __call__(
+        self, task_info: Task, action: str | Action
+    ) -> RewardOutput | float | tuple[float, JSONMapping] | None:
         """Judge the action for the task."""
 
 
