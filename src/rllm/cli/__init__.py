@@ -97,7 +97,11 @@ def main() -> None:
     if sys.platform == "win32":
         _fail("Windows itself is not supported: install it in WSL2, where it runs as on Linux", code=2)
     _raise_file_limit()
-    _keep_memory_private()
+    if sys.platform == "linux":
+        # Keep other processes of this user from reading this one's memory and its original environment. Both may hold
+        # keys, which programs started by `rllm run` and by agents must not get. The setting ends in a process that
+        # executes another program. This process leaves no core dump, and only root can attach a debugger to it.
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
     if isinstance(sys.stdout, io.TextIOWrapper):  # models write text that a terminal may not be able to encode
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -129,19 +133,6 @@ def _raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # macOS grants less than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-_PR_SET_DUMPABLE = 4
-
-
-def _keep_memory_private() -> None:
-    """Keep other processes of this user from reading this one's memory and its original environment.
-
-    Both may hold keys, which programs started by `rllm run` and by agents must not get. The setting ends in a process
-    that executes another program. This process leaves no core dump, and only root can attach a debugger to it.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _run() -> None:

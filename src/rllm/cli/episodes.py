@@ -275,8 +275,6 @@ def _chosen(run: Path, split: str, min_reward: float | None, rewards: Path | Non
 
 
 _MAX_ANSWER = 60
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""Keys without which a client cannot be constructed, as by an agent in the same file as the reward."""
 
 
 def rescore(
@@ -308,7 +306,8 @@ def rescore(
     from rllm.trainer.rescore import compare, write_rewards
     from rllm.trainer.rescore import rescore as scored_again
 
-    for name in _KEYS:
+    # Without keys an agent in the same file as the reward could not construct a client.
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         os.environ.setdefault(name, "unused")
     function = load_reward(reward)
     check_reward(function)

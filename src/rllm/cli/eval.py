@@ -165,7 +165,6 @@ def evaluate(
 
 
 def _compare(context: typer.Context, folders: tuple[Path, Path], *, as_json: bool) -> None:
-    """Show the difference between two evaluations."""
     from rllm.cli.display import show_comparison
     from rllm.evaluation.folder import compare as compared
 
@@ -229,7 +228,6 @@ def _work(
 
 
 def _show(report: Report, title: str, folder: Path, *, seconds: float, as_json: bool) -> None:
-    """Print the report."""
     from rllm.cli.display import show_report
 
     console = terminal.console(stderr=as_json)
@@ -343,24 +341,18 @@ def _complete(
                 on_progress=display,
                 on_episode=partial(note_outcome, store),
             )
-            run_to_end(_quiet_when_stopped(_then_closed(work, source)))
+            run_to_end(_quiet_when_stopped(work, source))
     except KeyboardInterrupt:
         kept = f"{evaluation.num_done} of {evaluation.num_planned} rollouts are done and kept in {folder}"
         console.print(f"\nStopped. {kept}.\nContinue with: {again}", soft_wrap=True, markup=False)
         sys.exit(CTRL_C)
 
 
-async def _then_closed(work: Coroutine[object, object, None], source: ModelSource) -> None:
-    """Run the work, and close the connections to the model's server in the event loop that opened them."""
-    try:
-        await work
-    finally:
-        if source.server is not None:
-            await source.server.close()
+async def _quiet_when_stopped(work: Coroutine[object, object, None], source: ModelSource) -> None:
+    """Run the work; after Ctrl-C log nothing more, since every rollout would log its cancellation.
 
-
-async def _quiet_when_stopped(work: Coroutine[object, object, None]) -> None:
-    """Run the work; after Ctrl-C log nothing more, since every rollout would log its cancellation."""
+    At the end the connections to the model's server are closed, in the event loop that opened them.
+    """
     from rllm._runtime.threads import UnboundedExecutor
 
     asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
@@ -372,6 +364,9 @@ async def _quiet_when_stopped(work: Coroutine[object, object, None]) -> None:
         task.cancel()
         await asyncio.wait({task})
         raise
+    finally:
+        if source.server is not None:
+            await source.server.close()
 
 
 _OPTIONS = {"rollout.timeout_s": "--timeout", "rollout.group_size": "--n", "rollout.max_concurrent": "--max-concurrent"}

@@ -38,10 +38,6 @@ def list_names(
     if scheme is not None and kind != "envs":
         raise ConfigError(f"rllm list {kind} {scheme}: only envs have further names; leave {scheme} out")
     rows = list(_KINDS[kind]()) if scheme is None else [{"name": name} for name in names_of(scheme)]
-    _print(kind, rows, as_json=as_json)
-
-
-def _print(kind: str, rows: list[JSONObject], *, as_json: bool) -> None:
     if as_json:
         terminal.print_json({kind: rows})
         return
@@ -101,16 +97,12 @@ def _envs() -> Iterator[JSONObject]:
 
 def _sandboxes() -> Iterator[JSONObject]:
     for name in backend_names():
-        yield {"name": name, "works here": _problem(name)}
-
-
-def _problem(name: str) -> str:
-    """Return `yes`, or why sandboxes of a kind cannot be started on this machine."""
-    try:
-        open_backend(name)
-    except (ConfigError, ImportError) as error:
-        return f"no: {str(error).removeprefix(f'sandbox={name}: ')}"
-    return "yes"
+        works = "yes"
+        try:
+            open_backend(name)
+        except (ConfigError, ImportError) as error:
+            works = f"no: {str(error).removeprefix(f'sandbox={name}: ')}"
+        yield {"name": name, "works here": works}
 
 
 _KINDS: dict[str, Callable[[], Iterator[JSONObject]]] = {

@@ -220,56 +220,45 @@ GatewayKey: TypeAlias = Annotated[
 ]
 
 
-def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
-            parameter.metavar = ""
-    return parameters
+class _PlainHelp:
+    """Help without types of flags, where Typer prints `<bool>`, that folds long names instead of cutting them."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        parent: Any = super()
+        parameters: list[Any] = parent.get_params(ctx)
+        for parameter in parameters:
+            if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
+                parameter.metavar = ""
+        return parameters
 
-@contextmanager
-def _folding() -> Iterator[None]:
-    """Make help fold long names instead of cutting them."""
-    from rich import columns
-    from rich.table import Table
-    from typer import rich_utils
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from rich import columns
+        from rich.table import Table
+        from typer import rich_utils
 
-    class FoldingTable(Table):
-        def add_row(self, *cells: Any, **options: Any) -> None:
-            super().add_row(*cells, **options)
-            for column in self.columns:
-                column.overflow = "fold"
+        class FoldingTable(Table):
+            def add_row(self, *cells: Any, **options: Any) -> None:
+                super().add_row(*cells, **options)
+                for column in self.columns:
+                    column.overflow = "fold"
 
-    modules: list[Any] = [columns, rich_utils]
-    for module in modules:
-        module.Table = FoldingTable
-    try:
-        yield
-    finally:
+        parent: Any = super()
+        modules: list[Any] = [columns, rich_utils]
         for module in modules:
-            module.Table = Table
+            module.Table = FoldingTable
+        try:
+            parent.format_help(ctx, formatter)
+        finally:
+            for module in modules:
+                module.Table = Table
 
 
-class PlainGroup(TyperGroup):
-    """Command group with plain help: no types of flags, where Typer prints `<bool>`, and names that fold."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _folding():
-            super().format_help(ctx, formatter)
+class PlainGroup(_PlainHelp, TyperGroup):
+    """Command group with plain help."""
 
 
-class PlainCommand(TyperCommand):
+class PlainCommand(_PlainHelp, TyperCommand):
     """Command with plain help, which refuses repeated options, and settings that are written like options."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _folding():
-            super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(param.name == "settings" for param in self.params):

@@ -155,18 +155,14 @@ def doctor(
     elif found.ok:
         verdict = f"Train with: model.engine=vllm vllm.url={found.url}"
     else:
-        verdict = f"It does not support training. A vLLM that does:\n  {_right_command()}"
+        from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
+
+        options = ServeOptions(model="MODEL", port=8000, served_name="policy")
+        variables = [f"{name}={shlex.quote(value)}" for name, value in serve_environment(options, {}).items()]
+        command = " ".join([*variables, "vllm", *map(shlex.quote, serve_arguments(options))])
+        verdict = f"It does not support training. A vLLM that does:\n  {command}"
     console.print(verdict, soft_wrap=True, markup=False)
     if as_json:
         terminal.print_json(found.to_dict())
     if not found.ok:
         raise typer.Exit(1)
-
-
-def _right_command() -> str:
-    """Return the command that starts a server with everything that training needs."""
-    from rllm.inference.servers.command import ServeOptions, serve_arguments, serve_environment
-
-    options = ServeOptions(model="MODEL", port=8000, served_name="policy")
-    variables = [f"{name}={shlex.quote(value)}" for name, value in serve_environment(options, {}).items()]
-    return " ".join([*variables, "vllm", *map(shlex.quote, serve_arguments(options))])

@@ -207,25 +207,7 @@ def _run(command: Sequence[str], limits: Limits, session: OpenSession, *, stdout
     from rllm.sdk.propagation import environment
     from rllm.sdk.variables import without_operators_keys
 
-    return run_supervised(
-        command,
-        limits,
-        env={**without_operators_keys(os.environ), **environment(session.base_url, api_key=session.key)},
-        stdin=_stdin(),
-        on_output=_printer(stdout=stdout, stderr=sys.stderr),
-    )
-
-
-def _stdin() -> str | int:
-    """Return piped input for the program; a terminal stays with this process, which handles Ctrl-C."""
-    try:
-        return "" if sys.stdin.isatty() else sys.stdin.fileno()
-    except (AttributeError, OSError, ValueError):  # this process has no stdin
-        return ""
-
-
-def _printer(**streams: TextIO) -> Callable[[Stream, bytes], None]:
-    """Return a function that passes on a program's output, byte by byte, while a reader exists."""
+    streams: dict[Stream, TextIO] = {"stdout": stdout, "stderr": sys.stderr}
 
     def pass_on(name: Stream, data: bytes) -> None:
         try:
@@ -235,7 +217,12 @@ def _printer(**streams: TextIO) -> Callable[[Stream, bytes], None]:
         except BrokenPipeError:  # as after `| head`; the program continues
             del streams[name]
 
-    return pass_on
+    stdin: str | int = ""
+    with suppress(AttributeError, OSError, ValueError):  # this process has no stdin
+        if not sys.stdin.isatty():  # a terminal stays with this process, which handles Ctrl-C
+            stdin = sys.stdin.fileno()
+    env = {**without_operators_keys(os.environ), **environment(session.base_url, api_key=session.key)}
+    return run_supervised(command, limits, env=env, stdin=stdin, on_output=pass_on)
 
 
 def episode_of(session: str, command: Sequence[str], done: ProgramResult, traces: Sequence[Trace]) -> Episode:

@@ -227,14 +227,6 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         yield upstream_of(engine_on(server, tokenizer, SERVED_NAME, tool_format), SERVED_NAME)
 
 
-_GC_THRESHOLD = 50_000
-"""New objects after which the garbage collector runs.
-
-Data read from a store stays in memory; with the default of 700, the collector takes a third of the time of listing
-100,000 rollouts.
-"""
-
-
 def view(
     runs: Annotated[
         list[str] | None,
@@ -269,7 +261,9 @@ def view(
     from rllm.viewer.render import url as path_of
     from rllm.viewer.runs import HOW_TO_MAKE_ONE, Runs
 
-    gc.set_threshold(_GC_THRESHOLD)
+    # Data read from a store stays in memory; with the default of 700 new objects, the garbage collector takes a third
+    # of the time of listing 100,000 rollouts.
+    gc.set_threshold(50_000)
     sources = runs or ["runs"]
     if export is not None:
         if len(sources) != 1:

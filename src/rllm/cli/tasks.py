@@ -12,8 +12,6 @@ from rllm.cli.options import OnlyJson, PlainCommand, PlainGroup
 from rllm.errors import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rllm.tasks.check import TaskCheck
 
 tasks = typer.Typer(
@@ -43,6 +41,9 @@ def check(
 
     Exit code 1 if a task does not pass, 2 if a folder cannot be read.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     from rllm.sandbox import open_backend
     from rllm.sandbox.pool import SandboxPool
     from rllm.tasks.check import check_tasks
@@ -56,25 +57,18 @@ def check(
         console.print(f"{task.task}: {'ok' if task.ok else 'failed'}", markup=False)
 
     checked = asyncio.run(check_tasks(found, backend, max_concurrent=concurrent, on_check=report))
-    if as_json:
-        terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": all(task.ok for task in checked)})
-    else:
-        _print(checked)
-    if not all(task.ok for task in checked):
-        raise typer.Exit(1)
-
-
-def _print(checked: Sequence[TaskCheck]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("task", "solution", "nothing", "seconds", "result")
-    for task in checked:
-        rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.solution, task.nothing))
-        verdict = "ok" if task.ok else "\n".join(task.problems)
-        table.add_row(Text(task.task), *rewards, f"{task.seconds:.1f}", Text(verdict))
-    console = terminal.console(wide=True)
-    console.print(table)
     num_failed = sum(not task.ok for task in checked)
-    summary = f"{num_failed} of {counted(len(checked), 'task')} failed" if num_failed else "All tasks can be used."
-    console.print(summary, markup=False)
+    if as_json:
+        terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": not num_failed})
+    else:
+        table = Table("task", "solution", "nothing", "seconds", "result")
+        for task in checked:
+            rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.solution, task.nothing))
+            verdict = "ok" if task.ok else "\n".join(task.problems)
+            table.add_row(Text(task.task), *rewards, f"{task.seconds:.1f}", Text(verdict))
+        summary = f"{num_failed} of {counted(len(checked), 'task')} failed" if num_failed else "All tasks can be used."
+        output = terminal.console(wide=True)
+        output.print(table)
+        output.print(summary, markup=False)
+    if num_failed:
+        raise typer.Exit(1)

@@ -21,9 +21,6 @@ from rllm.types import JSONMapping
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDTH_ELSEWHERE = 200
-"""Width of tables without a terminal."""
-
 
 def console(*, stderr: bool = False, wide: bool = False) -> Console:
     """Return a console on stdout or stderr.
@@ -36,7 +33,7 @@ def console(*, stderr: bool = False, wide: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     found = LastingConsole(stream, color_system=None if os.environ.get("NO_COLOR") else "auto")
     if wide and not found.is_terminal:
-        found.width = _WIDTH_ELSEWHERE
+        found.width = 200
     return found
 
 

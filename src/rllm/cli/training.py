@@ -229,16 +229,12 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()
 
 
-_PART_OF = {"split": "data", "val_split": "val"}
-"""Arguments that need another one."""
-
-
 def begun_as(command: str, options: RunOptions, **given: str | list[str] | None) -> Beginning:
     """Return the arguments of a command by name: given ones, then those that the run was started with."""
     given |= {name: getattr(options, name) for name in ("split", "val", "val_split")}
     chosen = {name: value for name, value in given.items() if value}
     before = {} if options.resume is None else _beginning(options.resume, command)
-    for part, whole in _PART_OF.items():
+    for part, whole in (("split", "data"), ("val_split", "val")):  # a split belongs to its data
         if whole in chosen:
             before.pop(part, None)
     begun = {"command": command, **before, **chosen}
