@@ -168,10 +168,6 @@ class Guard:
             return PlainTextResponse(
                 f"this viewer answers to localhost, 127.0.0.1 and [::1] only, not to {name!r}\n", 421
             )
-        return self._refusal_without_token(scope, headers)
-
-    def _refusal_without_token(self, scope: Scope, headers: Headers) -> Response | None:
-        assert self._token is not None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         presented = next((value for name, value in query if name == "token"), None)
         if presented is not None and self._is_token(presented):

@@ -221,8 +221,6 @@ Calls = Callable[[str], tuple[list[Trace], list[StepCredit]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _StoredCall:
-    """A call in the store."""
-
     trace: Trace
     credits: Sequence[StepCredit]
     """Credits of this step, in the order of the trajectories that share the call."""

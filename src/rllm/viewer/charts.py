@@ -59,17 +59,15 @@ class MetricsFile:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                self._add(line)
-
-    def _add(self, line: bytes) -> None:
-        try:
-            found = parse_json(line)
-            step = int(found["step"])
-            numbers = {name: value for name, value in found.items() if value is None or isinstance(value, int | float)}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            return  # an incomplete line of a crashed process
-        # A new dict, since other threads may read the old one.
-        self._rows[step] = {**self._rows.get(step, {}), **numbers, "step": step}
+                try:
+                    found = parse_json(line)
+                    step = int(found["step"])
+                    values = found.items()
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                    continue  # an incomplete line of a crashed process
+                numbers = {name: value for name, value in values if value is None or isinstance(value, int | float)}
+                # A new dict, since other threads may read the old one.
+                self._rows[step] = {**self._rows.get(step, {}), **numbers, "step": step}
 
 
 def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
@@ -227,7 +225,10 @@ def _chart(
     numbers = [value for *_, values, bands in found for _, value in itertools.chain(values, *bands)]
     if not numbers:
         return chart
-    up = _Axis.of(*_padded(min(numbers), max(numbers)), HEIGHT - BOTTOM, TOP)
+    least, greatest = min(numbers), max(numbers)
+    room = 0.06 * (greatest - least) or 0.05 * abs(greatest) or 0.5
+    bottom = least - room if least < 0 or least > 2 * room else min(least, 0.0)
+    up = _Axis.of(bottom, greatest + room, HEIGHT - BOTTOM, TOP)
     chart.y_ticks = [(up.at(value), number(value)) for value in up.ticks(4)]
     chart.x_ticks = [(across.at(value), f"{value:g}") for value in across.ticks(6) if value == int(value)]
     for run, style, label, values, bands in found:
@@ -265,11 +266,6 @@ class _Axis:
         step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [round(place * step, 12) for place in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-
-def _padded(low: float, high: float) -> tuple[float, float]:
-    room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
-    return (low - room if low < 0 or low > 2 * room else min(low, 0.0)), high + room
 
 
 def _within(values: Sequence[tuple[int, float]], first: int | None, last: int | None) -> list[tuple[int, float]]:

@@ -6,7 +6,7 @@ import operator
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
@@ -391,13 +391,9 @@ def search(
 def contains_text(text: str, traces: Iterable[Trace]) -> bool:
     """Return whether a message or an answer has this text, ignoring case."""
     wanted = text.lower()
-    return any(wanted in part.lower() for trace in traces for part in _texts(trace))
-
-
-def _texts(trace: Trace) -> Iterator[str]:
-    for message in (*trace.messages, trace.response):
-        parts = message_parts(message)
-        yield parts.text
-        yield parts.reasoning
-        for name, arguments in parts.tools:
-            yield f"{name} {arguments}"
+    for trace in traces:
+        for parts in map(message_parts, (*trace.messages, trace.response)):
+            calls = (f"{name} {arguments}" for name, arguments in parts.tools)
+            if any(wanted in part.lower() for part in (parts.text, parts.reasoning, *calls)):
+                return True
+    return False

@@ -48,8 +48,6 @@ _DIGEST = re.compile(r" \((files|sha256) \w+\)$")
 """Digest after the name of a file or folder in an evaluation's identity."""
 _BUSY_S = 120.0
 """Seconds without a new line or trace after which a run counts as stopped."""
-_SESSIONS_KEPT = 64
-_QUESTIONS_KEPT = 4096
 _TIMEOUT_S = 5.0
 
 
@@ -81,8 +79,8 @@ class Run:
         self._metrics = MetricsFile(folder / "metrics.jsonl") if folder else None
         self._store: TraceStore | None = None
         self._rollouts: Rollouts | None = None
-        self._calls = lru_cache(_SESSIONS_KEPT)(self._read_calls)
-        self._question = lru_cache(_QUESTIONS_KEPT)(self._read_question)
+        self._calls = lru_cache(64)(self._read_calls)
+        self._question = lru_cache(4096)(self._read_question)
         self._lock = threading.RLock()
 
     @property

@@ -251,12 +251,11 @@ class Scale:
         return f"d{size if value > 0 else -size}" if size else "d0"
 
 
-_ODDS = (0.05, 0.1, 0.2, 0.4)
 SCALES = {
     "sampler": Scale(bounds=(0.01, 0.1, 0.3, 0.7, 1.2, 2.0, 4.0, 7.0)),
     "entropy": Scale(bounds=(0.01, 0.05, 0.15, 0.3, 0.6, 1.0, 1.7, 2.5)),
     "gap": Scale(bounds=(1e-5, 1e-3, 0.01, 0.05, 0.2), diverges=True),
-    "ratio": Scale(bounds=(0.005, *_ODDS), diverges=True),
+    "ratio": Scale(bounds=(0.005, 0.05, 0.1, 0.2, 0.4), diverges=True),
     "advantage": Scale(bounds=(1e-6, 0.25, 0.75, 1.25, 2.0), diverges=True),
 }
 """Scales by overlay. Log-probabilities are negated."""
