@@ -190,7 +190,12 @@ class _Containers(SandboxBackend):
 
     async def launch(self, spec: SandboxSpec) -> ContainerSandbox:
         """Start a container."""
-        image_folder = await self._folder_of(spec.image)
+        if spec.image not in self._folders:
+            result = await self.run("image", "inspect", "--format", "{{.Config.WorkingDir}}", "--", spec.image)
+            if not result.ok:
+                raise SandboxError(f"image {spec.image!r} is not on this machine: {end_of(result)}")
+            self._folders[spec.image] = result.stdout.strip()
+        image_folder = self._folders[spec.image]
         name = f"rllm-{new_id()}"
         folder = spec.workdir or image_folder or "/app"
         try:
@@ -204,14 +209,6 @@ class _Containers(SandboxBackend):
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_disks())
         return sandbox
-
-    async def _folder_of(self, image: str) -> str:
-        if image not in self._folders:
-            result = await self.run("image", "inspect", "--format", "{{.Config.WorkingDir}}", "--", image)
-            if not result.ok:
-                raise SandboxError(f"image {image!r} is not on this machine: {end_of(result)}")
-            self._folders[image] = result.stdout.strip()
-        return self._folders[image]
 
     async def _run(self, name: str, spec: SandboxSpec) -> None:
         options, client_env = _variables(spec.env)

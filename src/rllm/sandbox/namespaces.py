@@ -193,7 +193,8 @@ def enter(job: Job, command: list[str]) -> int:
     for _, writer in pipes.values():
         os.close(writer)
     _forward({reader: number for number, (reader, _) in pipes.items()}, until=os.pidfd_open(child))
-    return _exit_code(os.waitpid(child, 0)[1])
+    status = os.waitpid(child, 0)[1]
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)  # as a shell has it
 
 
 def _forward(outputs: dict[int, int], *, until: int) -> None:
@@ -221,11 +222,6 @@ def _copy_piece(reader: int, outputs: dict[int, int]) -> None:
         os.close(number)
     while piece:
         piece = piece[os.write(outputs[reader], piece) :]
-
-
-def _exit_code(status: int) -> int:
-    """Return an exit code as a shell has it."""
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _become(command: list[str], *, cwd: str, env: dict[str, str]) -> None:

@@ -121,15 +121,13 @@ class Route:
         headers = [_HEADER.fullmatch(line) for line in lines]
         if request is None or not all(headers):
             raise ValueError("malformed request")
-        self._check_path(request[2].decode())
-        kept = [found[0] for found in headers if found and found[1].lower() not in _OF_THE_CONNECTION]
-        return b"\r\n".join([first, b"Host: " + self._netloc, b"Connection: close", *kept, b"", b""])
-
-    def _check_path(self, target: str) -> None:
+        target = request[2].decode()
         path = unquote(target.partition("?")[0])
         is_below = path == self._prefix or path.startswith(self._prefix + "/")
         if not is_below or "\\" in path or "#" in target or ".." in path.split("/") or "." in path.split("/"):
             raise PermissionError(f"this sandbox reaches {self._prefix or '/'} only")
+        kept = [found[0] for found in headers if found and found[1].lower() not in _OF_THE_CONNECTION]
+        return b"\r\n".join([first, b"Host: " + self._netloc, b"Connection: close", *kept, b"", b""])
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: bytes, reason: bytes) -> None:
