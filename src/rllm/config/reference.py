@@ -22,8 +22,7 @@ from rllm.config.yaml_file import leaves
 from rllm.registry import field_docs, resolve
 from rllm.types import JSONMapping, JSONObject
 
-SCHEMA_FILE = "rllm.schema.json"
-HINT = f"# yaml-language-server: $schema={SCHEMA_FILE}"
+HINT = "# yaml-language-server: $schema=rllm.schema.json"
 """First line by which a YAML file names its schema to an editor; `rllm config --json-schema` prints the schema."""
 
 _WIDTH = 116

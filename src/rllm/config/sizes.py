@@ -94,7 +94,10 @@ def size_of(model: str) -> float | None:
         number = num_weights(folder if folder.is_dir() else cached_folder(model))
     except (OSError, ValueError, KeyError, OverflowError):  # a damaged file, which loading the model reports
         number = None
-    return _stated(folder.name) if number is None else number
+    if number is not None:
+        return number
+    stated = _IN_A_NAME.search(folder.name)
+    return None if stated is None else int(stated[1] or 1) * float(stated[2]) * _UNITS[stated[3].lower()]
 
 
 def size_in_words(model: str) -> str:
@@ -277,11 +280,6 @@ def cached_folder(hub_id: str) -> Path:
     except (ImportError, ValueError):  # the latter for what is not a hub id
         found = None
     return Path(found).parent if isinstance(found, str) else Path(hub_id)
-
-
-def _stated(name: str) -> float | None:
-    found = _IN_A_NAME.search(name)
-    return None if found is None else int(found[1] or 1) * float(found[2]) * _UNITS[found[3].lower()]
 
 
 def fitted_to_tasks(config: TrainConfig, num_tasks: int) -> TrainConfig:

@@ -30,8 +30,6 @@ METADATA_HEADER = "x-rllm-metadata"
 MAX_METADATA_BYTES = 4096
 """Longer metadata is not sent, because servers limit headers."""
 
-RECORDED_CALLS = ("/chat/completions",)
-
 _EXCHANGE = "rllm.exchange"
 
 
@@ -109,7 +107,7 @@ def begin(request: Request, frame: Frame, *, stamp: bool) -> None:
         inherited = request.headers.get(METADATA_HEADER, "")  # from the environment: see `propagation.environment`
         for name, value in stamps(frame, request.url.path, inherited).items():
             request.headers[name] = value
-    if request.url.path.endswith(RECORDED_CALLS):
+    if request.url.path.endswith("/chat/completions"):
         try:
             body = bytes(request.content)
         except RuntimeError:  # a streamed body, which no model client sends

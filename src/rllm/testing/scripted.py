@@ -34,7 +34,6 @@ Script: TypeAlias = Sequence[Answer] | Callable[[list[Message]], Answer]
 TURN_START, TURN_END = 256, 257
 """The two ids that are not bytes: beginning and end of a message."""
 
-TEMPLATE_HASH = "scripted"
 _PIECE = 4  # Characters in one streamed delta.
 
 
@@ -120,7 +119,7 @@ class ScriptedEngine:
             finish_reason=finish_reason,
             stop_string=stop_string,
             weight_version=self.weight_version,
-            template_hash=TEMPLATE_HASH,
+            template_hash="scripted",
             sampling=sampling.to_dict(),
         )
 

@@ -35,10 +35,7 @@ from rllm.types import JSONMapping, JSONObject
 Beginning: TypeAlias = dict[str, Any]
 """Arguments of the command that began a run, by name: texts, and for `data` of `rllm train` a list of them."""
 SETTINGS, BEGUN_AS, STORE, EVALUATION = "config.yaml", "begun_as.yaml", "traces.db", "evaluation.json"
-DEFAULT_PROJECT = "rllm"
-DEFAULT_LOG_SAMPLES = 2
 LOCK_FILE = ".lock"
-_MAX_ID_BYTES = 4096
 _MAX_NAMED = 3
 _SEAL = ".seal"
 _TRUSTED = "RLLM_TRUSTED_RUNS"
@@ -60,7 +57,7 @@ class AboutRun:
     @property
     def log_samples(self) -> int:
         """Number of conversations of a step to show."""
-        return int(self.settings.get("log_samples", DEFAULT_LOG_SAMPLES))
+        return int(self.settings.get("log_samples", 2))
 
     def flat_settings(self) -> JSONObject:
         """Return the settings by dotted key."""
@@ -70,7 +67,7 @@ class AboutRun:
 def about_run(run_dir: Path) -> AboutRun:
     """Read the facts from a run's folder; a folder without `config.yaml` has no settings."""
     settings = settings_of(run_dir)
-    project = settings.get("project") or DEFAULT_PROJECT
+    project = settings.get("project") or "rllm"
     return AboutRun(name=run_dir.resolve().name, project=str(project), settings=settings)
 
 
@@ -93,7 +90,7 @@ def run_id_of(folder: Path) -> str | None:
     if not path.is_file():
         return None
     with path.open("rb") as file:
-        return file.read(_MAX_ID_BYTES).decode(errors="replace").strip()
+        return file.read(4096).decode(errors="replace").strip()
 
 
 class LoggedSteps:

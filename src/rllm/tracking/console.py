@@ -41,7 +41,6 @@ _MEAN_OF = 10
 """Steps whose mean a reward is compared with."""
 _MAX_OWN = 6
 """User-defined metrics that a line shows."""
-_SAMPLE_EVERY = 10
 _WIDTH = 120
 """Length of lines without a terminal."""
 
@@ -250,7 +249,7 @@ def memory(metrics: Mapping[str, float]) -> list[str]:
 
 def sample_lines(step: int, split: str, episodes: Sequence[Episode], most: int, width: int = _WIDTH) -> Iterable[str]:
     """Return samples to print: of the evaluation before training, of the first step, and of every tenth."""
-    is_shown = step == 0 if split == "eval" else step == 1 or step % _SAMPLE_EVERY == 0
+    is_shown = step == 0 if split == "eval" else step == 1 or step % 10 == 0
     return excerpts(episodes, most, width=width) if is_shown else ()
 
 

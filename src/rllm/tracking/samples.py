@@ -22,7 +22,20 @@ Row: TypeAlias = "list[object]"
 
 def sample_rows(step: int, episodes: Sequence[Episode], most: int) -> list[Row]:
     """Return a row for each of the samples."""
-    return [_row(step, episode, path) for episode, path in samples(episodes, most)]
+    rows: list[Row] = []
+    for episode, path in samples(episodes, most):
+        reason = episode.termination_reason.value if episode.termination_reason else ""
+        row = [
+            step,
+            episode.id,
+            path.name,
+            path.final_reward(),
+            bool(episode.is_correct),
+            f"{episode.info['error'].get('type')}" if episode.failed else reason,
+            conversation_text(path)[:MAX_CHARACTERS],
+        ]
+        rows.append(row)
+    return rows
 
 
 def samples(episodes: Sequence[Episode], most: int) -> list[tuple[Episode, Trajectory]]:
@@ -78,19 +91,6 @@ def _excerpt(message: Message, width: int) -> str:
     indent = " " * (_LABEL + 2)
     lines = textwrap.wrap(text, max(width, _LABEL + 22), initial_indent=indent, subsequent_indent=indent) or [indent]
     return f"{message.get('role', ''):>{_LABEL}}  {lines[0][_LABEL + 2 :]}" + "".join(f"\n{line}" for line in lines[1:])
-
-
-def _row(step: int, episode: Episode, path: Trajectory) -> Row:
-    reason = episode.termination_reason.value if episode.termination_reason else ""
-    return [
-        step,
-        episode.id,
-        path.name,
-        path.final_reward(),
-        bool(episode.is_correct),
-        f"{episode.info['error'].get('type')}" if episode.failed else reason,
-        conversation_text(path)[:MAX_CHARACTERS],
-    ]
 
 
 def conversation_text(path: Trajectory) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rllm._runtime.ids import new_id
 from rllm.errors import MissingDependencyError
-from rllm.tracking.about import AboutRun, LoggedSteps, about_run, kept_id
+from rllm.tracking.about import LoggedSteps, about_run, kept_id
 from rllm.tracking.base import Background
 from rllm.tracking.samples import COLUMNS, Row, sample_rows
 from rllm.types import Episode
@@ -95,11 +95,12 @@ class TensorBoardTracker(_Tracker):
         return self._summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._logged.log_new(step, values, lambda new: self._write(step, list(new.values())))
+        def write(new: Mapping[str, Any]) -> None:
+            summary = self._summary(value=list(new.values()))
+            self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+            self._writer.flush()
 
-    def _write(self, step: int, values: Sequence[Any]) -> None:
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-        self._writer.flush()
+        self._logged.log_new(step, values, write)
 
 
 def _markdown_cell(value: object) -> str:
@@ -156,7 +157,7 @@ class MLflowTracker(_Tracker):
         super().__init__(run_dir)
         self._entities = _import("mlflow.entities")
         self._client = _import("mlflow").MlflowClient()
-        self._id = kept_id(run_dir, "mlflow", lambda: self._new_run(self._about))
+        self._id = kept_id(run_dir, "mlflow", self._new_run)
         self._client.update_run(self._id, status="RUNNING")
         self._logged = LoggedSteps(run_dir, "mlflow")
         self._rows: dict[str, deque[Row]] = defaultdict(lambda: deque(maxlen=_MLFLOW_MAX_ROWS))
@@ -180,21 +181,20 @@ class MLflowTracker(_Tracker):
         table = {f"{name}.json": rows}
         self._background.do(lambda: self._logged.log_new(step, table, self._add_rows))
 
-    def _new_run(self, about: AboutRun) -> str:
-        run = self._client.create_run(self._experiment(about.project), run_name=about.name)
+    def _new_run(self) -> str:
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._about.project
+        found = self._client.get_experiment_by_name(project)
+        experiment_id = self._client.create_experiment(project) if found is None else found.experiment_id
+        run = self._client.create_run(str(experiment_id), run_name=self._about.name)
         param = self._entities.Param
         settings = [
-            param(_mlflow_name(key), str(value)[:_MLFLOW_MAX_VALUE]) for key, value in about.flat_settings().items()
+            param(_mlflow_name(key), str(value)[:_MLFLOW_MAX_VALUE])
+            for key, value in self._about.flat_settings().items()
         ]
         for start in range(0, len(settings), _MLFLOW_BATCH):
             batch = settings[start : start + _MLFLOW_BATCH]
             self._client.log_batch(run.info.run_id, params=batch, synchronous=True)
         return str(run.info.run_id)
-
-    def _experiment(self, project: str) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _load_tables(self) -> None:
         """Load the rows that an earlier process of the run has logged."""
