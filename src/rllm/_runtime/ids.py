@@ -13,9 +13,6 @@ def new_id() -> str:
     return f"{_random.getrandbits(128):032x}"
 
 
-def _reseed() -> None:
-    _random.seed(os.urandom(32))
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reseed)  # a forked child must not repeat its parent's ids
+    # A forked child must not repeat its parent's ids.
+    os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))

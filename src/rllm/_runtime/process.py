@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import FrameType
 
@@ -68,17 +67,13 @@ def no_fork_meanwhile() -> Iterator[None]:
         yield
 
 
-ASSUMED = 8 << 30
-"""Bytes of memory, on systems that do not report it."""
-
-
 def total_memory(root: Path = Path("/")) -> int:
     """Return the number of bytes that this process may use, within the limits of its control groups."""
     try:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not a POSIX system
-        installed = ASSUMED
-    return min([installed, *(group.limit for group in _groups(root))])
+        installed = 8 << 30  # assumed
+    return min([installed, *(limit for limit, _ in _groups(root))])
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
@@ -86,12 +81,12 @@ def free_memory(root: Path = Path("/")) -> int | None:
     available = _numbers(root / "proc/meminfo").get("MemAvailable:")
     if available is None:
         return None
-    return max(0, min([available * 1024, *(group.limit - group.used for group in _groups(root))]))
+    return max(0, min([available * 1024, *(limit - used for limit, used in _groups(root))]))
 
 
-def resident_memory(root: Path = Path("/")) -> int:
+def resident_memory() -> int:
     """Return the bytes of main memory that this process holds; 0 if the system does not report it."""
-    pages = _read(root / "proc/self/statm").split()
+    pages = _read(Path("/proc/self/statm")).split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
@@ -118,15 +113,11 @@ _malloc_trim, _mallopt = (
 )
 
 
-@dataclass(frozen=True)
-class _Group:
-    limit: int
-    used: int
-    """Cached files are not counted."""
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and use of the control groups (v1 and v2) of this process and their parents that have a limit.
 
-
-def _groups(root: Path) -> Iterator[_Group]:
-    """Yield the control groups (v1 and v2) of this process and their parents, as far as they have a limit."""
+    Cached files are not counted as used.
+    """
     for line in filter(None, _read(root / "proc/self/cgroup").split("\n")):
         _, kinds, path = line.split(":", 2)
         if kinds == "":
@@ -142,7 +133,7 @@ def _groups(root: Path) -> Iterator[_Group]:
             limit, used = (_read(folder / name).strip() for name in names[:2])
             if limit.isdecimal() and used.isdecimal():
                 cached = _numbers(folder / "memory.stat").get(names[2], 0)
-                yield _Group(int(limit), int(used) - cached)
+                yield int(limit), int(used) - cached
 
 
 def _numbers(file: Path) -> dict[str, int]:

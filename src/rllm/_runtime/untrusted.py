@@ -44,21 +44,16 @@ class TooLargeError(ValueError):
     """Data from outside that exceeds a memory limit."""
 
 
-def unpack_zlib(data: bytes, decompressor: Any = None, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
-    """Return the content of a zlib stream.
-
-    Args:
-        data: the whole stream.
-        decompressor: an object like `zlib.decompressobj()`, for another library or a dictionary.
-        limit: bytes of the result at most.
+def unpack_zlib(data: bytes, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
+    """Return the content of a whole zlib stream, of at most `limit` bytes.
 
     Raises:
         TooLargeError: if the result is longer.
         ValueError: if the stream is cut short.
         zlib.error: if it is damaged.
     """
-    decompressor = decompressor or zlib.decompressobj()
-    unpacked: bytes = decompressor.decompress(data, limit + 1)
+    decompressor = zlib.decompressobj()
+    unpacked = decompressor.decompress(data, limit + 1)
     if len(unpacked) > limit:
         raise TooLargeError(f"{len(data):,} bytes unpack to more than {limit:,}")
     if not decompressor.eof:
@@ -150,13 +145,10 @@ def _value_bytes(text: bytes) -> int:
     return taken
 
 
-_GAP = "\n[... {} bytes left out ...]\n"
-
-
 class HeadAndTail:
     """Keeps `max_bytes` of a stream: half from its beginning, half from its end."""
 
-    def __init__(self, max_bytes: int, *, gap: str = _GAP) -> None:
+    def __init__(self, max_bytes: int, *, gap: str = "\n[... {} bytes left out ...]\n") -> None:
         """Keep nothing yet; `gap` is the text between the two, formatted with the number of omitted bytes."""
         self.num_dropped = 0
         """Number of omitted bytes between the two."""

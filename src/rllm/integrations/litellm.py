@@ -64,8 +64,12 @@ class Detours:
         """
         if call.get("api_key") == self._key:  # LiteLLM invokes the callback twice for a call that it translates.
             return call
-        if not _is_captured(call):
-            self._warn_once(str(call.get("model")))
+        model = str(call.get("model"))
+        is_chosen = (call.get("model_info") or {}).get("rllm") is True or model.startswith("hosted_vllm/")
+        if not call.get("api_base") or not is_chosen:
+            if model not in self._warned:
+                self._warned.add(model)
+                logger.warning(_NOT_CAPTURED, model)
             return call
         server = await self._server(str(call["api_base"]), call.get("api_key"))
         headers = headers_of(call)
@@ -85,11 +89,6 @@ class Detours:
                 server = await asyncio.to_thread(ServerThread(app, shutdown_timeout_s=1.0).start)
                 self._servers[api_base, api_key] = server
             return server
-
-    def _warn_once(self, model: str) -> None:
-        if model not in self._warned:
-            self._warned.add(model)
-            logger.warning(_NOT_CAPTURED, model)
 
     def close(self) -> None:
         """Wait for calls in flight, and close the store."""
@@ -111,22 +110,13 @@ def session_of(call: JSONMapping, headers: Mapping[str, str]) -> str | None:
     In a header, metadata or the API key, or as LiteLLM's own session.
     """
     metadata = {**(call.get("litellm_metadata") or {}), **(call.get("metadata") or {})}
-    named = (
-        headers.get(SESSION_HEADER)
-        or metadata.get(METADATA_FIELD)
-        or _own_session(call.get("litellm_session_id") or metadata.get("session_id"))
-        or _session_of_key(headers.get("authorization", ""))
-    )
-    return str(named) if named else None
-
-
-def _own_session(named: object) -> str | None:
-    """Return LiteLLM's session id if it is valid for us; a call is answered in any case."""
-    return named if isinstance(named, str) and is_session_id(named) else None
-
-
-def _session_of_key(authorization: str) -> str | None:
-    key = authorization.rpartition(" ")[2].rpartition(":")[2]
+    named = headers.get(SESSION_HEADER) or metadata.get(METADATA_FIELD)
+    if named:
+        return str(named)
+    of_litellm = call.get("litellm_session_id") or metadata.get("session_id")
+    if isinstance(of_litellm, str) and is_session_id(of_litellm):  # a call is answered in any case
+        return of_litellm
+    key = headers.get("authorization", "").rpartition(" ")[2].rpartition(":")[2]
     return key.removeprefix(KEY_PREFIX) or None if key.startswith(KEY_PREFIX) else None
 
 
@@ -159,8 +149,3 @@ def __getattr__(name: str) -> Any:
     if name == "handler":  # made on first access, because it opens the store
         return _handler()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _is_captured(call: JSONMapping) -> bool:
-    asked_for = (call.get("model_info") or {}).get("rllm") is True
-    return bool(call.get("api_base")) and (asked_for or str(call.get("model")).startswith("hosted_vllm/"))

@@ -63,7 +63,11 @@ class Tracing:
         self._own: TracerProvider | None = None
         provider = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider):  # the placeholder until one is set
-            provider = self._own = _exporting_provider()
+            resource = Resource.create()
+            if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):  # no name is configured
+                resource = resource.merge(Resource({SERVICE_NAME: "rllm"}))
+            provider = self._own = TracerProvider(resource=resource)
+            self._own.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = provider.get_tracer("rllm")
 
     def close(self) -> None:
@@ -115,15 +119,6 @@ class Tracing:
         headers: dict[str, str] = {}
         _W3C.inject(headers)
         return headers
-
-
-def _exporting_provider() -> TracerProvider:
-    resource = Resource.create()
-    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):  # no name is configured
-        resource = resource.merge(Resource({SERVICE_NAME: "rllm"}))
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
 
 
 def _facts(traces: Sequence[Trace]) -> JSONObject:
