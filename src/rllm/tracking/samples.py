@@ -25,6 +25,8 @@ def sample_rows(step: int, episodes: Sequence[Episode], most: int) -> list[Row]:
     rows: list[Row] = []
     for episode, path in samples(episodes, most):
         reason = episode.termination_reason.value if episode.termination_reason else ""
+        answered = path.steps[-1].chat_completions if path.steps else []
+        messages = [f"{message.get('role', '')}: {message_text(message)}" for message in answered]
         row = [
             step,
             episode.id,
@@ -32,7 +34,7 @@ def sample_rows(step: int, episodes: Sequence[Episode], most: int) -> list[Row]:
             path.final_reward(),
             bool(episode.is_correct),
             f"{episode.info['error'].get('type')}" if episode.failed else reason,
-            conversation_text(path)[:MAX_CHARACTERS],
+            plain_text("\n\n".join(messages))[:MAX_CHARACTERS],
         ]
         rows.append(row)
     return rows
@@ -91,12 +93,6 @@ def _excerpt(message: Message, width: int) -> str:
     indent = " " * (_LABEL + 2)
     lines = textwrap.wrap(text, max(width, _LABEL + 22), initial_indent=indent, subsequent_indent=indent) or [indent]
     return f"{message.get('role', ''):>{_LABEL}}  {lines[0][_LABEL + 2 :]}" + "".join(f"\n{line}" for line in lines[1:])
-
-
-def conversation_text(path: Trajectory) -> str:
-    """Return the messages of a trajectory's last call and its answer, each with its role."""
-    messages = path.steps[-1].chat_completions if path.steps else []
-    return plain_text("\n\n".join(f"{message.get('role', '')}: {message_text(message)}" for message in messages))
 
 
 def message_text(message: Message) -> str:

@@ -85,9 +85,12 @@ class TensorBoardTracker(_Tracker):
         self._writer.close()
 
     def _log_table(self, step: int, name: str, rows: Sequence[Row]) -> None:
-        lines: list[Row] = [[*COLUMNS], ["---"] * len(COLUMNS), *rows]
-        table = "\n".join(f"| {' | '.join(map(_markdown_cell, line))} |" for line in lines)
-        self._log(step, {name: self._text(name, table)})
+        table: list[Row] = [[*COLUMNS], ["---"] * len(COLUMNS), *rows]
+        lines = []
+        for row in table:
+            cells = [html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>") for value in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        self._log(step, {name: self._text(name, "\n".join(lines))})
 
     def _text(self, tag: str, markdown: str) -> Any:
         metadata = _import("tensorboard.plugins.text.metadata").create_summary_metadata(display_name="", description="")
@@ -101,11 +104,6 @@ class TensorBoardTracker(_Tracker):
             self._writer.flush()
 
         self._logged.log_new(step, values, write)
-
-
-def _markdown_cell(value: object) -> str:
-    """Return a value as one line of a table, with its markup escaped."""
-    return "<br>".join(html.escape(str(value)).replace("|", "&#124;").split("\n"))
 
 
 class WandbTracker(_Tracker):
