@@ -224,15 +224,17 @@ def _scratch(config: TrainConfig, run_dir: Path) -> Path:
     if config.vllm.sync_dir is not None:
         parent = config.vllm.sync_dir.expanduser().absolute()
     else:
-        weights = list(
-            Path(config.model.path).expanduser().glob("*.safetensors")
-        )  # none of a hub id: its size is unknown
-        size = _COPIES * sum(file.stat().st_size for file in weights)
-        in_memory = config.vllm.url is None and bool(weights) and os.access(_SHARED_MEMORY, os.W_OK)
-        has_room = in_memory and shutil.disk_usage(_SHARED_MEMORY).free > size
-        parent = _SHARED_MEMORY if has_room else run_dir.absolute()
+        in_memory = config.vllm.url is None and _has_room(_SHARED_MEMORY, config.model.path)
+        parent = _SHARED_MEMORY if in_memory else run_dir.absolute()
     try:
         parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="rllm-weights-", dir=parent))
     except OSError as error:
         raise ConfigError(f"vllm.sync_dir={str(parent)!r} cannot be written to: {error.strerror}") from error
+
+
+def _has_room(folder: Path, model: str) -> bool:
+    """Return whether the model's size is known and some sets of its weights fit into the folder."""
+    weights = list(Path(model).expanduser().glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weights)
+    return bool(weights) and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _COPIES * size

@@ -254,16 +254,17 @@ class UnderWay:
     @asynccontextmanager
     async def watched(self, every_s: float = LEAST_S / 3) -> AsyncIterator[None]:
         """Log stuck rollouts while inside."""
-        watch = asyncio.create_task(self._watch(every_s), name="rllm stuck rollouts")
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(every_s)
+                self.warn()
+
+        watching = asyncio.create_task(watch(), name="rllm stuck rollouts")
         try:
             yield
         finally:
-            watch.cancel()
-
-    async def _watch(self, every_s: float) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            self.warn()
+            watching.cancel()
 
     def _stuck(self) -> list[tuple[int, str, float]]:
         if len(self._took) < _ENOUGH:

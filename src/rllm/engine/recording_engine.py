@@ -151,9 +151,9 @@ class RecordingEngine:
         return getattr(self.inference, name)
 
 
-def recording(engine: InferenceEngine) -> RecordingEngine:
-    """Return the engine wrapped for recording, unless it is already."""
-    return engine if isinstance(engine, RecordingEngine) else RecordingEngine(engine)
+def recording(engine: InferenceEngine, *, store: TraceStore | None = None) -> RecordingEngine:
+    """Return the engine wrapped for recording, unless it is already; see `RecordingEngine`."""
+    return engine if isinstance(engine, RecordingEngine) else RecordingEngine(engine, store=store)
 
 
 def check_one_answer(params: JSONMapping) -> None:

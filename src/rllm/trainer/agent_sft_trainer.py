@@ -76,7 +76,16 @@ class AgentSFTTrainer(AgentTrainer):
         Raises:
             ConfigError: naming the row or the setting that is wrong, and the remedy.
         """
-        chosen = _for_demonstrations(load_config(config))
+        chosen = load_config(config)
+        if "algorithm" not in chosen.model_fields_set:
+            chosen.algorithm = {"name": "sft"}
+        elif "name" not in chosen.algorithm:
+            chosen.algorithm = {"name": "sft", **chosen.algorithm}
+        if "group_size" not in chosen.rollout.model_fields_set:
+            chosen.rollout.group_size = 1
+        best = chosen.keep_best
+        if best in ("eval/loss", "eval/perplexity"):
+            raise ConfigError(f"keep_best={best!r} keeps the highest, which is worst: use -{best}")
         check_model(chosen)
         rows = sampled_from(
             _rows(train_dataset, "train_dataset"),
@@ -94,18 +103,6 @@ class AgentSFTTrainer(AgentTrainer):
             trackers=trackers,
             resume=resume,
         )
-
-
-def _for_demonstrations(config: TrainConfig) -> TrainConfig:
-    if "algorithm" not in config.model_fields_set:
-        config.algorithm = {"name": "sft"}
-    elif "name" not in config.algorithm:
-        config.algorithm = {"name": "sft", **config.algorithm}
-    if "group_size" not in config.rollout.model_fields_set:
-        config.rollout.group_size = 1
-    if config.keep_best in ("eval/loss", "eval/perplexity"):
-        raise ConfigError(f"keep_best={config.keep_best!r} keeps the highest, which is worst: use -{config.keep_best}")
-    return config
 
 
 def _rows(source: object, name: str) -> list[Row]:

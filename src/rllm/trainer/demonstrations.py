@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby
 from typing import TYPE_CHECKING, TypeGuard
@@ -207,14 +207,20 @@ class _Reader:
     def _shown(self, prompt: Sequence[int], ids: Sequence[int], mask: Sequence[int]) -> Shown:
         if not prompt:
             raise ConfigError("the chat template prints nothing before the first answer: begin with a user message")
-        spans = tuple(_runs(mask, len(prompt)))
+        spans: list[tuple[int, int]] = []
+        place = len(prompt)
+        for is_learned, run in groupby(mask):
+            stop = place + len(list(run))
+            if is_learned:
+                spans.append((place, stop))
+            place = stop
         shown = [*prompt, *ids][: spans[-1][1]]
         if (most := max(shown)) >= self._of.num_ids:
             raise ConfigError(
                 f"messages have {self._of.tokenizer.decode([most])!r}, token {most} of the tokenizer, but the model's "
                 f"ids are 0 to {self._of.num_ids - 1}: leave it out"
             )
-        return Shown(array("i", shown), spans)
+        return Shown(array("i", shown), tuple(spans))
 
 
 def _check_text(messages: object) -> None:
@@ -250,11 +256,3 @@ def _ids(step: JSONMapping, name: str, place: int) -> array[int]:
         return array("i", step.get(name) or ())
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"steps[{place}].{name}: use a list of whole numbers, the ids of tokens ({error})") from error
-
-
-def _runs(mask: Sequence[int], place: int) -> Iterator[tuple[int, int]]:
-    for value, run in groupby(mask):
-        stop = place + len(list(run))
-        if value:
-            yield place, stop
-        place = stop

@@ -149,8 +149,14 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
             foreign = (STORE, EPISODES) if not begun else () if (run_dir / LOCK_FILE).exists() else ("config.yaml",)
             if found := next((name for name in foreign if (run_dir / name).exists()), None):
                 raise ConfigError(f"run_dir={str(run_dir)!r} has {found}, which is not of a run: choose another folder")
-        if begun:
-            _check_never_saved(run_dir)
+        if begun:  # starting over would delete what a run that has lost its checkpoints still has
+            num_logged = last_step(run_dir / "metrics.jsonl")
+            save_every = read_settings(run_dir / "config.yaml")[0].get("save_every")
+            if isinstance(save_every, int) and 0 < save_every < num_logged:
+                raise ConfigError(
+                    f"run_dir={str(run_dir)!r} has metrics of {num_logged} steps (save_every={save_every}) but no "
+                    "checkpoint, and starting over would delete them: restore checkpoints/, or choose another folder"
+                )
         return StartingPoint()
     if not resume:
         raise ConfigError(
@@ -161,17 +167,6 @@ def starting_point(checkpoints: Checkpoints, run_dir: Path, *, resume: bool) -> 
         return StartingPoint(checkpoint=latest, state=read_state(latest))
     except ConfigError as error:
         raise ConfigError(f"{error}; {checkpoints.way_back(latest)}") from error
-
-
-def _check_never_saved(run_dir: Path) -> None:
-    """Raise `ConfigError` if the run has lost its checkpoints: starting over would delete its metrics and rollouts."""
-    steps_done = last_step(run_dir / "metrics.jsonl")
-    save_every = read_settings(run_dir / "config.yaml")[0].get("save_every")
-    if isinstance(save_every, int) and 0 < save_every < steps_done:
-        raise ConfigError(
-            f"run_dir={str(run_dir)!r} has metrics of {steps_done} steps (save_every={save_every}) but no checkpoint, "
-            "and starting over would delete them: restore checkpoints/, or choose another folder"
-        )
 
 
 def identity_of(

@@ -20,7 +20,7 @@ from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent
 from rllm.engine.agent_function_engine import AgentFunctionEngine
 from rllm.engine.agent_workflow_engine import AgentWorkflowEngine, check_workflow, is_worth_another_try
 from rllm.engine.capture import GatewayCapture, SessionGateway
-from rllm.engine.recording_engine import RecordingEngine
+from rllm.engine.recording_engine import RecordingEngine, recording
 from rllm.engine.runner import Rollout
 from rllm.engine.signature import check_arguments, check_made_with, check_rows, name_of
 from rllm.engine.validation import check_promise
@@ -55,7 +55,7 @@ class RolloutContext:
     @property
     def recorded(self) -> RecordingEngine:
         """The policy, for those that ask it without HTTP."""
-        return RecordingEngine(self.inference, store=self.store)
+        return recording(self.inference, store=self.store)
 
     @property
     def capture(self) -> GatewayCapture:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +28,6 @@ from rllm.engine.ray_cluster import (
     packed,
     url_elsewhere,
 )
-from rllm.engine.recording_engine import RecordingEngine
 from rllm.engine.request import RolloutRequest
 from rllm.engine.runner import RolloutRunner
 from rllm.engine.scoring import Scoring
@@ -43,22 +41,10 @@ from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningR
 from rllm.types import JSONMapping, JSONObject
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteRolloutContext(RolloutContext):
-    """Services of a run for rollouts on another machine."""
-
-    @property
-    def recorded(self) -> RecordingEngine:
-        assert isinstance(self.inference, GatewayEngine)
-        return self.inference
-
-
 def open_remote(source: RolloutSource, gateway: RemoteGateway, rollout: RolloutConfig) -> RunningRollout:
     """Return the rollouts of a source in a process that reaches the policy only through its gateway."""
     store = cast("TraceStore", gateway)  # rollouts only read sessions of it
-    return source.open(
-        RemoteRolloutContext(inference=GatewayEngine(gateway), gateway=gateway, store=store, rollout=rollout)
-    )
+    return source.open(RolloutContext(inference=GatewayEngine(gateway), gateway=gateway, store=store, rollout=rollout))
 
 
 def check_rollouts(config: TrainConfig, source: RolloutSource) -> None:

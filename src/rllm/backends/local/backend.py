@@ -407,8 +407,14 @@ def _freeze_beside_text(model: PreTrainedModel) -> None:
 def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
     """Return the arguments of `LocalBackend` for the engine that samples; start or join a server if there is one."""
     if config.model.engine == "vllm":
-        if config.model.quantize:  # the server starts with the weights that are computed with
-            return {"serve": partial(_serve_dequantized, config, on_failure)}
+        if config.model.quantize:
+
+            def serve(loaded: LoadedModel, adapter: Adapter | None) -> Sampler:
+                served = open_server(config, base=loaded)  # it starts with the weights that are computed with
+                on_failure.callback(served.close)
+                return served.sampler(loaded, adapter)
+
+            return {"serve": serve}
         served = open_server(config)
         on_failure.callback(served.close)
         return {"serve": served.sampler}
@@ -418,11 +424,3 @@ def _sampling(config: TrainConfig, on_failure: ExitStack) -> JSONObject:
         "max_length": config.model.max_length,
         "tool_parser": config.model.tool_parser,
     }
-
-
-def _serve_dequantized(
-    config: TrainConfig, on_failure: ExitStack, loaded: LoadedModel, adapter: Adapter | None
-) -> Sampler:
-    served = open_server(config, base=loaded)
-    on_failure.callback(served.close)
-    return served.sampler(loaded, adapter)

@@ -121,7 +121,8 @@ def at_tokens(outputs: Tensor, mask: Tensor) -> Tensor:
 def batch_of(data: TensorDict) -> Batch:
     """Return, in a worker, part of a batch from some of the rows of `Rows.columns`, and `temperature`."""
     ids, mask = data["input_ids"], data[MASK].values().bool()
-    rows, sampled = (flat.cpu().split(ids.offsets().diff().tolist()) for flat in (ids.values(), mask))
+    sizes = ids.offsets().diff().tolist()
+    rows, sampled = (flat.cpu().split(sizes) for flat in (ids.values(), mask))
     sequences = [_sequence(row.tolist(), of_row.tolist()) for row, of_row in zip(rows, sampled, strict=True)]
     counts = torch.tensor([sequence.num_sampled for sequence in sequences], device=mask.device)
     known = {str(name) for name in data.keys() if str(name).startswith(NUMBERS)}  # noqa: SIM118 - its items are rows
