@@ -199,7 +199,14 @@ def _targets(model: PreTrainedModel, settings: LoraSettings) -> _Targets:
             raise
         targets = replace(targets, refused=(*targets.refused, *_REFUSED_IN_MAMBA))
         trial, config = _trial(model, settings, targets)
-    _check_known(model, settings, config)
+    # A target may have an older name, which peft has translated.
+    known = {ALL_LINEAR}.union(*(_ends_of(name) for name, _ in [*model.named_modules(), *model.named_parameters()]))
+    for name in settings.names:
+        if name not in known and (ALL_LINEAR in settings.names or name in config.target_modules):
+            raise ConfigError(
+                f"model.lora_targets={settings.targets!r}: {type(model).__name__} has no {name!r}; it has "
+                f"{', '.join(by_kind(coverage_of(model).without))}; use {ALL_LINEAR} for all of its linear layers"
+            )
     without = coverage_of(trial).without
     missed = {f"{name}.weight" for name in _linear_layers(model, targets)} & without.keys()
     return replace(targets, parameters=sorted({*targets.parameters, *missed}))
@@ -238,17 +245,6 @@ def _trial(model: PreTrainedModel, settings: LoraSettings, targets: _Targets) ->
     trial = copy.deepcopy(model, empty)
     with torch.device("meta"):
         return trial, _wrap(trial, settings, targets).peft_config["default"]
-
-
-def _check_known(model: PreTrainedModel, settings: LoraSettings, config: LoraConfig) -> None:
-    """Raise `ConfigError` for a target that is not in the model, not even by an older name that peft translates."""
-    known = {ALL_LINEAR}.union(*(_ends_of(name) for name, _ in [*model.named_modules(), *model.named_parameters()]))
-    for name in settings.names:
-        if name not in known and (ALL_LINEAR in settings.names or name in config.target_modules):
-            raise ConfigError(
-                f"model.lora_targets={settings.targets!r}: {type(model).__name__} has no {name!r}; it has "
-                f"{', '.join(by_kind(coverage_of(model).without))}; use {ALL_LINEAR} for all of its linear layers"
-            )
 
 
 def _linear_layers(model: PreTrainedModel, targets: _Targets) -> list[str]:

@@ -176,7 +176,12 @@ class AgentExecutionEngine:
             finally:
                 trajectory = play.trajectory
                 attempt.trajectories.append(trajectory)
-            await self._final_reward(env, trajectory, calls)
+            judge = getattr(env, "compute_final_reward", None)
+            if judge is not None and trajectory.steps:  # it scores the whole rollout at its end
+                where = f"{type(env).__name__}.compute_final_reward"
+                with boundary(EnvError, where):
+                    reward = await calls.call(judge, name=where)
+                trajectory.steps[-1].reward = checked_reward(reward, where, EnvError)
         check_trajectories([trajectory], self.agent_class.__name__)
         episode = self._episode(trajectory, reason, play)
         return complete(episode, attempt, await self.capture.traces(session, set()))
@@ -196,16 +201,6 @@ class AgentExecutionEngine:
     def _make_agent(self) -> BaseAgent:
         with boundary(AgentError, f"{self.agent_class.__name__}(**agent_args)"):
             return self.agent_class(**self.agent_args)
-
-    async def _final_reward(self, env: BaseEnv, trajectory: Trajectory, calls: BlockingCalls) -> None:
-        """Replace the last step's reward if the environment scores the whole rollout at its end."""
-        judge = getattr(env, "compute_final_reward", None)
-        if judge is None or not trajectory.steps:
-            return
-        where = f"{type(env).__name__}.compute_final_reward"
-        with boundary(EnvError, where):
-            reward = await calls.call(judge, name=where)
-        trajectory.steps[-1].reward = checked_reward(reward, where, EnvError)
 
     def _episode(self, trajectory: Trajectory, reason: TerminationReason, play: Interaction) -> Episode:
         discounted_returns(trajectory.steps, self.gamma)

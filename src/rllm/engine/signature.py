@@ -72,7 +72,11 @@ def check_made_with(kind: type, name: str, arguments: JSONMapping | None, **ours
     try:
         signature.bind(**ours, **arguments)
     except TypeError as error:
-        meant = _misspelt(signature.parameters, arguments, ours)
+        # An unknown argument may be a missing one, misspelt.
+        names = _named(signature.parameters)
+        left = names - set(arguments) - set(ours)
+        questions = (did_you_mean(key, left) for key in arguments if key not in names)
+        meant = next((f"; {question}" for question in questions if question), "")
         raise ConfigError(f"{kind.__name__}(**{name}): {error}{meant}") from error
     if not (arguments and _takes_any(signature.parameters)):
         return
@@ -92,14 +96,6 @@ def check_named(kind: type, name: str, arguments: JSONMapping, known: Collection
         if key not in known:
             meant = did_you_mean(str(key), known, name) or f"known here: {', '.join(known)}"
             raise ConfigError(f"{name}.{key}: {kind.__name__} does not take this argument; {meant}")
-
-
-def _misspelt(parameters: Mapping[str, inspect.Parameter], arguments: JSONMapping, ours: Collection[str]) -> str:
-    """Return a question for the end of a message if an unknown argument resembles a missing one."""
-    names = _named(parameters)
-    left = names - set(arguments) - set(ours)
-    questions = (did_you_mean(key, left) for key in arguments if key not in names)
-    return next((f"; {question}" for question in questions if question), "")
 
 
 def check_rows(function: Callable[..., object], data: Dataset) -> None:

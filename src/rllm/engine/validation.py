@@ -27,7 +27,15 @@ def check_episode(episode: Episode, agent: str) -> None:
     """
     check_trajectories(episode.trajectories, agent)
     episode.info = _mapping(episode.info, "info of its episode", agent)
-    _normalize_error(episode.info)
+    if error := episode.info.get("error"):
+        fields = error if isinstance(error, Mapping) else {"message": error}
+        episode.info["error"] = {
+            "type": str(fields.get("type", "AgentError")),
+            "message": str(fields.get("message", error)),
+            "traceback": str(fields.get("traceback", "")),
+        }
+    else:
+        episode.info.pop("error", None)
     if not isinstance(episode.info.get("warnings", []), list):
         episode.info["warnings"] = [str(episode.info["warnings"])]
     episode.metrics = checked_metrics(_mapping(episode.metrics, "metrics of its episode", agent), agent)
@@ -81,20 +89,6 @@ def checked_metrics(metrics: Mapping[Any, Any], agent: str) -> dict[str, float]:
 def checked_reward_of(value: object, what: str, agent: str) -> float:
     """Return a reward as a float; raise `AgentError` if it is not a finite number."""
     return _number(value, what, "a finite number, or None for 'not scored'", agent)
-
-
-def _normalize_error(info: JSONObject) -> None:
-    """Convert an error to the form of `Episode.info`, or remove an empty one."""
-    error = info.get("error")
-    if not error:
-        info.pop("error", None)
-        return
-    fields = error if isinstance(error, Mapping) else {"message": error}
-    info["error"] = {
-        "type": str(fields.get("type", "AgentError")),
-        "message": str(fields.get("message", error)),
-        "traceback": str(fields.get("traceback", "")),
-    }
 
 
 def _id(value: object, what: str, agent: str) -> str:

@@ -67,13 +67,22 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
     """Return a checkpoint of a run: `latest`, `best`, or a folder's name.
 
     Raises:
-        ConfigError: if there is none of the name, or no run; or if it leads out of a folder that is not the user's own.
+        ConfigError: if there is none of the name, or no run; or if it leads out of a folder that is not the user's own,
+            or is an adapter there that names a folder of this machine as its base model.
     """
     check_contained(run)
     checkpoints = Checkpoints(run, keep=1)
     found = {"latest": checkpoints.latest, "best": checkpoints.best}.get(name, lambda: run / "checkpoints" / name)()
     if found is not None and found.is_dir():
-        _check_base(found, run)
+        if (found / _ADAPTER).is_file() and not is_own(run):
+            from rllm.inference.local.loading import base_of
+
+            base = base_of(found)
+            if not _HUB_ID.fullmatch(base) or Path(base).exists():
+                raise ConfigError(
+                    f"run={str(run)!r}: its adapter names the folder {base!r} as its base model, and you did not begin "
+                    f"this run here: {how_to_trust(run)}"
+                )
         return found
     there = ", ".join(path.name for path in checkpoints.all())
     if not there:
@@ -81,20 +90,6 @@ def chosen_checkpoint(run: Path, name: str) -> Path:
         raise ConfigError(f"run={str(run)!r} {what}: name the folder of a training run; {way_to_a_run(run)}")
     lacks = "none has a score, which keep_best gives; " if name == "best" else ""
     raise ConfigError(f"checkpoint={name!r}: {lacks}{str(run)!r} has {there}; name one of them, or latest")
-
-
-def _check_base(checkpoint: Path, run: Path) -> None:
-    """Refuse an adapter that names a folder of this machine as its base model, in a run that is not the user's own."""
-    if not (checkpoint / _ADAPTER).is_file() or is_own(run):
-        return
-    from rllm.inference.local.loading import base_of
-
-    base = base_of(checkpoint)
-    if not _HUB_ID.fullmatch(base) or Path(base).exists():
-        raise ConfigError(
-            f"run={str(run)!r}: its adapter names the folder {base!r} as its base model, and you did not begin this "
-            f"run here: {how_to_trust(run)}"
-        )
 
 
 def export_model(checkpoint: Path, target: Path) -> None:

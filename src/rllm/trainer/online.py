@@ -113,7 +113,19 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
         mark = {LEARNED_KEY: {"run": attempt.run_id, "step": attempt.training_step}}
         await asyncio.wrap_future(self._store.open_session(session.id, mark))
         traces = await asyncio.to_thread(self._store.by_session, session.id)
-        return self._episode(session, traces, reward, baseline)
+        steps = learnable_steps(traces)
+        trajectory = Trajectory(name="agent", steps=steps, reward=reward)
+        trajectory.info[BASELINE_KEY] = baseline
+        if (problem := self._problem_of(steps, traces)) is not None:
+            reason, explanation = problem
+            trajectory.info[DROPPED_KEY] = reason
+            logger.warning("session %s is not learned from: %s", session.id, explanation)
+        return Episode(
+            task_id=str(session.metadata.get("task_id", session.id)),
+            session_id=session.id,
+            is_correct=reward >= 1.0,
+            trajectories=[trajectory],
+        )
 
     def _new_sessions(self, attempt: RolloutRequest) -> Iterator[tuple[SessionInfo, float]]:
         """Yield the scored sessions that were not learned from before this training step, oldest first."""
@@ -128,21 +140,6 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
                 self._rewards.append(reward)
             else:
                 yield session, reward
-
-    def _episode(self, session: SessionInfo, traces: Sequence[Trace], reward: float, baseline: float) -> Episode:
-        steps = learnable_steps(traces)
-        trajectory = Trajectory(name="agent", steps=steps, reward=reward)
-        trajectory.info[BASELINE_KEY] = baseline
-        if (problem := self._problem_of(steps, traces)) is not None:
-            reason, explanation = problem
-            trajectory.info[DROPPED_KEY] = reason
-            logger.warning("session %s is not learned from: %s", session.id, explanation)
-        return Episode(
-            task_id=str(session.metadata.get("task_id", session.id)),
-            session_id=session.id,
-            is_correct=reward >= 1.0,
-            trajectories=[trajectory],
-        )
 
     def _problem_of(self, steps: Sequence[Step], traces: Sequence[Trace]) -> tuple[str, str] | None:
         """Return why the tokens of a session cannot be learned from: the name of the reason, and a sentence."""

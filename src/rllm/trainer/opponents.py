@@ -90,32 +90,30 @@ class OpponentPool:
     def engine(self, step: int) -> LocalEngine:
         """Return the policy after so many steps."""
         with self._loading:
-            if step not in self._loaded:
-                self._loaded[step] = self._load(step)
-            return self._loaded[step]
+            if step in self._loaded:
+                return self._loaded[step]
+            settings = self._config.model
+            template = TemplateChoice.of(settings)
+            path = str(self._path_of(step)) if step else settings.path
+            loaded = load_model(path, dtype=settings.dtype, device=settings.device, template=template)
+            engine = LocalEngine(
+                loaded.model,
+                loaded.tokenizer,
+                max_concurrent=self._config.rollout.max_concurrent,
+                max_length=settings.max_length,
+                tool_parser=settings.tool_parser,
+                device=loaded.device,
+                cache_bytes=_CACHE_BYTES,
+            )
+            with engine.paused():
+                engine.publish(step)
+            self._loaded[step] = engine
+            return engine
 
     def close(self) -> None:
         """Stop the samplers."""
         for engine in self._loaded.values():
             engine.close()
-
-    def _load(self, step: int) -> LocalEngine:
-        settings = self._config.model
-        template = TemplateChoice.of(settings)
-        path = str(self._path_of(step)) if step else settings.path
-        loaded = load_model(path, dtype=settings.dtype, device=settings.device, template=template)
-        engine = LocalEngine(
-            loaded.model,
-            loaded.tokenizer,
-            max_concurrent=self._config.rollout.max_concurrent,
-            max_length=settings.max_length,
-            tool_parser=settings.tool_parser,
-            device=loaded.device,
-            cache_bytes=_CACHE_BYTES,
-        )
-        with engine.paused():
-            engine.publish(step)
-        return engine
 
     def _path_of(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"

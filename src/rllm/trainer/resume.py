@@ -187,25 +187,16 @@ def identity_of(
     )
     if val_data is not None:
         identity[VAL_DATASET] = dataset_identity(val_data)
-    identity |= _weights_read_again(config, algorithm)
+    # Weights that a resumed run does not read from its checkpoint: the base of an adapter, the reference and the
+    # teacher. A hub id identifies its weights.
+    read_again = {"teacher.path": config.teacher.path}
+    if config.model.lora_rank or algorithm.needs_reference:
+        read_again["model.path"] = config.model.path
+    for key, path in read_again.items():
+        if path is not None and (folder := Path(path).expanduser()).is_dir():
+            identity[f"digest of the weights in {key}"] = digest_of_weights(folder)
     plain: JSONObject = orjson.loads(readable_json(identity))
     return plain
-
-
-def _weights_read_again(config: TrainConfig, algorithm: Algorithm) -> dict[str, str]:
-    """Return digests of weights that a resumed run does not read from its checkpoint.
-
-    These are the base of an adapter, the reference and the teacher. A hub id identifies its weights.
-    """
-    again = {"teacher.path": config.teacher.path}
-    if config.model.lora_rank or algorithm.needs_reference:
-        again["model.path"] = config.model.path
-    folders = {key: Path(path).expanduser() for key, path in again.items() if path is not None}
-    return {
-        f"digest of the weights in {key}": digest_of_weights(folder)
-        for key, folder in folders.items()
-        if folder.is_dir()
-    }
 
 
 def digest_of_weights(folder: Path) -> str:

@@ -170,7 +170,11 @@ class TeacherEndpoint:
             InferenceError: if it cannot be reached.
         """
         self._choose_model()
-        ids = _telling_ids(tokenizer)
+        # Ids across the vocabulary whose texts are plain words, which look the same however decoded.
+        vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+        some = vocabulary[:: max(1, len(vocabulary) // (8 * _NUM_PROBED))]
+        words = [token_id for token_id in some if tokenizer.decode([token_id]).strip().isalnum()]
+        ids = words[:: max(1, len(words) // _NUM_PROBED)]
         try:
             entries = self._prompt_logprobs(ids)
         except InferenceError as error:
@@ -245,14 +249,6 @@ class TeacherEndpoint:
                 )
             found.append(entry)
         return found
-
-
-def _telling_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return ids across the vocabulary whose texts are plain words, which look the same however decoded."""
-    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    some = vocabulary[:: max(1, len(vocabulary) // (8 * _NUM_PROBED))]
-    words = [token_id for token_id in some if tokenizer.decode([token_id]).strip().isalnum()]
-    return words[:: max(1, len(words) // _NUM_PROBED)]
 
 
 def _named(error: openai.OpenAIError, url: str) -> InferenceError:

@@ -176,8 +176,16 @@ def state_folder(folder: Path, role: str) -> Path:
 
 def _worker_config(role: Role, config: DictConfig) -> TrainingWorkerConfig:
     """Return verl's dataclasses for a role, made on this node, since they read its disk."""
-    _choose_attention(config.model)
-    model, part = omega_conf_to_dataclass(config.model), omega_conf_to_dataclass(config.part)
+    # Flash-attn if this node has it, which needs no padding, else the local backend's choice.
+    settings, chosen = config.model, config.model.override_config.get("attn_implementation")
+    if chosen is None:
+        about = AutoConfig.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code)
+        chosen = "flash_attention_2" if importlib.util.find_spec("flash_attn") else attention_of(about)
+        with open_dict(settings):
+            settings.override_config.attn_implementation = chosen
+    if chosen != "flash_attention_2":
+        settings.use_remove_padding = False
+    model, part = omega_conf_to_dataclass(settings), omega_conf_to_dataclass(config.part)
     engine = part.engine
     engine.use_dynamic_bsz = True
     engine.max_token_len_per_gpu = engine.infer_max_token_len_per_gpu = part.ppo_max_token_len_per_gpu
@@ -199,18 +207,6 @@ def _make_room(part: TrainingWorker, data: TensorDict) -> None:
     length = math.ceil(tensordict_utils.pop(data, LONGEST) / split)
     most = max(part.engine_config.max_token_len_per_gpu, length)
     tensordict_utils.assign_non_tensor(data, max_token_len_per_gpu=most)
-
-
-def _choose_attention(model: DictConfig) -> None:
-    """Choose flash-attn if this node has it, which needs no padding, else the local backend's choice."""
-    chosen = model.override_config.get("attn_implementation")
-    if chosen is None:
-        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-        chosen = "flash_attention_2" if importlib.util.find_spec("flash_attn") else attention_of(config)
-        with open_dict(model):
-            model.override_config.attn_implementation = chosen
-    if chosen != "flash_attention_2":
-        model.use_remove_padding = False
 
 
 def _load_value_model(

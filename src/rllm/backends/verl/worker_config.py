@@ -53,8 +53,8 @@ def check(config: TrainConfig) -> None:
     check_versions()
     compose(config)
     if config.verl.policy_loss is not None:
-        _check_known(config.verl.policy_loss, environment_of(config))
-        _check_mean(config.verl.policy_loss, algorithm_of(config).aggregation)
+        os.environ.update(environment_of(config))
+        _check_policy_loss(config.verl.policy_loss, algorithm_of(config).aggregation)
     check_address(config.ray.address)
 
 
@@ -109,9 +109,8 @@ def check_settings(config: TrainConfig) -> None:
         )
 
 
-def _check_known(policy_loss: str, environment: dict[str, str]) -> None:
-    """Look the loss up in verl, which imports its code."""
-    os.environ.update(environment)
+def _check_policy_loss(policy_loss: str, aggregation: str) -> None:
+    """Check that verl, whose code this imports, has the loss, and the aggregation if the loss always is one mean."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     if policy_loss not in POLICY_LOSS_REGISTRY:
@@ -119,10 +118,6 @@ def _check_known(policy_loss: str, environment: dict[str, str]) -> None:
             f"verl.policy_loss={policy_loss!r}: verl has no such loss; use one of "
             f"{', '.join(sorted(POLICY_LOSS_REGISTRY))}"
         )
-
-
-def _check_mean(policy_loss: str, aggregation: str) -> None:
-    """Check the aggregation against losses that always are the same mean."""
     obeys_from = MEAN_OF_SEQUENCES.get(policy_loss, "0")
     if aggregation != "seq-mean-token-mean" and (obeys_from is None or is_before("verl", obeys_from)):
         raise ConfigError(
@@ -192,23 +187,17 @@ def compose(config: TrainConfig) -> DictConfig:
         raise ConfigError(f"verl.overrides.{ENGINE}={engine!r}: verl has no such engine ({error})") from error
     OmegaConf.set_struct(composed, False)
     for key, value in {**{key: ours.value for key, ours in verl_keys(config).items()}, **given}.items():
-        _set(composed, key, value, is_users=key in given)
+        section, _, name = key.rpartition(".")
+        known = OmegaConf.select(composed, section) if section else composed
+        is_open = any(part in OPEN for part in section.split("."))
+        if key in given and (known is None or name not in known) and not is_open:
+            raise ConfigError(
+                f"verl.overrides.{key}={value!r}: verl has no such key; "
+                + (f"nor {section}" if known is None else f"known there: {', '.join(sorted(map(str, known)))}")
+            )
+        OmegaConf.update(composed, key, value, merge=True, force_add=True)
     OmegaConf.resolve(composed)
     return composed
-
-
-def _set(composed: DictConfig, key: str, value: object, *, is_users: bool) -> None:
-    """Set a key; raise `ConfigError` if it is a user's key and verl does not know it."""
-    from omegaconf import OmegaConf
-
-    section, _, name = key.rpartition(".")
-    known = OmegaConf.select(composed, section) if section else composed
-    if is_users and (known is None or name not in known) and not any(part in OPEN for part in section.split(".")):
-        raise ConfigError(
-            f"verl.overrides.{key}={value!r}: verl has no such key; "
-            + (f"nor {section}" if known is None else f"known there: {', '.join(sorted(map(str, known)))}")
-        )
-    OmegaConf.update(composed, key, value, merge=True, force_add=True)
 
 
 def _worker(composed: DictConfig, part: str, model: str, role: str) -> DictConfig:

@@ -107,16 +107,12 @@ class PackedLinear(nn.Module):  # type: ignore[misc]
     def nbytes(self) -> int:
         return 0 if self._packed is None else self.in_features * self.out_features * self._dtype.itemsize
 
-    def _pack(self) -> Tensor:
-        linear, bias = self.linear, self.linear.bias
-        weight = dequantized(linear) if isinstance(linear, QuantizedLinear) else linear.weight
-        self._shift = None if bias is None else bias.detach().to(self._dtype)
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), _ROWS)
-        return packed
-
     def forward(self, inputs: Tensor) -> Tensor:
         if self._packed is None:
-            self._packed = self._pack()
+            linear, bias = self.linear, self.linear.bias
+            weight = dequantized(linear) if isinstance(linear, QuantizedLinear) else linear.weight
+            self._shift = None if bias is None else bias.detach().to(self._dtype)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(self._dtype), _ROWS)
         given = inputs.to(self._dtype)
         outputs = self._product_in_blocks(given) if self._in_blocks else self._product(given)
         return outputs.to(inputs.dtype)

@@ -177,8 +177,24 @@ class Scheduler:
         """Admit waiting requests that fit, then decode one token of every admitted request."""
         while self._admit():
             pass
-        if self._live:
-            self._step()
+        live = self._live
+        if not live:
+            return
+        logits = self._decoder.step([(item.completion_ids or item.prompt_ids)[-1] for item in live])
+        tokens, logprobs = self._sampled(logits)
+        reasons: dict[int, str] = {}
+        for number, (request, token, logprob) in enumerate(zip(live, tokens, logprobs, strict=True)):
+            request.completion_ids.append(token)
+            request.logprobs.append(logprob)
+            reason = self._end_of(request, token)
+            if reason:
+                reasons[number] = reason
+            elif request.streaming:
+                request.wake(request)
+        if reasons:
+            self._remove(reasons)
+        self.counters.decode_steps += 1
+        self.counters.completion_tokens += len(tokens)
 
     def publish(self, weight_version: int) -> None:
         """Switch to changed weights, dropping all states of the old ones.
@@ -255,24 +271,6 @@ class Scheduler:
                 break
             chosen.append(self._waiting.popleft())
         return chosen
-
-    def _step(self) -> None:
-        live = self._live
-        logits = self._decoder.step([(item.completion_ids or item.prompt_ids)[-1] for item in live])
-        tokens, logprobs = self._sampled(logits)
-        reasons: dict[int, str] = {}
-        for number, (request, token, logprob) in enumerate(zip(live, tokens, logprobs, strict=True)):
-            request.completion_ids.append(token)
-            request.logprobs.append(logprob)
-            reason = self._end_of(request, token)
-            if reason:
-                reasons[number] = reason
-            elif request.streaming:
-                request.wake(request)
-        if reasons:
-            self._remove(reasons)
-        self.counters.decode_steps += 1
-        self.counters.completion_tokens += len(tokens)
 
     def _sampled(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Return the next token of each live request, and its log-probability."""

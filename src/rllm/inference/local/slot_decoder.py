@@ -321,7 +321,16 @@ class SlotDecoder:
 
     def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
         rows = {number: self._sequences[number] for number in ended}
-        self._remember((row, ended[number][: row.length]) for number, row in rows.items())
+        # Later prompts may begin with their tokens.
+        self._prefixes.begin_round()
+        computed: list[BlockLocation] = []
+        for number, row in rows.items():
+            known = ended[number][: row.length]
+            path = self._prefixes.match(known)
+            first = len(path) - row.num_in_prompt // BLOCK  # new block of the slot
+            if first >= 0:  # else its prompt was forgotten meanwhile, for want of memory
+                computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, first)
+        self._prefixes.store(computed, self._cache.states)
         self._sequences = [row for number, row in enumerate(self._sequences) if number not in ended]
         self._row_of_sequence = None
         for row in rows.values():
@@ -337,17 +346,6 @@ class SlotDecoder:
                 row.slot = slot
                 self._mark(row)
         self._rows = sorted(kept, key=lambda row: row.slot)
-
-    def _remember(self, ended: Iterable[tuple[_Row, Sequence[int]]]) -> None:
-        """Cache the states of rows for later prompts that begin with their tokens."""
-        self._prefixes.begin_round()
-        computed: list[BlockLocation] = []
-        for row, known in ended:
-            path = self._prefixes.match(known)
-            number = len(path) - row.num_in_prompt // BLOCK  # of the first new block in the slot
-            if number >= 0:  # else its prompt was forgotten meanwhile, for want of memory
-                computed += BlockLocation.of(self._prefixes.extend(known, path), row.slot, number)
-        self._prefixes.store(computed, self._cache.states)
 
     def clear(self) -> None:
         self._rows.clear()

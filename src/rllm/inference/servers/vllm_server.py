@@ -92,7 +92,13 @@ class VLLMServer:
             ConfigError: if the port is in use.
             InferenceError: if it ends or is not healthy in time; with the end of its log and the remedy.
         """
-        _check_port(options.port)
+        try:
+            socket.create_server(("127.0.0.1", options.port)).close()
+        except OSError as error:
+            raise ConfigError(
+                f"vllm.port={options.port}: another program listens there ({error.strerror}): leave it out to use a "
+                f"free port, or join that server with vllm.url=http://127.0.0.1:{options.port}/v1"
+            ) from error
         arguments = [*command, *serve_arguments(options)]
         environment = serve_environment(options)
         server = cls(
@@ -266,17 +272,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
-
-
-def _check_port(port: int) -> None:
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return
-    except OSError as error:
-        raise ConfigError(
-            f"vllm.port={port}: another program listens there ({error.strerror}): leave it out to use a free port, or "
-            f"join that server with vllm.url=http://127.0.0.1:{port}/v1"
-        ) from error
 
 
 # --- its process ------------------------------------------------------------------------------------------------------
