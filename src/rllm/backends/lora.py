@@ -89,7 +89,12 @@ class Adapter:
                 f"model.lora_targets={settings.targets!r}: the embeddings are not a linear layer: leave them out, or "
                 f"use {ALL_LINEAR}"
             )
-        _keep_buffers(self._inside)
+        # Models look for a router's buffers in peft's wrapper around it, such as the bias that balances experts in
+        # DeepSeek V3 and GLM 4.5.
+        for module in self._inside.modules():
+            if type(module).__name__ == "ParamWrapper":
+                for name, buffer in module.get_base_layer().named_buffers(recurse=False):
+                    module.register_buffer(name, buffer, persistent=False)
         try:
             with torch.no_grad():
                 model(input_ids=torch.tensor([[1, 2]], device=device), use_cache=False)
@@ -304,17 +309,6 @@ def _beside_text(model: PreTrainedModel) -> str | None:
         return None
     names = [re.escape(name) for name, module in model.named_modules() if any(module is part for part in parts)]
     return rf"(?!({'|'.join(names)})(\.|$)).*"
-
-
-def _keep_buffers(inside: Module) -> None:
-    """Give peft's wrapper around a router the router's buffers, where models look for them.
-
-    DeepSeek V3 and GLM 4.5 keep the bias that balances experts there.
-    """
-    for module in inside.modules():
-        if type(module).__name__ == "ParamWrapper":
-            for name, buffer in module.get_base_layer().named_buffers(recurse=False):
-                module.register_buffer(name, buffer, persistent=False)
 
 
 def _peft() -> Any:

@@ -115,7 +115,16 @@ class Ours:
 def verl_keys(config: TrainConfig) -> dict[str, Ours]:
     """Return the keys of verl's that our settings decide; raise `ConfigError` if verl has no equivalent of one."""
     engine = _given(config).get(ENGINE, "dp")
-    keys = {**_model(config), **_policy(config), **_critic(config)}
+    optim, critic = config.optim, config.critic
+    policy_clip = Ours("optim.max_grad_norm", optim.max_grad_norm)
+    critic_clip = Ours("critic.max_grad_norm", critic.max_grad_norm)
+    keys = {
+        **_model(config),
+        **_updates(ACTOR, config, lr=Ours("optim.lr", optim.rate), clip_grad=policy_clip),
+        **_updates(CRITIC, config, lr=Ours("critic.lr", critic.lr), clip_grad=critic_clip),
+        f"{REFERENCE}.log_prob_use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
+        f"{REFERENCE}.log_prob_max_token_len_per_gpu": Ours("optim.micro_batch_tokens", optim.micro_batch_tokens),
+    }
     if config.verl.policy_loss is not None:
         keys |= _loss(config)
     if engine == "dp":
@@ -223,36 +232,18 @@ def _model(config: TrainConfig) -> dict[str, Ours]:
     return policy | {f"{CRITIC}.model.{name}": ours for name, ours in {**keys, **lora}.items()}
 
 
-def _policy(config: TrainConfig) -> dict[str, Ours]:
-    optim = config.optim
-    tokens = Ours("optim.micro_batch_tokens", optim.micro_batch_tokens)
-    return {
-        **_optimizer(ACTOR, config, lr=Ours("optim.lr", optim.rate)),
-        f"{ACTOR}.optim.clip_grad": Ours("optim.max_grad_norm", optim.max_grad_norm),
-        f"{ACTOR}.use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
-        f"{ACTOR}.ppo_max_token_len_per_gpu": tokens,
-        f"{ACTOR}.ppo_epochs": Ours("optim.num_epochs", optim.num_epochs),
-        f"{REFERENCE}.log_prob_use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
-        f"{REFERENCE}.log_prob_max_token_len_per_gpu": tokens,
-    }
+def _updates(part: str, config: TrainConfig, *, lr: Ours, clip_grad: Ours) -> dict[str, Ours]:
+    """Return the keys of a model's updates.
 
-
-def _critic(config: TrainConfig) -> dict[str, Ours]:
-    tokens = Ours("optim.micro_batch_tokens", config.optim.micro_batch_tokens)
-    return {
-        **_optimizer(CRITIC, config, lr=Ours("critic.lr", config.critic.lr)),
-        f"{CRITIC}.optim.clip_grad": Ours("critic.max_grad_norm", config.critic.max_grad_norm),
-        f"{CRITIC}.use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
-        f"{CRITIC}.ppo_max_token_len_per_gpu": tokens,
-        f"{CRITIC}.ppo_epochs": Ours("optim.num_epochs", config.optim.num_epochs),
-    }
-
-
-def _optimizer(part: str, config: TrainConfig, *, lr: Ours) -> dict[str, Ours]:
-    """Return a constant schedule: the learning rate of each step is sent to the workers (`update.Schedule`)."""
+    The schedule is constant: the learning rate of each step is sent to the workers (`update.Schedule`).
+    """
     optim = config.optim
     return {
+        f"{part}.use_dynamic_bsz": Ours("optim.micro_batch_tokens", True),
+        f"{part}.ppo_max_token_len_per_gpu": Ours("optim.micro_batch_tokens", optim.micro_batch_tokens),
+        f"{part}.ppo_epochs": Ours("optim.num_epochs", optim.num_epochs),
         f"{part}.optim.lr": lr,
+        f"{part}.optim.clip_grad": clip_grad,
         f"{part}.optim.weight_decay": Ours("optim.weight_decay", optim.weight_decay),
         f"{part}.optim.betas": Ours("optim.beta1 and optim.beta2", [optim.beta1, optim.beta2]),
         f"{part}.optim.lr_warmup_steps": Ours("optim.warmup_steps", 0),

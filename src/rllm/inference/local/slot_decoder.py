@@ -321,7 +321,7 @@ class SlotDecoder:
 
     def remove(self, ended: Mapping[int, Sequence[int]]) -> None:
         rows = {number: self._sequences[number] for number in ended}
-        # Later prompts may begin with their tokens.
+        # Cache their states: later prompts may begin with their tokens.
         self._prefixes.begin_round()
         computed: list[BlockLocation] = []
         for number, row in rows.items():
