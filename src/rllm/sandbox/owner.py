@@ -100,6 +100,6 @@ def own_folder() -> Path:
     for folder in place.glob(f"{_FOLDER}*:*"):
         if has_ended(folder.name.removeprefix(_FOLDER)):
             shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{this_process()}:", dir=place))
-    run_after(this_process(), 'rm -rf -- "$1"', str(folder))
-    return folder
+    prefix = f"{_FOLDER}{this_process()}:"
+    run_after(this_process(), 'rm -rf -- "$1"*', str(place / prefix))  # first: this process may end in between
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
