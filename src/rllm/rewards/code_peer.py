@@ -14,7 +14,6 @@ import datetime
 import decimal
 import fractions
 import functools
-import importlib
 import io
 import json
 import operator
@@ -23,7 +22,7 @@ import re
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any, NoReturn, TypeAlias
 
@@ -280,7 +279,7 @@ _ALONE = ("abs", "bool", "float", "format", "hash", "int", "len", "repr", "rever
 _OF_OPERATOR = ("delitem", "getitem", "index", "neg", "setitem")
 _WITH_ANOTHER = tuple("eq ne lt le gt ge add and floordiv mod mul or pow sub truediv xor".split())
 _OPERATIONS: dict[str, Callable[..., object]] = {
-    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),  # slow to import, and rarely needed
+    "await": lambda coroutine: _run(coroutine),
     "call": lambda function, /, *arguments, **named: function(*arguments, **named),
     "enter": lambda manager: manager.__enter__(),
     "eval": lambda module, expression: eval(expression, {**vars(module), "__builtins__": {}}),
@@ -473,6 +472,12 @@ def _array(data_type: str, shape: tuple[int, ...], content: bytes) -> object:
 
 async def _awaited(remote: Remote) -> object:
     return _ask("await", remote)
+
+
+def _run(coroutine: Coroutine[object, object, object]) -> object:
+    import asyncio  # slow, and rarely needed
+
+    return asyncio.run(coroutine)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
