@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.datastructures import Address
@@ -31,7 +31,7 @@ stream's connection breaks in the middle. `stall`: the stream stops in the middl
 log-probability is missing. `no_tokens`: no ids, as OpenAI."""
 
 
-class ScriptedServer:
+class ScriptedServer(ServerThread):
     """A server in a thread. Set `fault` to make the next calls fail; `requests` has the bodies it received."""
 
     def __init__(self, engine: ScriptedEngine, *, model: str = "scripted", port: int = 0) -> None:
@@ -47,25 +47,12 @@ class ScriptedServer:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
-        self._thread = ServerThread(Starlette(routes=routes), port=port, shutdown_timeout_s=1.0)
+        super().__init__(Starlette(routes=routes), port=port, shutdown_timeout_s=1.0)
 
     @property
     def base_url(self) -> str:
         """Return the URL, including `/v1`."""
-        return f"{self._thread.url}/v1"
-
-    def start(self) -> Self:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        self._thread.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
+        return f"{self.url}/v1"
 
     async def _models(self, request: Request) -> Response:
         if self.fault == "html":
