@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rllm.errors import needed
 from rllm.types import JSONMapping, Trace
@@ -23,36 +23,22 @@ __all__ = ["Span", "agent_span", "disable", "enable", "outgoing_headers", "recor
 _tracing: Tracing | None = None
 
 
-class Span(Protocol):
-    """A span of work. While telemetry is off, its methods do nothing."""
+class Span:
+    """A span of work; one of this class, made while telemetry is off, does nothing."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make spans that start inside children of this one. May be entered more than once, in any thread."""
-        ...
-
-    def note(self, attributes: JSONMapping) -> None:
-        """Add attributes, except those that are `None`."""
-        ...
-
-    def end(self, error: BaseException | str | None = None) -> None:
-        """End the span, optionally with an error (only its type is recorded). Later calls are no-ops."""
-        ...
-
-
-class _NoSpan:
-    @contextmanager
-    def active(self) -> Iterator[None]:
         yield
 
     def note(self, attributes: JSONMapping) -> None:
-        return None
+        """Add attributes, except those that are `None`."""
 
     def end(self, error: BaseException | str | None = None) -> None:
-        return None
+        """End the span, optionally with an error (only its type is recorded). Later calls are no-ops."""
 
 
-_NO_SPAN = _NoSpan()
+_NO_SPAN = Span()
 
 
 def enable(*, response_ids: bool = False) -> None:

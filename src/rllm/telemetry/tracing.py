@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from rllm.telemetry import Span
 from rllm.types import DRIFT_KEY, JSONMapping, JSONObject, Trace
 
 _W3C = TraceContextTextMapPropagator()
@@ -31,8 +32,8 @@ _REQUEST_FIELDS = {
 """Sampling parameters, by their names in the conventions. Stop strings are omitted, since they are content."""
 
 
-class OpenSpan:
-    """A started span; implements `rllm.telemetry.Span`."""
+class OpenSpan(Span):
+    """A started span."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
