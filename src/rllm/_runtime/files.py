@@ -52,8 +52,14 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write at; the file takes the place of `path`, atomically and durably. Raises as `place_of`."""
-    place = place_of(path)
+    """Yield a path to write at; the file takes the place of `path`, atomically and durably.
+
+    Raises:
+        OSError: if `path` is a device or a pipe, which the file would replace.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+    place = Path(os.path.realpath(path))  # links to it stay
     new = place.with_name(f"{place.name}.new")
     try:
         yield new
@@ -68,17 +74,6 @@ def replace_text(path: Path, text: str) -> None:
     """Replace the content of a file atomically and durably."""
     with new_file(path) as new:
         new.write_text(text, encoding="utf-8")
-
-
-def place_of(path: Path) -> Path:
-    """Return the path without links, at which a new file must be put to be found by `path`.
-
-    Raises:
-        OSError: if `path` is a device or a pipe, which a file would replace.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
-    return Path(os.path.realpath(path))
 
 
 def flush(path: Path) -> None:
