@@ -97,9 +97,9 @@ def test_merged_model_generates_the_same_as_the_adapter(run):
     ("arguments", "expected"),
     [
         (["export", "run"], "nothing to write"),
-        (["export", "run", "--html", "r.html", "--rewards", "new.jsonl"], "--rewards new.jsonl would have no effect"),
+        (["export", "run", "--model", "m", "--rewards", "new.jsonl"], "--rewards new.jsonl would have no effect"),
         (["export", "run", "--model", "m", "--min-reward", "1"], "--min-reward 1.0 would have no effect"),
-        (["export", "run", "--html", "r.html", "--split", "eval"], "--split eval would have no effect"),
+        (["export", "run", "--model", "m", "--split", "eval"], "--split eval would have no effect"),
         (["export", "run", "--chat", "c.jsonl", "--checkpoint", "best"], "--checkpoint best would have no effect"),
         (["export", ".", "--episodes", "e.jsonl"], "is not the folder of a run or evaluation; did you mean"),
         (["export", "nowhere", "--episodes", "e.jsonl"], "there is no such folder"),

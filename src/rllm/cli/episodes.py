@@ -218,7 +218,6 @@ def export(
     chat: Annotated[Path | None, optional("Conversations for rllm sft and other trainers, to a .jsonl file.")] = None,
     model: Annotated[Path | None, optional("Trained model, with adapters merged, to a folder.")] = None,
     adapter: Annotated[Path | None, optional("LoRA adapter, to a folder.")] = None,
-    html: Annotated[Path | None, optional("Report, as one HTML file.")] = None,
     checkpoint: Annotated[
         str, typer.Option(help="Checkpoint of the run: latest, best, or a name such as step-000020.")
     ] = "latest",
@@ -226,11 +225,11 @@ def export(
     min_reward: Annotated[float | None, optional("Only trajectories with at least this reward.")] = None,
     rewards: Annotated[Path | None, optional("File of rllm rescore with rewards to use instead.")] = None,
 ) -> None:
-    """Write a run's model, episodes, conversations to train on, or a report; several at once."""
+    """Write a run's model, episodes, or conversations to train on; several at once. A report: `rllm view --export`."""
     from rllm.trainer.export import chosen_checkpoint, export_adapter, export_chat, export_episodes, export_model
 
-    if not any((episodes, chat, model, adapter, html)):
-        raise ConfigError("nothing to write: give --episodes, --chat, --model, --adapter or --html")
+    if not any((episodes, chat, model, adapter)):
+        raise ConfigError("nothing to write: give --episodes, --chat, --model or --adapter")
     needed = {
         "--split": (split, "all", "--episodes or --chat", episodes or chat),
         "--min-reward": (min_reward, None, "--episodes or --chat", episodes or chat),
@@ -252,11 +251,6 @@ def export(
     if adapter is not None:
         export_adapter(chosen_checkpoint(run, checkpoint), adapter)
         print(f"adapter written to {adapter}")
-    if html is not None:
-        from rllm.viewer.export import export_report
-
-        count = export_report(str(run), html)
-        print(f"report with {counted(count, 'rollout')} in full written to {html}")
 
 
 def _chosen(run: Path, split: str, min_reward: float | None, rewards: Path | None) -> Iterator[Episode]:
