@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rllm.cli.options import AsJson, RunOptions, optional
+from rllm.tracking.base import Tracker
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,24 +91,15 @@ def demo(
         terminal.print_json(outcome)
 
 
-class _FirstAndLast:
+class _FirstAndLast(Tracker):
     """Tracker that keeps the first and the last held-out episodes."""
 
     def __init__(self) -> None:
         self.evaluations: list[Sequence[Episode]] = []
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing: another tracker shows metrics."""
-
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         if split == "eval":
             self.evaluations = [*self.evaluations[:1], episodes]
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Do nothing: another tracker shows progress."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is pending."""
 
 
 def _config(model: str | None, seed: int | None, resume: Path | None) -> tuple[TrainConfig, Beginning]:

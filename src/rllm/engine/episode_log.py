@@ -6,7 +6,7 @@ A line is written with one system call and counts once it ends with a newline: a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Self
@@ -16,6 +16,7 @@ from rllm._runtime.untrusted import MAX_UNPACKED_BYTES, parse_json
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, StoreError
 from rllm.store.codec import readable_json
+from rllm.tracking.base import Tracker
 from rllm.types import Episode
 
 EPISODES = "episodes.jsonl"
@@ -87,16 +88,13 @@ Key = tuple[str, str]
 """Split and id of a task."""
 
 
-class TaskFile:
+class TaskFile(Tracker):
     """Tracker that writes every task that was rolled out, once, to the run's `tasks.jsonl`."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / _TASKS
         self._known = set(read_tasks(run_dir))
         self._file: IO[bytes] | None = None
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Do nothing: tasks have no metrics."""
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
@@ -109,9 +107,6 @@ class TaskFile:
                 self._file.write(readable_json({"split": key[0], "task_id": key[1], "task": episode.task}) + b"\n")
         if self._file is not None:
             self._file.flush()
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Do nothing: only episodes have tasks."""
 
     def close(self) -> None:
         if self._file is not None:

@@ -20,26 +20,26 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receiver of metrics and episodes, constructed with the run's folder.
+    """Receiver of metrics and episodes, constructed with the run's folder; methods of a subclass do nothing by default.
 
     An optional method `log_rollout(phase, episode)` is called as soon as each rollout of a phase ends.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics of a training step; a step may be logged in several parts."""
-        ...
+        return
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         """Log the episodes that the metrics of this step come from; `split` is `train` or `eval`."""
-        ...
+        return
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Report progress within a phase: `evaluate`, `roll out`, `update`."""
-        ...
+        return
 
     def close(self) -> None:
         """Write what is pending. Repeatable."""
-        ...
+        return
 
 
 def checked_trackers(trackers: Iterable[object]) -> list[Tracker]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
 
 from rllm._runtime.files import new_file, sync
-from rllm.types import Episode
+from rllm.tracking.base import Tracker
 
 logger = logging.getLogger(__name__)
 
 RECORD_FILE = "metrics.jsonl"
 
 
-class JSONLTracker:
+class JSONLTracker(Tracker):
     """Appends `{"step": n, name: value, ...}` lines to the run's `metrics.jsonl`.
 
     Lines that cannot be written, as on a full disk, are kept and written before the next one.
@@ -43,12 +43,6 @@ class JSONLTracker:
         while self._unwritten:
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         sync(self._file.fileno())
-
-    def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        """Do nothing: episodes are in the store."""
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Do nothing: only results are recorded."""
 
     def close(self) -> None:
         if self._file.closed:

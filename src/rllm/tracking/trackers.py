@@ -24,7 +24,7 @@ from typing import Any
 from rllm._runtime.ids import new_id
 from rllm.errors import MissingDependencyError
 from rllm.tracking.about import LoggedSteps, about_run, kept_id
-from rllm.tracking.base import Background
+from rllm.tracking.base import Background, Tracker
 from rllm.tracking.samples import COLUMNS, Row, sample_rows
 from rllm.types import Episode
 
@@ -47,7 +47,7 @@ def _import(module: str) -> Any:
         raise MissingDependencyError.of(package, package, f"trackers={package}") from error
 
 
-class _Tracker:
+class _Tracker(Tracker):
     """Common parts of the trackers below."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -56,9 +56,6 @@ class _Tracker:
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
         if rows := sample_rows(step, episodes, self._about.log_samples):
             self._log_table(step, f"samples/{split}", rows)
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Do nothing: only results are logged."""
 
     def _log_table(self, step: int, name: str, rows: Sequence[Row]) -> None:
         raise NotImplementedError
