@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from rllm.compat.settings import Translation, our_key, translate, without_omegaconf
 from rllm.config.schema import TrainConfig
-from rllm.config.yaml_file import read_settings
+from rllm.config.yaml_file import leaves, read_settings
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
 from rllm.types import JSONMapping, JSONObject
@@ -255,7 +255,7 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str], layers: Sequence[C
     value = error["input"]
     is_unknown = error["type"] == "extra_forbidden"
     if is_unknown or (isinstance(value, Mapping) and error["type"].endswith("_type")):
-        written = list(_leaves(path, value))
+        written = [key for key, _ in leaves({path: value})]
         names = f"{', '.join(written)} {'is not a setting' if len(written) == 1 else 'are not settings'}"
         kind = "a list" if error["type"] == "list_type" else "one value"
         return f"{location}{names}; {_hint(error['loc']) if is_unknown else f'{path} is one, with {kind}'}"
@@ -270,15 +270,6 @@ def _explain(error: ErrorDetails, origins: Mapping[str, str], layers: Sequence[C
         remedies["dict_type"] = f"; write it as {path}.name={value}"
     remedy = remedies.get(error["type"], "") if isinstance(value, str) else ""
     return f"{location}{path}={value!r}: {error['msg'][0].lower()}{error['msg'][1:]}{remedy}"
-
-
-def _leaves(path: str, value: object) -> Iterator[str]:
-    """Yield the dotted keys of a value that may be a section."""
-    if not isinstance(value, Mapping) or not value:
-        yield path
-    else:
-        for name, inner in value.items():
-            yield from _leaves(f"{path}.{name}", inner)
 
 
 def _location(key: str, layers: Sequence[ConfigLayer]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,10 +85,8 @@ def is_trained(row: Row) -> bool:
 
 def neighbours(steps: Sequence[int], step: int) -> tuple[int | None, int | None]:
     """Return the steps before and after one."""
-    place = bisect_left(steps, step)
-    before = steps[place - 1] if place > 0 else None
-    place += place < len(steps) and steps[place] == step
-    return before, steps[place] if place < len(steps) else None
+    before, after = (item for item in steps if item < step), (item for item in steps if item > step)
+    return max(before, default=None), min(after, default=None)
 
 
 WIDTH, HEIGHT = 420, 150

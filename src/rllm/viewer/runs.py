@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import threading
@@ -229,7 +230,7 @@ class Runs:
 
     def __init__(self, sources: Sequence[str]) -> None:
         self._sources = list(sources)
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs: dict[str, Run] = {}
         self._left_out: set[Path] = set()
         self._lock = threading.Lock()
         self._found()
@@ -284,15 +285,12 @@ class Runs:
     def _known(self, name: str, *, folder: Path | None, store_url: str | None = None) -> Run:
         """Return the known run of this place, or a new one with a unique name."""
         place = str(folder.resolve()) if folder else str(store_url)
-        for (known_place, _), run in self._runs.items():
-            if known_place == place:
-                return run
-        taken = {known for _, known in self._runs}
-        unique = next(
-            item for item in (name, *(f"{name}-{number}" for number in range(2, 10_000))) if item not in taken
-        )
-        self._runs[place, unique] = Run(unique, folder=folder, store_url=store_url)
-        return self._runs[place, unique]
+        if place not in self._runs:
+            taken = {run.name for run in self._runs.values()}
+            names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+            unique = next(item for item in names if item not in taken)
+            self._runs[place] = Run(unique, folder=folder, store_url=store_url)
+        return self._runs[place]
 
 
 def _is_run(folder: Path) -> bool:
