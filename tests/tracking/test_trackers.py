@@ -14,7 +14,7 @@ import pytest
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking import EXTRAS
 from rllm.tracking.about import evaluations_of
-from rllm.tracking.base import Trackers, checked_trackers
+from rllm.tracking.base import Tracker, Trackers, checked_trackers
 from rllm.tracking.jsonl import JSONLTracker, forget_after
 from rllm.types import Episode
 
@@ -96,6 +96,24 @@ def test_ctrl_c_is_not_a_failure_of_the_tracker() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Trackers([Stopping()]).log(1, {})
+
+
+def test_subclass_of_tracker_needs_only_the_methods_that_it_uses(caplog: pytest.LogCaptureFixture) -> None:
+    class Counting(Tracker):
+        num_logged = 0
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            self.num_logged += 1
+
+    [counting] = checked_trackers([Counting()])
+    trackers = Trackers([counting])
+    trackers.log(1, {"a": 2.0})
+    trackers.log_episodes(1, "eval", [Episode(task_id="t")])
+    trackers.progress("update", 0, 1, Episode(task_id="t"))
+    trackers.close()
+    assert isinstance(counting, Counting)
+    assert counting.num_logged == 1
+    assert not caplog.records
 
 
 def test_trackers_are_created_by_name_with_the_run_folder(tmp_path: Path) -> None:
