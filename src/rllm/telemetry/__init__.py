@@ -9,7 +9,7 @@ never have content: no messages, arguments, results or error messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rllm.errors import needed
@@ -87,13 +87,8 @@ def tool_span(name: str) -> AbstractContextManager[Span]:
     return _span(f"execute_tool {name}", {**_operation("execute_tool"), **attributes})
 
 
-@contextmanager
-def _span(name: str, attributes: JSONMapping) -> Iterator[Span]:
-    if _tracing is None:
-        yield _NO_SPAN
-        return
-    with _tracing.started(name, attributes) as span:
-        yield span
+def _span(name: str, attributes: JSONMapping) -> AbstractContextManager[Span]:
+    return nullcontext(_NO_SPAN) if _tracing is None else _tracing.started(name, attributes)
 
 
 def record_call(

@@ -97,10 +97,8 @@ def drifts_of(traces: Sequence[Trace]) -> list[Drift]:
 
 def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
     """Return the length of the common prefix."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return place
-    return min(len(one), len(other))
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _likeness(prior: Trace, trace: Trace) -> tuple[int, int]:
