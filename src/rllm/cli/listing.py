@@ -77,7 +77,13 @@ def _algorithms() -> Iterator[JSONObject]:
     from rllm.algorithms import ALGORITHMS
 
     for name, path in sorted(ALGORITHMS.items()):
-        yield {"name": name, "about": _first_line(path)}
+        module, _, kind = path.partition(":")
+        spec = find_spec(module)  # not imported, since it may need torch
+        assert spec is not None
+        assert spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind]
+        yield {"name": name, "about": (ast.get_docstring(found) or "").partition("\n")[0]}
 
 
 def _benchmarks() -> Iterator[JSONObject]:
@@ -112,14 +118,3 @@ _KINDS: dict[str, Callable[[], Iterator[JSONObject]]] = {
     "envs": _envs,
     "sandboxes": _sandboxes,
 }
-
-
-def _first_line(path: str) -> str:
-    """Return the first line of a class's docstring without importing its module, which may need torch."""
-    module, _, name = path.partition(":")
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return (ast.get_docstring(found) or "").partition("\n")[0]

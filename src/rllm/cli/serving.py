@@ -85,7 +85,14 @@ def gateway(
 
 
 def _greet(url: str, pool: UpstreamPool, store: str, *, needs_key: bool) -> None:
-    """Print addresses and next steps."""
+    """Print addresses, next steps, and problems of replicas that get calls nevertheless; those down are logged."""
+
+    async def check() -> list[str | BaseException | None]:
+        try:
+            return await asyncio.gather(*(replica.check() for replica in pool.replicas), return_exceptions=True)
+        finally:
+            await pool.close()  # The server opens its own connections, in its own event loop.
+
     key = "KEY" if needs_key else "anything"
     print_line(
         f"rllm gateway listens on {url}\n"
@@ -95,25 +102,9 @@ def _greet(url: str, pool: UpstreamPool, store: str, *, needs_key: bool) -> None
         f"  forwards   to {', '.join(replica.address for replica in pool.replicas)}\n"
         f"  Ctrl-C stops it after calls in flight."
     )
-    for problem in _problems_of(pool):
-        print_line(f"  WARNING    {problem}")
-
-
-def _problems_of(pool: UpstreamPool) -> list[str]:
-    """Return problems of replicas that get calls nevertheless; replicas that are down are logged."""
-
-    async def check() -> list[str | BaseException | None]:
-        try:
-            return await asyncio.gather(*(replica.check() for replica in pool.replicas), return_exceptions=True)
-        finally:
-            await pool.close()  # The server opens its own connections, in its own event loop.
-
-    found = zip(pool.replicas, asyncio.run(check()), strict=True)
-    return [
-        f"{replica.address}: {problem}"
-        for replica, problem in found
-        if replica.up and isinstance(problem, InferenceError)
-    ]
+    for replica, problem in zip(pool.replicas, asyncio.run(check()), strict=True):
+        if replica.up and isinstance(problem, InferenceError):
+            print_line(f"  WARNING    {replica.address}: {problem}")
 
 
 _SECTIONS = ("model.", "vllm.", "seed=")
