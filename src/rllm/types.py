@@ -129,6 +129,7 @@ class Trace:
     response: Message
     """Assistant message, as the agent received it."""
     prompt_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
+    """Of a trace that a gateway is about to store, an `array("I")`; stores return lists."""
     response_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
     """Every sampled id, including end-of-turn and stop strings. Empty if the server gave no ids (not trainable)."""
     logprobs: list[float] = field(default_factory=list, metadata=_COLUMN)

@@ -295,17 +295,19 @@ def test_server_with_its_own_template_gets_tokens(over_http: Any, stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_sequence_of_a_later_turn_is_returned(over_http: Any, stream: bool) -> None:
-    gateway, _, server = over_http
+    gateway, store, server = over_http
     with httpx.Client(base_url=gateway.session_url("s"), timeout=60, verify=False) as client:
         body: Any = {"model": "m", "messages": [USER], "max_tokens": 24, "seed": 1}
         first = client.post("/messages", json=body).json()
         body["messages"] = [USER, {"role": "assistant", "content": first["content"]}, NEXT]
         free = client.post("/messages", json=body).json()["content"][0]["text"]
         stop = free.strip()[3:5]
-        found = client.post("/messages", json={**body, "stop_sequences": ["no such", stop], "stream": stream}).text
+        asked = {**body, "stop_sequences": ["no such", stop], "stream": stream, "return_token_ids": True}
+        found = client.post("/messages", json=asked).text
     assert server.paths[1:] == ["/v1/completions"] * 2
     assert '"stop_reason":"stop_sequence"' in found
     assert f'"stop_sequence":{json.dumps(stop, ensure_ascii=False)}' in found
+    assert f'"prompt_token_ids":{json.dumps(store.by_session("s")[-1].prompt_ids, separators=(",", ":"))}' in found
 
 
 def test_tool_calls_of_a_completion_are_parsed(over_http: Any, engine: LocalEngine) -> None:

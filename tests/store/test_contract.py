@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,9 @@ EMPTY = trace_of(prompt_ids=[], response_ids=[], logprobs=[], messages=[], respo
 
 
 @pytest.mark.parametrize("trace", [trace_of(), FULL, EMPTY, trace_of(session_id="a/b ü")])
-def test_trace_round_trip_is_lossless(store: TraceStore, trace: Trace):
-    store.add([trace]).result()
+@pytest.mark.parametrize("kind", [list, partial(array, "I")])
+def test_trace_round_trip_is_lossless(store: TraceStore, trace: Trace, kind: Any):
+    store.add([replace(trace, prompt_ids=kind(trace.prompt_ids))]).result()
     assert store.by_session(trace.session_id) == [trace]
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from rllm.store.codec import to_json
 from rllm.store.rows import (
     SCHEMA,
     TRACE_COLUMNS,
@@ -50,6 +51,30 @@ def test_omitted_fields_are_restored():
     assert shared_ids == list(range(1000, 1300))
     assert document["messages"] == turn_of(10).messages
     assert (document["tools"], document["metadata"]) == (turn_of(10).tools, {"task": 7})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"messages": turn_of(3).messages},
+        {"messages": [{"role": "user", "content": "other"}, *turn_of(10).messages[1:]]},
+        {"messages": [*turn_of(10).messages, {"role": "user", "content": "\ud800"}]},
+        {"messages": []},
+    ],
+)
+def test_encoding_does_not_depend_on_the_earlier_trace(change: Any):
+    trace = turn_of(10, **change)
+    for earlier in (turn_of(9), trace, turn_of(9, messages=[])):
+        assert EncodedTrace.of(trace, EncodedTrace.of(earlier).fingerprint) == EncodedTrace.of(trace)
+
+
+def test_messages_of_the_earlier_trace_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch):
+    earlier, written = EncodedTrace.of(turn_of(9)).fingerprint, []
+    monkeypatch.setattr("rllm.store.rows.to_json", lambda value: written.append(value) or to_json(value))
+    trace = turn_of(10)
+    EncodedTrace.of(trace, earlier)
+    assert [value for value in written if value in trace.messages] == trace.messages[-2:]
 
 
 def test_turn_is_not_read_without_its_base():

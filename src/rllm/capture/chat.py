@@ -66,7 +66,6 @@ def traces_from_chat(
     logprobs_kind: LogprobsKind = "unknown",
     require_tokens: bool = False,
     parent_id: str | None = None,
-    is_prompt_checked: bool = False,
 ) -> list[Trace]:
     """Return one trace for each choice of a chat completion.
 
@@ -85,7 +84,6 @@ def traces_from_chat(
         logprobs_kind: Distribution of the log-probabilities.
         require_tokens: Raise if a trace would have no usable tokens, instead of storing the reason in it.
         parent_id: The call that the prompt continues.
-        is_prompt_checked: Whether `prompt_token_ids` of the response are known to be token ids.
 
     Raises:
         TokenMismatchError: if ids and log-probabilities contradict each other.
@@ -119,7 +117,7 @@ def traces_from_chat(
     traces = []
     for place, choice in enumerate(choices or ()):
         index = choice.get("index", place)
-        tokens = tokens_of_choice(response, choice, index, is_prompt_checked=is_prompt_checked)
+        tokens = tokens_of_choice(response, choice, index)
         traces.append(
             Trace(
                 id=shared["call_id"] if index == 0 else f"{shared['call_id']}:{index}",

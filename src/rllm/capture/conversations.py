@@ -319,8 +319,8 @@ class Conversations:
             appended_text=found.appended_text,
         )
 
-    def drift_of(self, asked: MessageDigests, prompt: Sequence[int] | bytes) -> Drift | None:
-        """Return the reason why a prompt, of token ids or of `packed_ids`, does not continue the tokens sampled before.
+    def drift_of(self, asked: MessageDigests, prompt_ids: Sequence[int]) -> Drift | None:
+        """Return the reason why a prompt does not continue the tokens sampled before.
 
         `None` if it does continue them, or if it begins a conversation.
         """
@@ -330,7 +330,7 @@ class Conversations:
         if found is None:
             return "edited" if self._are_edited(asked, 0) else None
         call = found.call
-        if begins_with(prompt, call.token_ids()):
+        if begins_with(prompt_ids, call.token_ids()):
             return "edited" if self._are_edited(asked, found.num_messages) else None
         if found.appended_text:
             return "edited"
@@ -343,8 +343,8 @@ class Conversations:
             return "tool_json"
         return "reasoning" if call.has_reasoning else "template"
 
-    def prepare(self, asked: MessageDigests, trace: Trace, prompt: bytes | None = None) -> NewAnswer | None:
-        """Return an answer to add once it is stored; `prompt` is its prompt as `packed_ids`, if it is packed already.
+    def prepare(self, asked: MessageDigests, trace: Trace) -> NewAnswer | None:
+        """Return an answer to add once it is stored.
 
         `None` for one that cannot be continued: it has no tokens, or its prompt had no messages. Tokens are kept for a
         call that continues another one; those of a first call are asked for when they are needed.
@@ -361,8 +361,8 @@ class Conversations:
         )
         before: _Call | None = None
         added_ids = array("I")
-        found, packed = self._find(asked), trace.prompt_ids if prompt is None else prompt
-        if found and found.call.tokens.ids is not None and begins_with(packed, found.call.token_ids()):
+        found = self._find(asked)
+        if found and found.call.tokens.ids is not None and begins_with(trace.prompt_ids, found.call.token_ids()):
             before = found.call
             added_ids.extend(trace.prompt_ids[before.num_ids :])
             added_ids.extend(trace.response_ids)

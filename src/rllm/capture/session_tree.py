@@ -48,17 +48,11 @@ class CallNode(NamedTuple):
         return cls(trace_id, len(ids) // _ID_BYTES, ids[-_ID_BYTES:], hash(ids))
 
     @classmethod
-    def of_trace(cls, trace: Trace, prompt: bytes | None = None) -> CallNode | None:
-        """Return the node of a trace; `None` if it has no sampled tokens, since no call can continue it.
-
-        Args:
-            trace: the trace.
-            prompt: its prompt as `packed_ids`, if it has been packed already.
-        """
+    def of_trace(cls, trace: Trace) -> CallNode | None:
+        """Return the node of a trace; `None` if it has no sampled tokens, since no call can continue it."""
         if not trace.response_ids:
             return None
-        prompt = array("I", trace.prompt_ids).tobytes() if prompt is None else prompt
-        return cls.of(trace.id, prompt + array("I", trace.response_ids).tobytes())
+        return cls.of(trace.id, (array("I", trace.prompt_ids) + array("I", trace.response_ids)).tobytes())
 
     def precedes(self, prompt_ids: bytes) -> bool:
         """Return whether a prompt, four bytes for each id, begins with all tokens of this call."""
@@ -85,8 +79,9 @@ class ParentIndex:
             self._by_end.setdefault((node.num_ids, node.last_id), {})[node.ids_hash] = node.trace_id
             self.num_bytes += _BYTES_PER_CALL
 
-    def parent_of(self, prompt: bytes) -> str | None:
-        """Return the id of the call that a prompt, four bytes for each id, continues."""
+    def parent_of(self, prompt_ids: array[int]) -> str | None:
+        """Return the id of the call that a prompt continues."""
+        prompt = prompt_ids.tobytes()
         ends = [
             (num_ids, by_hash)
             for (num_ids, last_id), by_hash in self._by_end.items()
@@ -99,18 +94,17 @@ class ParentIndex:
         return None
 
 
-def packed_ids(ids: object) -> bytes | None:
-    """Return token ids as four bytes each; `None` if this is not a list of token ids, which capture reports."""
+def packed_ids(ids: object) -> array[int] | None:
+    """Return token ids in four bytes each; `None` if these are not token ids, which capture reports."""
     try:
-        return array("I", ids).tobytes() if isinstance(ids, list) else None
+        return array("I", ids) if isinstance(ids, list | array) else None
     except (OverflowError, TypeError):
         return None
 
 
-def begins_with(ids: Sequence[int] | bytes, known: array[int]) -> bool:
-    """Return whether token ids, which may be packed already, begin with the known ones."""
-    packed = ids if isinstance(ids, bytes) else array("I", ids[: len(known)]).tobytes()
-    return packed.startswith(known.tobytes())
+def begins_with(ids: Sequence[int], known: array[int]) -> bool:
+    """Return whether token ids begin with the known ones."""
+    return array("I", ids[: len(known)]).tobytes() == known.tobytes()  # arrays are compared number by number
 
 
 def continues(prompt_ids: Sequence[int], earlier: HasTokens) -> bool:

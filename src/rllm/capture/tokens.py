@@ -31,15 +31,13 @@ class AnswerTokens(NamedTuple):
     """Reason why these cannot be trained on; `None` if they can."""
 
 
-def tokens_of_choice(
-    response: JSONMapping, choice: JSONMapping, index: int, *, is_prompt_checked: bool = False
-) -> AnswerTokens:
+def tokens_of_choice(response: JSONMapping, choice: JSONMapping, index: int) -> AnswerTokens:
     """Return the tokens of one choice of a chat completion, in the form of vLLM or SGLang.
 
     Prompt ids are `prompt_token_ids` of the response or of the choice; answer ids are `token_ids` of the choice, in
     SGLang's answers `response_token_ids`, or the `"token_id:123"` texts of its log-probabilities. These are the entries
-    of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`. With `is_prompt_checked`, the prompt ids of
-    the response are known to be token ids.
+    of `logprobs.content`, or the bare numbers of `logprobs.token_logprobs`. Prompt ids that are an array, as of
+    `packed_ids`, remain one.
 
     Raises:
         TokenMismatchError: if the fields contradict each other. Missing fields are a `problem` instead.
@@ -51,6 +49,7 @@ def tokens_of_choice(
     prompt_ids: Any = response.get("prompt_token_ids")
     if prompt_ids is None:
         prompt_ids = choice.get("prompt_token_ids")
+    is_packed = isinstance(prompt_ids, array)
     response_ids = choice.get("token_ids")
     if response_ids is None:
         response_ids = choice.get("response_token_ids")
@@ -74,7 +73,7 @@ def tokens_of_choice(
             f"{_start_of(labelled_ids)} differ: the server contradicts itself, so neither can be trained on"
         )
     tokens = AnswerTokens(
-        prompt_ids=prompt_ids if is_prompt_checked else _checked_ids(prompt_ids, "prompt_token_ids"),
+        prompt_ids=prompt_ids if is_packed else _checked_ids(prompt_ids, "prompt_token_ids"),
         response_ids=_checked_ids(response_ids, f"{where}.token_ids"),
         logprobs=_checked_logprobs(numbers, f"{where}.logprobs.content"),
         problem=_problem(prompt_ids, response_ids, numbers, where),

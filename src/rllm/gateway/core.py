@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
-from rllm.capture import ChatStream, traces_from_chat
+from rllm.capture import ChatStream, packed_ids, traces_from_chat
 from rllm.config.sampling import with_fixed_sampling
 from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
@@ -209,9 +209,10 @@ class Gateway:
         complete: bool = True,
     ) -> list[Trace]:
         facts = response.get(FACTS_KEY) or {}
-        prompt_ids = response.get("prompt_token_ids")
-        parent_id = call.find_parent(prompt_ids)
         version = facts.get("weight_version")
+        prompt_ids = packed_ids(response.get("prompt_token_ids"))
+        if prompt_ids is not None:  # A list of all ids of a long conversation takes milliseconds to make and to free.
+            response = {**response, "prompt_token_ids": prompt_ids}
         if complete and not response.get("choices"):
             raise UpstreamError(f"the upstream's answer has choices={response.get('choices')!r}: it holds no answer")
         return traces_from_chat(
@@ -223,7 +224,7 @@ class Gateway:
             metadata={
                 **call.metadata,
                 **call.route.notes(),
-                **call.drift_metadata(),
+                **({} if prompt_ids is None else call.drift_metadata(prompt_ids)),
                 **({LOST_KEY: list(call.lost)} if call.lost else {}),
             },
             weight_version=call.route.weight_version if version is None else version,
@@ -232,8 +233,7 @@ class Gateway:
             requested_sampling=call.asked,
             logprobs_kind=facts.get("logprobs_kind", "unknown"),
             require_tokens=complete and self._require_tokens,
-            parent_id=parent_id,
-            is_prompt_checked=call.packed_prompt is not None,
+            parent_id=None if prompt_ids is None else call.parent_of(prompt_ids),
         )
 
     def _failed(
@@ -245,7 +245,7 @@ class Gateway:
         timings: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Trace]:
         """Return the traces of a call without a whole answer: its tokens so far, if any, and the reason."""
-        known = {} if call.prompt_ids is None else {"prompt_token_ids": list(call.prompt_ids)}
+        known = {} if call.prompt_ids is None else {"prompt_token_ids": call.prompt_ids}
         finish_reason = "abort" if reason in (ABORTED, STOPPED) else "error"
         traces: list[Trace] = []
         if partial.get("choices"):

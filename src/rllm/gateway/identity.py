@@ -216,7 +216,7 @@ def metadata_of(headers: Mapping[bytes, bytes]) -> JSONObject:
         raise GatewayError(
             400, f"header {METADATA_HEADER}={header[:80]!r}: use a percent-encoded JSON object", code="invalid_metadata"
         )
-    check_depth(written, metadata, f"the header {METADATA_HEADER}")
+    check_depth(metadata, f"the header {METADATA_HEADER}")
     for name in metadata:
         if name.startswith(RESERVED_PREFIX):
             raise GatewayError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rllm.capture import CallNode, MessageDigests, packed_ids, side_call
+from rllm.capture import CallNode, MessageDigests, side_call
 from rllm.capture.conversations import NewAnswer
 from rllm.gateway.sessions import Session
 from rllm.gateway.upstream.base import Route
@@ -37,8 +38,6 @@ class ModelCall:
     route: Route = field(init=False)
     digests: MessageDigests | None = field(init=False, default=None)
     """Digests of the messages, to compare with the session's earlier calls, if it may have any."""
-    packed_prompt: bytes | None = field(init=False, default=None)
-    """Prompt ids of its answer, four bytes each, once they are known to be token ids."""
     lost: tuple[str, ...] = field(init=False, default=())
     """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
     traces: list[Trace] = field(init=False, default_factory=list)
@@ -56,32 +55,24 @@ class ModelCall:
                 messages, self.asked.get("tools"), self.session.conversations, any_to_json(messages)
             )
 
-    def find_parent(self, prompt_ids: object) -> str | None:
+    def parent_of(self, prompt_ids: array[int]) -> str | None:
         """Return the earlier call of the session whose tokens the prompt of this call's answer continues."""
-        self.packed_prompt = packed_ids(prompt_ids)
-        if self.session.parents is None or self.packed_prompt is None:
-            return None
-        return self.session.parents.parent_of(self.packed_prompt)
+        return None if self.session.parents is None else self.session.parents.parent_of(prompt_ids)
 
-    def drift_metadata(self) -> JSONObject:
-        """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does.
-
-        `find_parent` must have been called.
-        """
+    def drift_metadata(self, prompt_ids: array[int]) -> JSONObject:
+        """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
         if self.digests is None or self.session.conversations is None:
             return {}
-        if self.packed_prompt is None:
-            return {}
-        drift = self.session.conversations.drift_of(self.digests, self.packed_prompt)
+        drift = self.session.conversations.drift_of(self.digests, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}
 
     def to_remember(self, trace: Trace) -> tuple[CallNode | None, NewAnswer | None]:
         """Return the entries by which later calls of the session continue this one, without references to the trace."""
         node = answer = None
         if self.session.parents is not None:
-            node = CallNode.of_trace(trace, self.packed_prompt)
+            node = CallNode.of_trace(trace)
         if self.digests is not None and self.session.conversations is not None and trace.error is None:
-            answer = self.session.conversations.prepare(self.digests, trace, self.packed_prompt)
+            answer = self.session.conversations.prepare(self.digests, trace)
         return node, answer
 
     def remember(self, node: CallNode | None, answer: NewAnswer | None) -> None:

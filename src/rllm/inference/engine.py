@@ -273,7 +273,7 @@ def output_of_answer(response: JSONMapping, sampling: JSONObject) -> ModelOutput
         content=content,
         reasoning=reasoning,
         tool_calls=message.get("tool_calls") or [],
-        prompt_ids=tokens.prompt_ids if usable else [],
+        prompt_ids=list(tokens.prompt_ids) if usable else [],
         completion_ids=tokens.response_ids if usable else [],
         logprobs=tokens.logprobs if usable else [],
         logprobs_kind=facts.get("logprobs_kind", "unknown"),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import gt, lt
 from types import TracebackType
@@ -47,7 +47,7 @@ class MemoryTraceStore:
                     return _done(refused)
             for trace in traces:
                 added_to = self._session(trace.session_id)
-                added_to.traces[trace.id] = trace
+                added_to.traces[trace.id] = replace(trace, prompt_ids=list(trace.prompt_ids))
                 if session is not None:
                     session.number = added_to.number
         return _done()

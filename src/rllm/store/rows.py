@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import attrgetter, eq, itemgetter
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
@@ -41,7 +41,7 @@ from rllm.store.codec import (
     unpack_ids,
     unpack_sized_document,
 )
-from rllm.types import JSONMapping, JSONObject, Message, StepCredit, Trace
+from rllm.types import JSONObject, StepCredit, Trace
 
 ColumnKind: TypeAlias = Literal["text", "integer", "real", "ids", "floats"]
 
@@ -108,6 +108,10 @@ class TraceFingerprint(NamedTuple):
     """Hash of everything that a later trace may leave out."""
     prompt_hash: int
     num_prompt_ids: int
+    messages_hash: int
+    """Hash of the messages of the prompt as JSON."""
+    message_ends: array[int]
+    """End of each message of the prompt in this JSON."""
     message_hashes: array[int]
     """One for each message of the prompt, and one for the answer."""
     field_hashes: Mapping[str, int]
@@ -115,6 +119,11 @@ class TraceFingerprint(NamedTuple):
     @property
     def id(self) -> str:
         return self.node.trace_id
+
+    def begins(self, messages: bytes) -> bool:
+        """Return whether messages, as JSON without the brackets around them, begin with those of this trace."""
+        size = self.message_ends[-1] if self.message_ends else 0
+        return messages[size : size + 1] in (b",", b"") and hash(messages[:size]) == self.messages_hash
 
 
 class Delta(NamedTuple):
@@ -136,37 +145,55 @@ class EncodedTrace(NamedTuple):
     """Values of `SCALARS`."""
     arrays: Mapping[str, bytes]
     """Token ids as four bytes each, and floats as eight."""
-    messages: Sequence[bytes]
+    messages: bytes
+    """The messages as JSON, without the brackets around them."""
     fields: Mapping[str, bytes]
-    """The document as JSON: each message, and each other field that differs from its default."""
+    """Each other field of the document that differs from its default, as JSON."""
     is_plain: bool
     """False if only the standard library can write the document."""
     fingerprint: TraceFingerprint
 
     @classmethod
-    def of(cls, trace: Trace) -> EncodedTrace:
-        """Encode a trace; raise `StoreError` if its token ids are not whole numbers of 32 bits."""
+    def of(cls, trace: Trace, earlier: TraceFingerprint | None = None) -> EncodedTrace:
+        """Encode a trace; raise `StoreError` if its token ids are not whole numbers of 32 bits.
+
+        Messages that an earlier trace had are not hashed again one by one, so that a turn of a long conversation takes
+        no longer than one of a short one.
+        """
         # Compressed by the writer's thread: that releases the interpreter's lock, which this thread would wait for.
         arrays = {name: _ENCODE[kind](getattr(trace, name)) for name, kind in ARRAYS.items()}
         values = {name: value for name, default in _DOCUMENT_DEFAULTS if (value := getattr(trace, name)) != default}
-        is_plain = True
+        ends, hashes = array("Q"), array("q")
+        pieces: Iterable[bytes]
         try:
-            messages, encoded = _json_of(to_json, trace.messages, values)
+            messages = to_json(trace.messages)[1:-1]
+            encoded = {name: to_json(value) for name, value in values.items()}
+            is_plain = True
+            if earlier is not None and earlier.begins(messages):
+                ends, hashes = earlier.message_ends[:], earlier.message_hashes[:-1]
+            pieces = map(to_json, islice(trace.messages, len(ends), None))
         except UNWRITABLE:
             is_plain = False
-            messages, encoded = _json_of(any_to_json, trace.messages, values)
+            pieces = [any_to_json(message) for message in trace.messages]
+            messages = b",".join(pieces)
+            encoded = {name: any_to_json(value) for name, value in values.items()}
+        for piece in pieces:
+            ends.append(len(piece) + (ends[-1] + 1 if ends else 0))
+            hashes.append(hash(piece))
         node = CallNode.of(trace.id, arrays["prompt_ids"] + arrays["response_ids"])
         prompt_hash = hash(arrays["prompt_ids"])
-        message_hashes = array("q", map(hash, [*messages, encoded["response"]]))
+        hashes.append(hash(encoded["response"]))
         field_hashes = {name: hash(encoded[name]) for name in _SHARED_FIELDS if name in encoded}
-        content = (prompt_hash, node.ids_hash, message_hashes.tobytes(), tuple(field_hashes.items()))
+        content = (prompt_hash, node.ids_hash, hashes.tobytes(), tuple(field_hashes.items()))
         fingerprint = TraceFingerprint(
             session_id=trace.session_id,
             node=node,
             digest=hash(content).to_bytes(_HASH_BYTES, "little", signed=True),
             prompt_hash=prompt_hash,
             num_prompt_ids=len(trace.prompt_ids),
-            message_hashes=message_hashes,
+            messages_hash=hash(messages),
+            message_ends=ends,
+            message_hashes=hashes,
             field_hashes=field_hashes,
         )
         return cls(
@@ -183,27 +210,26 @@ class EncodedTrace(NamedTuple):
 
     def document_without(self, delta: Delta | None) -> bytes:
         """Return the document as a blob, without the part that is read from a base."""
-        num_messages, kept = 0, self.fields
+        start, kept = 0, self.fields
         if delta is not None:
-            num_messages = delta.num_messages
+            start = self.fingerprint.message_ends[delta.num_messages - 1] + 1 if delta.num_messages else 0
             kept = {name: value for name, value in self.fields.items() if name not in delta.fields}
-            kept[_DELTA] = to_json([delta.num_ids, num_messages, delta.fields])
-        members = [b'"messages":[' + b",".join(self.messages[num_messages:]) + b"]"]
+            kept[_DELTA] = to_json([delta.num_ids, delta.num_messages, delta.fields])
+        members = [b'"messages":[' + self.messages[start:] + b"]"]
         members += [b'"%s":%s' % (name.encode(), value) for name, value in kept.items()]
         return pack_json(b"{" + b",".join(members) + b"}", is_plain=self.is_plain)
 
 
-def _json_of(
-    write: Callable[[object], bytes], messages: Sequence[Message], values: JSONMapping
-) -> tuple[list[bytes], dict[str, bytes]]:
-    return [write(message) for message in messages], {name: write(value) for name, value in values.items()}
-
-
 @dataclass(slots=True)
 class RecentTraces:
-    """The latest traces of the sessions in use. Only the writer's thread uses it."""
+    """The latest traces of the sessions in use. Only the writer's thread changes it."""
 
     _sessions: OrderedDict[str, OrderedDict[str, TraceFingerprint]] = field(default_factory=OrderedDict)
+
+    def parent_of(self, trace: Trace) -> TraceFingerprint | None:
+        """Return the parent of a trace, if it is remembered. Any thread may ask for it."""
+        recent = self._sessions.get(trace.session_id)
+        return recent.get(trace.parent_id or "") if recent else None
 
     def delta_of(self, trace: EncodedTrace) -> Delta | None:
         """Return what a trace shares with its parent, or else with the latest trace of its session.

@@ -121,7 +121,7 @@ class SqlTraceStore(ABC, Generic[R]):
 
     def add(self, traces: Sequence[Trace], *, session: SessionRef | None = None) -> Future[None]:
         try:
-            encoded = [EncodedTrace.of(trace) for trace in traces]
+            encoded = [EncodedTrace.of(trace, self._add.recent.parent_of(trace)) for trace in traces]
         except StoreError as error:
             refused: Future[None] = Future()
             refused.set_exception(error)
@@ -251,7 +251,7 @@ class _AddTraces:
     """
 
     def __init__(self) -> None:
-        self._recent = RecentTraces()
+        self.recent = RecentTraces()
 
     def __call__(self, connection: SqlConnection, batches: list[_Batch]) -> list[int | StoreError | None]:
         now = time.time()
@@ -273,12 +273,12 @@ class _AddTraces:
         if not connection.insert_traces(self._rows(connection, traces, seqs)):
             for trace in traces:
                 _put(connection, trace, seqs[trace.session_id])
-        self._recent.remember(traces)
+        self.recent.remember(traces)
         return results
 
     def _rows(self, connection: SqlConnection, traces: Sequence[EncodedTrace], seqs: Mapping[str, int]) -> list[Row]:
         """Return the rows of new traces. One whose base is not stored with the expected content is written whole."""
-        deltas = [self._recent.delta_of(trace) for trace in traces]
+        deltas = [self.recent.delta_of(trace) for trace in traces]
         keys = [
             None if delta is None else (seqs[delta.base.session_id], delta.base.id, delta.base.digest)
             for delta in deltas

@@ -165,7 +165,7 @@ def parse_object(body: bytes, *, needs: str) -> JSONObject:
         raise invalid(f"the request body is not valid JSON: {error}") from error
     if not isinstance(request, dict):
         raise invalid(f"the request body is a JSON {kind_of(request)}: send an object with {needs}")
-    check_depth(body, request, "the request body")
+    check_depth(request, "the request body")
     return request
 
 
@@ -194,15 +194,13 @@ def members(body: bytes, **kinds: type | tuple[type, ...]) -> JSONObject:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def check_depth(written: bytes, value: Any, what: str) -> None:
+def check_depth(value: Any, what: str) -> None:
     """Check that a JSON value can be written again; `what` names it in the error.
 
     Raises:
         GatewayError: 400, if it is nested too deep.
     """
-    if written.count(b"{") + written.count(b"[") > _DEEPEST and is_too_deep(
-        value
-    ):  # Fewer brackets cannot be too deep.
+    if is_too_deep(value):
         raise invalid(f"{what} is nested too deep: use at most {_DEEPEST} levels of lists and objects")
 
 
@@ -348,14 +346,19 @@ COMMENT = b": keep-alive\n\n"
 """A server-sent comment, which clients ignore, but which resets their read timeout."""
 
 
+def answer_json(answer: object) -> bytes:
+    """Return an answer, or a part of one, as JSON; the ids of a continued prompt are an array."""
+    return orjson.dumps(answer, default=list)
+
+
 def data_event(data: JSONMapping) -> bytes:
     """Return a server-sent event without a type."""
-    return b"data: %s\n\n" % orjson.dumps(data)
+    return b"data: %s\n\n" % answer_json(data)
 
 
 def event(name: str, data: JSONMapping) -> bytes:
     """Return a typed server-sent event."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), answer_json(data))
 
 
 def first_choice(response: JSONMapping) -> JSONObject:

@@ -17,6 +17,7 @@ from rllm.capture import strip_chunk
 from rllm.gateway.dialects.base import (
     COMMENT,
     Dialect,
+    answer_json,
     check_chat,
     check_options,
     created_at,
@@ -52,7 +53,7 @@ class ChatDialect(Dialect):
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         _fill_head(response, "chat.completion")
         _strip(response, asked)
-        return orjson.dumps(response)
+        return answer_json(response)
 
     def encoder(self, *, asked: JSONMapping) -> ChatStreamEncoder:
         return ChatStreamEncoder(asked)
@@ -176,7 +177,7 @@ class CompletionsDialect(Dialect):
         return prompt if isinstance(prompt, list) else None
 
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
-        return orjson.dumps(completion_from_chat(response, asked))
+        return answer_json(completion_from_chat(response, asked))
 
     def encoder(self, *, asked: JSONMapping) -> CompletionsStreamEncoder:
         return CompletionsStreamEncoder(asked)

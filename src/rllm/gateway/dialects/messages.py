@@ -12,6 +12,7 @@ import orjson
 from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
     Dialect,
+    answer_json,
     arguments_object,
     arguments_text,
     assistant_message,
@@ -107,7 +108,7 @@ class MessagesDialect(Dialect):
         return to_chat(asked)
 
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
-        return orjson.dumps(from_chat(response, asked))
+        return answer_json(from_chat(response, asked))
 
     def encoder(self, *, asked: JSONMapping) -> MessagesStreamEncoder:
         return MessagesStreamEncoder(asked)

@@ -15,6 +15,7 @@ from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
     COMMENT,
     Dialect,
+    answer_json,
     created_at,
     event,
     first_choice,
@@ -77,7 +78,7 @@ class ResponsesDialect(Dialect):
         return {INSTRUCTIONS_KEY: True} if asked.get("instructions") else {}
 
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
-        return orjson.dumps(from_chat(response, asked))
+        return answer_json(from_chat(response, asked))
 
     def encoder(self, *, asked: JSONMapping) -> ResponsesStreamEncoder:
         return ResponsesStreamEncoder(asked)

@@ -238,7 +238,7 @@ class CompletionChunks:
 
     def __init__(self, prompt_ids: Sequence[int], new_reader: Callable[[], AnswerReader] | None) -> None:
         """Without a reader, all of the text is the content."""
-        self._prompt_ids = list(prompt_ids)
+        self._prompt_ids = prompt_ids
         self._new_reader = new_reader
         self._readers: dict[int, AnswerReader | None] = {}
         self._ids: dict[int, list[int]] = {}
