@@ -108,14 +108,11 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     code = error.detail.lower().replace(" ", "_")
-    allow = _allowed(request) if error.status_code == 405 else None
+    allow = None
+    if error.status_code == 405:  # Each method of a path may be a route of its own.
+        found = (route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL)
+        allow = ", ".join(sorted({method for route in found for method in route.methods}))
     return _error_response(request, GatewayError(error.status_code, message, code=code, allow=allow))
-
-
-def _allowed(request: Request) -> str:
-    """Return the methods of a path, each of which may be a route of its own."""
-    found = (route for route in request.app.routes if route.matches(request.scope)[0] is Match.PARTIAL)
-    return ", ".join(sorted({method for route in found for method in route.methods}))
 
 
 async def _our_error(request: Request, error: Exception) -> Response:

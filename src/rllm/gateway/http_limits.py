@@ -120,7 +120,10 @@ class BoundedHTTP(HttpToolsProtocol):
         if len(self.headers) > limits.max_headers or num_bytes > limits.max_header_bytes:
             self.app = self._answering(self._head_too_large())
         elif codings not in ([], [b"chunked"]):
-            self.app = self._answering(_unknown_coding(b", ".join(codings)))
+            # The parser removes the chunks and nothing else; a proxy may read another end of the body than it does.
+            given = b", ".join(codings)[:80].decode("latin-1")
+            message = f"transfer-encoding={given!r}: use 'chunked' alone, or a content-length"
+            self.app = self._answering(GatewayError(501, message, code="unsupported_transfer_encoding"))
         super().on_headers_complete()
 
     def _expire(self) -> None:
@@ -158,15 +161,6 @@ class BoundedHTTP(HttpToolsProtocol):
             "bytes of them: send metadata with POST /sessions",
             code="headers_too_large",
         )
-
-
-def _unknown_coding(codings: bytes) -> GatewayError:
-    # The parser removes the chunks and nothing else; a proxy may read another end of the body than it does.
-    return GatewayError(
-        501,
-        f"transfer-encoding={codings[:80].decode('latin-1')!r}: use 'chunked' alone, or a content-length",
-        code="unsupported_transfer_encoding",
-    )
 
 
 class BodyBudget:

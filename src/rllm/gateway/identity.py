@@ -157,7 +157,8 @@ def session_named(path: str | None, headers: Mapping[bytes, bytes], caller: Call
     """
     named = _openly_named(path, headers) or caller.session
     if named is None and takes_own and not caller.is_bound:
-        named = _own_session(headers)
+        own = (headers.get(header, b"").decode("latin-1") for header in _OWN_SESSION_HEADERS)
+        named = next(filter(_OWN_SESSION.fullmatch, own), None)
     caller.check(named)
     return named
 
@@ -187,15 +188,6 @@ def check_one_named(path: str | None, headers: Mapping[bytes, bytes]) -> None:
 def _openly_named(path: str | None, headers: Mapping[bytes, bytes]) -> str | None:
     """Return the session that a request names in its URL, or in our header."""
     return path or _text(headers, SESSION_HEADER) or None
-
-
-def _own_session(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the client's name of its own session, if it can be ours."""
-    for header in _OWN_SESSION_HEADERS:
-        named = headers.get(header, b"").decode("latin-1")
-        if _OWN_SESSION.fullmatch(named):
-            return named
-    return None
 
 
 def metadata_of(headers: Mapping[bytes, bytes]) -> JSONObject:

@@ -135,7 +135,11 @@ class Sessions:
             GatewayError: 410, if it is being deleted.
         """
         check_session_id(session_id)
-        _check_metadata(metadata or {})
+        for name in metadata or {}:
+            if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+                raise ConfigError(
+                    f"session metadata {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved: choose another"
+                )
         self.unattributed.expect_sessions(metadata or {})
         session = self._current(session_id)
         if session is not None:
@@ -315,14 +319,6 @@ def check_not_deleted(session: Session) -> None:
             f"the session {session.id!r} was deleted during this call, which is not stored",
             code="session_deleted",
         )
-
-
-def _check_metadata(metadata: JSONMapping) -> None:
-    for name in metadata:
-        if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
-            raise ConfigError(
-                f"session metadata {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved: choose another"
-            )
 
 
 def check_sampling(parameters: JSONMapping) -> JSONObject:

@@ -126,20 +126,18 @@ def export_traces(traces: Iterable[Trace], path: Path, kind: ExportFormat) -> in
     """
     try:
         with new_file(path) as new:
-            return _write_jsonl(traces, new) if kind == "jsonl" else _write_parquet(traces, new)
+            if kind == "parquet":
+                return _write_parquet(traces, new)
+            count = 0
+            with new.open("wb") as file:
+                for trace in traces:
+                    file.write(any_to_json(trace.to_dict()) + b"\n")
+                    count += 1
+            return count
     except OSError as error:
         raise ConfigError(
             f"{str(path)!r} cannot be written ({error.strerror or error}): choose another path"
         ) from error
-
-
-def _write_jsonl(traces: Iterable[Trace], path: Path) -> int:
-    count = 0
-    with path.open("wb") as file:
-        for trace in traces:
-            file.write(any_to_json(trace.to_dict()) + b"\n")
-            count += 1
-    return count
 
 
 def _write_parquet(traces: Iterable[Trace], path: Path) -> int:

@@ -136,7 +136,11 @@ class _Server:
         try:
             if make:
                 self._make_tables(connection)
-            self._check_version(connection)
+            if not _has_tables(connection):
+                raise StoreError(f"trace store {self.name} is empty: nothing was ever written to it")
+            [version] = connection.execute("SELECT schema FROM version").fetchone() or [0]
+            if version != rows.SCHEMA:
+                raise rows.wrong_schema(self.name, version)
         except BaseException:
             connection.close()
             raise
@@ -155,13 +159,6 @@ class _Server:
                     connection.execute("INSERT INTO version VALUES (%s)", [rows.SCHEMA])
         except psycopg.Error as error:
             raise self.named(error) from error
-
-    def _check_version(self, connection: psycopg.Connection[TupleRow]) -> None:
-        if not _has_tables(connection):
-            raise StoreError(f"trace store {self.name} is empty: nothing was ever written to it")
-        [version] = connection.execute("SELECT schema FROM version").fetchone() or [0]
-        if version != rows.SCHEMA:
-            raise rows.wrong_schema(self.name, version)
 
     def named(self, error: Exception) -> StoreError:
         remedy = "check that the server runs, has room on its disk, and lets this user write"

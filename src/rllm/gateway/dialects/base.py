@@ -330,13 +330,10 @@ def _check_messages(messages: Any) -> None:
         if not isinstance(message.get("content"), _CONTENT):
             place = f"messages[{position}].content"
             raise invalid(f"'{place}' is a JSON {kind_of(message['content'])}: send a text or a list of parts", place)
-        if message.get("tool_calls") is not None:
-            _check_calls(message["tool_calls"], f"messages[{position}].tool_calls")
-
-
-def _check_calls(calls: Any, where: str) -> None:
-    for position, call in enumerate(objects(calls, where)):
-        field(call, "function", dict, f"{where}[{position}]", {})  # A custom tool's call has none.
+        if (calls := message.get("tool_calls")) is not None:
+            where = f"messages[{position}].tool_calls"
+            for number, call in enumerate(objects(calls, where)):
+                field(call, "function", dict, f"{where}[{number}]", {})  # A custom tool's call has none.
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

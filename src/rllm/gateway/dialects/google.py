@@ -213,14 +213,9 @@ def _answer(parts: list[JSONObject], where: str) -> Message:
             calls.append(tool_call(call_id, field(call, "name", str, f"{place}.functionCall"), arguments))
         elif part.get("thought"):
             thoughts.append(field(part, "text", str, place, ""))
-        elif not _is_empty(part):
+        elif part.get("text") != "" and part.keys() - {"thoughtSignature", "partMetadata"}:  # Not a signature alone.
             texts.append(_part(part, place))
     return assistant_message(texts, thoughts, calls)
-
-
-def _is_empty(part: JSONMapping) -> bool:
-    """Return whether a part has no content, as where only a signature is sent."""
-    return part.get("text") == "" or not part.keys() - {"thoughtSignature", "partMetadata"}
 
 
 def _response(response: Any, where: str, unanswered: list[tuple[str, str]]) -> Message:

@@ -225,7 +225,11 @@ def _part(block: JSONMapping, where: str) -> JSONObject:
         case "image":
             return {"type": "image_url", "image_url": {"url": _url(field(block, "source", dict, where), where)}}
         case "document":
-            return _document(block, where)
+            source, title = field(block, "source", dict, where), block.get("title")
+            if source.get("type") == "text":
+                text = field(source, "data", str, f"{where}.source")
+                return {"type": "text", "text": f"{title}\n{text}" if title else text}
+            return {"type": "file", "file": {"filename": title or "document", "file_data": _url(source, where)}}
         case "search_result":
             found = content_of(block.get("content") or "", f"{where}.content", _part)
             texts = found if isinstance(found, str) else "\n".join(part.get("text") or "" for part in found)
@@ -234,15 +238,6 @@ def _part(block: JSONMapping, where: str) -> JSONObject:
             return {"type": "text", "text": f"The tool {field(block, 'tool_name', str, where)} can be called now."}
         case other:
             raise invalid(f"{where}.type={other!r}: this block has no counterpart in a chat completion", where)
-
-
-def _document(block: JSONMapping, where: str) -> JSONObject:
-    source = field(block, "source", dict, where)
-    title = block.get("title")
-    if source.get("type") == "text":
-        text = field(source, "data", str, f"{where}.source")
-        return {"type": "text", "text": f"{title}\n{text}" if title else text}
-    return {"type": "file", "file": {"filename": title or "document", "file_data": _url(source, where)}}
 
 
 def _url(source: JSONMapping, where: str) -> str:
@@ -314,6 +309,7 @@ def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     """Return the message of a chat completion's first choice."""
     choice = first_choice(response)
     reason, sequence = _stop(choice, asked)
+    usage = usage_of(response)
     return {
         "id": response.get("id"),
         "type": "message",
@@ -322,7 +318,12 @@ def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
         "content": list(_blocks(choice.get("message") or {}, response.get("id"))),
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": _usage(response),
+        "usage": {
+            "input_tokens": usage["prompt"] - usage["cached"],  # Not what was read from a cache.
+            "output_tokens": usage["completion"],
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage["cached"],
+        },
         **token_fields(response, asked),
     }
 
@@ -354,17 +355,6 @@ def _stop(choice: JSONMapping, asked: JSONMapping) -> tuple[str, str | None]:
     return _STOP_REASONS.get(reason, "max_tokens"), None
 
 
-def _usage(response: JSONMapping) -> JSONObject:
-    """Return the usage in Anthropic's count, where tokens read from a cache are not input."""
-    usage = usage_of(response)
-    return {
-        "input_tokens": usage["prompt"] - usage["cached"],
-        "output_tokens": usage["completion"],
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage["cached"],
-    }
-
-
 class MessagesStreamEncoder:
     """Encoder that sends text and thinking as they come, and tool calls at the end, each with its whole input.
 
@@ -388,7 +378,9 @@ class MessagesStreamEncoder:
         for chunk in chunks:
             self._answer.feed(chunk)
             if self._id is None:
-                events.append(self._start())
+                message = from_chat({**self._answer.response(), "choices": ()}, self._asked)
+                self._id = message["id"]
+                events.append(_event("message_start", message={**message, "content": [], "stop_reason": None}))
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta") or {}
                 if choice.get("index", 0) == 0:
@@ -411,11 +403,6 @@ class MessagesStreamEncoder:
 
     def fail(self, error: GatewayError) -> bytes:
         return event("error", error_to_dict(error))
-
-    def _start(self) -> bytes:
-        message = from_chat({**self._answer.response(), "choices": ()}, self._asked)
-        self._id = message["id"]
-        return _event("message_start", message={**message, "content": [], "stop_reason": None})
 
     def _piece(self, kind: str, text: str) -> Iterable[bytes]:
         if text:

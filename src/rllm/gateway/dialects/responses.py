@@ -97,13 +97,20 @@ def from_chat(response: JSONMapping, asked: JSONMapping) -> JSONObject:
     items = output_items(choice.get("message") or {}, str(response.get("id")), asked)
     if reason:
         items = _cut_off(items)
+    usage = usage_of(response)
     return {
         **head_of(response, asked),
         "status": "incomplete" if reason else "completed",
         "incomplete_details": {"reason": reason} if reason else None,
         "completed_at": None if reason else int(time.time()),
         "output": items,
-        "usage": _usage(response),
+        "usage": {
+            "input_tokens": usage["prompt"],
+            "input_tokens_details": {"cached_tokens": usage["cached"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion"],
+            "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
+            "total_tokens": usage["prompt"] + usage["completion"],
+        },
         **token_fields(response, asked),
     }
 
@@ -136,17 +143,6 @@ def head_of(response: JSONMapping, asked: JSONMapping) -> JSONObject:
         "tool_choice": asked.get("tool_choice") or "auto",
         "truncation": asked.get("truncation") or "disabled",
         "usage": None,
-    }
-
-
-def _usage(response: JSONMapping) -> JSONObject:
-    usage = usage_of(response)
-    return {
-        "input_tokens": usage["prompt"],
-        "input_tokens_details": {"cached_tokens": usage["cached"], "cache_write_tokens": 0},
-        "output_tokens": usage["completion"],
-        "output_tokens_details": {"reasoning_tokens": usage["reasoning"]},
-        "total_tokens": usage["prompt"] + usage["completion"],
     }
 
 

@@ -98,14 +98,11 @@ _ITEM_ID = re.compile(r"(?:rs|msg|fc|ctc)_([0-9a-f]{32})(?:_\d+)?")
 
 def refers_to(asked: JSONMapping) -> list[str]:
     """Return the ids of the responses whose conversation or items a request continues."""
-    previous, items = asked.get("previous_response_id"), asked.get("input")
-    references = [item for item in items if _is_reference(item)] if isinstance(items, list) else []
-    found = [_response_of(item["id"]) for item in references]
+    previous, given = asked.get("previous_response_id"), asked.get("input")
+    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    references = [item.get("id") for item in items if item.get("type") == "item_reference"]
+    found = [_response_of(item_id) for item_id in references if isinstance(item_id, str)]
     return [*([previous] if isinstance(previous, str) else ()), *filter(None, found)]
-
-
-def _is_reference(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
 
 
 def _response_of(item_id: str) -> str | None:

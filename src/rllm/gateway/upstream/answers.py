@@ -233,14 +233,11 @@ def parse_plain_answer(body: bytes) -> JSONObject | None:
     except (TooLargeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # `json_object` names the problem
     fields = _given(answer)
-    fields["choices"] = [_plain_choice(choice) for choice in answer.choices]
+    fields["choices"] = [
+        {**_given(choice), "logprobs": {"token_logprobs": [entry.logprob for entry in choice.logprobs.content]}}
+        for choice in answer.choices
+    ]
     _check(fields, _Answer)  # The token ids were checked while it was parsed.
-    return fields
-
-
-def _plain_choice(choice: _PlainChoice) -> JSONObject:
-    fields = _given(choice)
-    fields["logprobs"] = {"token_logprobs": [entry.logprob for entry in choice.logprobs.content]}
     return fields
 
 
@@ -329,15 +326,11 @@ def parse_events(events: Sequence[bytes], *, logprob_details: bool) -> list[JSON
     return chunks
 
 
-def _loads(payload: bytes) -> Any:
+def _parse(payload: bytes) -> JSONObject:
     try:
-        return parse_json(payload, limit=MAX_ANSWER_VALUE_BYTES)
+        chunk = parse_json(payload, limit=MAX_ANSWER_VALUE_BYTES)
     except ValueError as error:
         raise UpstreamError(f"the upstream's stream holds an event that is not JSON: {error}") from error
-
-
-def _parse(payload: bytes) -> JSONObject:
-    chunk = _loads(payload)
     if not isinstance(chunk, dict):
         raise UpstreamError(f"the upstream's stream holds an event that is not a JSON object: {payload[:80]!r}")
     if not chunk.get("error"):

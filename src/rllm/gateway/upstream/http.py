@@ -201,7 +201,12 @@ class HTTPUpstream:
         body = self._without_key(await answer.read())
         if shorter := _without_limit(call, answer.status, body):
             return shorter
-        raise _not_a_stream(answer.status, body, answer.headers)
+        refusal = refusal_of(answer.status, body, answer.headers)
+        if answer.status != 200 or refusal.details:
+            raise refusal
+        raise UpstreamError(
+            f"the upstream answered a streaming request with something else, which begins with {start_of(body)}"
+        )
 
     async def models(self) -> list[JSONObject]:
         answer, body = await self._whole(self._connections.send("GET", "/models", self._headers), _MAX_MODELS_BYTES)
@@ -328,12 +333,3 @@ def _without_limit(call: UpstreamCall, status: int, body: bytes) -> UpstreamCall
     if not limits or status == 200 or refusal_of(status, body, {}).details.get("code") != CONTEXT_OVERFLOW:
         return None
     return replace(call, request={name: value for name, value in call.request.items() if name not in limits})
-
-
-def _not_a_stream(status: int, body: bytes, headers: Mapping[str, str]) -> UpstreamError:
-    refusal = refusal_of(status, body, headers)
-    if status != 200 or refusal.details:
-        return refusal
-    return UpstreamError(
-        f"the upstream answered a streaming request with something else, which begins with {start_of(body)}"
-    )

@@ -97,7 +97,9 @@ class ServedEngine:
         call = UpstreamCall(
             id=f"call-{new_id()}", request=upstream.prepare(asked), prompt_ids=prompt_ids, logprob_details=False
         )
-        answer = await self._connected().run(partial(upstream.complete, call))
+        with self._lock:  # One thread has the connections for all event loops: agents may have one for each rollout.
+            thread = self._thread = self._thread or EventLoopThread(f"calls to {self._url}")
+        answer = await thread.run(partial(upstream.complete, call))
         sampling = {name: call.request[name] for name in SAMPLING_FIELDS if name in call.request}
         return replace(output_of_answer(answer, sampling), weight_version=call.route.weight_version)
 
@@ -129,13 +131,6 @@ class ServedEngine:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.close(self._own.close)
-
-    def _connected(self) -> EventLoopThread:
-        """Return the thread with the connections for all event loops: agents may have one for each rollout."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = EventLoopThread(f"calls to {self._url}")
-            return self._thread
 
 
 def upstream_of(engine: InferenceEngine, model_name: str) -> Upstream:
