@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -12,10 +13,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from rllm._runtime.untrusted import LARGE
 from rllm.errors import RLLMError
 from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
-from rllm.gateway.dialects.base import members_of
+from rllm.gateway.dialects.base import invalid, names_of, parse_object
 from rllm.gateway.errors import GatewayError
 from rllm.gateway.identity import caller_of, key_holder, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
@@ -99,7 +101,7 @@ class Admin:
         raise GatewayError(404, f"the upstream has no model {wanted!r}", code="model_not_found", param="model")
 
     async def _create_session(self, request: Request) -> Response:
-        wanted = await members_of(request, id=str, metadata=dict, sampling=dict)
+        wanted = await _members_of(request, id=str, metadata=dict, sampling=dict)
         session_id = wanted.get("id") or new_session_id()
         write = await asyncio.to_thread(
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
@@ -131,7 +133,7 @@ class Admin:
     async def _reward_session(self, request: Request) -> Response:
         """Set the reward of a session, for training; only the operator may, since agents must not reward themselves."""
         info = await self._known_session(request)
-        reward = (await members_of(request, reward=(int, float))).get("reward")
+        reward = (await _members_of(request, reward=(int, float))).get("reward")
         if reward is None:
             raise GatewayError(400, "'reward' is missing: send {reward}, a number", param="reward")
         metadata = {REWARD_KEY: float(reward)}
@@ -174,7 +176,7 @@ class Admin:
                 code="key_required",
             )
         action = request.url.path.rpartition("/")[2]
-        version = (await members_of(request, version=int)).get("version")
+        version = (await _members_of(request, version=int)).get("version")
         if action == "version" and version is None:
             raise GatewayError(400, "'version' is missing: send {version}, the weights' number", param="version")
         if version is not None:
@@ -227,6 +229,27 @@ def _session_to_dict(info: SessionInfo) -> JSONObject:
         "metadata": metadata,
         "sampling": sampling,
     }
+
+
+async def _members_of(request: Request, **kinds: type | tuple[type, ...]) -> JSONObject:
+    """Return the members of a body's JSON object without those that are `null`; an empty body has none.
+
+    Args:
+        request: the request.
+        kinds: the types of all possible members.
+
+    Raises:
+        GatewayError: 400, if it is not an object, or has another member, or one of another type.
+    """
+    body = await request.body() or b"{}"
+    parse = partial(parse_object, body, needs=", ".join(kinds))
+    given = parse() if len(body) < LARGE else await asyncio.to_thread(parse)  # All other requests would wait meanwhile.
+    for name, value in given.items():
+        if name not in kinds:
+            raise invalid(f"{name!r} is not a field of this request: use {', '.join(kinds)}", name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
+            raise invalid(f"{name}={repr(value)[:80]}: expected {names_of(kinds[name])}", name)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _whole_number(request: Request, name: str, default: int) -> int:

@@ -40,7 +40,6 @@ from rllm.types import JSONMapping, JSONObject, Trace
 
 _CLIENT_LEFT = 499  # As nginx logs it; no client ever reads this status.
 _MAX_NAMED = 40
-_NOTHING_EARLIER: Mapping[str, Trace] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,8 @@ class CallEndpoint:
             GatewayError: if it is malformed, or refers to an answer that does not exist.
             ConfigError: if no session can have this name.
         """
-        session_id, earlier = named, _NOTHING_EARLIER
+        session_id = named
+        earlier: Mapping[str, Trace] = {}
         if refers_to := self.dialect.refers_to(asked):
             session_id = named or self.sessions.session_of_answer(refers_to[0])
             earlier = await self._answers(session_id, refers_to)

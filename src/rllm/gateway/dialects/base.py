@@ -7,7 +7,6 @@ dialects.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
@@ -15,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
-from starlette.requests import Request
 
-from rllm._runtime.untrusted import LARGE, TooLargeError, parse_json
+from rllm._runtime.untrusted import TooLargeError, parse_json
 from rllm.capture.wire_formats import WIRE_FORMATS, WireFormat
 from rllm.gateway.errors import GatewayError
 from rllm.inference.parameters import NAMED, Table, field_of
@@ -169,31 +167,6 @@ def parse_object(body: bytes, *, needs: str) -> JSONObject:
     return request
 
 
-async def members_of(request: Request, **kinds: type | tuple[type, ...]) -> JSONObject:
-    """Return the `members` of a request's body; a large one is parsed in a thread, so that no other request waits."""
-    body = await request.body()
-    return members(body, **kinds) if len(body) < LARGE else await asyncio.to_thread(members, body, **kinds)
-
-
-def members(body: bytes, **kinds: type | tuple[type, ...]) -> JSONObject:
-    """Return the members of a body's JSON object without those that are `null`; an empty body has none.
-
-    Args:
-        body: of the request.
-        kinds: the types of all possible members.
-
-    Raises:
-        GatewayError: 400, if it is not an object, or has another member, or one of another type.
-    """
-    given = parse_object(body or b"{}", needs=", ".join(kinds))
-    for name, value in given.items():
-        if name not in kinds:
-            raise invalid(f"{name!r} is not a field of this request: use {', '.join(kinds)}", name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
-            raise invalid(f"{name}={repr(value)[:80]}: expected {_names_of(kinds[name])}", name)
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def check_depth(value: Any, what: str) -> None:
     """Check that a JSON value can be written again; `what` names it in the error.
 
@@ -245,7 +218,7 @@ def check_options(request: JSONMapping) -> None:
         raise invalid(f"stop has {len(stop):,} strings: use up to {_MAX_STOPS}", "stop")
     for name, types in _TYPES.items():
         if request.get(name) is not None and not isinstance(request[name], types):
-            raise invalid(f"{name}={repr(request[name])[:80]}: expected {_names_of(types)}", name)
+            raise invalid(f"{name}={repr(request[name])[:80]}: expected {names_of(types)}", name)
     if request.get("top_logprobs") and not request.get("logprobs"):
         raise invalid(f"top_logprobs={request['top_logprobs']!r:.80}: send logprobs=true with it", "top_logprobs")
 
@@ -312,7 +285,7 @@ def kind_of(value: Any) -> str:
 _KINDS: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
 
 
-def _names_of(types: type | tuple[type, ...]) -> str:
+def names_of(types: type | tuple[type, ...]) -> str:
     """Return JSON's names for Python types, for error messages."""
     names = [_KINDS.get(kind, "number") for kind in (types if isinstance(types, tuple) else (types,))]
     return f"a JSON {' or '.join(names)}"
