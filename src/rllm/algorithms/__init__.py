@@ -1,7 +1,7 @@
 """Algorithms: rewards to advantages, and advantages to a loss; arithmetic only.
 
 Read `batch.py` and `base.py`, then `grpo.py`. `reinforce.py` has the algorithms with other baselines; `sapo.py`,
-`dppo.py` and `m2po.py` have other bounds of the ratio; `rae.py` and `online.py` have running baselines.
+`dppo.py` and `m2po.py` have other bounds of the ratio, and `rae.py` has running baselines.
 """
 
 ALGORITHMS = {

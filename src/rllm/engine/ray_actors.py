@@ -270,7 +270,8 @@ class RayActors:
             raise AgentError(str(error)) from error
         answer = place.actor.episode.remote(sent)
         try:
-            received = await asyncio.wait_for(_awaited(answer), self._silence_s)
+            async with asyncio.timeout(self._silence_s):
+                received: bytes = await answer
         except asyncio.CancelledError:
             ray.cancel(answer)
             raise
@@ -307,8 +308,12 @@ class RayActors:
     def _has_begun_another(self) -> bool:
         """Start a process on a node with room, and wait until it is ready."""
         with self._choosing:
-            node = None if self._closing.is_set() else self._node_with_room()
-            if node is None:
+            if self._closing.is_set():
+                return False
+            # The node with the fewest of our processes, unless it is full.
+            held = Counter(place.node.id for place in (*self._places, *self._preparing))
+            node = min(_with_cpus(alive_nodes()), key=lambda node: held[node.id], default=None)
+            if node is None or held[node.id] >= self._most_on_a_node:
                 return False
             place, prepared = self._begin(node)
             self._preparing.append(place)
@@ -328,12 +333,6 @@ class RayActors:
         if ready:
             logger.warning("node %s runs rollouts in place of the lost process", node.address)
         return ready
-
-    def _node_with_room(self) -> ClusterNode | None:
-        """Return the node with the fewest of our processes, unless it is full."""
-        held = Counter(place.node.id for place in (*self._places, *self._preparing))
-        node = min(_with_cpus(alive_nodes()), key=lambda node: held[node.id], default=None)
-        return node if node is not None and held[node.id] < self._most_on_a_node else None
 
     def close(self) -> None:
         """End the processes, and let their rollouts clean up. Idempotent."""
@@ -358,11 +357,6 @@ def _end(place: _Place) -> None:
     ray = load_ray()
     if ray.is_initialized():
         ray.kill(place.actor)
-
-
-async def _awaited(answer: Any) -> bytes:
-    received: bytes = await answer
-    return received
 
 
 def _with_cpus(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
