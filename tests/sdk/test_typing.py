@@ -48,7 +48,7 @@ def types_by_mypy(folder: Path, agent: str) -> list[str]:
     (folder / "agent.py").write_text(agent)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary", "agent.py"]
     (folder / "mypy.ini").write_text(f"[mypy]\nmypy_path = {Path(__file__).parents[2] / 'src'}\n")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
     return [line.partition(": error: ")[2] for line in (done.stdout + done.stderr).splitlines()]
 
 
