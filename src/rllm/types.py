@@ -129,7 +129,7 @@ class Trace:
     response: Message
     """Assistant message, as the agent received it."""
     prompt_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
-    """Of a trace that a gateway is about to store, an `array("I")`; stores return lists."""
+    """Of a trace that a gateway is about to store, an `array("I")`; stores and `to_dict` return lists."""
     response_ids: list[int] = field(default_factory=list, metadata=_COLUMN)
     """Every sampled id, including end-of-turn and stop strings. Empty if the server gave no ids (not trainable)."""
     logprobs: list[float] = field(default_factory=list, metadata=_COLUMN)
@@ -155,7 +155,7 @@ class Trace:
     """Reason why the call gave no usable tokens; a trace with an error is never trained on."""
 
     def to_dict(self) -> JSONObject:
-        return _fields_of(self)
+        return {**_fields_of(self), "prompt_ids": list(self.prompt_ids)}
 
     @classmethod
     def from_dict(cls, data: JSONMapping) -> Trace:

@@ -66,7 +66,8 @@ class TraceStore(Protocol):
 
         A session that does not exist is created. A trace whose id is stored already replaces the stored one and keeps
         its order: a client's retry must not count twice. With `session`, all traces must be of that session; if it was
-        deleted, nothing is added, and the future raises `SessionDeletedError`.
+        deleted, nothing is added, and the future raises `SessionDeletedError`. The `prompt_ids` of a gateway's traces
+        are an `array("I")`, and a list where they are read again.
         """
         ...
 
