@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from rllm.errors import ConfigError
 from rllm.sandbox import SandboxError, SandboxLimits, bubblewrap, open_backend
 from rllm.sandbox.base import ImageSource
-from rllm.sandbox.control_groups import left_groups, parents
+from rllm.sandbox.control_groups import left_groups, parents, remove_group
 
 from ..docs.pages import DOCS, fences
 from ..waiting import wait_for
@@ -248,6 +249,22 @@ def test_kill_9_during_a_start_leaves_nothing(local):
             wait_for(left)
             process.kill()
         wait_for(lambda: not left())
+
+
+def test_left_groups_are_removed_by_several_processes_at_once(local):
+    if "pids" not in parents():
+        pytest.skip("needs control groups")
+    groups = [parents()["pids"] / f"rllm-sandbox-left:{number}" for number in range(20)]
+    left = [subprocess.Popen(["sleep", "1116"]) for _ in groups]
+    for group, process in zip(groups, left, strict=True):
+        (group / "command").mkdir(parents=True)
+        (group / "command" / "cgroup.procs").write_text(str(process.pid))
+    with ThreadPoolExecutor(4 + len(left)) as threads:
+        ended = [threads.submit(process.wait) for process in left]
+        removed = [threads.submit(lambda: [asyncio.run(remove_group(group)) for group in groups]) for _ in range(4)]
+        for future in (*removed, *ended):
+            future.result()
+    assert not [group for group in groups if group.exists()]
 
 
 async def test_thirty_two_sandboxes_work_concurrently(local):

@@ -178,8 +178,8 @@ async def remove_group(folder: Path) -> bool:
 
 
 def _kill_processes(folder: Path) -> None:
-    for file in folder.rglob("cgroup.procs"):
-        for process in set(_text(file).split()) - {"0"}:  # the id of those outside of this process namespace
+    for group, *_ in os.walk(folder):  # unlike rglob, it accepts that another process removes groups meanwhile
+        for process in set(_text(f"{group}/cgroup.procs").split()) - {"0"}:  # of those outside of this PID namespace
             with suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
 
