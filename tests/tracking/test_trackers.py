@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -98,21 +99,22 @@ def test_ctrl_c_is_not_a_failure_of_the_tracker() -> None:
         Trackers([Stopping()]).log(1, {})
 
 
-def test_subclass_of_tracker_needs_only_the_methods_that_it_uses(caplog: pytest.LogCaptureFixture) -> None:
-    class Counting(Tracker):
-        num_logged = 0
+class Counting(Tracker):
+    logged: ClassVar[list[int]] = []
 
-        def log(self, step: int, metrics: Mapping[str, float]) -> None:
-            self.num_logged += 1
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.logged.append(step)
 
-    [counting] = checked_trackers([Counting()])
-    trackers = Trackers([counting])
+
+def test_subclass_of_tracker_needs_only_the_methods_that_it_uses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trackers = Trackers.start([f"{__name__}:Counting"], tmp_path, checked_trackers([Counting()]))
     trackers.log(1, {"a": 2.0})
     trackers.log_episodes(1, "eval", [Episode(task_id="t")])
     trackers.progress("update", 0, 1, Episode(task_id="t"))
     trackers.close()
-    assert isinstance(counting, Counting)
-    assert counting.num_logged == 1
+    assert Counting.logged == [1, 1]
     assert not caplog.records
 
 

@@ -25,6 +25,9 @@ class Tracker(Protocol):
     An optional method `log_rollout(phase, episode)` is called as soon as each rollout of a phase ends.
     """
 
+    def __init__(self, run_dir: Path | None = None) -> None:
+        return
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics of a training step; a step may be logged in several parts."""
         return
