@@ -23,8 +23,14 @@ TASKS = sum_tasks(4, seed=0)
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["model.lora_rank=16"], ["model.lora_rank=16", "model.quantize=nf4"]],
-    ids=["all weights", "LoRA", "nf4"],
+    [
+        [],
+        ["optim.name=adamw8bit"],
+        ["model.gradient_checkpointing=true"],
+        ["model.lora_rank=16"],
+        ["model.lora_rank=16", "model.quantize=nf4"],
+    ],
+    ids=["all weights", "adamw8bit", "checkpointing", "LoRA", "nf4"],
 )
 def test_peak_memory_is_within_a_fifth_of_the_prediction(smollm: Path, tmp_path: Path, settings: list[str]) -> None:
     asked = [f"model.path={smollm}", f"run_dir={tmp_path / 'run'}", *SETTINGS, *settings]
