@@ -31,7 +31,7 @@ from rllm.errors import ConfigError, last_lines
 from rllm.sandbox import namespaces
 from rllm.sandbox.base import ExecResult, ImageSource, SandboxBackend, SandboxError, SandboxLimits, SandboxSpec, Stream
 from rllm.sandbox.client import MARK, ClientSandbox, lock_of, reason_of, uncancelled
-from rllm.sandbox.control_groups import KILL_ALL, ControlGroup, first_letters_of, left_groups, name_of, remove_group
+from rllm.sandbox.control_groups import KILL_ALL, ControlGroup, group_prefix, left_groups, name_of, remove_group
 from rllm.sandbox.images import (
     ARCHIVE,
     HOST,
@@ -257,8 +257,8 @@ class Bubblewrap(SandboxBackend):
 
         Most end by themselves, but not those that bubblewrap has only half started.
         """
-        if groups := first_letters_of(this_process()):
-            run_after(this_process(), KILL_ALL, groups)
+        if prefix := group_prefix(this_process()):
+            run_after(this_process(), KILL_ALL, prefix)
         await super().prepare()
 
     async def remove_orphans(self) -> int:

@@ -27,7 +27,7 @@ for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
   sleep 1
 done
 """
-"""Shell script that kills the processes of all sandboxes of an owner; its argument is `first_letters_of`."""
+"""Shell script that kills the processes in all sandboxes of an owner; its argument is the owner's `group_prefix`."""
 _OWN_PROCESSES = 4
 """Of bubblewrap, and of programs that enter a sandbox for this process."""
 
@@ -198,8 +198,8 @@ def _remove_empty(folder: Path) -> bool:
     return True
 
 
-def first_letters_of(owner: str) -> str | None:
-    """Return what the paths of an owner's groups begin with; all processes are in those of each controller."""
+def group_prefix(owner: str) -> str | None:
+    """Return the common prefix of the paths of an owner's groups; one controller's groups hold all processes."""
     return next((f"{parent}/{_PREFIX}{owner}:" for parent in parents().values()), None)
 
 
