@@ -26,7 +26,7 @@ from rllm.cli.demo import demo
 from rllm.cli.episodes import explain, export, rescore
 from rllm.cli.eval import evaluate
 from rllm.cli.listing import list_names
-from rllm.cli.options import PlainCommand, PlainGroup
+from rllm.cli.options import StrictCommand
 from rllm.cli.project import config, doctor, init
 from rllm.cli.run import run
 from rllm.cli.serving import gateway, serve, view
@@ -38,10 +38,10 @@ from rllm.errors import ConfigError, RLLMError, needed_to_train
 
 app = typer.Typer(
     name="rllm",
-    cls=PlainGroup,
     help="Train language agents with reinforcement learning: what you build is what you train.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -66,9 +66,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _COMMANDS.items():
     app.command(
         _name,
-        # One line a paragraph, since help wraps lines itself.
-        help="\n\n".join(" ".join(paragraph.split()) for paragraph in (_command.__doc__ or "").split("\n\n")),
-        cls=PlainCommand,
+        short_help=" ".join((_command.__doc__ or "").partition("\n\n")[0].split()),  # the default cuts it off
+        cls=StrictCommand,
         context_settings={"allow_interspersed_args": False} if _command is run else None,
     )(_command)
 app.add_typer(traces)

@@ -1,4 +1,4 @@
-"""Options shared by commands, options generated from config classes, and command classes with plain help."""
+"""Options shared by commands, options generated from config classes, and the class of commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperOption
 
 from rllm.errors import ConfigError
 from rllm.registry import closest, field_docs
@@ -220,45 +220,8 @@ GatewayKey: TypeAlias = Annotated[
 ]
 
 
-class _PlainHelp:
-    """Help without types of flags, where Typer prints `<bool>`, that folds long names instead of cutting them."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        parent: Any = super()
-        parameters: list[Any] = parent.get_params(ctx)
-        for parameter in parameters:
-            if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
-                parameter.metavar = ""
-        return parameters
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from rich import columns
-        from rich.table import Table
-        from typer import rich_utils
-
-        class FoldingTable(Table):
-            def add_row(self, *cells: Any, **options: Any) -> None:
-                super().add_row(*cells, **options)
-                for column in self.columns:
-                    column.overflow = "fold"
-
-        parent: Any = super()
-        modules: list[Any] = [columns, rich_utils]
-        for module in modules:
-            module.Table = FoldingTable
-        try:
-            parent.format_help(ctx, formatter)
-        finally:
-            for module in modules:
-                module.Table = Table
-
-
-class PlainGroup(_PlainHelp, TyperGroup):
-    """Command group with plain help."""
-
-
-class PlainCommand(_PlainHelp, TyperCommand):
-    """Command with plain help, which refuses repeated options, and settings that are written like options."""
+class StrictCommand(TyperCommand):
+    """Command that refuses repeated options, and settings that are written like options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(param.name == "settings" for param in self.params):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.options import DEFAULT_STORE, OnlyJson, PlainCommand, PlainGroup, Store, optional, with_options
+from rllm.cli.options import DEFAULT_STORE, OnlyJson, Store, StrictCommand, optional, with_options
 from rllm.errors import ConfigError, counted
 from rllm.store.codec import any_to_json, plain_text
 from rllm.store.maintenance import ExportFormat, Retention
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rllm.types import JSONMapping, Trace
     from rllm.viewer.texts import MessageParts
 
-store = typer.Typer(name="store", cls=PlainGroup, help="Copy and prune trace stores.", no_args_is_help=True)
+store = typer.Typer(name="store", rich_markup_mode=None, help="Copy and prune trace stores.", no_args_is_help=True)
 
 
 def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
@@ -37,7 +37,7 @@ def open_existing(url: str, *, read_only: bool = True) -> TraceStore:
     return open_store(url, read_only=read_only)
 
 
-@store.command(cls=PlainCommand)
+@store.command(cls=StrictCommand)
 def migrate(
     source: Annotated[str, typer.Argument(help="Store to copy from: a file or a URL.", metavar="SRC")],
     target: Annotated[str, typer.Argument(help="Store to copy to; created if needed.", metavar="DST")],
@@ -73,7 +73,7 @@ def migrate(
     )
 
 
-@store.command(cls=PlainCommand)
+@store.command(cls=StrictCommand)
 @with_options
 def prune(
     retention: Retention,
@@ -90,11 +90,11 @@ def prune(
 
 
 traces = typer.Typer(
-    name="traces", cls=PlainGroup, help="List, show, export and delete captured calls.", no_args_is_help=True
+    name="traces", rich_markup_mode=None, help="List, show, export and delete captured calls.", no_args_is_help=True
 )
 
 
-@traces.command("list", cls=PlainCommand)
+@traces.command("list", cls=StrictCommand)
 def list_sessions(
     url: Store = DEFAULT_STORE,
     limit: Annotated[int, typer.Option(help="Number of sessions to list.", min=1)] = 20,
@@ -118,7 +118,7 @@ def list_sessions(
     terminal.console(wide=True).print(table)
 
 
-@traces.command(cls=PlainCommand)
+@traces.command(cls=StrictCommand)
 def show(
     session: Annotated[str, typer.Argument(help="Session, or the id of a call.")],
     trace: Annotated[str | None, typer.Argument(help="One call of the session, by its id.", show_default=False)] = None,
@@ -153,7 +153,7 @@ def show(
         console.print(Text.assemble((plain_text(parts.role), "bold"), "  ", _words_of(parts)))
 
 
-@traces.command(cls=PlainCommand)
+@traces.command(cls=StrictCommand)
 def export(
     path: Annotated[Path, typer.Argument(help="File to write; .jsonl or .parquet.")],
     url: Store = DEFAULT_STORE,
@@ -174,7 +174,7 @@ def export(
     print(f"{counted(count, 'trace')} written to {path}")
 
 
-@traces.command(cls=PlainCommand)
+@traces.command(cls=StrictCommand)
 def delete(
     session: Annotated[list[str], typer.Argument(help="Sessions.")],
     url: Store = DEFAULT_STORE,

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rllm.cli import terminal
-from rllm.cli.options import OnlyJson, PlainCommand, PlainGroup
+from rllm.cli.options import OnlyJson, StrictCommand
 from rllm.errors import counted
 
 if TYPE_CHECKING:
     from rllm.tasks.check import TaskCheck
 
 tasks = typer.Typer(
-    name="tasks", cls=PlainGroup, help="Check task folders, on which agents work in sandboxes.", no_args_is_help=True
+    name="tasks",
+    rich_markup_mode=None,
+    help="Check task folders, on which agents work in sandboxes.",
+    no_args_is_help=True,
 )
 
 
@@ -24,7 +27,7 @@ def _group() -> None:
     """Check task folders, on which agents work in sandboxes."""
 
 
-@tasks.command(cls=PlainCommand)
+@tasks.command(cls=StrictCommand)
 def check(
     source: Annotated[
         str,
