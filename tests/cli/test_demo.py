@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from rllm.cli.display import trend
 from rllm.demo import tasks
 from rllm.tracking.about import seal
 
@@ -100,8 +99,3 @@ def test_only_the_correct_number_is_rewarded(monkeypatch):
     assert look_up(shelves, "price", "[]") == "error: TypeError"
     answers = ["4 - 7 = -3.", "-3 it is", "3", "first -3, then 4", "", None]
     assert [ends_with(answer, -3) for answer in answers] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_trend_is_a_line_of_bars():
-    assert trend([0.0, 0.5, 1.0]) == "▁▅█"
-    assert trend([0.3]) == "▁"

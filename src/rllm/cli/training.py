@@ -102,7 +102,7 @@ def _trained(trainer: AgentTrainer, console: Console, shown_dir: Path, again: Se
             trainer.trackers = display(console, trainer)
             for tracker in trainer.trackers:  # the run closes them only if it starts
                 shown.callback(tracker.close)
-            if "console" not in trainer.config.trackers:  # which prints it itself
+            if not trainer.trackers and "console" not in trainer.config.trackers:  # which print it themselves
                 console.print(f"Run folder: {shown_dir}", soft_wrap=True, markup=False)
             return trainer.train()
     except KeyboardInterrupt:
@@ -192,15 +192,8 @@ def display(console: Console, trainer: AgentTrainer) -> list[Tracker]:
         return []
     config = trainer.config
     config.trackers = [name for name in config.trackers if name != "console"]
-    return [
-        LiveDisplay(
-            console,
-            config.num_steps,
-            lambda: trainer.under_way,
-            num_done=trainer.steps_done,
-            log_samples=config.log_samples,
-        )
-    ]
+    settings = {"num_steps": config.num_steps, "log_samples": config.log_samples}
+    return [LiveDisplay(console, trainer.run_dir, settings, lambda: trainer.under_way, num_done=trainer.steps_done)]
 
 
 def evaluated(run_dir: Path, metric: str) -> list[float]:

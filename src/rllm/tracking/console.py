@@ -20,11 +20,11 @@ from rich.text import Text
 from rllm._runtime.files import from_here
 from rllm._runtime.untrusted import shown
 from rllm.errors import number, signed
-from rllm.tracking.about import about_run
+from rllm.tracking.about import settings_of
 from rllm.tracking.base import Heartbeat
 from rllm.tracking.jsonl import RECORD_FILE, last_step
 from rllm.tracking.samples import excerpts
-from rllm.types import Episode
+from rllm.types import Episode, JSONMapping
 
 QUIET_S = 20.0
 """Longest time without a line while a run is working."""
@@ -76,12 +76,18 @@ class ConsoleTracker:
     """
 
     def __init__(
-        self, run_dir: Path, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        run_dir: Path,
+        console: Console | None = None,
+        *,
+        settings: JSONMapping | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        about = about_run(run_dir)
+        """Print lines for a run; `settings` are by default those in its folder."""
+        settings = settings_of(run_dir) if settings is None else settings
         self._console = console or LastingConsole(sys.stderr)
-        self._num_steps = int(about.settings.get("num_steps") or 0)
-        self._log_samples = about.log_samples
+        self._num_steps = int(settings.get("num_steps") or 0)
+        self._log_samples = int(settings.get("log_samples", 2))
         self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
         self._seconds: deque[float] = deque(maxlen=_MEAN_OF)
         self._held_out: dict[str, float] = {}
@@ -103,8 +109,10 @@ class ConsoleTracker:
         self._phase.end()
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        for line in sample_lines(step, split, episodes, self._log_samples, self._width):
-            self._print(line)
+        # The evaluation before training, the first step, and every tenth.
+        if step == 0 if split == "eval" else step == 1 or step % 10 == 0:
+            for line in excerpts(episodes, self._log_samples, width=self._width):
+                self._print(line)
 
     def log_rollout(self, phase: str, episode: Episode) -> None:
         self._phase.add(phase, episode)
@@ -245,12 +253,6 @@ def memory(metrics: Mapping[str, float]) -> list[str]:
     """Return peak memory of the process and its GPU."""
     names = {"memory/peak_gb": "memory", "memory/gpu_peak_gb": "GPU memory"}
     return [f"{word} {metrics[name]:.1f} GB" for name, word in names.items() if name in metrics]
-
-
-def sample_lines(step: int, split: str, episodes: Sequence[Episode], most: int, width: int = _WIDTH) -> Iterable[str]:
-    """Return samples to print: of the evaluation before training, of the first step, and of every tenth."""
-    is_shown = step == 0 if split == "eval" else step == 1 or step % 10 == 0
-    return excerpts(episodes, most, width=width) if is_shown else ()
 
 
 def phases(metrics: Mapping[str, float]) -> str:
