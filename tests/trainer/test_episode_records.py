@@ -10,9 +10,9 @@ from rllm.errors import ConfigError, StoreError
 from rllm.store import open_store
 from rllm.tracking.about import run_id_of
 from rllm.trainer.episode_records import stored_episodes
-from rllm.trainer.explain import explain, latest_episodes
 from rllm.trainer.sampled_rows import rows_of_store
 from rllm.types import OUTCOME_KEY
+from rllm.viewer.explain import explain, latest_episodes
 
 from .conftest import RunTrainer
 

@@ -11,9 +11,9 @@ from rllm.store.base import TraceStore
 from rllm.store.memory import MemoryTraceStore
 from rllm.trainer.config import TrainConfig
 from rllm.trainer.episode_records import outcome_of
-from rllm.trainer.explain import explain, latest_episodes
 from rllm.types import OUTCOME_KEY, Episode, Trace, Trajectory, text_of
 from rllm.viewer.batches import advantages_in
+from rllm.viewer.explain import explain, latest_episodes
 
 from .conftest import Run, RunTrainer, ScriptedBackend, ask
 

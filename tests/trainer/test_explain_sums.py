@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rllm.store import open_store
-from rllm.trainer.explain import ExplainedStep, explain
 from rllm.types import Episode, Step, TerminationReason, Trajectory
 from rllm.viewer.batches import advantages_in
+from rllm.viewer.explain import ExplainedStep, explain
 
 from .conftest import RunTrainer
 

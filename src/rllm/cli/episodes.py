@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from rllm.trainer.explain import ExplainedEpisode, ExplainedStep, ListedEpisode
     from rllm.trainer.rescore import Comparison
     from rllm.types import Episode, Task
+    from rllm.viewer.explain import ExplainedEpisode, ExplainedStep, ListedEpisode
     from rllm.viewer.texts import Vocabulary
 
 
@@ -51,9 +51,9 @@ def explain(
     from rllm.store import open_store
     from rllm.tracking.about import run_id_of
     from rllm.trainer.episode_records import store_of
-    from rllm.trainer.explain import explain as read
-    from rllm.trainer.explain import latest_episodes
     from rllm.viewer.batches import advantages_in
+    from rllm.viewer.explain import explain as read
+    from rllm.viewer.explain import latest_episodes
     from rllm.viewer.runs import Run
 
     url, run_id = (str(run), None) if run.is_file() else (store_of(run), run_id_of(run))

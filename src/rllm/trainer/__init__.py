@@ -9,7 +9,7 @@ Read first: `loop` (the steps of a run), then `credit` (episodes to credited seq
 * `async_loop`: rollouts ahead of updates, over the same types.
 * `checkpoint`, `resume`: exact resume.
 * `metrics`, `run_health`, `batch_log`, `episode_records`: what a run records.
-* `explain`, `export`, `rescore`: reading a run afterwards.
+* `export`, `rescore`: reading a run afterwards.
 * `settings`, `preflight`, `checkup`: checks before work starts.
 * `agent_sft_trainer`, `demonstrations`, `sampled_rows`: supervised fine-tuning through the same loop.
 """

@@ -137,7 +137,7 @@ def read_batch(folder: Path, step: int) -> FedBatch | None:
 def advantages_in(folder: Path) -> Callable[[int, str], list[list[float]]]:
     """Return a function from training step and call to its tokens' advantages, in each sequence that holds it.
 
-    It returns nothing for steps without a batch; see `rllm.trainer.explain.Fed`.
+    It returns nothing for steps without a batch; see `rllm.viewer.explain.Fed`.
     """
     batch_of = cache(partial(read_batch, folder))
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import TypeAlias
 
 from rllm.capture.side_calls import side_calls
 from rllm.errors import ConfigError
-from rllm.store.base import SessionInfo, TraceStore, every_session
-from rllm.types import (
-    OUTCOME_KEY,
-    VERDICT_KEY,
-    JSONObject,
-    Message,
-    StepCredit,
-    Trace,
-    credits_by_trace,
-    token_versions,
-)
+from rllm.evaluation.report import mean_of_known
+from rllm.store.base import TraceStore, every_session
+from rllm.types import JSONObject, Message, StepCredit, Trace, credits_by_trace, token_versions
+from rllm.viewer.rollouts import Rollout, rollout_of
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
 """Of a training step and a call: the advantages that the optimiser was fed for its tokens, in each trajectory in which
@@ -111,52 +103,33 @@ def latest_episodes(
     store: TraceStore, *, limit: int, split: str | None = None, step: int | None = None, run_id: str | None = None
 ) -> list[ListedEpisode]:
     """Return the newest episodes of a split, step or run, newest first."""
-    known = every_session(store, run_id=run_id)
-    rollouts = (session for session in known if _episode_id(session) and _is_of(session, split, step))
-    return [ListedEpisode(**_ending(session)) for session in itertools.islice(rollouts, limit)]
+    rollouts = (item for item in map(rollout_of, every_session(store, run_id=run_id)) if item.task_id)
+    chosen = (item for item in rollouts if split in (None, item.split) and step in (None, item.step))
+    return [ListedEpisode(**_outcome(item)) for item in itertools.islice(chosen, limit)]
 
 
-def _is_of(session: SessionInfo, split: str | None, step: int | None) -> bool:
-    return split in (None, session.metadata.get("split")) and step in (None, _step_of(session))
-
-
-def _step_of(session: SessionInfo) -> int | None:
-    """Return `ListedEpisode.step`; sessions count from 0."""
-    step: int | None = session.metadata.get("training_step")
-    return step + 1 if step is not None and session.metadata.get("split") == "train" else step
-
-
-def _ending(session: SessionInfo) -> JSONObject:
-    """Return the fields of a `ListedEpisode`; another program may have written the outcome."""
-    rewards: dict[str, float | None] = {}
-    parts: dict[str, dict[str, float]] = {}
-    verdicts: dict[str, JSONObject] = {}
-    error: dict[str, str] | None = None
-    outcome = session.metadata.get(OUTCOME_KEY) or {}
-    try:
-        by_role: dict[str, list[float]] = {}
-        for path in outcome.get("trajectories") or ():
-            scored = by_role.setdefault(path["name"], [])
-            scored += [] if path.get("reward") is None else [path["reward"]]
-            if path.get("reward_parts"):
-                parts[path["name"]] = dict(path["reward_parts"])
-            if path.get(VERDICT_KEY):
-                verdicts[path["name"]] = dict(path[VERDICT_KEY])
-        rewards = {role: fmean(scored) if scored else None for role, scored in by_role.items()}
-        if raised := outcome.get("error"):
-            error = {name: str(raised.get(name, "")) for name in ("type", "message", "traceback")}
-    except (KeyError, TypeError, ValueError, AttributeError):
+def _outcome(rollout: Rollout) -> JSONObject:
+    """Return the fields of a `ListedEpisode`."""
+    error = rollout.error
+    if rollout.unreadable:
         error = {"type": "unreadable", "message": "another program wrote the outcome of this rollout", "traceback": ""}
+    rewards: dict[str, list[float | None]] = {}
+    for path in rollout.paths:
+        rewards.setdefault(path.name, []).append(path.reward)
     return {
-        "episode_id": _episode_id(session) or session.id,
-        "session_id": session.id,
-        "split": str(session.metadata.get("split", "")),
-        "step": _step_of(session),
-        "rewards": rewards,
-        "reward_parts": parts,
-        "verdicts": verdicts,
+        "episode_id": _episode_id(rollout),
+        "session_id": rollout.session_id,
+        "split": rollout.split,
+        "step": rollout.step,
+        "rewards": {role: mean_of_known(values) for role, values in rewards.items()},
+        "reward_parts": {path.name: path.reward_parts for path in rollout.paths if path.reward_parts},
+        "verdicts": {path.name: path.verdict for path in rollout.paths if path.verdict},
         "error": error,
     }
+
+
+def _episode_id(rollout: Rollout) -> str:
+    return f"{rollout.task_id}:{rollout.index}" if rollout.task_id else rollout.session_id
 
 
 def explain(
@@ -173,18 +146,27 @@ def explain(
     Ids are those of `latest_episodes` and logs; every evaluation of a run repeats them. `fed` returns the
     advantages of single tokens. Raises `ConfigError` naming some episodes if the store has no such one.
     """
-    named = (session for session in every_session(store, run_id=run_id) if _episode_id(session) == episode)
-    session = store.session(episode) or next((item for item in named if _is_of(item, split, step)), None)
-    if session is None:
+    known = itertools.chain([store.session(episode)], every_session(store, run_id=run_id))
+    rollouts = (rollout_of(session) for session in known if session is not None)
+    rollout = next(
+        (
+            item
+            for item in rollouts
+            if item.session_id == episode
+            or (_episode_id(item) == episode and split in (None, item.split) and step in (None, item.step))
+        ),
+        None,
+    )
+    if rollout is None:
         some = ", ".join(item.episode_id for item in latest_episodes(store, limit=5, run_id=run_id))
         which = "".join(f", {name}={value}" for name, value in (("split", split), ("step", step)) if value is not None)
         others = f"; the newest are {some}, and `rllm explain RUN` lists more" if some else ", which has no episodes"
         raise ConfigError(f"episode={episode!r}{which} is not in the store{others}")
-    credits_of = credits_by_trace(store.credits(session.id))
-    calls = store.by_session(session.id)
+    credits_of = credits_by_trace(store.credits(rollout.session_id))
+    calls = store.by_session(rollout.session_id)
     aside = side_calls(calls)
     return ExplainedEpisode(
-        **_ending(session),
+        **_outcome(rollout),
         steps=[
             step
             for trace in calls
@@ -192,12 +174,6 @@ def explain(
             for step in _steps(trace, credits_of.get(trace.id, []), fed, aside.get(trace.id))
         ],
     )
-
-
-def _episode_id(session: SessionInfo) -> str:
-    if "task_id" not in session.metadata:
-        return ""
-    return f"{session.metadata['task_id']}:{session.metadata.get('index', 0)}"
 
 
 def _steps(
