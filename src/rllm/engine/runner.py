@@ -136,8 +136,9 @@ class RolloutRunner:
         pending = list(attempts)
         episodes: dict[int, Episode] = {}
         queue, groups = iter(enumerate(pending)), PendingGroups(pending, self.scoring)
-        # Workers share one queue instead of a task per attempt: 10,000 attempts need only 64 tasks.
-        workers = min(self.max_concurrent, len(pending))
+        # Workers share one queue instead of a task per attempt: 10,000 attempts need only 128 tasks. Half of them wait,
+        # so that their rank decides when a slot becomes free.
+        workers = min(2 * self.max_concurrent, len(pending))
         fatal: BaseException | None = None
         self._num_runs += 1
         try:
@@ -163,9 +164,8 @@ class RolloutRunner:
         on_episode: Callable[[Episode], None] | None,
         rank: int,
     ) -> None:
-        async with self._slots.slot(rank) as slot:
-            for position, attempt in queue:
-                await slot.yield_slot()
+        for position, attempt in queue:
+            async with self._slots.slot(rank):
                 episodes[position] = episode = await self.episode(attempt)
                 for complete in await groups.add(episode):
                     if on_episode is not None:
@@ -295,62 +295,31 @@ class PrioritySemaphore:
         self._arrivals = itertools.count()
 
     @asynccontextmanager
-    async def slot(self, rank: int) -> AsyncIterator[Slot]:
+    async def slot(self, rank: int) -> AsyncIterator[None]:
         """Wait for a slot and hold it inside."""
-        slot = Slot(self, rank)
-        await slot.acquire()
-        try:
-            yield slot
-        finally:
-            slot.release()
-
-    async def acquire(self, rank: int) -> None:
-        """Wait for a slot, which the caller must `release`."""
         if self._num_free:
             self._num_free -= 1
-            return
+        else:
+            await self._admission(rank)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _admission(self, rank: int) -> None:
         admitted = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (rank, next(self._arrivals), admitted))
         try:
             await admitted
         except asyncio.CancelledError:
             if admitted.done() and not admitted.cancelled():  # admitted and cancelled at the same time
-                self.release()
+                self._release()
             raise
 
-    def release(self) -> None:
-        """Admit the next waiter."""
+    def _release(self) -> None:
         while self._waiting:
             admitted = heapq.heappop(self._waiting)[-1]
             if not admitted.done():
                 admitted.set_result(None)
                 return
         self._num_free += 1
-
-    def has_waiters_before(self, rank: int) -> bool:
-        """Return whether there is a waiter of a lower rank."""
-        return bool(self._waiting) and self._waiting[0][0] < rank
-
-
-class Slot:
-    """Held slot that can be yielded to waiters of lower rank between two units of work."""
-
-    def __init__(self, semaphore: PrioritySemaphore, rank: int) -> None:
-        self._semaphore = semaphore
-        self._rank = rank
-        self._is_held = False
-
-    async def acquire(self) -> None:
-        await self._semaphore.acquire(self._rank)
-        self._is_held = True
-
-    async def yield_slot(self) -> None:
-        """Let waiters of lower rank go first."""
-        if self._semaphore.has_waiters_before(self._rank):
-            self.release()
-            await self.acquire()
-
-    def release(self) -> None:
-        if self._is_held:
-            self._is_held = False
-            self._semaphore.release()
