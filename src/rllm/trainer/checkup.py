@@ -36,13 +36,16 @@ LITTLE_DISK = 5 * GB
 OLDEST_PYTHON = (3, 11)
 
 
+def _found(name: str, detail: str, fix: str = "", *, needed: bool = True) -> Finding:
+    """Return a finding, a problem if it has a fix."""
+    return Finding(name=name, ok=not fix, detail=detail, fix=fix, needed=needed)
+
+
 def python() -> Finding:
     """Return the interpreter and its version."""
-    ok = sys.version_info >= OLDEST_PYTHON
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
-    return Finding(
-        name="python", ok=ok, detail=detail, fix="" if ok else "make an environment with Python 3.11 or newer"
-    )
+    too_old = sys.version_info < OLDEST_PYTHON
+    return _found("python", detail, "make an environment with Python 3.11 or newer" if too_old else "")
 
 
 def gpus() -> Finding:
@@ -52,22 +55,20 @@ def gpus() -> Finding:
         import torch
     except ImportError as error:
         detail = f"{', '.join(driver) or 'none'}; torch cannot be imported ({error})"
-        return Finding(name="gpu", ok=not driver, detail=detail, fix="pip install 'rllm[train]'" if driver else "")
+        return _found("gpu", detail, "pip install 'rllm[train]'" if driver else "")
     if torch.cuda.is_available():
-        free = (torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count()))
-        names = (torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-        each = (
-            f"{name}, {left / GB:.0f} of {total / GB:.0f} GB free"
-            for name, (left, total) in zip(names, free, strict=True)
-        )
-        return Finding(name="gpu", ok=True, detail="; ".join(each))
+        devices = range(torch.cuda.device_count())
+        free = [[size / GB for size in torch.cuda.mem_get_info(index)] for index in devices]
+        names = map(torch.cuda.get_device_name, devices)
+        each = (f"{name}, {left:.0f} of {total:.0f} GB free" for name, (left, total) in zip(names, free, strict=True))
+        return _found("gpu", "; ".join(each))
     if driver:
         fix = "install a build of torch for its driver: see https://pytorch.org/get-started/locally"
         detail = f"{'; '.join(driver)}, which torch {torch.__version__} cannot use"
-        return Finding(name="gpu", ok=False, detail=detail, fix=fix)
-    apple = torch.backends.mps.is_available()
-    more = ", unless model.device=mps, which is not tested" if apple else ""
-    return Finding(name="gpu", ok=True, detail=f"{'Apple' if apple else 'none'}: models run on the CPU{more}")
+        return _found("gpu", detail, fix)
+    if torch.backends.mps.is_available():
+        return _found("gpu", "Apple: models run on the CPU, unless model.device=mps, which is not tested")
+    return _found("gpu", "none: models run on the CPU")
 
 
 def memory(needed: float | None, saving: str | None = None) -> Finding:
@@ -75,7 +76,7 @@ def memory(needed: float | None, saving: str | None = None) -> Finding:
     free = free_memory()
     detail = f"{total_memory() / GB:.1f} GB" if free is None else f"{free / GB:.1f} GB free"
     if needed is None:
-        return Finding(name="memory", ok=True, detail=detail)
+        return _found("memory", detail)
     import torch
 
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -84,24 +85,23 @@ def memory(needed: float | None, saving: str | None = None) -> Finding:
     detail += f"; training all weights takes {needed / GB:.1f} GB"
     detail += f", and least with {saving}" if saving else ""
     fix = "" if needed <= room else f"set {saving or 'model.lora_rank=16'}, or take a smaller model or a larger machine"
-    return Finding(name="memory", ok=needed <= room, detail=detail, fix=fix)
+    return _found("memory", detail, fix)
 
 
 def disk(folder: Path, needed: float | None) -> Finding:
     """Return the free space where runs are written; `needed` are the bytes of one checkpoint."""
     nearest = nearest_folder(str(folder.absolute()))
     if not nearest.is_dir():
-        return Finding(name="disk", ok=False, detail=f"{nearest} is a file", fix="set run_dir (--run-dir) to a folder")
+        return _found("disk", f"{nearest} is a file", "set run_dir (--run-dir) to a folder")
     if (why := why_unwritable(nearest)) is not None:
-        detail = f"{nearest} cannot be written to ({why})"
-        return Finding(name="disk", ok=False, detail=detail, fix="set run_dir (--run-dir) to a folder of yours")
+        return _found("disk", f"{nearest} cannot be written to ({why})", "set run_dir (--run-dir) to a folder of yours")
     free = shutil.disk_usage(nearest).free
     detail = f"{free / GB:.1f} GB free at {folder}"
     least = max(LITTLE_DISK, 3 * (needed or 0.0))  # two checkpoints stay, and a third is made
     if needed is not None:
         detail += f"; a checkpoint takes about {needed / GB:.1f} GB"
     fix = "" if free >= least else "set run_dir to a larger file system, or keep_checkpoints=1"
-    return Finding(name="disk", ok=free >= least, detail=detail, fix=fix)
+    return _found("disk", detail, fix)
 
 
 def reachable_port(port: int) -> Finding:
@@ -110,8 +110,8 @@ def reachable_port(port: int) -> Finding:
         bind("127.0.0.1", port).close()
     except ConfigError as error:
         fix = "rllm gateway --port N takes another; training takes any free one"
-        return Finding(name="port", ok=False, detail=str(error), needed=False, fix=fix)
-    return Finding(name="port", ok=True, detail=f"127.0.0.1:{port} is free")
+        return _found("port", str(error), fix, needed=False)
+    return _found("port", f"127.0.0.1:{port} is free")
 
 
 def gpus_of_driver() -> list[str]:
@@ -158,7 +158,7 @@ def version_findings(packages: Mapping[str, Package]) -> list[Finding]:
     if missing:
         detail += f"; not installed: {', '.join(missing)}"
         fix = "pip install 'rllm[train]'; the gateway and the SDK work without"
-    return [Finding(name="packages", ok=not missing, detail=detail, fix=fix), *_conflicts(packages)]
+    return [_found("packages", detail, fix), *_conflicts(packages)]
 
 
 def _conflicts(packages: Mapping[str, Package]) -> Iterator[Finding]:
@@ -171,20 +171,18 @@ def _conflicts(packages: Mapping[str, Package]) -> Iterator[Finding]:
             if wrong and (applies or (owner == "rllm" and found is not None)):
                 wanted = f"{requirement.name}{requirement.specifier}"
                 here = f"{requirement.name} {f'{found.version} is installed' if found else 'is not installed'}"
-                yield Finding(
-                    name="versions",
-                    ok=False,
-                    detail=f"{owner} {packages[owner].version} asks for {wanted}, and {here}",
-                    needed=owner in NEEDED,
-                    fix=f"pip install '{wanted}'",
-                )
+                detail = f"{owner} {packages[owner].version} asks for {wanted}, and {here}"
+                yield _found("versions", detail, f"pip install '{wanted}'", needed=owner in NEEDED)
 
 
 BYTES_TO_TRAIN = 16
 """Of each weight: itself, its gradient, and AdamW's two means, in float32."""
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("temperature", "top_p", "typical_p", "repetition_penalty"), (1.0,)),
+    "top_k": (0, -1, None),
+    "min_p": (0.0,),
+}
 """Values at which a setting of `generation_config.json` leaves the model's own distribution as it is."""
-_OFF = {"top_k": (0, -1, None)}
 
 _QUESTION: Message = {"role": "user", "content": "How many figs?"}
 _MORE: Message = {"role": "user", "content": "And limes?"}
@@ -243,25 +241,24 @@ def model_findings(model: str) -> list[Finding]:
         from rllm.inference.model_folder import checked_source, incomplete
         from rllm.parser.chat_template import ChatTemplate
     except ImportError as error:
-        detail = f"cannot be looked at: {error}"
-        return [Finding(name="model", ok=False, detail=detail, fix="pip install 'rllm[train]'")]
+        return [_found("model", f"cannot be looked at: {error}", "pip install 'rllm[train]'")]
     folder = Path(model).expanduser()
     try:
         if not is_adapter(model):
             checked_source(model)
         if problem := incomplete(folder):
             fix = "download the model again, whole: huggingface-cli download OWNER/NAME --local-dir FOLDER"
-            return [Finding(name="model", ok=False, detail=f"{model} {problem}", fix=fix)]
+            return [_found("model", f"{model} {problem}", fix)]
         loaded = load_tokenizer(model)
     except ConfigError as error:
         fix = "name a folder that holds the whole model, or a hub id (owner/name) that can be downloaded"
-        return [Finding(name="model", ok=False, detail=str(error), fix=fix)]
+        return [_found("model", str(error), fix)]
     length = "no bound" if loaded.context_length is None else f"{loaded.context_length:,} tokens"
-    there = Finding(name="model", ok=True, detail=f"{model}: {loaded.num_ids:,} ids, context of {length}")
+    there = _found("model", f"{model}: {loaded.num_ids:,} ids, context of {length}")
     try:
         check_token_ids(loaded.tokenizer, ChatTemplate(loaded.tokenizer), loaded.num_ids)
     except ConfigError as error:
-        there = Finding(name="model", ok=False, detail=str(error), fix="use the tokenizer that the model came with")
+        there = _found("model", str(error), "use the tokenizer that the model came with")
     return [there, *template_findings(loaded.tokenizer), generation_finding(folder), *_lora_findings(model)]
 
 
@@ -277,8 +274,8 @@ def _lora_findings(model: str) -> list[Finding]:
         covered = str(coverage(model, LoraSettings(rank=1, alpha=1.0)))
     except (ConfigError, MissingDependencyError) as error:
         fix = "name layers in model.lora_targets, or train all weights: model.lora_rank=0"
-        return [Finding(name="lora", ok=False, detail=str(error), needed=False, fix=fix)]
-    return [Finding(name="lora", ok=True, detail=f"with model.lora_rank set, {covered}")]
+        return [_found("lora", str(error), fix, needed=False)]
+    return [_found("lora", f"with model.lora_rank set, {covered}")]
 
 
 def template_findings(tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
@@ -289,13 +286,13 @@ def template_findings(tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
         template = ChatTemplate(tokenizer)
     except ConfigError as error:
         _, _, remedy = str(error).partition(": ")
-        return [Finding(name="chat template", ok=False, detail="there is none", fix=remedy or str(error))]
+        return [_found("chat template", "there is none", remedy or str(error))]
     try:
         lost = lost_finding(template.shape.lost)
     except ConfigError as error:
         _, _, found = str(error).partition(": ")
         detail, _, remedy = found.rpartition(": ")
-        return [Finding(name="chat template", ok=False, detail=detail, fix=remedy)]
+        return [_found("chat template", detail, remedy)]
     turns = _turns_finding(template, tokenizer)
     return [turns] if lost is None else [lost] if turns.ok else [lost, turns]
 
@@ -312,7 +309,7 @@ def lost_finding(lost: Mapping[str, str]) -> Finding | None:
     detail += [f"refuses {'; '.join(refused)}"] if refused else []
     remedies = dict.fromkeys(map(remedy_for, lost))
     fix = "; ".join(each for each in remedies if not any(each in other for other in remedies if other != each))
-    return Finding(name="chat template", ok=False, detail=", and ".join(detail), needed=False, fix=fix)
+    return _found("chat template", ", and ".join(detail), fix, needed=False)
 
 
 def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> Finding:
@@ -323,12 +320,12 @@ def _turns_finding(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -
     if refused:
         fix = "use a template that prints each message once; else every later turn is trained as a sequence of its own"
         detail = f"later turns cannot continue from sampled tokens: {'; '.join(refused)}"
-        return Finding(name="chat template", ok=False, detail=detail, needed=False, fix=fix)
+        return _found("chat template", detail, fix, needed=False)
     if rewritten:
         fix = "leave gateway.exact_turns on: later turns then continue from the sampled tokens in any case"
         detail = f"not append-only: it prints earlier {', '.join(rewritten)} otherwise than at first"
-        return Finding(name="chat template", ok=False, detail=detail, needed=False, fix=fix)
-    return Finding(name="chat template", ok=True, detail="append-only: it prints earlier turns as it did at first")
+        return _found("chat template", detail, fix, needed=False)
+    return _found("chat template", "append-only: it prints earlier turns as it did at first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,20 +386,14 @@ def generation_finding(folder: Path) -> Finding:
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text()) if path.is_file() else {}
     changed = {
-        name: settings[name]
-        for name, neutral in NEUTRAL.items()
-        if name in settings and settings[name] not in (neutral, *_OFF.get(name, ()))
+        name: settings[name] for name, neutral in NEUTRAL.items() if settings.get(name, neutral[0]) not in neutral
     }
     if not changed:
-        return Finding(name="generation config", ok=True, detail="leaves the model's distribution as it is")
+        return _found("generation config", "leaves the model's distribution as it is")
     listed = ", ".join(f"{name}={value}" for name, value in changed.items())
-    return Finding(
-        name="generation config",
-        ok=False,
-        detail=f"asks for {listed}; model.engine does not follow it, other servers do",
-        needed=False,
-        fix="start servers of your own with: vllm serve ... --generation-config vllm",
-    )
+    detail = f"asks for {listed}; model.engine does not follow it, other servers do"
+    fix = "start servers of your own with: vllm serve ... --generation-config vllm"
+    return _found("generation config", detail, fix, needed=False)
 
 
 def run_checks(
