@@ -11,7 +11,7 @@ import pytest
 from rllm.errors import StoreError, number, signed
 from rllm.store.base import SessionInfo
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, SIDE_CALL_KEY, StepCredit
-from rllm.viewer.batches import FedBatch, audit_batch, digest_of, read_batch
+from rllm.viewer.batches import FedBatch, audit_batch, digest_of, read_batch, sequences_of
 from rllm.viewer.charts import MetricsFile, charts_of, neighbours, series, sync_status
 from rllm.viewer.graph import graph_of, timeline
 from rllm.viewer.render import seconds
@@ -113,12 +113,10 @@ def test_sequence_has_the_calls_that_sampled_its_tokens() -> None:
     assert table.columns["version"] == [None, None, 0, 0, None, 3]
 
 
-def fed(ids, sequence, spans, **numbers) -> FedBatch:
-    found = {"step": 1, "algorithm": "GRPO", "clip": [0.8, 1.2], "num_tokens": len(ids), "sampler_logprob_sum": -3.5}
-    sequences = [{"length": len(sequence), "digest": digest_of(sequence), "spans": spans}]
-    batch = FedBatch({**found, "sequences": sequences, "tokens": {}, "ids": {}})
-    batch.__dict__.update(ids=ids, numbers=numbers)
-    return batch
+def fed(ids, sequence, *spans, logprob_sum=-3.5, **numbers) -> FedBatch:
+    found = {"step": 1, "algorithm": "GRPO", "clip": (0.8, 1.2), "sampler_logprob_sum": logprob_sum}
+    sequences = [{"length": len(sequence), "digest": digest_of(sequence), "spans": part} for part in spans]
+    return FedBatch(**found, sequences=sequences_of(sequences), ids=ids, numbers=numbers)
 
 
 def test_side_call_has_its_reason() -> None:
@@ -173,9 +171,8 @@ def test_shared_call_has_the_sum_of_its_advantages() -> None:
         credit_of(FIRST, trajectory_index=2, advantage=-2.0, trajectory_name="critic", **scored),
     ]
     spans = [[FIRST.id, 2, 4]]
-    batch = fed([3, 4, 3, 4], [1, 2, 3, 4], spans, advantage=[0.5, 0.5, -2.0, -2.0], weight=[0.1] * 4)
-    batch.data["sequences"].append(batch.data["sequences"][0])
-    batch.data["sampler_logprob_sum"] = -3.0
+    numbers = {"advantage": [0.5, 0.5, -2.0, -2.0], "weight": [0.1] * 4}
+    batch = fed([3, 4, 3, 4], [1, 2, 3, 4], spans, spans, logprob_sum=-3.0, **numbers)
     audit = audit_batch(batch, [rollout], lambda _: ([FIRST], credits_), {"tokens/trained": 4.0})
     assert {check.name: check.agrees for check in audit.checks if not check.agrees} == {}
     assert [(item.role, item.credited) for item in audit.sequences] == [("agent", 1.0), ("critic", -4.0)]

@@ -74,9 +74,6 @@ def _batch_record(step: int, batch: Batch, update: UpdateResult, algorithm: Algo
         "weight": (batch.weights, torch.float32),
         "entropy": (update.entropies, _SHORT),
         "ratio": (update.ratios, _SHORT),
-        "ref_logprob": (batch.ref_logprobs, _SHORT),
-        "value": (batch.values, _SHORT),
-        "return": (batch.returns, _SHORT),
     }
     return {
         "step": step,

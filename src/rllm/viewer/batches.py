@@ -35,9 +35,6 @@ class FedSpan:
     trace_id: str
     place: int
     """Number of earlier sequences with the same call, which trajectories may share."""
-    sequence: int
-    start: int
-    """Position of the first token in its sequence."""
     tokens: slice
     """Position among all tokens of the batch."""
 
@@ -51,59 +48,23 @@ class FedSequence:
     spans: Sequence[FedSpan]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedBatch:
     """Batch of one step."""
 
-    data: JSONMapping
-
-    @property
-    def step(self) -> int:
-        return int(self.data["step"])
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.data["algorithm"])
-
-    @property
-    def clip(self) -> tuple[float, float] | None:
-        """Bounds of the ratio within which no token is clipped; `None` if the algorithm does not clip single tokens."""
-        clip = self.data.get("clip")
-        return None if clip is None else (float(clip[0]), float(clip[1]))
+    step: int
+    algorithm: str
+    clip: tuple[float, float] | None
+    """Bounds of the ratio within which no token is clipped; `None` if the algorithm does not clip single tokens."""
+    sampler_logprob_sum: float | None
+    sequences: Sequence[FedSequence]
+    ids: Sequence[int]
+    numbers: Mapping[str, Sequence[float]]
+    """Values of every token, by name: `advantage`, `weight`, and if known `entropy` and `ratio`."""
 
     @property
     def num_tokens(self) -> int:
-        return int(self.data["num_tokens"])
-
-    @property
-    def sampler_logprob_sum(self) -> float | None:
-        found = self.data.get("sampler_logprob_sum")
-        return None if found is None else float(found)
-
-    @cached_property
-    def ids(self) -> Sequence[int]:
-        return _unpacked(self.data["ids"])
-
-    @cached_property
-    def numbers(self) -> dict[str, Sequence[float]]:
-        """Values of every token, by name: `advantage`, `weight`, and if known `entropy`, `ratio`, ..."""
-        return {name: _unpacked(packed) for name, packed in self.data["tokens"].items()}
-
-    @cached_property
-    def sequences(self) -> list[FedSequence]:
-        found, place = [], 0
-        fed: Counter[str] = Counter()
-        for number, sequence in enumerate(self.data["sequences"]):
-            spans = []
-            for trace_id, start, stop in sequence["spans"]:
-                tokens = slice(place, place + stop - start)
-                spans.append(
-                    FedSpan(trace_id=trace_id, place=fed[trace_id], sequence=number, start=start, tokens=tokens)
-                )
-                fed[trace_id] += 1
-                place = tokens.stop
-            found.append(FedSequence(length=sequence["length"], digest=sequence["digest"], spans=spans))
-        return found
+        return len(self.ids)
 
     @cached_property
     def spans(self) -> list[FedSpan]:
@@ -122,16 +83,37 @@ def read_batch(folder: Path, step: int) -> FedBatch | None:
     """Read the batch of a step; `None` if the run kept none."""
     path = folder / "batches" / f"step-{step:06d}.json"
     try:
-        batch = FedBatch(read_json(path, limit=_MAX_FILE_BYTES))
-        if len(batch.ids) != batch.num_tokens or len(batch.sequences) != len(batch.data["sequences"]):
-            raise ValueError(f"{len(batch.ids)} ids for {batch.num_tokens} tokens")
+        record = read_json(path, limit=_MAX_FILE_BYTES)
+        ids = _unpacked(record["ids"])
+        if len(ids) != record["num_tokens"]:
+            raise ValueError(f"{len(ids)} ids for {record['num_tokens']} tokens")
+        return FedBatch(
+            **{name: record[name] for name in ("step", "algorithm", "clip", "sampler_logprob_sum")},
+            sequences=sequences_of(record["sequences"]),
+            ids=ids,
+            numbers={name: _unpacked(packed) for name, packed in record["tokens"].items()},
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, zlib.error, struct.error) as error:
         raise StoreError(
             f"{str(path)!r} is not a batch of this version ({error}): delete it; other files are not affected"
         ) from error
-    return batch
+
+
+def sequences_of(records: Sequence[JSONMapping]) -> list[FedSequence]:
+    """Return the sequences of a batch with the places of their tokens."""
+    found, place = [], 0
+    fed: Counter[str] = Counter()
+    for record in records:
+        spans = []
+        for trace_id, start, stop in record["spans"]:
+            tokens = slice(place, place + stop - start)
+            spans.append(FedSpan(trace_id=trace_id, place=fed[trace_id], tokens=tokens))
+            fed[trace_id] += 1
+            place = tokens.stop
+        found.append(FedSequence(length=record["length"], digest=record["digest"], spans=spans))
+    return found
 
 
 def advantages_in(folder: Path) -> Callable[[int, str], list[list[float]]]:
@@ -301,48 +283,38 @@ def _checks(batch: FedBatch, audit: BatchAudit, calls: Mapping[str, _StoredCall]
     is_whole = len(fed) == len(batch.spans)
     sampled = [call.trace for call, _ in fed]
     credits_ = [call.credit_of(span) for call, span in fed]
-    scored = [credit for credit in credits_ if credit and credit.trainer_logprobs is not None]
+    num_scored = sum(credit is not None and credit.trainer_logprobs is not None for credit in credits_)
+    num_sampled, num_sequences = sum(len(trace.response_ids) for trace in sampled), len(audit.sequences)
+    same_ids = sum(item.same_ids is True for item in audit.sequences)
+    same_context = sum(item.same_context is True for item in audit.sequences)
+    logprobs = sum(sum(trace.logprobs) for trace in sampled)
+    credited = sum(item.credited for item in audit.sequences)
     trained = row.get("tokens/trained", 0 if row and not batch.num_tokens else None)
 
     def check(name: str, fed: float | None, stored: float | None, explained: str) -> Check:
         return Check(name=name, fed=fed, stored=stored if is_whole else None, explained=explained)
 
     return [
-        check(
-            "tokens",
-            batch.num_tokens,
-            sum(len(trace.response_ids) for trace in sampled),
-            "ids with a loss, and the ids sampled for them",
-        ),
+        check("tokens", batch.num_tokens, num_sampled, "ids with a loss, and the ids sampled for them"),
         Check(name="tokens in metrics", fed=batch.num_tokens, stored=trained, explained="tokens/trained of this step"),
-        check(
-            "sequences with the sampled ids",
-            len(audit.sequences),
-            sum(item.same_ids is True for item in audit.sequences),
-            "compared id by id",
-        ),
-        check(
-            "sequences in the sampled context",
-            len(audit.sequences),
-            sum(item.same_context is True for item in audit.sequences),
-            "prompts and answers, by their digest",
-        ),
+        check("sequences with the sampled ids", num_sequences, same_ids, "compared id by id"),
+        check("sequences in the sampled context", num_sequences, same_context, "prompts and answers, by their digest"),
         check(
             "sum of the sampler's log-probabilities",
             batch.sampler_logprob_sum,
-            sum(sum(trace.logprobs) for trace in sampled),
+            logprobs,
             "in the batch and in the store",
         ),
         check(
             "sum of advantages",
             sum(batch.numbers["advantage"]),
-            sum(item.credited for item in audit.sequences),
+            credited,
             "of each token in the batch, and of each call in the store",
         ),
         check(
             "calls with trainer log-probabilities",
             len(batch.spans),
-            len(scored),
+            num_scored,
             "every fed token was scored by the trainer",
         ),
     ]
