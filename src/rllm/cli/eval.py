@@ -103,7 +103,15 @@ def evaluate(
     The function is called with the fields of each task as keyword arguments, as by `rllm train`. The same command
     with the same --out makes only missing and failed rollouts.
     """
-    from rllm.cli.inputs import embedded, env_of_file, key_of_server, load_reward, no_model, served, tasks_in_sandboxes
+    from rllm.cli.inputs import (
+        embedded,
+        key_of_server,
+        load_reward,
+        no_model,
+        served,
+        settle_work,
+        tasks_in_sandboxes,
+    )
     from rllm.cli.training import lead_to_gateway
     from rllm.data.benchmarks import BENCHMARKS
     from rllm.environments.named import open_env
@@ -116,9 +124,10 @@ def evaluate(
     agent, settings = leading_setting(agent, settings)
     if (in_sandboxes := tasks_in_sandboxes(agent, env, sandbox_agent, sandbox)) is not None:
         agent, env = None, in_sandboxes
-    if agent is None and env is None and (env := env_of_file(dataset)) is not None:
-        dataset = None
-    dataset, benchmark = _tasks_named(agent, env, dataset, split)
+    named_work = {"agent": agent, "env": env, "data": dataset and [dataset], "split": split}
+    work: JSONObject = {name: value for name, value in named_work.items() if value is not None}
+    benchmark = settle_work("eval", work)
+    env, dataset = work.get("env"), next(iter(work.get("data", ())), None)
     model = _model(model, checkpoint, base_url, upstream_kind)
     key = key_of_server()  # before lead_to_gateway replaces it
     config, sampling = _settings(settings, model, temperature, served=base_url is not None)
@@ -177,29 +186,6 @@ def _compare(context: typer.Context, folders: tuple[Path, Path], *, as_json: boo
     show_comparison(terminal.console(stderr=as_json), *folders, comparison)
     if as_json:
         terminal.print_json(comparison.to_dict())
-
-
-def _tasks_named(
-    agent: str | None, env: str | None, dataset: str | None, split: str | None
-) -> tuple[str | None, str | None]:
-    """Check that agent and tasks are named; return the dataset, and the benchmark if the agent is one."""
-    from rllm.cli.inputs import benchmark_in, refuse_beside_env
-
-    if env is not None:
-        refuse_beside_env(env, {"data": dataset, "split": split})
-        return None, None
-    if agent is None:
-        raise ConfigError(
-            "the agent is missing: rllm eval FILE.py:function --data tasks.jsonl ..., or rllm eval gsm8k ..., or "
-            "rllm eval --env NAME ..."
-        )
-    benchmark = benchmark_in(agent)
-    dataset = dataset or benchmark
-    if dataset is None:
-        raise ConfigError(
-            "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
-        )
-    return dataset, benchmark
 
 
 def _work(
@@ -371,26 +357,18 @@ async def _quiet_when_stopped(work: Coroutine[object, object, None], source: Mod
 
 _OPTIONS = {"rollout.timeout_s": "--timeout", "rollout.group_size": "--n", "rollout.max_concurrent": "--max-concurrent"}
 """Options in the place of settings of training."""
+_OF_MODEL = ("model.", "seed=")
 
 
 def _settings(
     pairs: Sequence[str], model: str | None, temperature: float | None, *, served: bool
 ) -> tuple[TrainConfig, JSONObject]:
     """Return the settings of `rllm train` that apply here, and the sampling parameters to impose."""
-    from rllm.cli.inputs import given_of_training
+    from rllm.cli.inputs import settings_to_serve
     from rllm.config.loading import parse_scalar, warn_repeated
     from rllm.config.schema import refuse_changes
     from rllm.gateway.sessions import check_sampling
-    from rllm.trainer.config import load_config
 
-    ours = (
-        "gateway.",
-        "reward.",
-        "sandbox.",
-        "rollout.num_retries=",
-        "rollout.max_steps=",
-        *(() if served else ("model.", "seed=")),
-    )
     options = {"sampling.temperature": temperature, "model.path": None if served else model}
     pairs = [*pairs, *(f"{key}={value}" for key, value in options.items() if value is not None)]
     sampling: JSONObject = {}
@@ -399,17 +377,15 @@ def _settings(
         key, separator, text = pair.partition("=")
         if key.startswith("sampling.") and separator:
             sampling[key.removeprefix("sampling.")] = parse_scalar(text)
-        elif pair.startswith(ours) or not separator:
-            rest.append(pair)
+        elif key in _OPTIONS:
+            raise ConfigError(f"{pair}: it has no effect here, use {_OPTIONS[key]}")
+        elif served and pair.startswith(_OF_MODEL):
+            raise ConfigError(f"{pair}: the server holds the model; leave it out")
         else:
-            reason = "the server holds the model" if pair.startswith(("model.", "seed=")) else "it has no effect here"
-            if key in _OPTIONS:
-                reason += f", use {_OPTIONS[key]}"
-            known = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in ("sampling.", *ours))
-            raise ConfigError(f"{pair}: {reason}; rllm eval takes the settings {known}")
-    warn_repeated(pair for pair in pairs if pair not in rest)  # load_config does it for the rest
-    config = load_config(rest)
-    refuse_changes(config.model, "model", given_of_training(rest), "because nothing is trained here; leave it out")
+            rest.append(pair)
+    warn_repeated(pair for pair in pairs if pair not in rest)  # loading does it for the rest
+    sections = ("sampling.", "gateway.", "reward.", "sandbox.", "rollout.num_retries=", "rollout.max_steps=")
+    config = settings_to_serve("eval", rest, (*sections, *_OF_MODEL))
     if any(pair.startswith("model.engine=") for pair in rest):
         why = "since the model answers in this process; start `rllm serve`, and pass its address with --base-url"
         refuse_changes(config.model, "model", ["engine"], why)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,23 +61,6 @@ def load_reward(reward: str, *, reload: bool = True) -> AgentFunction:
     return load_function(reward, what="reward", reload=reload)
 
 
-def benchmark_in(agent: str) -> str | None:
-    """Return the agent if it is the name of a benchmark, and `None` if it names a function.
-
-    Raises:
-        ConfigError: if it is neither.
-    """
-    if ":" in agent:
-        return None
-    if agent not in BENCHMARKS:
-        meant = did_you_mean(agent, BENCHMARKS)
-        raise ConfigError(
-            f"agent={agent!r}: use FILE.py:function, package.module:function or the name of a benchmark"
-            + (f"; {meant}" if meant else f" ({', '.join(BENCHMARKS)})")
-        )
-    return agent
-
-
 def agent_in_env(agent: str | None) -> dict[str, Any]:
     """Return the agent of a named environment, a function or a class, as an argument of `AgentTrainer`."""
     if agent is None:
@@ -117,12 +100,44 @@ def env_of_file(path: str | None) -> str | None:
     return f"file:{path}" if "env" in Dataset.load(path)[0] else None
 
 
-def refuse_beside_env(env: str, begun: Mapping[str, object]) -> None:
-    """Refuse options that an environment's own tasks leave without effect."""
-    for name in ("data", "split", "val_split"):
-        if begun.get(name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} would have no effect with --env {env}, which has its own; leave one out")
+def settle_work(command: str, given: dict[str, Any]) -> str | None:
+    """Complete the agent, env and data of a command, and return the benchmark, if the agent is one.
+
+    A single data file may name environments, and a benchmark has data of its own.
+
+    Raises:
+        ConfigError: if the agent or its tasks are missing, or the tasks would have no effect.
+    """
+    files = given.get("data", ())
+    if not {"agent", "env"} & given.keys() and len(files) == 1 and (found := env_of_file(files[0])) is not None:
+        given["env"] = found
+        del given["data"]
+    if "env" in given:
+        if unused := next((name for name in ("data", "split", "val_split") if name in given), None):
+            option = f"--{unused.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} would have no effect with --env {given['env']}, which has its own; leave it out"
+            )
+        return None
+    if "agent" not in given:
+        raise ConfigError(
+            f"the agent is missing: rllm {command} FILE.py:function --data tasks.jsonl ..., or rllm {command} gsm8k "
+            f"..., or rllm {command} --env NAME ..."
+        )
+    benchmark: str | None = None if ":" in given["agent"] else given["agent"]
+    if benchmark is not None:
+        if benchmark not in BENCHMARKS:
+            meant = did_you_mean(benchmark, BENCHMARKS)
+            raise ConfigError(
+                f"agent={benchmark!r}: use FILE.py:function, package.module:function or the name of a benchmark"
+                + (f"; {meant}" if meant else f" ({', '.join(BENCHMARKS)})")
+            )
+        given.setdefault("data", [benchmark])
+    if "data" not in given:
+        raise ConfigError(
+            "--data is missing: name a .jsonl file with one task a line, a registered dataset, or a hub id"
+        )
+    return benchmark
 
 
 _NAME = re.compile(r"[\w.+-]+")
@@ -239,10 +254,24 @@ def folder_of(model: str, checkpoint: str | None) -> str:
     return model
 
 
-def given_of_training(pairs: Iterable[str]) -> list[str]:
-    """Return the settings of `model` among these that matter only for training."""
+def settings_to_serve(command: str, pairs: Sequence[str], sections: Sequence[str]) -> TrainConfig:
+    """Return the settings of a command that trains nothing.
+
+    Raises:
+        ConfigError: for one of another section, or of training.
+    """
+    from rllm.config.schema import refuse_changes
+    from rllm.trainer.config import load_config
+
+    for pair in pairs:
+        if "=" in pair and not pair.startswith(tuple(sections)):
+            names = ", ".join(name if name.endswith("=") else f"{name}NAME=" for name in sections)
+            raise ConfigError(f"{pair}: it has no effect here; rllm {command} takes the settings {names}")
+    config = load_config(pairs)
     given = {pair.partition("=")[0] for pair in pairs}
-    return [name for name in _OF_TRAINING if f"model.{name}" in given]
+    of_training = [name for name in _OF_TRAINING if f"model.{name}" in given]
+    refuse_changes(config.model, "model", of_training, "because nothing is trained here; leave it out")
+    return config
 
 
 def refuse_options_of_server(

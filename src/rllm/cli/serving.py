@@ -159,25 +159,20 @@ def serve(
 
 
 def _config(path: str, settings: list[str]) -> TrainConfig:
-    from rllm.cli.inputs import given_of_training
+    from rllm.cli.inputs import settings_to_serve
     from rllm.config.schema import refuse_changes
-    from rllm.trainer.config import load_config
 
-    for pair in settings:
-        if "=" in pair and not pair.startswith(_SECTIONS):
-            raise ConfigError(f"{pair}: it has no effect here; rllm serve takes model.NAME=, vllm.NAME= and seed=")
-    config = load_config([f"model.path={path}", *settings])
+    config = settings_to_serve("serve", [f"model.path={path}", *settings], _SECTIONS)
     if config.vllm.url is not None:
         raise ConfigError(
             f"vllm.url={config.vllm.url!r} runs already: put a gateway in front of it with `rllm gateway --upstream`"
         )
-    why = "because nothing is trained here; leave it out"
-    refuse_changes(config.model, "model", given_of_training(settings), why)
     given = [pair.partition("=")[0].removeprefix("vllm.") for pair in settings if pair.startswith("vllm.")]
     if config.model.engine != "vllm":
         refuse_changes(config.vllm, "vllm", given, "without a server; also set model.engine=vllm")
     else:
-        refuse_changes(config.vllm, "vllm", [name for name in given if name in _OF_UPDATES], why)
+        of_updates = [name for name in given if name in _OF_UPDATES]
+        refuse_changes(config.vllm, "vllm", of_updates, "because nothing is trained here; leave it out")
     return config
 
 

@@ -60,15 +60,7 @@ def train(
     With --env, tasks and rewards are those of an environment, to which --reward is added, and the agent is optional: a
     function, which also gets the environment as env, or a BaseAgent class, FILE.py:Class.
     """
-    from rllm.cli.inputs import (
-        agent_in_env,
-        env_of_file,
-        load_agent,
-        load_reward,
-        refuse_beside_env,
-        tasks_for,
-        tasks_in_sandboxes,
-    )
+    from rllm.cli import inputs
     from rllm.cli.training import (
         announce,
         as_typed,
@@ -82,36 +74,33 @@ def train(
 
     started = time.perf_counter()
     agent, settings = leading_setting(agent, options.settings)
-    if (in_sandboxes := tasks_in_sandboxes(agent, env, sandbox_agent, sandbox)) is not None:
+    if (in_sandboxes := inputs.tasks_in_sandboxes(agent, env, sandbox_agent, sandbox)) is not None:
         agent, env = None, in_sandboxes
     given = {"agent": agent, "env": env, "reward": reward, "data": data, "from_sessions": from_sessions}
     begun = begun_as("train", options, **given)
     if "from_sessions" in begun:
         _train_online(begun, settings, options, {"backend": backend, "ray.address": ray_address}, started)
         return
-    if (
-        not {"agent", "env"} & begun.keys()
-        and len(files := begun.get("data", ())) == 1
-        and (found := env_of_file(files[0]))
-    ):
-        begun["env"] = found
-        del begun["data"]
-    benchmark = _check_beginning(begun, options)
+    if options.resume is not None and "env" not in begun and not {"agent", "data"} <= begun.keys():
+        raise ConfigError(
+            f"--resume {options.resume}: the run was not started by a command, so arguments are missing; resume it in "
+            "its program with AgentTrainer(..., resume=True), or give the agent and --data"
+        )
+    benchmark = inputs.settle_work("train", begun)
     config, layers = chosen_settings(settings, options, {"backend": backend, "ray.address": ray_address})
     port = lead_to_gateway(config)
     work: dict[str, Any] = {}
     if "env" in begun:
-        refuse_beside_env(begun["env"], begun)
         work["env"] = named = open_env(begun["env"], sandbox=config.sandbox)
         named.check_trainable()
     announce(config, dry_run=options.dry_run)
     if "env" in begun:
-        held_out = env_of_file(begun.get("val")) or begun.get("val")
-        added = load_reward(begun["reward"]) if "reward" in begun else None
-        work |= {**agent_in_env(begun.get("agent")), "val_dataset": held_out, "reward": added}
+        held_out = inputs.env_of_file(begun.get("val")) or begun.get("val")
+        added = inputs.load_reward(begun["reward"]) if "reward" in begun else None
+        work |= {**inputs.agent_in_env(begun.get("agent")), "val_dataset": held_out, "reward": added}
     else:
-        function = load_agent(begun["agent"], begun.get("reward"))
-        read = partial(tasks_for, function, benchmark=benchmark)
+        function = inputs.load_agent(begun["agent"], begun.get("reward"))
+        read = partial(inputs.tasks_for, function, benchmark=benchmark)
         tasks = [read(path, begun.get("split"), option="--data", benchmark_split="train") for path in begun["data"]]
         work = {"agent_run_func": function, "train_dataset": tasks}
         if "val" in begun:
@@ -123,31 +112,6 @@ def train(
     with as_typed(train_dataset="--data", val_dataset="--val", env="--env"), locating_errors(layers):
         trainer = AgentTrainer(**work, config=config, resume=options.resume is not None)
     carry_out(trainer, layers, options, begun=begun, started=started, port=port, measure="accuracy")
-
-
-def _check_beginning(begun: Beginning, options: RunOptions) -> str | None:
-    """Check that agent and tasks are named; return the benchmark, if the agent is one, as the data by default."""
-    from rllm.cli.inputs import benchmark_in
-
-    if "env" in begun:
-        return None
-    if options.resume is not None and not {"agent", "data"} <= begun.keys():
-        raise ConfigError(
-            f"--resume {options.resume}: the run was not started by a command, so arguments are missing; resume it in "
-            "its program with AgentTrainer(..., resume=True), or give the agent and --data"
-        )
-    if "agent" not in begun:
-        raise ConfigError(
-            "the agent is missing: rllm train FILE.py:function --data tasks.jsonl ..., or rllm train --env NAME ..."
-        )
-    benchmark = benchmark_in(begun["agent"])
-    if benchmark is not None:
-        begun.setdefault("data", [benchmark])
-    if "data" not in begun:
-        raise ConfigError(
-            "--data is missing: name a .jsonl file with one task per line, a registered dataset, or a hub id"
-        )
-    return benchmark
 
 
 def _train_online(
