@@ -1,4 +1,4 @@
-from rllm.gateway.observability import Metrics
+from rllm.gateway.metrics import Metrics
 from rllm.gateway.upstream import UpstreamPool
 
 

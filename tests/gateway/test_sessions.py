@@ -13,8 +13,7 @@ from rllm.capture import MessageDigests
 from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.core import ABORTED, Gateway
-from rllm.gateway.model_call import ModelCall
+from rllm.gateway.core import ABORTED, Gateway, ModelCall
 from rllm.gateway.sessions import Session, Sessions
 from rllm.gateway.upstream import HTTPUpstream
 from rllm.store.memory import MemoryTraceStore

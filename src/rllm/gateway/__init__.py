@@ -3,7 +3,7 @@
 Read `core` first: it answers a call and stores its trace, without HTTP. Around it:
 
 - the server: `server` (uvicorn in a thread or in the foreground), `app` (the ASGI application), `calls` (model calls),
-  `call_dedup` (retries), `http_limits` (sizes, deadlines, disconnects), `admin` (all other routes), `observability`,
+  `call_dedup` (retries), `http_limits` (sizes, deadlines, disconnects), `admin` (all other routes), `metrics`,
   `config`, `errors`
 - callers: `identity` (session and key of a request, and who is admitted), `sessions`
 - `dialects`: the wire formats of clients, each in one module

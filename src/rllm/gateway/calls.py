@@ -12,13 +12,15 @@ from types import MappingProxyType
 
 from starlette.types import Receive, Scope, Send
 
+from rllm import telemetry
 from rllm._runtime.ids import new_id
 from rllm._runtime.untrusted import LARGE
+from rllm.capture import side_call
 from rllm.capture.side_calls import is_own
 from rllm.errors import ConfigError, StoreError
 from rllm.gateway.call_dedup import InFlightCall, InFlightCalls, RetryKey, retry_key
 from rllm.gateway.config import GatewayConfig
-from rllm.gateway.core import Gateway
+from rllm.gateway.core import Gateway, ModelCall
 from rllm.gateway.dialects import Dialect, StreamEncoder
 from rllm.gateway.errors import DeclinedError, GatewayError, to_gateway_error
 from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, keep_alive, read_body, until_disconnect
@@ -31,15 +33,15 @@ from rllm.gateway.identity import (
     session_named,
     trace_context_of,
 )
-from rllm.gateway.model_call import ModelCall, call_metadata
-from rllm.gateway.observability import record_span
-from rllm.gateway.sessions import Sessions, is_session_id
+from rllm.gateway.sessions import Session, Sessions, is_session_id
 from rllm.gateway.upstream.base import IGNORED_HEADER
 from rllm.inference.parameters import log_ignored, printable
-from rllm.types import JSONMapping, JSONObject, Trace
+from rllm.types import SIDE_CALL_KEY, JSONMapping, JSONObject, Trace
 
 _CLIENT_LEFT = 499  # As nginx logs it; no client ever reads this status.
 _MAX_NAMED = 40
+_SUB_AGENT_HEADERS = (b"x-claude-code-agent-id", b"x-parent-session-id")
+"""Headers by which programs name the sub-agent that calls, and the session that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,11 @@ class CallEndpoint:
             if answer.call is not None:
                 self.sessions.update_size(answer.call.session)
             if self.config.otel and answer.call is not None:
-                self._record_span(answer.call, mode, answer.status)
+                record = partial(self._record_span, mode=mode, status=answer.status)
+                if answer.call.traces:
+                    record(answer.call)
+                else:  # its client has left, or it is a retry, which has no span
+                    answer.call.on_durable = record
 
     def _in_own_words(self, error: GatewayError) -> GatewayError:
         """Return an error that names a chat field as the dialect does."""
@@ -108,15 +114,15 @@ class CallEndpoint:
         return [*of_dialect, *(own_names.get(key, key) for key in of_upstream)]
 
     def _record_span(self, call: ModelCall, mode: str, status: int) -> None:
-        """Record the call as a span once its traces are durable."""
-
-        def record(_: object = None) -> None:
-            record_span(call, dialect=self.dialect.wire.name, is_stream=mode == "stream", status=status)
-
-        if call.background_write is not None:
-            call.background_write.add_done_callback(record)
-        else:
-            record()
+        """Record a call, whose traces are durable, as a span: a child of that of its W3C headers, or of its session."""
+        broken = [trace.finish_reason for trace in call.traces if trace.finish_reason in ("abort", "error")]
+        telemetry.record_call(
+            call.traces,
+            operation="text_completion" if self.dialect.wire.name == "completions" else "chat",
+            error_type=str(status) if status >= 400 else next(iter(broken), None),
+            headers=call.trace_context or call.session.trace_context,
+            attributes={"rllm.dialect": self.dialect.wire.name, "rllm.stream": mode == "stream"},
+        )
 
     async def _call(
         self, scope: Scope, receive: Receive, answer: _Answer
@@ -175,7 +181,7 @@ class CallEndpoint:
         chat = self.dialect.to_chat(asked, earlier)
         metadata = {**metadata, **self.dialect.trace_metadata(asked)}
         session = await self.sessions.get(session_id) if session_id else self.sessions.fresh()
-        metadata = {**call_metadata(chat, session, headers, is_own=is_own(metadata)), **metadata}
+        metadata = {**_call_metadata(chat, session, headers, is_own=is_own(metadata)), **metadata}
         call = ModelCall(
             asked=chat,
             prompt_ids=self.dialect.prompt_ids(asked),
@@ -296,6 +302,25 @@ def _check_method(scope: Scope) -> None:
     if b"upgrade" in dict(scope["headers"]):
         raise GatewayError(426, f"{scope['path']}: there are no WebSockets here: use POST", code="upgrade_required")
     raise GatewayError(405, f"{scope['method']} {scope['path']}: use POST", code="method_not_allowed", allow="POST")
+
+
+def _call_metadata(chat: JSONMapping, session: Session, headers: Mapping[bytes, bytes], *, is_own: bool) -> JSONObject:
+    """Return the metadata of a call: its sub-agent, and the reason if it is beside its program's task. Mostly empty.
+
+    Args:
+        chat: its request. The session remembers whether any of its calls had tools.
+        session: its session.
+        headers: of its HTTP request.
+        is_own: whether the author's own code made it.
+    """
+    metadata: JSONObject = {
+        name.decode(): headers[name].decode("latin-1") for name in _SUB_AGENT_HEADERS if name in headers
+    }
+    if reason := side_call(chat, session_has_tools=session.has_tools, is_own=is_own):
+        metadata[SIDE_CALL_KEY] = reason
+    elif chat.get("tools"):
+        session.has_tools = True
+    return metadata
 
 
 class _Answer:

@@ -5,40 +5,102 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from array import array
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TypeAlias
 
-from rllm.capture import ChatStream, packed_ids, traces_from_chat
+from rllm.capture import CallNode, ChatStream, MessageDigests, packed_ids, traces_from_chat
+from rllm.capture.conversations import NewAnswer
 from rllm.config.sampling import with_fixed_sampling
 from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
 from rllm.gateway.dialects.chat import ChunkNormalizer, fill_missing_fields
 from rllm.gateway.errors import STOPPED, UpstreamError, was_stopped
-from rllm.gateway.model_call import ModelCall
-from rllm.gateway.observability import Metrics
+from rllm.gateway.metrics import Metrics
 from rllm.gateway.sessions import Session, check_not_deleted
-from rllm.gateway.upstream.base import FACTS_KEY, Upstream, UpstreamCall
+from rllm.gateway.upstream.base import FACTS_KEY, Route, Upstream, UpstreamCall
 from rllm.parser.chat_template import is_long
 from rllm.store.base import TraceStore
-from rllm.types import LOST_KEY, JSONMapping, JSONObject, Trace
+from rllm.store.codec import any_to_json
+from rllm.types import DRIFT_KEY, LOST_KEY, JSONMapping, JSONObject, Trace
 
 logger = logging.getLogger(__name__)
 
 MAX_PENDING = 1024
 """Pending writes at which no further call begins. The store's own bound is far higher, and blocks the event loop."""
 
-_After: TypeAlias = Callable[[], None]
-
 ABORTED = "the client disconnected before the answer was complete"
 
 _NOT_COUNTED = ("stream", "stream_options", "n", "min_tokens")
 """Request fields dropped when sampling one token to count the prompt."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class ModelCall:
+    """One model call as a chat request, whatever its wire format was."""
+
+    asked: JSONMapping
+    """The agent's own request, as a chat request."""
+    prompt_ids: Sequence[int] | None = None
+    """Token ids of the prompt, if known before sampling: sent by the agent, or continuing an earlier answer."""
+    session: Session
+    metadata: JSONMapping = field(default_factory=dict)
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+    """Its own W3C headers, which are sent to the upstream unchanged."""
+    id: str
+    """Id of the answer and of its trace. It is ours, so that no two upstreams can give the same one."""
+    started_at: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+    route: Route = field(init=False)
+    digests: MessageDigests | None = field(init=False, default=None)
+    """Digests of the messages, to compare with the session's earlier calls, if it may have any."""
+    lost: tuple[str, ...] = field(init=False, default=())
+    """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
+    traces: list[Trace] = field(init=False, default_factory=list)
+    """Its traces, once they are durable, if spans are exported."""
+    on_durable: Callable[[ModelCall], None] = field(init=False, default=lambda call: None)
+    """Called once its traces are durable."""
+
+    def __post_init__(self) -> None:
+        # A session that is not kept has this call only.
+        session_id = None if self.session.parents is None else self.session.id
+        self.route = Route(session_id, seed=self.session.sampling.parameters.get("seed"))
+        if self.session.conversations is not None:
+            messages = self.asked["messages"]
+            self.digests = MessageDigests.of(
+                messages, self.asked.get("tools"), self.session.conversations, any_to_json(messages)
+            )
+
+    def parent_of(self, prompt_ids: array[int]) -> str | None:
+        """Return the earlier call of the session whose tokens the prompt of this call's answer continues."""
+        return None if self.session.parents is None else self.session.parents.parent_of(prompt_ids)
+
+    def drift_metadata(self, prompt_ids: array[int]) -> JSONObject:
+        """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
+        if self.digests is None or self.session.conversations is None:
+            return {}
+        drift = self.session.conversations.drift_of(self.digests, prompt_ids)
+        return {} if drift is None else {DRIFT_KEY: drift}
+
+    def to_remember(self, trace: Trace) -> tuple[CallNode | None, NewAnswer | None]:
+        """Return the entries by which later calls of the session continue this one, without references to the trace."""
+        node = answer = None
+        if self.session.parents is not None:
+            node = CallNode.of_trace(trace)
+        if self.digests is not None and self.session.conversations is not None and trace.error is None:
+            answer = self.session.conversations.prepare(self.digests, trace)
+        return node, answer
+
+    def remember(self, node: CallNode | None, answer: NewAnswer | None) -> None:
+        """Let later calls of the session continue this one, whose trace is durable."""
+        if self.session.parents is not None:
+            self.session.parents.add(node)
+        if self.session.conversations is not None:
+            self.session.conversations.add(answer)
 
 
 class Gateway:
@@ -60,7 +122,7 @@ class Gateway:
         self.writes = DurableWrites()
         self._require_tokens = require_tokens
         self._exact_turns = exact_turns
-        self._writer = TraceWriter(store, self.writes, self.metrics, keeps_traces=keeps_traces)
+        self._keeps_traces = keeps_traces
 
     async def complete(self, call: ModelCall, render: Callable[[JSONObject], bytes]) -> bytes:
         """Return the whole answer, rendered, once its traces are durable.
@@ -76,12 +138,12 @@ class Gateway:
             traces = self._traces(call, sent, response)
             answer = render(response)
         except asyncio.CancelledError as cut:
-            self._writer.write_in_background(call, self._failed(call, sent, _why_cut(cut)))
+            self.write_in_background(call, self._failed(call, sent, _why_cut(cut)))
             raise
         except Exception as error:
-            await self._writer.write(call, self._failed(call, sent, _reason(error)))
+            await self.write(call, self._failed(call, sent, _reason(error)))
             raise
-        written = self._writer.write(call, traces)
+        written = self.write(call, traces)
         del response, traces
         await written
         return answer
@@ -113,13 +175,13 @@ class Gateway:
             traces = self._traces(call, sent, rebuilt.response(), timings)
         except (asyncio.CancelledError, GeneratorExit) as cut:
             failed = self._failed(call, sent, _why_cut(cut), rebuilt.response(), timings)
-            self._writer.write_in_background(call, failed)
+            self.write_in_background(call, failed)
             raise
         except Exception as error:
             failed = self._failed(call, sent, _reason(error), rebuilt.response(), timings)
-            await self._writer.write(call, failed)
+            await self.write(call, failed)
             raise
-        written = self._writer.write(call, traces)
+        written = self.write(call, traces)
         del rebuilt, traces
         await written
         yield encoder.finish()
@@ -131,7 +193,7 @@ class Gateway:
         """
         request = {name: call.asked.get(name) for name in ("model", "messages", "tools")}
         try:
-            await self._writer.write(call, self._failed(call, request, _reason(error)))
+            await self.write(call, self._failed(call, request, _reason(error)))
         except RLLMError as failure:
             # Not the reason itself: it may repeat text of the agent.
             logger.error("a call was refused, and its trace was not stored as it is: %s", failure)
@@ -257,6 +319,43 @@ class Gateway:
             traces = self._traces(call, sent, nothing, timings, complete=False)
         return [replace(trace, error=reason, finish_reason=finish_reason) for trace in traces]
 
+    def write(self, call: ModelCall, traces: Sequence[Trace]) -> asyncio.Future[None]:
+        """Begin to write the traces of a call, and return a future that ends once they are durable.
+
+        The session is held meanwhile, so that nothing reads it from the store without this call. Unless spans need
+        them, nothing here holds the tokens: those of all calls that wait for one commit do not fit into a processor's
+        cache, and parsing each answer where the last one was takes a tenth less time.
+
+        Raises:
+            GatewayError: 410, if the session was deleted.
+        """
+        check_not_deleted(call.session)
+        write = self.store.add(traces, session=call.session.ref)
+        count = partial(
+            self.metrics.count_traces,
+            num_traces=len(traces),
+            num_failed=sum(trace.error is not None for trace in traces),
+            num_prompt_tokens=len(traces[0].prompt_ids),
+            num_response_tokens=sum(len(trace.response_ids) for trace in traces),
+            first_token_s=traces[0].timings.get("first_token_s"),
+        )
+        kept = traces if self._keeps_traces else ()
+        to_remember = [call.to_remember(trace) for trace in traces]
+
+        def after() -> None:
+            count()
+            for node, answer in to_remember:
+                call.remember(node, answer)
+            call.traces.extend(kept)
+            call.on_durable(call)
+
+        return self.writes.wait(write, after)
+
+    def write_in_background(self, call: ModelCall, traces: Sequence[Trace]) -> None:
+        """Write the traces of a call whose client has gone."""
+        if not call.session.deleted:
+            self.write(call, traces).cancel()
+
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, RLLMError) else f"{type(error).__name__}: {error}"
@@ -270,15 +369,9 @@ def _why_cut(cut: BaseException) -> str:
 
 
 class DurableWrites:
-    """Converter of the store's futures into awaitables of one event loop.
-
-    A group commit completes many futures at once, in the writer's thread. `asyncio.wrap_future` would wake the loop
-    for each of them; here the first one wakes it for all.
-    """
+    """Waits in one event loop for the store's writes, which end in a thread of their own."""
 
     def __init__(self) -> None:
-        self._done: deque[tuple[asyncio.Future[None], Future[None]]] = deque()
-        self._waking = False
         self.pending = 0
         """Number of writes that are not durable yet."""
         self._some_ended = asyncio.Event()
@@ -289,108 +382,31 @@ class DurableWrites:
             self._some_ended.clear()
             await self._some_ended.wait()
 
-    def wait(self, write: Future[None]) -> asyncio.Future[None]:
-        """Return a future of this event loop that ends as the write does."""
-        waiter = asyncio.get_running_loop().create_future()
-        self.pending += 1
-        write.add_done_callback(partial(self._on_done, waiter))
-        return waiter
+    def wait(self, write: Future[None], after: Callable[[], None] = lambda: None) -> asyncio.Future[None]:
+        """Return a future that ends as the write does. Cancelling it stops the waiting only.
 
-    def _on_done(self, waiter: asyncio.Future[None], write: Future[None]) -> None:
-        """Settle the waiter; called in the writer's thread."""
-        self._done.append((waiter, write))
-        if not self._waking:
-            self._waking = True
-            try:
-                waiter.get_loop().call_soon_threadsafe(self._settle)
-            except RuntimeError:  # The loop has ended, and with it everything that waits.
-                self._waking = False
-
-    def _settle(self) -> None:
-        # Before the queue is emptied: anything appended from here on asks for a wake-up of its own.
-        self._waking = False
-        while self._done:
-            waiter, write = self._done.popleft()
-            self.pending -= 1
-            if waiter.done():  # Cancelled: the client left.
-                continue
-            error = write.exception()
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
-        self._some_ended.set()
-
-
-class TraceWriter:
-    """Writer of the traces of calls. Durable traces are counted, and later calls of their session can continue them."""
-
-    def __init__(self, store: TraceStore, writes: DurableWrites, metrics: Metrics, *, keeps_traces: bool) -> None:
-        """`keeps_traces`: whether finished calls hold their traces."""
-        self._store = store
-        self._writes = writes
-        self._metrics = metrics
-        self._keeps_traces = keeps_traces
-
-    def write(self, call: ModelCall, traces: Sequence[Trace]) -> Awaitable[None]:
-        """Begin to write the traces of a call, and return an awaitable that ends once they are durable.
-
-        Unless spans need them, nothing here holds the tokens meanwhile: those of all calls that wait for one commit do
-        not fit into a processor's cache, and parsing each answer where the last one was takes a tenth less time.
-
-        Raises:
-            GatewayError: 410, if the session was deleted.
+        Args:
+            write: the store's future.
+            after: called once the write is durable, even if the returned future was cancelled.
         """
-        check_not_deleted(call.session)
-        return self._finish(call, *self._begin(call, traces))
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self.pending += 1
 
-    def write_in_background(self, call: ModelCall, traces: Sequence[Trace]) -> None:
-        """Write the traces of a call whose client has gone."""
-        if not call.session.deleted:
-            self._follow(call, *self._begin(call, traces))
+        def end(write: Future[None]) -> None:  # a closure over the write would be a cycle
+            self.pending -= 1
+            self._some_ended.set()
+            error = write.exception()
+            if not waiter.cancelled():
+                waiter.set_result(None) if error is None else waiter.set_exception(error)
+            elif error is not None:
+                logger.error("the trace of a call whose client has left was not stored: %s", error)
+            if error is None:
+                after()  # before the waiter's task runs again
 
-    def _begin(self, call: ModelCall, traces: Sequence[Trace]) -> tuple[Future[None], _After]:
-        """Return the write of a call's traces, and a function to call after it."""
-        write = self._store.add(traces, session=call.session.ref)
-        count = partial(
-            self._metrics.count_traces,
-            num_traces=len(traces),
-            num_failed=sum(trace.error is not None for trace in traces),
-            num_prompt_tokens=len(traces[0].prompt_ids),
-            num_response_tokens=sum(len(trace.response_ids) for trace in traces),
-            first_token_s=traces[0].timings.get("first_token_s"),
-        )
-        kept = traces if self._keeps_traces else ()
-        to_remember = [call.to_remember(trace) for trace in traces]
+        def wake(write: Future[None]) -> None:
+            with suppress(RuntimeError):  # The loop has ended, and with it everything that waits.
+                loop.call_soon_threadsafe(end, write)
 
-        def after() -> None:
-            count()
-            call.traces.extend(kept)
-            for node, answer in to_remember:
-                call.remember(node, answer)
-
-        return write, after
-
-    async def _finish(self, call: ModelCall, write: Future[None], after: _After) -> None:
-        try:
-            await self._writes.wait(write)
-        except asyncio.CancelledError:  # The client has gone; its traces are stored all the same.
-            self._follow(call, write, after)
-            raise
-        after()
-
-    def _follow(self, call: ModelCall, write: Future[None], after: _After) -> None:
-        """Call `after` once a write is done that no client waits for."""
-        write.add_done_callback(_log_failure)
-        call.background_write = asyncio.create_task(self._wait_and_call(call.session, write, after))
-
-    async def _wait_and_call(self, session: Session, write: Future[None], after: _After) -> None:
-        """Hold the session meanwhile, so that nothing reads it from the store without this call."""
-        with suppress(RLLMError):  # Already logged.
-            await self._writes.wait(write)
-            after()
-
-
-def _log_failure(write: Future[None]) -> None:
-    if not write.cancelled() and (error := write.exception()):
-        logger.error("the trace of a call whose client has left was not stored: %s", error)
+        write.add_done_callback(wake)
+        return waiter

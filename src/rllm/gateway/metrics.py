@@ -1,4 +1,4 @@
-"""Observability of calls: metrics for Prometheus, and OpenTelemetry spans; ids, counts and times, and no texts."""
+"""Metrics of calls for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,28 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rllm import telemetry
-from rllm.gateway.model_call import ModelCall
 from rllm.gateway.upstream.base import Upstream
 from rllm.gateway.upstream.pool import UpstreamPool
-
-
-def record_span(call: ModelCall, *, dialect: str, is_stream: bool, status: int) -> None:
-    """Record a call as a span, whose parent is that of its W3C headers, or else of its session; none for a retry."""
-    if not call.traces:
-        return
-    error_type = str(status) if status >= 400 else None
-    broken = next((trace.finish_reason for trace in call.traces if trace.finish_reason in ("abort", "error")), None)
-    telemetry.record_call(
-        call.traces,
-        operation="text_completion" if dialect == "completions" else "chat",
-        error_type=error_type or broken,
-        headers=call.trace_context or call.session.trace_context,
-        attributes={"rllm.dialect": dialect, "rllm.stream": is_stream},
-    )
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
 
 _PREFIX = "rllm_gateway_"
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
