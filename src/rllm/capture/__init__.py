@@ -13,7 +13,6 @@ from rllm.capture.chat import (
     failed_trace,
     sampling_of,
     snapshot,
-    strip_chunk,
     trace_from_output,
     traces_from_chat,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "side_call",
     "side_calls",
     "snapshot",
-    "strip_chunk",
     "trace_from_output",
     "traces_from_chat",
 ]

@@ -246,30 +246,6 @@ def _as_json(sampling: JSONMapping) -> JSONObject:
     return {name: list(value) if isinstance(value, tuple) else snapshot(value) for name, value in sampling.items()}
 
 
-_ID_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids")
-"""Requested with `return_token_ids: true`; the first is in the response or in each choice, and the last is SGLang's."""
-
-
-def strip_chunk(chunk: JSONObject, *, asked: JSONMapping) -> None:
-    """Remove the token fields that the agent's own request did not ask for, in place.
-
-    Args:
-        chunk: A chat completion, or one chunk of a stream. It is changed in place, because this is the hot path.
-        asked: The agent's request; `logprobs: true` keeps log-probabilities, `return_token_ids: true` keeps ids.
-    """
-    keep_ids, keep_logprobs = asked.get("return_token_ids"), asked.get("logprobs")
-    if not keep_ids:
-        for name in _ID_FIELDS:
-            chunk.pop(name, None)
-    for choice in chunk.get("choices") or ():
-        if not keep_ids:
-            for name in _ID_FIELDS:
-                choice.pop(name, None)
-        if not keep_logprobs and choice.get("logprobs") is not None:
-            # OpenAI answers null where log-probabilities were not asked for.
-            choice["logprobs"] = None
-
-
 def snapshot(value: T) -> T:
     """Copy the dicts, lists, tuples, sets and NumPy arrays that a value consists of.
 

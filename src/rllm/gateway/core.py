@@ -172,7 +172,9 @@ class Gateway:
                         yield piece
             if not rebuilt.finished:
                 raise UpstreamError("the upstream's stream ended before the answer was complete")
-            traces = self._traces(call, sent, rebuilt.response(), timings)
+            response = rebuilt.response()
+            traces = self._traces(call, sent, response, timings)
+            ending = encoder.finish(response)
         except (asyncio.CancelledError, GeneratorExit) as cut:
             failed = self._failed(call, sent, _why_cut(cut), rebuilt.response(), timings)
             self.write_in_background(call, failed)
@@ -182,9 +184,9 @@ class Gateway:
             await self.write(call, failed)
             raise
         written = self.write(call, traces)
-        del rebuilt, traces
+        del rebuilt, response, traces
         await written
-        yield encoder.finish()
+        yield ending
 
     async def refuse(self, call: ModelCall, error: Exception) -> None:
         """Store a failed trace for a request rejected before it reached the upstream.

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rllm.capture import ChatStream
 from rllm.gateway.dialects.chat import ChatStreamEncoder, CompletionsStreamEncoder
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -20,9 +21,12 @@ def entry(logprob):
 
 def sent_chunks(encoder, *chunks):
     """Return the chunks that a client receives at once, and those at the end."""
+    whole = ChatStream()
+    for one in chunks:
+        whole.feed(one)
     now, later = (
         [json.loads(line[6:]) for line in piece.decode().splitlines() if line.startswith("data: {")]
-        for piece in (encoder.feed(list(chunks)), encoder.finish())
+        for piece in (encoder.feed(list(chunks)), encoder.finish(whole.response()))
     )
     return now, later
 

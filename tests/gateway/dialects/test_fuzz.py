@@ -58,4 +58,4 @@ def test_any_json_is_translated_or_rejected(dialect, request):
         dialect.render(orjson.loads(orjson.dumps(ANSWER)), asked=asked)
         encoder = dialect.encoder(asked=asked)
         encoder.feed([{"id": "resp_1", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}])
-        encoder.finish()
+        encoder.finish(ANSWER)

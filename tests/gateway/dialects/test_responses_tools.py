@@ -71,12 +71,10 @@ def test_call_is_returned_under_the_name_known_to_the_chat():
 
 def test_streamed_call_is_announced_with_its_namespace():
     encoder = ResponsesStreamEncoder({"tools": [namespace("math", ADD)]})
-    choice = {
-        "index": 0,
-        "delta": {"tool_calls": [{"index": 0, **calling("math__add")}]},
-        "finish_reason": "tool_calls",
-    }
-    sent = encoder.feed([{"id": "resp_1", "choices": [choice]}]) + encoder.finish()
+    call, ended = calling("math__add"), {"index": 0, "finish_reason": "tool_calls"}
+    chunk = {"id": "resp_1", "choices": [{**ended, "delta": {"tool_calls": [{"index": 0, **call}]}}]}
+    response = {"id": "resp_1", "choices": [{**ended, "message": {"tool_calls": [call]}}]}
+    sent = encoder.feed([chunk]) + encoder.finish(response)
     events = [orjson.loads(payload) for payload in SSEDecoder().feed(sent)]
     items = [event["item"] for event in events if "item" in event]
     assert [(item["name"], item["namespace"]) for item in items] == [("add", "math")] * 2

@@ -69,7 +69,7 @@ def streamed(encoder, batches, call_id):
             chunk["id"] = call_id
             captured.feed(chunk)
         sent += encoder.feed(batch)
-    sent += encoder.finish()
+    sent += encoder.finish(captured.response())
     payloads = SSEDecoder().feed(sent)
     return [orjson.loads(payload) for payload in payloads if payload != b"[DONE]"], captured.response()
 

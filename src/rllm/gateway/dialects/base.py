@@ -32,8 +32,8 @@ class StreamEncoder(Protocol):
         """Return the bytes that can be sent at once for these chunks, which it may change."""
         ...
 
-    def finish(self) -> bytes:
-        """Return the end of a complete answer; sent only after its trace is durable."""
+    def finish(self, response: JSONMapping) -> bytes:
+        """Return the end of a complete answer, given whole; sent only after its trace is durable."""
         ...
 
     def fail(self, error: GatewayError) -> bytes:

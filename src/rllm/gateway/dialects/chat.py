@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import orjson
 
 from rllm._runtime.ids import new_id
-from rllm.capture import strip_chunk
 from rllm.gateway.dialects.base import (
     COMMENT,
     Dialect,
@@ -52,7 +51,7 @@ class ChatDialect(Dialect):
 
     def render(self, response: JSONObject, *, asked: JSONMapping) -> bytes:
         _fill_head(response, "chat.completion")
-        _strip(response, asked)
+        strip(response, asked)
         return answer_json(response)
 
     def encoder(self, *, asked: JSONMapping) -> ChatStreamEncoder:
@@ -73,63 +72,77 @@ def _with_allowed_tools(asked: JSONObject) -> JSONObject:
     return {**asked, "tools": tools, "tool_choice": allowed.get("mode") or "auto"}
 
 
-class _HeldBackEncoder:
-    """Base of encoders that hold finish reasons, usage and `[DONE]` back for the end."""
+class _ChunkEncoder:
+    """Base of encoders that send finish reasons, usage and `[DONE]` at the end."""
 
     keep_alive = COMMENT
 
     def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
-        self._wants_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
-        self._endings: list[JSONObject] = []
-        self._usage: list[JSONObject] = []
 
-    def finish(self) -> bytes:
-        return b"".join([*map(data_event, [*self._endings, *self._usage]), b"data: [DONE]\n\n"])
+    def _ending(self, head: JSONObject, choices: list[JSONObject], usage: object) -> bytes:
+        """Return the last events: one for each choice, because some clients expect its finish reason alone."""
+        chunks = [{**head, "choices": [choice]} for choice in choices]
+        if usage and (self._asked.get("stream_options") or {}).get("include_usage"):
+            chunks.append({**head, "choices": [], "usage": usage})
+        return b"".join([*map(data_event, chunks), b"data: [DONE]\n\n"])
 
 
-class ChatStreamEncoder(_HeldBackEncoder):
+class ChatStreamEncoder(_ChunkEncoder):
     """Encoder of chunks as server-sent events."""
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
-        events = []
-        for chunk in chunks:
-            _fill_head(chunk, "chat.completion.chunk")
-            _strip(chunk, self._asked)
-            if self._hold_back(chunk):
-                events.append(data_event(chunk))
-        return b"".join(events)
+        return b"".join(data_event(chunk) for chunk in chunks if self._is_sent(chunk))
+
+    def finish(self, response: JSONMapping) -> bytes:
+        left_out = ("message", *_ID_FIELDS)
+        choices = [
+            {**{name: value for name, value in choice.items() if name not in left_out}, "delta": {}, "logprobs": None}
+            for choice in response["choices"]
+        ]
+        head = {name: value for name, value in response.items() if name not in ("choices", "usage", *_ID_FIELDS)}
+        _fill_head(head, "chat.completion.chunk")
+        strip(head, self._asked)
+        return self._ending(head, choices, response.get("usage"))
 
     def fail(self, error: GatewayError) -> bytes:
         return data_event(error.to_dict())
 
-    def _hold_back(self, chunk: JSONObject) -> bool:
-        """Take the usage and the finish reasons out of a chunk; return whether anything remains to be sent now."""
+    def _is_sent(self, chunk: JSONObject) -> bool:
+        """Take out of a chunk what comes at the end; return whether anything remains."""
+        _fill_head(chunk, "chat.completion.chunk")
+        strip(chunk, self._asked)
         usage = chunk.pop("usage", None)
-        if usage and self._wants_usage:
-            self._usage = [{**chunk, "choices": [], "usage": usage}]  # Some servers count in every chunk.
-        choices = chunk.get("choices")
-        if not choices:
-            return not usage and not self._endings
-        early_choices = []
-        for choice in choices:
+        if not chunk.get("choices"):
+            return not usage
+        choices = []
+        for choice in chunk["choices"]:
             if choice.get("finish_reason") is None:
-                early_choices.append(choice)
-                continue
-            # Some clients look for the finish reason only in a chunk of its own, so the text goes first.
-            ending = {name: value for name, value in choice.items() if name != "token_ids"}
-            self._endings.append({**chunk, "choices": [{**ending, "delta": {}, "logprobs": None}]})
-            if any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs"):
+                choices.append(choice)
+            elif any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs"):
                 early = {name: value for name, value in choice.items() if name != "stop_reason"}
-                early_choices.append({**early, "finish_reason": None})
-        chunk["choices"] = early_choices
-        return bool(early_choices)
+                choices.append({**early, "finish_reason": None})
+        chunk["choices"] = choices
+        return bool(choices)
 
 
-def _strip(answer: JSONObject, asked: JSONMapping) -> None:
-    strip_chunk(answer, asked=asked)
-    if not asked.get("return_token_ids"):
-        answer.pop(FACTS_KEY, None)
+_ID_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids")
+"""Requested with `return_token_ids: true`; the first is in the answer or in each choice, and the last is SGLang's."""
+
+
+def strip(answer: JSONObject, asked: JSONMapping) -> None:
+    """Remove the token fields that a request did not ask for from an answer or a chunk of one, in place."""
+    keep_ids, keep_logprobs = asked.get("return_token_ids"), asked.get("logprobs")
+    if not keep_ids:
+        for name in (*_ID_FIELDS, FACTS_KEY):
+            answer.pop(name, None)
+    for choice in answer.get("choices") or ():
+        if not keep_ids:
+            for name in _ID_FIELDS:
+                choice.pop(name, None)
+        if not keep_logprobs and choice.get("logprobs") is not None:
+            # OpenAI answers null where log-probabilities were not asked for.
+            choice["logprobs"] = None
 
 
 def _fill_head(answer: JSONObject, object: str) -> None:
@@ -272,28 +285,22 @@ def _logprobs(choice: JSONMapping) -> JSONObject | None:
     }
 
 
-class CompletionsStreamEncoder(_HeldBackEncoder):
+class CompletionsStreamEncoder(_ChunkEncoder):
     """Encoder of chunks as server-sent events of completions."""
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
         events = []
         for chunk in chunks:
-            head = _head(chunk)
             for choice in chunk.get("choices") or ():
-                text = text_of(choice.get("delta") or {})
-                piece = {**_choice(choice, 0, text, self._asked), **_prompt_ids(chunk, self._asked)}
+                piece = _choice(choice, 0, text_of(choice.get("delta") or {}), self._asked)
+                piece |= {"finish_reason": None, "stop_reason": None, **_prompt_ids(chunk, self._asked)}
                 if any(piece.get(name) for name in ("text", "logprobs", "token_ids", "prompt_token_ids")):
-                    events.append(
-                        data_event({**head, "choices": [{**piece, "finish_reason": None, "stop_reason": None}]})
-                    )
-                if piece["finish_reason"] is not None:
-                    ending = {"index": piece["index"], "text": "", "logprobs": None}
-                    ending |= {name: piece[name] for name in ("finish_reason", "stop_reason")}
-                    self._endings.append({**head, "choices": [ending]})
-            if chunk.get("usage") and self._wants_usage:
-                # Some servers count in every chunk.
-                self._usage = [{**head, "choices": [], "usage": chunk["usage"], **_facts(chunk, self._asked)}]
+                    events.append(data_event({**_head(chunk), "choices": [piece]}))
         return b"".join(events)
+
+    def finish(self, response: JSONMapping) -> bytes:
+        choices = [_choice(choice, position, "", {}) for position, choice in enumerate(response["choices"])]
+        return self._ending({**_head(response), **_facts(response, self._asked)}, choices, response.get("usage"))
 
     def fail(self, error: GatewayError) -> bytes:
         return data_event(error.to_dict(prompt="prompt"))

@@ -15,7 +15,6 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
     Dialect,
     arguments_object,
@@ -413,12 +412,10 @@ class GoogleStreamEncoder:
 
     def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
-        self._answer = ChatStream()
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
         events: list[bytes] = []
         for chunk in chunks:
-            self._answer.feed(chunk)
             candidates: list[JSONObject] = []
             for choice in chunk.get("choices") or ():
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if name != "tool_calls"}
@@ -430,8 +427,7 @@ class GoogleStreamEncoder:
                 events.append(data_event({"candidates": candidates, **_head(chunk, self._asked)}))
         return b"".join(events)
 
-    def finish(self) -> bytes:
-        response = self._answer.response()
+    def finish(self, response: JSONMapping) -> bytes:
         candidates = []
         for choice in response["choices"]:
             calls = {"tool_calls": (choice.get("message") or {}).get("tool_calls")}

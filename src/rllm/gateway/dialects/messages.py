@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
     Dialect,
     answer_json,
@@ -366,7 +365,6 @@ class MessagesStreamEncoder:
 
     def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
-        self._answer = ChatStream()
         self._id: str | None = None
         self._open: str | None = None
         self._kinds: set[str] = set()
@@ -376,9 +374,8 @@ class MessagesStreamEncoder:
     def feed(self, chunks: list[JSONObject]) -> bytes:
         events: list[bytes] = []
         for chunk in chunks:
-            self._answer.feed(chunk)
             if self._id is None:
-                message = from_chat({**self._answer.response(), "choices": ()}, self._asked)
+                message = from_chat({**chunk, "choices": ()}, self._asked)
                 self._id = message["id"]
                 events.append(_event("message_start", message={**message, "content": [], "stop_reason": None}))
             for choice in chunk.get("choices") or ():
@@ -388,8 +385,8 @@ class MessagesStreamEncoder:
                     events += self._piece("text", text_of(delta) or delta.get("refusal") or "")
         return b"".join(events)
 
-    def finish(self) -> bytes:
-        message = from_chat(self._answer.response(), self._asked)
+    def finish(self, response: JSONMapping) -> bytes:
+        message = from_chat(response, self._asked)
         events = list(self._end())
         if "text" not in self._kinds and message["content"][-1]["type"] == "text":
             events += [*self._begin("text"), *self._end()]
@@ -397,7 +394,7 @@ class MessagesStreamEncoder:
             if block["type"] == "tool_use":
                 events += self._tool_use(block)
         ending = {name: message.pop(name) for name in ("stop_reason", "stop_sequence")}
-        extra = token_fields(self._answer.response(), self._asked)
+        extra = token_fields(response, self._asked)
         events.append(_event("message_delta", delta=ending, usage=message["usage"], **extra))
         return b"".join([*events, _event("message_stop")])
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from rllm.capture import ChatStream
 from rllm.gateway.dialects.base import (
     COMMENT,
     Dialect,
@@ -160,7 +159,7 @@ class ResponsesStreamEncoder:
 
     def __init__(self, asked: JSONMapping) -> None:
         self._asked = asked
-        self._answer = ChatStream()
+        self._thought = ""
         self._head: JSONObject = {}
         self._positions: dict[str, int] = {}
         """Positions of the items begun so far, by id."""
@@ -177,19 +176,18 @@ class ResponsesStreamEncoder:
             for choice in chunk.get("choices") or ():
                 if choice.get("index", 0) == 0:
                     events += self._delta(choice.get("delta") or {})
-            self._answer.feed(chunk)
         return b"".join(events)
 
-    def finish(self) -> bytes:
-        response = {**from_chat(self._answer.response(), self._asked), "created_at": self._head["created_at"]}
-        items = {item["id"]: item for item in response["output"]}
+    def finish(self, response: JSONMapping) -> bytes:
+        shown = {**from_chat(response, self._asked), "created_at": self._head["created_at"]}
+        items = {item["id"]: item for item in shown["output"]}
         events: list[bytes] = []
         for item_id, item in items.items():  # clients expect that an item ends before the next one begins
             events += self._begin(item)
             events += self._end(item) if item_id not in self._ended else ()
         order = sorted(items, key=self._positions.__getitem__)
-        response["output"] = [items[item_id] for item_id in order]
-        return b"".join([*events, self._event(f"response.{response['status']}", response=response)])
+        shown["output"] = [items[item_id] for item_id in order]
+        return b"".join([*events, self._event(f"response.{shown['status']}", response=shown)])
 
     def fail(self, error: GatewayError) -> bytes:
         code, param = str(error.code or "server_error"), error.to_dict(prompt="input")["error"]["param"]
@@ -201,14 +199,14 @@ class ResponsesStreamEncoder:
     def _delta(self, delta: JSONMapping) -> Iterable[bytes]:
         own = str(self._head["id"]).removeprefix("resp_")
         thought, text = reasoning_of(delta), text_of(delta)
+        self._thought += thought
         reasoning, message = reasoning_item(own, ""), message_item(own, [text_part("")])
         if thought and reasoning["id"] not in self._ended:
             yield from self._begin(reasoning)
             yield self._of(reasoning["id"], "reasoning_text.delta", content_index=0, delta=thought)
         if text:
             if reasoning["id"] in self._positions.keys() - self._ended:
-                so_far = first_choice(self._answer.response()).get("message") or {}
-                yield from self._end(reasoning_item(own, reasoning_of(so_far) + thought))
+                yield from self._end(reasoning_item(own, self._thought))
             yield from self._begin(message)
             yield self._of(message["id"], "output_text.delta", content_index=0, delta=text, logprobs=[])
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rllm.capture import strip_chunk
+from rllm.gateway.dialects.chat import strip
 
 LOGPROBS = {"content": [{"token": "t", "logprob": -0.5}]}
 
@@ -14,7 +14,7 @@ def response() -> dict[str, Any]:
 
 def stripped(**asked: Any) -> dict[str, Any]:
     answer = response()
-    strip_chunk(answer, asked=asked)
+    strip(answer, asked)
     return answer
 
 
@@ -28,7 +28,7 @@ def test_agent_without_token_fields_gets_a_standard_response():
 
 def test_ids_under_the_names_of_sglang_are_removed():
     answer = {"choices": [{"index": 0, "message": {"content": "4"}, "response_token_ids": [7]}]}
-    strip_chunk(answer, asked={})
+    strip(answer, {})
     assert answer == {"choices": [{"index": 0, "message": {"content": "4"}}]}
 
 
@@ -41,12 +41,12 @@ def test_requested_fields_are_kept():
 
 def test_chunk_without_logprobs_gets_none():
     chunk = {"choices": [{"index": 0, "delta": {"content": "4"}, "token_ids": [7]}], "prompt_token_ids": [1]}
-    strip_chunk(chunk, asked={})
+    strip(chunk, {})
     assert chunk == {"choices": [{"index": 0, "delta": {"content": "4"}}]}
 
 
 @pytest.mark.parametrize("choices", [{}, {"choices": None}, {"choices": []}])
 def test_usage_chunk_passes_unchanged(choices: dict[str, Any]):
     chunk = {**choices, "usage": {"prompt_tokens": 1}}
-    strip_chunk(chunk, asked={})
+    strip(chunk, {})
     assert chunk == {**choices, "usage": {"prompt_tokens": 1}}
