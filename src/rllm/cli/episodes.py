@@ -17,7 +17,6 @@ from rllm.errors import ConfigError, RewardError, all_of, counted, number
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from rllm.trainer.rescore import Comparison
     from rllm.types import Episode, Task
@@ -79,9 +78,6 @@ def explain(
 
 
 def _list(run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     console = terminal.console(wide=True)
     if not episodes:
         which = "such episodes; without --split and --step all are listed" if chosen else "episodes yet"
@@ -90,12 +86,12 @@ def _list(run: Path, episodes: Sequence[ListedEpisode], *, limit: int, chosen: b
         console.print(f"{run} has no {which}.", soft_wrap=True, markup=False)
         return
     has_steps = any(item.step is not None for item in episodes)  # an evaluation has none
-    table = Table("episode", *(["split", "step"] if has_steps else []), "reward")
+    rows = []
     for item in episodes:
         ending = _rewards(item.rewards) if item.error is None else f"failed: {item.error['type']}"
-        place = [item.split, "" if item.step is None else str(item.step)] if has_steps else []
-        table.add_row(Text(item.episode_id), *place, Text(ending))
-    console.print(table)
+        place = [item.split, "" if item.step is None else item.step] if has_steps else []
+        rows.append([item.episode_id, *place, ending])
+    terminal.print_table(["episode", *(["split", "step"] if has_steps else []), "reward"], rows, on=console)
     one = next((item for item in episodes if item.split == "train"), episodes[0])
     of_step = [] if one.split != "eval" or one.step is None else ["--step", str(one.step)]
     again = f"rllm {shlex.join(['explain', str(run), one.episode_id, *of_step])}"
@@ -125,7 +121,7 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str) -> None:
             text = str(value).strip("\n").replace("\n", "\n    ")
             separator = "\n    " if "\n" in text else " "  # longer texts, such as a diff, have lines of their own
             console.print(Text(shown(f"  {role}, {name}:{separator}{text}")), soft_wrap=True)
-    console.print(_credits(episode) if episode.is_of_training else _calls(episode))
+    (_print_credits if episode.is_of_training else _print_calls)(console, episode)
     if trained := sum(step.num_trained_tokens for step in episode.steps):
         total = sum(step.advantage_sum for step in episode.steps)
         console.print(f"{trained} tokens in the batch, their advantages sum to {number(total, digits=6)}")
@@ -137,41 +133,36 @@ def _show(console: Console, episode: ExplainedEpisode, *, store: str) -> None:
         console.print(f"Messages: rllm {look}", soft_wrap=True, markup=False)
 
 
-def _credits(episode: ExplainedEpisode) -> Table:
-    """Return what training made of each call."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from")
-    for place, step in enumerate(episode.steps):
-        table.add_row(
-            str(place),
-            Text(step.role),
+def _print_credits(console: Console, episode: ExplainedEpisode) -> None:
+    """Print what training made of each call."""
+    heads = ["call", "role", "reward", "group", "baseline", "advantage", "tokens", "version", "learned from"]
+    rows = [
+        (
+            place,
+            step.role,
             number(step.reward, digits=4),
-            Text(step.group_id or ""),
+            step.group_id or "",
             number(step.baseline, digits=4),
             number(step.advantage, digits=4),
             f"{step.num_prompt_tokens} + {len(step.tokens)}",
             _version(step.weight_version),
             _learned(step),
         )
-    return table
+        for place, step in enumerate(episode.steps)
+    ]
+    terminal.print_table(heads, rows, on=console)
 
 
-def _calls(episode: ExplainedEpisode) -> Table:
-    """Return the calls of an episode that is not of training, such as one of an evaluation."""
-    from rich.table import Table
-    from rich.text import Text
-
+def _print_calls(console: Console, episode: ExplainedEpisode) -> None:
+    """Print the calls of an episode that is not of training, such as one of an evaluation."""
     from rllm.tracking.samples import message_text
 
-    table = Table("call", "tokens", "version", "answer")
+    rows = []
     for place, step in enumerate(episode.steps):
         answer = f"a side call ({step.side_call}): " if step.side_call else ""
         answer += _printable(message_text(step.answer))
-        tokens = f"{step.num_prompt_tokens} + {len(step.tokens)}"
-        table.add_row(str(place), tokens, _version(step.weight_version), Text(answer))
-    return table
+        rows.append((place, f"{step.num_prompt_tokens} + {len(step.tokens)}", _version(step.weight_version), answer))
+    terminal.print_table(["call", "tokens", "version", "answer"], rows, on=console)
 
 
 def _version(version: int | None) -> str:
@@ -194,22 +185,20 @@ def _learned(step: ExplainedStep) -> str:
 def _show_tokens(
     console: Console, place: int, step: ExplainedStep, vocabulary: Vocabulary, *, is_of_training: bool
 ) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from rllm.viewer.texts import one_line
 
-    heads = ("position", "id", *(("text",) if vocabulary else ()), "version", "sampler logprob")
-    table = Table(*heads, *(("trainer logprob", "ratio", "advantage") if is_of_training else ()), title=f"call {place}")
+    heads = ["position", "id", *(["text"] if vocabulary else []), "version", "sampler logprob"]
+    heads += ["trainer logprob", "ratio", "advantage"] if is_of_training else []
+    rows = []
     for token in step.tokens:
-        trained = ("", "", "") if is_of_training else ()
+        trained = ["", "", ""] if is_of_training else []
         if token.trainer_logprob is not None:
             ratio = math.exp(token.trainer_logprob - token.sampler_logprob)
-            trained = (f"{token.trainer_logprob:.5f}", number(ratio, digits=4), number(token.advantage, digits=4))
-        version, sampled = _version(token.weight_version), f"{token.sampler_logprob:.5f}"
-        text = [Text(one_line(vocabulary.text_of(token.token_id)))] if vocabulary else []
-        table.add_row(str(token.position), str(token.token_id), *text, version, sampled, *trained)
-    console.print(table)
+            trained = [f"{token.trainer_logprob:.5f}", number(ratio, digits=4), number(token.advantage, digits=4)]
+        text = [one_line(vocabulary.text_of(token.token_id))] if vocabulary else []
+        known = [_version(token.weight_version), f"{token.sampler_logprob:.5f}"]
+        rows.append([token.position, token.token_id, *text, *known, *trained])
+    terminal.print_table(heads, rows, title=f"call {place}", on=console)
 
 
 def export(
@@ -346,9 +335,6 @@ def _tasks(split: str, source: str | None, part: str | None, option: str) -> dic
 
 
 def _show_changes(console: Console, found: Comparison) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     def shown(value: float | None) -> str:
         return "unscored" if value is None else number(value, digits=4)
 
@@ -360,11 +346,11 @@ def _show_changes(console: Console, found: Comparison) -> None:
         console.print(f"[yellow]{counted(found.num_failed, 'reward')} raised: unscored, with reasons in the file[/]")
     if not found.largest:
         return
-    table = Table("episode", "role", "before", "after", "answer", title="largest changes", title_justify="left")
-    for item in found.largest:
-        text = Text(_printable(item.error or item.answer))
-        table.add_row(Text(item.episode_id), Text(item.name), shown(item.before), shown(item.after), text)
-    console.print(table)
+    rows = [
+        (item.episode_id, item.name, shown(item.before), shown(item.after), _printable(item.error or item.answer))
+        for item in found.largest
+    ]
+    terminal.print_table(["episode", "role", "before", "after", "answer"], rows, title="largest changes", on=console)
 
 
 def _printable(answer: str) -> str:

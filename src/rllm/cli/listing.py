@@ -41,13 +41,7 @@ def list_names(
     if as_json:
         terminal.print_json({kind: rows})
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    terminal.console(wide=True).print(table)
+    terminal.print_table(rows[0], [map(_cell, row.values()) for row in rows])
 
 
 def _cell(value: object) -> str:

@@ -16,8 +16,6 @@ from rllm.store.maintenance import ExportFormat, Retention
 from rllm.types import OUTCOME_KEY
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rllm.store.base import SessionInfo, TraceStore
     from rllm.types import JSONMapping, Trace
     from rllm.viewer.texts import MessageParts
@@ -102,20 +100,15 @@ def list_sessions(
     as_json: OnlyJson = False,
 ) -> None:
     """List sessions, newest first."""
-    from rich.table import Table
-    from rich.text import Text
-
     with open_existing(url) as store:
         found = store.sessions(limit=limit, offset=offset)
     if as_json:
         shown = ("id", "created_at", "num_traces", "metadata")
         print(any_to_json([{name: getattr(info, name) for name in shown} for info in found]).decode())
         return
-    table = Table("session", "began", "calls", "metadata")
-    for info in found:
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_at))
-        table.add_row(Text(info.id), began, str(info.num_traces), Text(_short(info.metadata)))
-    terminal.console(wide=True).print(table)
+    began = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_at)) for info in found)
+    rows = [(info.id, at, info.num_traces, _short(info.metadata)) for info, at in zip(found, began, strict=True)]
+    terminal.print_table(["session", "began", "calls", "metadata"], rows)
 
 
 @traces.command(cls=StrictCommand)
@@ -147,7 +140,7 @@ def show(
     console = terminal.console(wide=True)
     if trace is None:
         console.print(Text.assemble((session, "bold"), "  ", _short(found.metadata)))
-    console.print(_table_of(calls))
+    _print_calls(calls)
     for message in [] if trace is None else [*calls[0].messages, calls[0].response]:
         parts = message_parts(message)
         console.print(Text.assemble((plain_text(parts.role), "bold"), "  ", _words_of(parts)))
@@ -197,23 +190,21 @@ def _known(store: TraceStore, session_id: str) -> SessionInfo:
     return found
 
 
-def _table_of(calls: list[Trace]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+def _print_calls(calls: list[Trace]) -> None:
     from rllm.viewer.texts import message_parts
 
-    table = Table("call", "model", "tokens", "version", "ended", "answer")
-    for call in calls:
-        table.add_row(
-            Text(call.id),
-            Text(call.model),
+    rows = [
+        (
+            call.id,
+            call.model,
             f"{len(call.prompt_ids)} + {len(call.response_ids)}",
-            "" if call.weight_version is None else str(call.weight_version),
-            Text(call.error or call.finish_reason or ""),
-            Text(_words_of(message_parts(call.response))[:80]),
+            "" if call.weight_version is None else call.weight_version,
+            call.error or call.finish_reason or "",
+            _words_of(message_parts(call.response))[:80],
         )
-    return table
+        for call in calls
+    ]
+    terminal.print_table(["call", "model", "tokens", "version", "ended", "answer"], rows)
 
 
 def _words_of(parts: MessageParts) -> str:

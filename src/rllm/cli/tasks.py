@@ -44,9 +44,6 @@ def check(
 
     Exit code 1 if a task does not pass, 2 if a folder cannot be read.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from rllm.sandbox import open_backend
     from rllm.sandbox.pool import SandboxPool
     from rllm.tasks.check import check_tasks
@@ -64,14 +61,13 @@ def check(
     if as_json:
         terminal.print_json({"tasks": [task.to_dict() for task in checked], "ok": not num_failed})
     else:
-        table = Table("task", "solution", "nothing", "seconds", "result")
+        rows = []
         for task in checked:
             rewards = ("none" if reward is None else f"{reward:g}" for reward in (task.solution, task.nothing))
             verdict = "ok" if task.ok else "\n".join(task.problems)
-            table.add_row(Text(task.task), *rewards, f"{task.seconds:.1f}", Text(verdict))
+            rows.append([task.task, *rewards, f"{task.seconds:.1f}", verdict])
+        terminal.print_table(["task", "solution", "nothing", "seconds", "result"], rows)
         summary = f"{num_failed} of {counted(len(checked), 'task')} failed" if num_failed else "All tasks can be used."
-        output = terminal.console(wide=True)
-        output.print(table)
-        output.print(summary, markup=False)
+        terminal.console(wide=True).print(summary, markup=False)
     if num_failed:
         raise typer.Exit(1)

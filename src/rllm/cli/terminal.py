@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -48,6 +48,19 @@ def loading(model: str) -> str:
 def print_json(values: JSONMapping) -> None:
     """Print the last line of `--json`."""
     print(json.dumps(values), flush=True)
+
+
+def print_table(
+    heads: Iterable[str], rows: Iterable[Iterable[object]], *, title: str | None = None, on: Console | None = None
+) -> None:
+    """Print a table, by default on stdout; cells are shown as plain text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    (on or console(wide=True)).print(table)
 
 
 def print_line(text: str) -> None:
