@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rllm.environments.gymnasium_text import (
+from rllm.environments.gymnasium_env import (
     legal_actions,
     observation_to_text,
     parse_action,

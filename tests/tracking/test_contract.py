@@ -19,8 +19,7 @@ import yaml
 
 from rllm.errors import ConfigError
 from rllm.tracking.about import forget_trackers
-from rllm.tracking.base import Trackers
-from rllm.tracking.jsonl import forget_after
+from rllm.tracking.base import Trackers, forget_after
 from rllm.types import Episode, Step, Trajectory
 
 from .readers import READERS, read_wandb

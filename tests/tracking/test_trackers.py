@@ -15,8 +15,7 @@ import pytest
 from rllm.errors import ConfigError, MissingDependencyError
 from rllm.tracking import EXTRAS
 from rllm.tracking.about import evaluations_of
-from rllm.tracking.base import Tracker, Trackers, checked_trackers
-from rllm.tracking.jsonl import JSONLTracker, forget_after
+from rllm.tracking.base import JSONLTracker, Tracker, Trackers, checked_trackers, forget_after
 from rllm.types import Episode
 
 

@@ -1,13 +1,13 @@
 """Trackers of a run's metrics: several at once, none of which can stop the run.
 
-`base` has the protocol and the fan-out, `jsonl` the record that every run has (`metrics.jsonl`), `console` the lines
+`base` has the protocol, the fan-out and the record that every run has (`metrics.jsonl`), `console` the lines
 on a terminal, `trackers` TensorBoard, W&B, MLflow and trackio. `about` reads a run's name, settings and ids, and
 decides which run folders are the user's own; `samples` picks conversations to show.
 """
 
 TRACKERS = {
     "console": "rllm.tracking.console:ConsoleTracker",
-    "jsonl": "rllm.tracking.jsonl:JSONLTracker",
+    "jsonl": "rllm.tracking.base:JSONLTracker",
     "tensorboard": "rllm.tracking.trackers:TensorBoardTracker",
     "wandb": "rllm.tracking.trackers:WandbTracker",
     "mlflow": "rllm.tracking.trackers:MLflowTracker",

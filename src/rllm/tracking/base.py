@@ -1,8 +1,10 @@
-"""The tracker protocol, the fan-out to several trackers, and threads for slow calls and for signs of life."""
+"""The tracker protocol, the fan-out to several trackers, a thread for slow calls, and `metrics.jsonl`."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import orjson
+
+from rllm._runtime.files import new_file, sync
 from rllm.errors import ConfigError, RLLMError
 from rllm.registry import resolve
 from rllm.tracking import RECORD, TRACKERS
@@ -173,22 +178,67 @@ class Background:
             raise self._error
 
 
-class Heartbeat:
-    """Thread that calls a function at regular intervals, until it is closed or the function raises."""
+RECORD_FILE = "metrics.jsonl"
 
-    def __init__(self, beat: Callable[[], object], *, every_s: float) -> None:
-        self._beat = beat
-        self._every_s = every_s
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="rllm heartbeat", daemon=True)
-        self._thread.start()
+
+class JSONLTracker(Tracker):
+    """Appends `{"step": n, name: value, ...}` lines to the run's `metrics.jsonl`.
+
+    Lines that cannot be written, as on a full disk, are kept and written before the next one.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = (run_dir / RECORD_FILE).open("ab", buffering=0)
+        self._unwritten = b""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        # orjson writes NaN as null; `NaN` is not JSON.
+        line = orjson.dumps({"step": step, **metrics}, option=orjson.OPT_SERIALIZE_NUMPY)
+        self._unwritten += line + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning(
+                "%s: step %d could not be written; it is written with the next one: %s", self._file.name, step, error
+            )
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        sync(self._file.fileno())
 
     def close(self) -> None:
-        """Wait for a call that is under way; none follows. Repeatable."""
-        self._is_closed.set()
-        self._thread.join()
+        if self._file.closed:
+            return
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s: the last lines could not be written: %s", self._file.name, error)
+        self._file.close()
 
-    def _work(self) -> None:
-        with suppress(Exception):  # a missing line is not a reason to end a run
-            while not self._is_closed.wait(self._every_s):
-                self._beat()
+
+def last_step(path: Path) -> int:
+    """Return the last step with a line; 0 if there is none."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return max((int(json.loads(line)["step"]) for line in lines if _stays(line, math.inf, True)), default=0)
+
+
+def forget_after(path: Path, step: int, *, evaluated: bool = True) -> None:
+    """Drop the lines after a step, which a resumed run repeats, and unless `evaluated` the evaluation after it."""
+    if path.exists():
+        with path.open("rb") as old:  # in bytes only a newline ends a line, and half a character is not an error
+            lines = list(old)
+        with new_file(path) as new:
+            new.write_bytes(b"".join(line for line in lines if _stays(line, step, evaluated)))
+
+
+def _stays(line: bytes, step: float, evaluated: bool) -> bool:
+    """Return whether a line is kept; one that a crash cut off is not."""
+    try:
+        metrics = json.loads(line)
+        later = float(metrics["step"]) > step
+    except (ValueError, KeyError, TypeError):
+        return False
+    if later or not line.endswith(b"\n"):
+        return False
+    return evaluated or metrics["step"] != step or not any(name.startswith("eval/") for name in metrics)

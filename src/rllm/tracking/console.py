@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +22,7 @@ from rllm._runtime.files import from_here
 from rllm._runtime.untrusted import shown
 from rllm.errors import number, signed
 from rllm.tracking.about import settings_of
-from rllm.tracking.base import Heartbeat
-from rllm.tracking.jsonl import RECORD_FILE, last_step
+from rllm.tracking.base import RECORD_FILE, last_step
 from rllm.tracking.samples import excerpts
 from rllm.types import Episode, JSONMapping
 
@@ -95,7 +95,9 @@ class ConsoleTracker:
         self._phase = PhaseProgress(clock)
         self._step = last_step(run_dir / RECORD_FILE)
         self._printed_at = clock()
-        self._heart = Heartbeat(self.beat, every_s=QUIET_S / 8)
+        self._is_closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat_until_closed, name="rllm heartbeat", daemon=True)
+        self._heart.start()
         self._print(f"Run folder: {from_here(run_dir)}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -127,7 +129,13 @@ class ConsoleTracker:
             self._print_step(self._step + (not self._phase.is_of_last_step), "", [text])
 
     def close(self) -> None:
-        self._heart.close()
+        self._is_closed.set()
+        self._heart.join()
+
+    def _beat_until_closed(self) -> None:
+        with suppress(Exception):  # a missing line is not a reason to end a run
+            while not self._is_closed.wait(QUIET_S / 8):
+                self.beat()
 
     def _training(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Return the parts of a training step's line."""

@@ -23,7 +23,7 @@ from rllm.inference.local.loading import choose_device, choose_dtype
 from rllm.store.base import TraceStore, every_session
 from rllm.store.codec import readable_json
 from rllm.tracking.about import LOCK_FILE, STORE, forget_trackers
-from rllm.tracking.jsonl import forget_after, last_step
+from rllm.tracking.base import forget_after, last_step
 from rllm.trainer.checkpoint import Checkpoints, read_state, restore_generators
 from rllm.types import JSONMapping, JSONObject
 
