@@ -33,7 +33,7 @@ from rllm.algorithms.grpo import GRPO
 from rllm.backends.base import UpdateResult
 from rllm.store import open_store
 from rllm.store.base import TraceStore
-from rllm.tracking.jsonl import JSONLTracker
+from rllm.tracking.base import JSONLTracker
 from rllm.trainer.batch_log import BatchLog
 from rllm.trainer.episode_records import keep_outcomes
 from rllm.types import Episode, Step, StepCredit, Trace, Trajectory

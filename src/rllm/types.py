@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from rllm._runtime.ids import new_id
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 JSONObject: TypeAlias = dict[str, Any]
 """A JSON object, with values of clients, servers or users."""
@@ -472,10 +475,15 @@ def why_left_out(reason: str) -> str:
 
 def credits_by_trace(credits: Iterable[StepCredit]) -> dict[str, list[StepCredit]]:
     """Return the credits of each call: one for each trajectory that it is a step of, in each training step."""
-    found: dict[str, list[StepCredit]] = {}
-    for credit in credits:
-        found.setdefault(credit.trace_id, []).append(credit)
-    return found
+    return grouped((credit.trace_id, credit) for credit in credits)
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, in order."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def task_id_of(task: JSONMapping, place: object) -> str:

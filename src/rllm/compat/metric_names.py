@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from rllm.engine.failures import why_unscored
-from rllm.types import Episode
+from rllm.types import Episode, grouped
 
 DATA_SOURCE = "data_source"
 """Field of a task that names its dataset."""
@@ -29,10 +29,11 @@ def known_training_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def known_eval_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return `val/pass@1`, with k rollouts of a task `val/pass@k`, and for each data source `val/<source>/pass@1`."""
     metrics = _passes("val", episodes)
-    sources: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        if isinstance(episode.task, Mapping) and DATA_SOURCE in episode.task:
-            sources.setdefault(str(episode.task[DATA_SOURCE]), []).append(episode)
+    sources = grouped(
+        (str(episode.task[DATA_SOURCE]), episode)
+        for episode in episodes
+        if isinstance(episode.task, Mapping) and DATA_SOURCE in episode.task
+    )
     for source, theirs in sources.items():
         metrics.update(_passes(f"val/{source}", theirs))
     return metrics
@@ -49,8 +50,5 @@ def _passes(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
 
 def _by_task(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
     """Return whether each scored rollout of a task was correct; failed ones are not, unscored ones are left out."""
-    tasks: dict[str, list[bool]] = {}
-    for episode in episodes:
-        if why_unscored(episode) is None:
-            tasks.setdefault(episode.task_id, []).append(bool(episode.is_correct))
-    return tasks
+    scored = (episode for episode in episodes if why_unscored(episode) is None)
+    return grouped((episode.task_id, bool(episode.is_correct)) for episode in scored)

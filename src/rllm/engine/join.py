@@ -28,6 +28,7 @@ from rllm.types import (
     Step,
     Trace,
     Trajectory,
+    grouped,
     is_scored,
     text_of,
 )
@@ -102,10 +103,8 @@ def _recognise(episode: Episode, by_id: Mapping[str, Trace]) -> None:
     """
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     named = {step.id for step in steps}
-    unclaimed: dict[str, list[Trace]] = {}  # by response, so that no step is compared with every call
-    for trace in by_id.values():
-        if trace.id not in named:
-            unclaimed.setdefault(text_of(trace.response), []).append(trace)
+    # By response, so that no step is compared with every call.
+    unclaimed = grouped((text_of(trace.response), trace) for trace in by_id.values() if trace.id not in named)
     for step in steps:
         if step.id in by_id or _has_tokens(step):
             continue

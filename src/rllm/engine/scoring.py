@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -14,7 +14,7 @@ from rllm.engine.request import RolloutRequest
 from rllm.errors import RewardError
 from rllm.registry import did_you_mean
 from rllm.rewards.scoring import AnyReward, give_reward, score_group, scores_groups, weighted_sum, weights_of
-from rllm.types import Episode, TerminationReason, Trajectory, is_scored
+from rllm.types import Episode, TerminationReason, Trajectory, grouped, is_scored
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +112,9 @@ class PendingGroups:
 
 def _by_role(episodes: Sequence[Episode]) -> dict[str, list[tuple[Episode, Trajectory]]]:
     """Return the trajectories of each role that could be learned from, with their episodes."""
-    members: dict[str, list[tuple[Episode, Trajectory]]] = {}
-    for episode in episodes:
+
+    def learnable(episode: Episode) -> Iterator[Trajectory]:
         learns = any(path.trainable for path in episode.trajectories)  # in an evaluation none does
-        for path in episode.trajectories:
-            if path.trainable or not learns:
-                members.setdefault(path.name, []).append((episode, path))
-    return members
+        return (path for path in episode.trajectories if path.trainable or not learns)
+
+    return grouped((path.name, (episode, path)) for episode in episodes for path in learnable(episode))

@@ -10,7 +10,7 @@ from typing import Self
 
 from rllm.engine.failures import Reason, count_reasons, why_failed, why_unscored
 from rllm.errors import ConfigError
-from rllm.types import NO_TOKENS_KEY, SOURCE_KEY, Episode, JSONObject
+from rllm.types import NO_TOKENS_KEY, SOURCE_KEY, Episode, JSONObject, grouped
 
 Z_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: intervals cover 95 %."""
@@ -149,10 +149,7 @@ def with_costs(episode: Episode) -> Episode:
 
 def _means(rewards: Iterable[tuple[str, float | None]]) -> dict[str, float]:
     """Return the mean of the known rewards of each role."""
-    by_role: dict[str, list[float]] = {}
-    for role, reward in rewards:
-        if reward is not None:
-            by_role.setdefault(role, []).append(reward)
+    by_role = grouped((role, reward) for role, reward in rewards if reward is not None)
     return {role: fmean(values) for role, values in sorted(by_role.items())}
 
 
@@ -216,9 +213,7 @@ class Report(SourceReport):
 
 def report_on(outcomes: Sequence[Outcome]) -> Report:
     """Return the report on rollouts, one for each task and index."""
-    by_task: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_task.setdefault(outcome.task_id, []).append(outcome)
+    by_task = grouped((outcome.task_id, outcome) for outcome in outcomes)
     tasks = [_task_report(task_id, of_task) for task_id, of_task in by_task.items()]
     is_scored = any(outcome.failure is None and outcome.unscored is None for outcome in outcomes)
     estimates = _pass_at_k(tasks) if is_scored else {}
@@ -243,12 +238,9 @@ def report_on(outcomes: Sequence[Outcome]) -> Report:
 
 
 def _by_source(outcomes: Sequence[Outcome]) -> dict[str, SourceReport]:
-    by_source: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.source is not None:
-            by_source.setdefault(outcome.source, []).append(replace(outcome, source=None))
+    named = ((outcome.source, replace(outcome, source=None)) for outcome in outcomes if outcome.source is not None)
     names = [field.name for field in fields(SourceReport)]
-    whole = {source: report_on(found) for source, found in by_source.items()}
+    whole = {source: report_on(found) for source, found in grouped(named).items()}
     return {source: SourceReport(**{name: getattr(report, name) for name in names}) for source, report in whole.items()}
 
 

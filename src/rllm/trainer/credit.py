@@ -50,6 +50,7 @@ from rllm.types import (
     Trajectory,
     TrajectoryGroup,
     discounted,
+    grouped,
     is_scored,
 )
 
@@ -285,10 +286,7 @@ def is_reference(trajectory: Trajectory) -> bool:
 
 def groups_of(samples: Iterable[Sample]) -> dict[str, list[CreditUnit]]:
     """Return the units of the samples by group."""
-    groups: dict[str, list[CreditUnit]] = {}
-    for unit in chain.from_iterable(sample.units for sample in samples):
-        groups.setdefault(unit.group_id, []).append(unit)
-    return groups
+    return grouped((unit.group_id, unit) for sample in samples for unit in sample.units)
 
 
 def _references(samples: Sequence[Sample], algorithm: Algorithm) -> dict[str, list[Trajectory]]:

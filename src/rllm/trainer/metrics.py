@@ -9,7 +9,7 @@ import re
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
 from typing import Protocol
@@ -22,7 +22,7 @@ from rllm.engine.episode_log import plain_task_id
 from rllm.engine.failures import count_reasons, why_failed, why_unscored
 from rllm.errors import AgentError, EnvError, RewardError, RolloutError, all_of
 from rllm.trainer.credit import Assembled
-from rllm.types import SOURCE_KEY, Episode, Step, StepCredit, token_versions
+from rllm.types import SOURCE_KEY, Episode, Step, StepCredit, Trajectory, grouped, token_versions
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -165,7 +165,11 @@ def rewards_of(episodes: Iterable[Episode]) -> list[float]:
 
 
 def _final_rewards(episodes: Iterable[Episode]) -> list[float | None]:
-    return [path.final_reward() for episode in episodes if not episode.failed for path in episode.trajectories]
+    return [path.final_reward() for path in _paths(episodes)]
+
+
+def _paths(episodes: Iterable[Episode]) -> Iterator[Trajectory]:
+    return (path for episode in episodes if not episode.failed for path in episode.trajectories)
 
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -181,28 +185,20 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _by_role(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    by_role: dict[str, list[float]] = {}
-    for episode in episodes:
-        for path in episode.trajectories:
-            reward = path.final_reward()
-            if reward is not None and not episode.failed:
-                by_role.setdefault(path.name, []).append(reward)
-    if len(by_role) < 2:
-        return {}
+    rewards = ((path.name, path.final_reward()) for path in _paths(episodes))
+    by_role = grouped((role, reward) for role, reward in rewards if reward is not None)
     metrics: dict[str, float] = {}
-    for role, found in by_role.items():
+    for role, found in by_role.items() if len(by_role) > 1 else ():
         metrics |= _mean(f"{name}/{role}", found) | _spread(f"{name}/{role}", found)
     return metrics
 
 
 def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return reward, accuracy and share of the episodes of each source, if there are several."""
-    by_source: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        if (source := episode.info.get(SOURCE_KEY)) is not None:
-            by_source.setdefault(source, []).append(episode)
     metrics: dict[str, float] = {}
-    for source, found in by_source.items():
+    for source, found in grouped((episode.info.get(SOURCE_KEY), episode) for episode in episodes).items():
+        if source is None:
+            continue
         metrics |= _mean(f"source/{source}/reward", rewards_of(found))
         metrics |= _mean(f"source/{source}/accuracy", _verdicts(found))
         metrics[f"source/{source}/share"] = len(found) / len(episodes)
@@ -211,19 +207,14 @@ def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def success_rates(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return the share of right rollouts of each task; rollouts that failed or were not scored are left out."""
-    by_task: dict[str, list[Episode]] = {}
-    for episode in (episode for episode in episodes if not episode.failed):
-        by_task.setdefault(plain_task_id(episode.task_id), []).append(episode)
+    by_task = grouped((plain_task_id(episode.task_id), episode) for episode in episodes if not episode.failed)
     verdicts = {task_id: _verdicts(found) for task_id, found in by_task.items()}
     return {task_id: fmean(found) for task_id, found in verdicts.items() if found}
 
 
 def _by_part(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the mean of each named part of the rewards, unweighted."""
-    by_part: dict[str, list[float]] = {}
-    for path in (path for episode in episodes if not episode.failed for path in episode.trajectories):
-        for part, value in path.reward_parts.items():
-            by_part.setdefault(part, []).append(value)
+    by_part = grouped(pair for path in _paths(episodes) for pair in path.reward_parts.items())
     return {f"{name}/{part}": fmean(values) for part, values in by_part.items()}
 
 

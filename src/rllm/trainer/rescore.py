@@ -20,7 +20,7 @@ from rllm.evaluation.report import mean_of_known
 from rllm.rewards.reward_types import RewardOutput
 from rllm.rewards.scoring import AnyReward, score, score_group, scores_groups
 from rllm.trainer.episode_records import was_learnable
-from rllm.types import Episode, JSONObject, Trajectory
+from rllm.types import Episode, JSONObject, Trajectory, grouped
 
 Scored: TypeAlias = tuple[Episode, int, Trajectory]
 """A trajectory to score: its episode, its place in that, and itself."""
@@ -126,11 +126,11 @@ def rescore(
 
 def _groups(paths: Iterable[Scored]) -> Iterator[list[Scored]]:
     """Yield the trajectories that are compared with each other, once all of them are in memory."""
-    groups: dict[tuple[object, ...], list[Scored]] = {}
-    for episode, number, path in paths:
-        of_step = episode.info.get("split"), episode.info.get("training_step")
-        groups.setdefault((*of_step, episode.task_id, path.name), []).append((episode, number, path))
-    yield from groups.values()
+
+    def key(episode: Episode, path: Trajectory) -> tuple[object, ...]:
+        return episode.info.get("split"), episode.info.get("training_step"), episode.task_id, path.name
+
+    yield from grouped((key(episode, path), (episode, number, path)) for episode, number, path in paths).values()
 
 
 async def _rescored(unit: Sequence[Scored], reward_fn: AnyReward, timeout_s: float) -> list[Rescored]:

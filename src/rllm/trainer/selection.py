@@ -24,7 +24,7 @@ from rllm.trainer.credit import (
     units_of,
 )
 from rllm.trainer.episode_records import episode_of, filled
-from rllm.types import NOT_TEXT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory, text_of
+from rllm.types import NOT_TEXT_KEY, NUM_SIDE_CALLS_KEY, Episode, StepCredit, Trajectory, grouped, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -213,12 +213,13 @@ class ReplayBuffer:
         if not num_replayed(self._config):
             return
         learned = {credit.session_id for credit in credits if credit.dropped is None}
-        groups: dict[str, list[Episode]] = {}
-        for episode in episodes:
-            # Rollouts that ended well, and of which no filter dropped a part.
-            dropped = {path.info.get(DROPPED_KEY) for path in episode.trajectories}
-            if not episode.failed and dropped <= {None, ZERO_VARIANCE, ALONE}:
-                groups.setdefault(episode.task_id, []).append(episode)
+        # Rollouts that ended well, and of which no filter dropped a part.
+        groups = grouped(
+            (episode.task_id, episode)
+            for episode in episodes
+            if not episode.failed
+            and {path.info.get(DROPPED_KEY) for path in episode.trajectories} <= {None, ZERO_VARIANCE, ALONE}
+        )
         self._groups[step] = [
             group for group in groups.values() if any(episode.session_id in learned for episode in group)
         ]

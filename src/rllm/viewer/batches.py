@@ -18,7 +18,7 @@ from typing import Any
 from rllm._runtime.untrusted import read_json, unpack_zlib
 from rllm.capture.side_calls import side_calls
 from rllm.errors import StoreError
-from rllm.types import JSONMapping, StepCredit, Trace, credits_by_trace
+from rllm.types import JSONMapping, StepCredit, Trace, credits_by_trace, grouped
 from rllm.viewer.charts import Row
 from rllm.viewer.rollouts import Rollout
 
@@ -73,10 +73,7 @@ class FedBatch:
     @cached_property
     def by_trace(self) -> dict[str, list[FedSpan]]:
         """Spans by the call that sampled them."""
-        found: dict[str, list[FedSpan]] = {}
-        for span in self.spans:
-            found.setdefault(span.trace_id, []).append(span)
-        return found
+        return grouped((span.trace_id, span) for span in self.spans)
 
 
 def read_batch(folder: Path, step: int) -> FedBatch | None:

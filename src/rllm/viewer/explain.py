@@ -11,7 +11,7 @@ from rllm.capture.side_calls import side_calls
 from rllm.errors import ConfigError
 from rllm.evaluation.report import mean_of_known
 from rllm.store.base import TraceStore, every_session
-from rllm.types import JSONObject, Message, StepCredit, Trace, credits_by_trace, token_versions
+from rllm.types import JSONObject, Message, StepCredit, Trace, credits_by_trace, grouped, token_versions
 from rllm.viewer.rollouts import Rollout, rollout_of
 
 Fed: TypeAlias = Callable[[int, str], Sequence[Sequence[float]]]
@@ -113,9 +113,7 @@ def _outcome(rollout: Rollout) -> JSONObject:
     error = rollout.error
     if rollout.unreadable:
         error = {"type": "unreadable", "message": "another program wrote the outcome of this rollout", "traceback": ""}
-    rewards: dict[str, list[float | None]] = {}
-    for path in rollout.paths:
-        rewards.setdefault(path.name, []).append(path.reward)
+    rewards = grouped((path.name, path.reward) for path in rollout.paths)
     return {
         "episode_id": _episode_id(rollout),
         "session_id": rollout.session_id,

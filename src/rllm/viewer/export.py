@@ -11,6 +11,7 @@ from pathlib import Path
 from rllm._runtime.files import replace_text
 from rllm.capture import SessionTree
 from rllm.errors import ConfigError
+from rllm.types import grouped
 from rllm.viewer import charts
 from rllm.viewer.charts import Row, is_trained
 from rllm.viewer.graph import Graph, graph_of
@@ -117,7 +118,5 @@ def _spread(rows: Sequence[Row]) -> list[Row]:
 
 
 def _by_task(rollouts: Iterable[Rollout]) -> list[tuple[str, list[Rollout]]]:
-    tasks: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        tasks.setdefault(rollout.task_id, []).append(rollout)
+    tasks = grouped((rollout.task_id, rollout) for rollout in rollouts)
     return [(members[0].task_name, members) for members in tasks.values()]

@@ -39,7 +39,7 @@ from rllm.errors import (
 from rllm.inference.engine import InferenceEngine
 from rllm.registry import did_you_mean
 from rllm.rewards.scoring import is_number
-from rllm.types import Episode, Task, TerminationReason, Trajectory, discounted, is_scored
+from rllm.types import Episode, Task, TerminationReason, Trajectory, discounted, grouped, is_scored
 
 __all__ = ["TerminationEvent", "TerminationReason", "Workflow"]
 
@@ -262,11 +262,8 @@ class Workflow(ABC):
 
     def collect_metrics(self, episode: Episode) -> None:
         """Add `<name>_acc`, the mean reward of each role, unless the episode has it. Override to add others."""
-        by_name: dict[str, list[float]] = {}
-        for trajectory in episode.trajectories:
-            reward = trajectory.final_reward()
-            if reward is not None:
-                by_name.setdefault(trajectory.name, []).append(reward)
+        known = ((path.name, path.final_reward()) for path in episode.trajectories)
+        by_name = grouped((name, reward) for name, reward in known if reward is not None)
         found = {f"{name}_acc": sum(rewards) / len(rewards) for name, rewards in by_name.items()}
         episode.metrics = {**found, **episode.metrics}
 
