@@ -6,7 +6,6 @@ import re
 import pytest
 
 from rllm.demo import tasks
-from rllm.tracking.about import seal
 
 from .conftest import rllm
 
@@ -26,14 +25,6 @@ def test_demo_learns(tmp_path, seed):
     assert {path.name for path in run.iterdir()} >= {"metrics.jsonl", "traces.db", "checkpoints", "config.yaml"}
 
 
-def test_run_keeps_its_seed(work, fails):
-    (work / "run").mkdir()
-    (work / "run" / "config.yaml").write_text("seed: 3\n")
-    seal(work / "run")
-    code, errors = fails("demo", "--resume", "run", "--seed", "4")
-    assert (code, "--seed 4" in errors) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("model", "wrong"),
     [("./nowhere", "there is no such folder"), ("nobody/has-this", "HF_HUB_OFFLINE")],
@@ -43,15 +34,6 @@ def test_unavailable_model_is_rejected(work, fails, monkeypatch, model, wrong):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, errors = fails("demo", "--model", model)
     assert (code, model in errors, wrong in errors) == (2, True, True)
-
-
-def test_run_keeps_its_model(work, fails):
-    (work / "run").mkdir()
-    (work / "run" / "config.yaml").write_text("seed: 0\n")
-    (work / "run" / "begun_as.yaml").write_text("command: demo\nmodel: one\n")
-    seal(work / "run")
-    code, errors = fails("demo", "--resume", "run", "--model", "other")
-    assert (code, "--model other" in errors) == (2, True)
 
 
 def test_sums_have_correct_answers():
