@@ -1,4 +1,4 @@
-"""Run `rllm gateway` as a subprocess, so that an agent can be tried and recorded outside of training.
+"""Run a gateway, so that an agent can be tried and recorded outside of training.
 
 manager = ProxyManager(proxy_port=4000)
 manager.start_proxy_subprocess(config, db_path="traces.db")
@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import sys
-import tempfile
-import time
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,21 +19,22 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from rllm.errors import ConfigError, RLLMError
-from rllm.inference.servers.vllm_server import ServerProcess
+from rllm.gateway.config import GatewayConfig
+from rllm.gateway.server import GatewayServer
+from rllm.gateway.upstream import HTTPUpstream
 from rllm.sdk.variables import operators_keys
+from rllm.store import open_store
 from rllm.types import JSONMapping
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _PROVIDER = re.compile(r"^(?:openai|hosted_vllm)/")
 """Prefix of LiteLLM's model names that means an OpenAI-compatible server, and that this server does not know."""
 
-_START_TIMEOUT_S = 60.0
-_LISTENS = re.compile(r"^rllm gateway listens on (http://\S+)\n", re.MULTILINE)
 _SHAPE = '{"model_list": [{"model_name": ..., "litellm_params": {"model": ..., "api_base": ..., "api_key": ...}}]}'
 
 
 class ProxyManager:
-    """Gateway in a process of its own, which ends with this process, or when the manager is garbage-collected."""
+    """Gateway in a thread, which ends with this process, or when the manager is garbage-collected."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class ProxyManager:
         self.proxy_host = proxy_host
         self.proxy_port = proxy_port
         self._url = f"http://{proxy_host}:{proxy_port}"
-        self._gateway: ServerProcess | None = None
+        self._running: ExitStack | None = None
 
     def start_proxy_subprocess(
         self,
@@ -70,6 +68,8 @@ class ProxyManager:
     ) -> None:
         """Start the gateway in front of the server that `config` names, and return once it answers.
 
+        It is a thread of this process, whatever the name of the method says.
+
         Args:
             config: as for LiteLLM's proxy, with models of one OpenAI-compatible server. Without `api_base` that is
                 OpenAI's own, with the key in OPENAI_API_KEY unless one is given.
@@ -81,35 +81,28 @@ class ProxyManager:
 
         Raises:
             ConfigError: if the config names no server, or several.
-            RLLMError: if a gateway runs already, ends early (its last output is in the message), or does not answer.
+            RLLMError: if a gateway runs already, or does not start.
         """
-        if self._gateway is not None and self._gateway.exit_code is None:
+        if self._running is not None:
             raise RLLMError(f"the proxy runs already at {self._url}: call shutdown_proxy() first")
         upstream = _Upstream.of_config(config)
         asks_for_ids = not upstream.is_openai if add_return_token_ids is None else add_return_token_ids
+        keys = operators_keys()
+        server = HTTPUpstream(
+            upstream.url,
+            api_key=upstream.api_key or keys.get("RLLM_UPSTREAM_API_KEY"),
+            model=upstream.model,
+            kind="vllm" if asks_for_ids else "openai",
+        )
+        listens = GatewayConfig(host=self.proxy_host, port=self.proxy_port, api_key=keys.get("RLLM_GATEWAY_API_KEY"))
         default = Path(os.environ.get("RLLM_HOME") or "~/.rllm", "traces.db")
-        options = {
-            "--upstream": upstream.url,
-            "--upstream-kind": "vllm" if asks_for_ids else "openai",
-            "--store": f"sqlite:///{Path(db_path or default).expanduser().absolute()}",
-            "--host": self.proxy_host,
-            "--port": str(self.proxy_port),
-        }
-        if upstream.model is not None:
-            options["--model"] = upstream.model
-        command = [sys.executable, "-m", "rllm", "gateway", *(word for option in options.items() for word in option)]
-        # The key goes through the environment, because everybody on the machine can read command lines.
-        key = {} if upstream.api_key is None else {"RLLM_UPSTREAM_API_KEY": upstream.api_key}
-        env = {**os.environ, **operators_keys(), **key}
-        folder = Path(tempfile.mkdtemp(prefix="rllm-proxy-"))
-        # In a context without a session, which would take operators' keys away.
-        self._gateway = Context().run(ServerProcess, command, env, folder / "gateway.log", scratch=folder)
-        weakref.finalize(self, _end, self._gateway)
-        try:
-            self._url = _url_of(self._gateway)
-        except BaseException:
-            self.shutdown_proxy()
-            raise
+        with ExitStack() as stack:
+            store = stack.enter_context(open_store(str(Path(db_path or default).expanduser().absolute())))
+            gateway = GatewayServer(store, server, listens)
+            Context().run(stack.enter_context, gateway)  # outside of any session, to which its calls do not belong
+            self._url = gateway.url
+            self._running = stack.pop_all()
+        weakref.finalize(self, self._running.close)
 
     def get_proxy_url(self, include_v1: bool = True) -> str:
         """Return the gateway's URL. A port of 0 becomes the real one once it has started."""
@@ -121,9 +114,9 @@ class ProxyManager:
 
     def shutdown_proxy(self) -> None:
         """End the gateway; calls in flight are finished first, within its shutdown time. Repeatable."""
-        if self._gateway is not None:
-            _end(self._gateway)
-            self._gateway = None
+        if self._running is not None:
+            self._running.close()
+            self._running = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,21 +181,3 @@ def _resolved(value: str | None) -> str | None:
     if name not in os.environ:
         raise ConfigError(f"proxy config {value!r}: the environment variable {name} is not set")
     return os.environ[name]
-
-
-def _url_of(gateway: ServerProcess) -> str:
-    """Return the URL that a gateway logs: another server may already answer at the requested address."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        exit_code, output = gateway.exit_code, gateway.log.read_text(errors="replace")
-        if found := _LISTENS.search(output):
-            return found[1]
-        if exit_code is not None:
-            raise RLLMError(f"the proxy ended with exit code {exit_code}; its last output:\n{output[-4000:]}")
-        time.sleep(0.02)
-    raise RLLMError(f"the proxy did not start within {_START_TIMEOUT_S:g} s; its last output:\n{output[-4000:]}")
-
-
-def _end(gateway: ServerProcess) -> None:
-    gateway.stop()
-    shutil.rmtree(gateway.log.parent, ignore_errors=True)
