@@ -68,7 +68,7 @@ class ProxyManager:
     ) -> None:
         """Start the gateway in front of the server that `config` names, and return once it answers.
 
-        It is a thread of this process, whatever the name of the method says.
+        It runs in a thread of this process, and not in a subprocess.
 
         Args:
             config: as for LiteLLM's proxy, with models of one OpenAI-compatible server. Without `api_base` that is
