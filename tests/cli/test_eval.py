@@ -26,6 +26,7 @@ from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
 from .conftest import as_a_program, here
+from .test_without_extras import BARE
 
 AGENT = """
 from openai import OpenAI
@@ -192,9 +193,10 @@ def test_invalid_environment_is_rejected_before_loading_a_model(work, fails, com
 
 
 def started(server, *more, held, cwd):
-    """A running evaluation that waits for the held question, after the others are done."""
+    """A running evaluation that waits for the held question, after the others are done; it needs no torch."""
     server.engine.held = held
-    command = [sys.executable, "-m", "rllm", *arguments(server, "--out", "out", "--max-concurrent", "1", *more)]
+    program = BARE + "from rllm.__main__ import main; main()"
+    command = [sys.executable, "-c", program, *arguments(server, "--out", "out", "--max-concurrent", "1", *more)]
     process = subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if line.startswith("1/2"):

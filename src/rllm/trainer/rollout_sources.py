@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rllm.agents.agent import BaseAgent
-from rllm.algorithms.base import Algorithm
-from rllm.backends.base import TrainingBackend
 from rllm.config.schema import RolloutConfig
 from rllm.data.dataset import Dataset
 from rllm.engine.agent_execution_engine import AgentExecutionEngine, check_agent, check_agent_and_env
@@ -30,11 +28,15 @@ from rllm.errors import ConfigError, RolloutError
 from rllm.inference.engine import InferenceEngine
 from rllm.rewards.scoring import AnyReward, reward_function_of, without_address
 from rllm.store.base import TraceStore
-from rllm.trainer.credit import Roles
-from rllm.trainer.metrics import EpisodeMetrics, RolloutMetrics
 from rllm.types import JSONMapping, JSONObject
 from rllm.workflows.environment import BlockingCalls, environment_of
 from rllm.workflows.workflow import Workflow
+
+if TYPE_CHECKING:  # torch takes seconds to import, and an evaluation against a server does not need it
+    from rllm.algorithms.base import Algorithm
+    from rllm.backends.base import TrainingBackend
+    from rllm.trainer.credit import Roles
+    from rllm.trainer.metrics import EpisodeMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,8 @@ class RolloutSource(ABC):
 
     def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
         """Return the metrics of these episodes."""
+        from rllm.trainer.metrics import RolloutMetrics
+
         return RolloutMetrics(needs_rewards=algorithm.needs_rewards)
 
 
