@@ -15,9 +15,8 @@ from rllm.testing.scripted_server import ScriptedServer
 from ..ports import free_port
 
 
-def run(*arguments, timeout=60):
-    command = [sys.executable, "-m", "rllm", "gateway", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+LIGHT = "import sys; sys.modules.update(openai=None, torch=None); from rllm.__main__ import main; main()"
+"""The command, which must start without these: they take seconds to import."""
 
 
 def test_gateway_prints_its_address_serves_and_stops_on_a_signal(tmp_path):
@@ -33,7 +32,7 @@ def test_gateway_prints_its_address_serves_and_stops_on_a_signal(tmp_path):
             "--model",
             "big",
         ]
-        command = [sys.executable, "-m", "rllm", "gateway", *arguments]
+        command = [sys.executable, "-c", LIGHT, "gateway", *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             greeting = [process.stdout.readline() for _ in range(6)]
             url = re.search(r"http://\S+", greeting[0]).group()
@@ -51,19 +50,6 @@ def test_gateway_prints_its_address_serves_and_stops_on_a_signal(tmp_path):
         assert errors == ""
 
 
-def test_unreachable_upstream_is_only_a_warning(tmp_path):
-    arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", "0"]
-    command = [sys.executable, "-m", "rllm", "gateway", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        url = re.search(r"http://\S+", process.stdout.readline()).group()
-        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
-        assert process.returncode == 0
-    assert errors.startswith("upstream http://127.0.0.1:9/v1 is down, and gets no calls until it answers: ")
-    assert (output + errors).count("see whether the inference server is running") == 1
-
-
 def test_upstream_that_does_not_list_models_is_a_warning(tmp_path):
     with ScriptedServer(ScriptedEngine(["hello"])) as upstream:
         arguments = ["--upstream", f"{upstream.base_url}/nothing", "--store", str(tmp_path / "t.db"), "--port", "0"]
@@ -75,17 +61,20 @@ def test_upstream_that_does_not_list_models_is_a_warning(tmp_path):
     assert lines[6].startswith(f"  WARNING    {upstream.base_url}/nothing")
 
 
-def test_output_to_closed_pipe_is_ignored(tmp_path):
-    port = str(free_port())
-    arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", port]
+def test_unreachable_upstream_and_closed_pipe_are_tolerated(tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    arguments = ["--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{tmp_path / 't.db'}", "--port", url[17:]]
     command = [sys.executable, "-m", "rllm", "gateway", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # as `| head` does
-        wait_until_listening(process, f"http://127.0.0.1:{port}")
-        process.send_signal(signal.SIGTERM)
+        wait_until_listening(process, url)
+        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
+        process.send_signal(signal.SIGINT)
         errors = process.stderr.read()
     assert process.returncode == 0
-    assert b"BrokenPipe" not in errors
+    assert errors.startswith("upstream http://127.0.0.1:9/v1 is down, and gets no calls until it answers: ")
+    assert errors.count("see whether the inference server is running") == 1
+    assert errors.count("\n") == 1  # nothing about the pipe
 
 
 def wait_until_listening(process, url):
@@ -99,14 +88,15 @@ def wait_until_listening(process, url):
             time.sleep(0.05)
 
 
-def test_port_in_use_error_names_the_remedy(tmp_path):
+def test_port_in_use_error_names_the_remedy(fails, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        ended = run("--upstream", "http://127.0.0.1:9", "--port", port, "--store", f"sqlite:///{tmp_path / 't.db'}")
-    assert ended.returncode == 2
-    assert f"port={port}" in ended.stderr
-    assert "choose another port" in ended.stderr
-    assert "Traceback" not in ended.stderr
+        given = ["--upstream", "http://127.0.0.1:9", "--port", port, "--store", f"sqlite:///{tmp_path / 't.db'}"]
+        code, errors = fails("gateway", *given)
+    assert code == 2
+    assert f"port={port}" in errors
+    assert "choose another port" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(
@@ -151,18 +141,6 @@ def test_several_upstreams_form_a_pool(tmp_path):
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=60)
     assert errors.startswith("upstream http://127.0.0.1:9/v1 is down")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [],
-)
-def test_invalid_hooks_are_rejected_before_startup(fails, tmp_path, arguments, problem):
-    database = tmp_path / "traces.db"
-    code, errors = fails("gateway", "--upstream", "http://127.0.0.1:9", "--store", f"sqlite:///{database}", *arguments)
-    assert code == 2
-    assert problem in errors
-    assert not database.exists()
 
 
 def test_second_ctrl_c_cancels_calls_in_flight(tmp_path):

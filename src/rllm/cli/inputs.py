@@ -21,10 +21,10 @@ from rllm.errors import ConfigError, InferenceError, concerning
 from rllm.gateway.upstream import EngineUpstream, HTTPUpstream, Upstream, UpstreamKind
 from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine
-from rllm.inference.openai_engine import OpenAIEngine
 from rllm.registry import did_you_mean, load_function
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # openai takes a second to import, and `rllm gateway` does not need it
+    from rllm.inference.openai_engine import OpenAIEngine
     from rllm.trainer.config import TrainConfig
 
 
@@ -316,6 +316,8 @@ def served(
 
     With its `tokenizer`, later turns continue from exactly the sampled tokens.
     """
+    from rllm.inference.openai_engine import OpenAIEngine
+
     found = asyncio.run(_models(HTTPUpstream(base_url, api_key=api_key, read_timeout_s=_CHECK_TIMEOUT_S), model))
     if model is None and len(found) != 1:
         raise ConfigError(
@@ -330,6 +332,8 @@ def served(
 
 def no_model() -> ModelSource:
     """Return the source for agents that call no model; a call would fail, since nothing listens at its address."""
+    from rllm.inference.openai_engine import OpenAIEngine
+
     nowhere = "http://127.0.0.1:1/v1"
     server = OpenAIEngine("none", base_url=nowhere, api_key=None)
     return ModelSource(name="no model", identity={}, upstream=nullcontext(HTTPUpstream(nowhere)), server=server)

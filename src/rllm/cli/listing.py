@@ -13,7 +13,6 @@ import typer
 
 from rllm.cli import terminal
 from rllm.cli.options import OnlyJson
-from rllm.environments.named import SCHEMES, names_of
 from rllm.errors import ConfigError
 from rllm.registry import did_you_mean
 from rllm.sandbox.base import backend_names, open_backend
@@ -37,6 +36,8 @@ def list_names(
         raise ConfigError(f"rllm list {kind}: there is no such list; {hint}")
     if scheme is not None and kind != "envs":
         raise ConfigError(f"rllm list {kind} {scheme}: only envs have further names; leave {scheme} out")
+    from rllm.environments.named import names_of
+
     rows = list(_KINDS[kind]()) if scheme is None else [{"name": name} for name in names_of(scheme)]
     if as_json:
         terminal.print_json({kind: rows})
@@ -90,6 +91,8 @@ def _benchmarks() -> Iterator[JSONObject]:
 
 
 def _envs() -> Iterator[JSONObject]:
+    from rllm.environments.named import SCHEMES
+
     for name, scheme in SCHEMES.items():
         extra = f"rllm[{scheme.extra}]" if scheme.extra else ""
         yield {"scheme": name, "extra": extra, "installed": scheme.installed, "about": scheme.about}
