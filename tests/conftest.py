@@ -1,7 +1,8 @@
 """Environment of every test, wherever the suite is started.
 
 One thread for each process's tensors: tiny models gain nothing from more, and on a busy machine they lose a lot.
-Properties are tried on the same examples in each run, which may take as long as they like; `RLLM_EXAMPLES` is their number.
+Properties are tried on the same few examples in each run, which may take as long as they like; `make test-fuzz` tries more,
+`RLLM_EXAMPLES` of them.
 Bytecode is kept in any environment: hundreds of processes are started, and each would compile rllm again.
 One dummy certificate is trusted: a client reads all trusted ones, for longer than most tests take, and each test has
 its own client.
@@ -32,7 +33,7 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("RLLM_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("RLLM_EXAMPLES", "10")),
 )
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Llama4TextConfig, Llama4TextModel
@@ -122,7 +122,6 @@ def test_tree_and_separate_sequences_agree_in_float64(
     assert_same(shared_gradients, apart_gradients, 1e-10)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     sequences=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=9), min_size=1, max_size=7),
     min_saved=st.sampled_from([1, 4]),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.flex_attention
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
@@ -44,7 +44,6 @@ def exact_model(make_model: Make) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
 @given(SEQUENCES, st.sampled_from([1, 4, 1000]))
 def test_any_tree_has_the_states_of_its_sequences(exact_model: Any, sequences: list[list[int]], min_saved: int) -> None:
     tree = build_tree(sequences, min_saved=min_saved)

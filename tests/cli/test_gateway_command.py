@@ -14,7 +14,6 @@ from rllm.testing.scripted_server import ScriptedServer
 
 from ..ports import free_port
 
-
 LIGHT = "import sys; sys.modules.update(openai=None, torch=None); from rllm.__main__ import main; main()"
 """The command, which must start without these: they take seconds to import."""
 

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rllm.environments.frozenlake.frozenlake import FrozenLakeEnv
 
@@ -73,7 +73,6 @@ def test_slippery_ice_changes_moves_and_not_the_map():
 
 
 @given(seed=st.integers(), size=st.integers(2, 6), p=st.floats(0, 1), max_steps=st.integers(1, 12))
-@settings(max_examples=50, deadline=None)
 def test_every_map_is_solvable_in_time(seed: int, size: int, p: float, max_steps: int):
     env = GridWorldEnv(seed=seed, size=size, p=p, max_steps=max_steps)
     moves = num_moves(env.grid, at_most=max_steps)

@@ -48,9 +48,7 @@ def places_of_answers(messages: list[Message]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(messages=conversations(), garble=st.lists(st.integers(40, 200), min_size=1, max_size=6))
 def test_conversation_is_one_append_only_sequence(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message], garble: list[int]
@@ -142,9 +140,7 @@ def test_template_that_counts_messages_renders_all_of_them(
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(messages=conversations())
 def test_plain_answer_is_followed_by_append_only_text(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]
@@ -159,9 +155,7 @@ def test_plain_answer_is_followed_by_append_only_text(
 
 
 @pytest.mark.parametrize("family", ["llama3", "mistral", "phi", "harmony"])
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(messages=conversations())
 def test_append_only_template_renders_the_same(
     parser_of: Callable[..., ChatTemplateParser], family: str, messages: list[Message]

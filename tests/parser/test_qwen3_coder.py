@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.agents.tool_agent import ToolAgent
@@ -147,7 +147,6 @@ def test_markup_inside_a_value_belongs_to_it(inside: str) -> None:
 PIECES = "<tool_call> </tool_call> <function=f> </function> <parameter=x> </parameter> \n".split(" ")
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=16).map("".join))
 def test_any_text_is_parsed_without_loss(text: str) -> None:
     parser = tool_parser("qwen3_coder")
@@ -168,7 +167,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=20, deadline=None)
 @given(text=st.text(max_size=8), count=st.integers(), deep=st.booleans(), items=st.lists(VALUES, max_size=2))
 def test_calls_rendered_by_a_template_are_parsed_unchanged(
     parser_of: Callable[..., ChatTemplateParser], text: str, count: int, deep: bool, items: list[Any]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.parser.answer import visible
@@ -370,7 +370,6 @@ def is_subsequence(part: str, whole: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES + TAGGED + LITERALS)
-@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_text_is_parsed_without_error_or_loss(name: str, data: Any) -> None:
     text = data.draw(texts(name))
@@ -432,7 +431,6 @@ MARKUP = [
 
 
 @pytest.mark.parametrize("name", [*NAMES, "mistral, named", "deepseek_r1, bare"])
-@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any) -> None:
     pieces = st.lists(st.one_of(st.sampled_from(MARKUP + COMMON), st.text(max_size=3)), max_size=5).map("".join)
@@ -443,7 +441,6 @@ def test_markup_inside_the_strings_of_arguments_is_content(name: str, data: Any)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_well_formed_calls_within_text_are_all_found(name: str, data: Any) -> None:
     listed = "%s".join(calls_text(name, [("f", "{}")]).rsplit("{}", 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import RewardError
@@ -357,7 +357,6 @@ def test_workers_survive_in_a_large_parent_process() -> None:
     worker.end()
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.text(alphabet=r"\{}0123456789./,-+%$^ frac", max_size=40))
 def test_every_expression_equals_itself(answer: str) -> None:
     assert _quickly_equal(answer, answer) is True
@@ -468,7 +467,6 @@ _integers = st.integers(-(10**30), 10**30)
 _positive = st.integers(1, 10**30)
 
 
-@settings(deadline=None, max_examples=25)
 @given(_integers, _positive, _positive, st.sampled_from([0, 0, 1, -1]), st.sampled_from(["/", "frac", "worker"]))
 def test_random_rationals_are_compared_as_fractions(
     top: int, bottom: int, factor: int, change: int, spelling: str
@@ -478,7 +476,6 @@ def test_random_rationals_are_compared_as_fractions(
     assert reward_of(spell.format(*one), spell.format(*other)) == float(Fraction(*one) == Fraction(*other))
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.integers(-(10**12), 10**12), st.integers(0, 12))
 def test_terminating_decimal_equals_its_fraction(digits: int, places: int) -> None:
     exact = Fraction(digits, 10**places)

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.errors import RewardError
@@ -137,7 +137,6 @@ def test_pure_f1_has_no_threshold_and_uses_the_whole_text() -> None:
 WORDS = st.text(alphabet="ab the-.,35+é", max_size=12)
 
 
-@settings(deadline=None, max_examples=30)
 @given(WORDS, WORDS)
 def test_f1_is_symmetric_and_a_fraction(left: str, right: str) -> None:
     assert f1_score(left, right) == f1_score(right, left)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -169,7 +169,6 @@ TURNS = st.one_of(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(TURNS, min_size=1, max_size=5), st.booleans())
 def test_earlier_messages_keep_their_tokens(template: ChatTemplate, messages: list[Message], with_tools: bool) -> None:
     tools = TOOLS if with_tools else None

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rllm.gateway.dialects import DIALECTS
@@ -44,7 +44,6 @@ ANSWER = {
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.wire.name)
-@settings(max_examples=40, deadline=None)
 @example({**HI, "toolConfig": {"functionCallingConfig": {"mode": ["ANY"]}}})
 @given(st.one_of(requests, requests.map(lambda request: {**HI, **request})))
 def test_any_json_is_translated_or_rejected(dialect, request):

@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.gateway.dialects import messages, responses, responses_input
@@ -61,7 +61,6 @@ def _with_parsed_arguments(value):
     return value
 
 
-@settings(max_examples=60, deadline=None)
 @given(conversations)
 def test_message_round_trip_is_lossless(conversation):
     system, first, made = conversation
@@ -80,7 +79,6 @@ def test_message_round_trip_is_lossless(conversation):
     assert meant(chat["messages"]) == meant(chat_of(system, first, made))
 
 
-@settings(max_examples=60, deadline=None)
 @given(conversations)
 def test_response_round_trip_keeps_the_spelling_of_arguments(conversation):
     system, first, made = conversation

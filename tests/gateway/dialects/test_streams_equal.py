@@ -1,7 +1,7 @@
 """A streamed answer gives the client exactly the content of an unstreamed one, in pieces of any size."""
 
 import orjson
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rllm.capture import ChatStream, SSEDecoder
@@ -106,7 +106,6 @@ def message_of(events):
     return message
 
 
-@settings(max_examples=60, deadline=None)
 @given(streams())
 def test_streamed_message_equals_the_whole_message(batches):
     events, response = streamed(MessagesStreamEncoder({}), batches, "msg_1")
@@ -145,7 +144,6 @@ def response_of(events):
     return [ended[at] for at in range(len(items))]
 
 
-@settings(max_examples=60, deadline=None)
 @given(streams())
 def test_streamed_response_equals_the_whole_response(batches):
     asked = {"tools": [{"type": "custom", "name": "patch"}, {"type": "function", "name": "add"}]}
@@ -161,7 +159,6 @@ def without_status(item):
     return {name: value for name, value in item.items() if name != "status"}
 
 
-@settings(max_examples=40, deadline=None)
 @given(streams())
 def test_streamed_completion_equals_the_whole_completion(batches):
     asked = {"prompt": "p", "stream_options": {"include_usage": True}}
