@@ -10,7 +10,7 @@ VERL_FOLDER := .verl$(VERL:%=-%)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(VERSIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-part-1 test-part-2 test-part-3 test-part-4 test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-openenv test-verifiers test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
+.PHONY: help demo docs test test-docs test-newest release-check test-slow test-sandbox test-examples test-learning test-models test-pretrained test-references test-games test-openenv test-verifiers test-postgres test-clients test-litellm test-trackers test-vllm test-sglang test-verl test-fuzz test-kills test-accelerator test-frameworks test-viewer nightly check house audit format benchmarks clean
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,21 +34,9 @@ $(VENV)/.dev: $(VENV)/.train
 demo: $(VENV)/.train  ## Train a tiny agent on this machine: a few minutes, no network.
 	$(BIN)/rllm demo $(MODEL:%=--model %)
 
-# Parts of the fast suite that take about as long, each in one process: a tenth of the time is importing torch and the tests,
-# which every worker of pytest-xdist does for all of them. More parts than two cores can run: a test often waits.
-PART_1 := $(addprefix tests/,capture engine gateway store tools)
-PART_2 := $(addprefix tests/,algorithms backends inference parser rewards)
-PART_3 := $(addprefix tests/,sdk security trainer)
-
-test: $(VENV)/.dev  ## The fast test suite: about three minutes.
-	@$(MAKE) --no-print-directory -j 4 test-part-1 test-part-2 test-part-3 test-part-4
-
-test-part-1 test-part-2 test-part-3: test-part-%:
-	$(BIN)/pytest $(PART_$*)
-
 # `make check` runs tests/test_language.py.
-test-part-4:
-	$(BIN)/pytest $(addprefix --ignore=,$(PART_1) $(PART_2) $(PART_3) tests/test_language.py)
+test: $(VENV)/.dev  ## The fast test suite: about three minutes.
+	$(BIN)/python tests/side_by_side.py
 
 # What one gets who installs without constraints.txt; but torch's newest build may be one of several gigabytes for GPUs.
 test-newest:  ## The fast test suite with the newest version of each dependency, in an environment of its own.
