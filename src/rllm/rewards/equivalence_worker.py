@@ -10,7 +10,6 @@ it would take all numbers for equal that differ by less than 1e-15, such as `1/2
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -110,26 +109,42 @@ def _are_same(gold: Expr | MatrixBase, answer: Expr | MatrixBase) -> bool:
     """Return whether two expressions are equal, elementwise for matrices.
 
     Raises:
-        Undecided: if they are numbers that agree in all digits computed, and no proof of equality was found.
+        Undecided: if they agree in all digits computed, and no proof of equality was found.
     """
-    from sympy import Integral, Limit, MatrixBase, Product, Sum
+    from sympy import MatrixBase, expand_trig, simplify, sin
 
     if isinstance(gold, MatrixBase) or isinstance(answer, MatrixBase):
         one, other = gold.doit(), answer.doit()
         return bool(one.shape == other.shape and all(map(_are_same, one.flat(), other.flat())))
     one, other = map(_exactly, (gold, answer))
     is_decimal = _is_decimal(gold) or _is_decimal(answer)
-    is_plain = one.is_number and other.is_number and not (one - other).has(Integral, Limit, Product, Sum)
-    if is_plain and not is_decimal and _differ(one - other):
+    if not is_decimal and _differ(one, other):
         return False  # before anything huge, such as 9^{9^9}, is written out
     one, other = one.doit(), other.doit()
     if one == other:
         return True
     if one.is_finite is False or other.is_finite is False:
         return False
-    if not (one.is_number and other.is_number):
-        return _is_zero_formula(one - other)
-    return _agree(one, other) if is_decimal else _is_zero(one - other)
+    if is_decimal and one.is_extended_real and other.is_extended_real:
+        return _agree(one, other)
+    difference = simplify(one - other)
+    equal = difference.equals(0)
+    if equal is None and difference.is_number:
+        # Of arcs; close to 0, a sine of 0 is a proof.
+        if abs(difference.evalf()) > 1 or simplify(expand_trig(sin(difference))) != 0:
+            raise Undecided
+        return True
+    return bool(equal)
+
+
+def _differ(one: Expr, other: Expr) -> bool:
+    """Return whether two numbers differ in a digit that is certain; `False` proves nothing."""
+    from sympy import Integral, Limit, Product, Sum
+
+    if not (one.is_number and other.is_number) or (one - other).has(Integral, Limit, Product, Sum):
+        return False
+    parts = (one - other).evalf(15, maxn=MAX_DIGITS).as_real_imag()
+    return any(part.is_Float and part._prec > 1 and part != 0 for part in parts)
 
 
 def _exactly(expr: Expr) -> Expr:
@@ -165,65 +180,11 @@ def _agree(gold: Expr, answer: Expr) -> bool:
     """
     from sympy import Rational
 
-    if not (gold.is_extended_real and answer.is_extended_real):
-        return _is_zero(gold - answer)
     exact = [value if value.is_Rational else Rational(value.evalf(MAX_DIGITS)) for value in (gold, answer)]
     one, other = (Fraction(int(value.p), int(value.q)) for value in exact)
     if max(abs(one), abs(other)) < _SMALL:
         return abs(one - other) <= abs(one) * _CLOSE
     return round(one, _PLACES) == round(other, _PLACES)
-
-
-def _differ(difference: Expr, max_digits: int = MAX_DIGITS) -> bool:
-    """Return whether a difference of numbers has a digit that is not 0 and certain; `False` proves nothing."""
-    if difference.is_Rational:
-        return bool(difference != 0)
-    parts = difference.evalf(15, maxn=max_digits).as_real_imag()
-    return any(part.is_Float and part._prec > 1 and part != 0 for part in parts)
-
-
-def _is_zero(difference: Expr) -> bool:
-    """Return whether a difference of numbers is 0, which has to be proven where no digit of it can be found.
-
-    Raises:
-        Undecided: if it could not be proven.
-    """
-    from sympy import Symbol, exp, expand_trig, minimal_polynomial, simplify, sin
-
-    x = Symbol("x")
-    if _differ(difference):
-        return False
-    difference = simplify(difference)
-    if difference.is_Rational:
-        return bool(difference == 0)
-    proofs: tuple[Callable[[], bool], ...] = (
-        lambda: minimal_polynomial(difference, x) == x,
-        lambda: simplify(exp(difference)) == 1,  # of logarithms; it is close to 0, so that this proves it
-        lambda: simplify(expand_trig(sin(difference))) == 0,  # of arcs
-    )
-    for proof in proofs:
-        with contextlib.suppress(Exception):  # NotAlgebraic, NotImplementedError, and others of SymPy's own
-            if proof():
-                return True
-    raise Undecided
-
-
-def _is_zero_formula(difference: Expr) -> bool:
-    """Return whether a formula with variables is proven to be 0."""
-    from sympy import Poly, PolynomialError, Rational, fraction, ordered, simplify, together
-
-    symbols = list(ordered(difference.free_symbols))
-    point = {symbol: Rational(12 + 7 * index, 11) for index, symbol in enumerate(symbols)}
-    with contextlib.suppress(Exception):  # where it is not defined
-        somewhere = difference.subs(point)
-        if somewhere.is_number and somewhere.is_finite and _differ(somewhere, 50):
-            return False
-    if simplify(difference) == 0:
-        return True
-    try:
-        return all(map(_is_zero, Poly(fraction(together(difference))[0], *symbols).coeffs()))
-    except PolynomialError:
-        return False
 
 
 def _resident_bytes() -> int:
