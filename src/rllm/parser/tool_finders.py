@@ -11,16 +11,13 @@ from dataclasses import dataclass
 
 from rllm.parser.tool_json import (
     Schemas,
-    all_or_none,
     arguments_json,
     call_of_object,
-    call_with_arguments,
     end_of_space,
     gemma_object,
     is_object,
     new_call,
     object_end,
-    objects,
     python_arguments,
     skip_space,
 )
@@ -43,23 +40,6 @@ def _find(text: str, token: str, position: int) -> int:
     """Return the position of the next token, or the end of the text."""
     found = text.find(token, position)
     return len(text) if found < 0 else found
-
-
-def tagged_objects(text: str, _: Schemas, *, opening: re.Pattern[str], closing: str) -> Iterator[Piece]:
-    """Find JSON objects of a name and arguments between tags.
-
-    A closing tag may be missing at the very end, where the model stopped right after the object.
-    """
-    position = 0
-    while opened := opening.search(text, position):
-        call, end = None, object_end(text, opened.end())
-        if end is not None and (end == len(text) or text.startswith(closing, end)):
-            call = call_of_object(text[opened.end() : end])
-        else:
-            end = _find(text, closing, opened.end())
-        position = end + len(closing)
-        if call is not None:
-            yield Piece(opened.start(), position, [call])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,61 +166,22 @@ def next_gemma_call(text: str, position: int, _: int, __: Schemas) -> tuple[JSON
     return (new_call(head[1], found[0]), found[1]) if head and found else (None, position)
 
 
-PYTHON = "<|python_tag|>"
-
-
-def llama3(text: str, _: Schemas) -> Iterator[Piece]:
-    """Find JSON objects, with `;` between them, that are the whole answer or that follow a tag.
-
-    An answer that happens to be a JSON object is a call only if it has a name and parameters. What follows a tag is
-    either calls from end to end or content: half of it is never run.
-    """
-    start = position = 0
-    while True:
-        calls: list[JSONObject] = []
-        items, end = objects(text, position, ";")
-        if items and (end == len(text) or text.startswith(PYTHON, end)):
-            calls = all_or_none([call_with_arguments(item) for item in items])
-        else:
-            end = _find(text, PYTHON, position)
-        if calls:
-            yield Piece(start, end, calls)
-        if end == len(text):
-            return
-        start, position = end, end + len(PYTHON)
-
-
-TOOL_CALLS = "[TOOL_CALLS]"
+PYTHON, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|(?=\{))")
+_ITEM = re.compile(r"\s*[\[,]")
 
 
-def mistral(text: str, _: Schemas) -> Iterator[Piece]:
-    """Find a JSON array of calls after each tag, or since 2025 one name and its arguments.
-
-    What follows a tag is either calls from end to end or content.
-    """
-    position = _find(text, TOOL_CALLS, 0)
-    while position < len(text):
-        start = position + len(TOOL_CALLS)
-        calls, end = _mistral_calls(text, start)
-        if end is None or not (end == len(text) or text.startswith(TOOL_CALLS, end)):
-            calls, end = [], _find(text, TOOL_CALLS, start)
-        if calls:
-            yield Piece(position, end, calls)
-        position = end
-
-
-def _mistral_calls(text: str, start: int) -> tuple[list[JSONObject], int | None]:
-    """Return the calls that begin here, if they are well-formed, and their end."""
-    if named := _NAMED.match(text, start):
+def next_mistral_call(text: str, position: int, _: int, __: Schemas) -> tuple[JSONObject | None, int]:
+    """Return the call that begins here, an item of a JSON array or since 2025 a name and its arguments, and its end."""
+    if named := _NAMED.match(text, position):
         end = object_end(text, named.end())
         arguments = text[named.end() : end].strip()
-        return ([new_call(named[1], arguments)] if is_object(arguments) else []), end
-    start = skip_space(text, start)
-    items, end = objects(text, start + 1, ",")
-    if not text.startswith("[", start) or not text.startswith("]", end):
-        return [], None
-    return all_or_none([call_of_object(item) for item in items]), skip_space(text, end + 1)
+        return (new_call(named[1], arguments), end) if end and is_object(arguments) else (None, position)
+    item = _ITEM.match(text, position)
+    end = object_end(text, item.end()) if item else None
+    if item is None or end is None or text[end : end + 1] not in (",", "]"):
+        return None, position
+    return call_of_object(text[item.end() : end]), end + (text[end] == "]")
 
 
 BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

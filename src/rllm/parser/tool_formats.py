@@ -30,14 +30,12 @@ from rllm.parser.tool_finders import (
     deepseek,
     harmony,
     invocations,
-    llama3,
-    mistral,
     muse,
     next_gemma_call,
     next_kimi_call,
+    next_mistral_call,
     next_object,
     next_pythonic_call,
-    tagged_objects,
 )
 from rllm.parser.tool_json import Schemas, call_of_object, call_of_pair, call_with_arguments, schemas_of
 from rllm.types import JSONMapping, JSONObject
@@ -136,7 +134,7 @@ def _json_list(
 # The single newline before a call belongs to its markup (chat templates print it), so that an answer rendered again
 # gives the same text.
 _HERMES = ToolFormat(
-    find=partial(tagged_objects, opening=re.compile(r"\n?<tool_call>"), closing="</tool_call>"),
+    find=Block(opening=re.compile(r"\n?<tool_call>"), closing=re.compile(r"</tool_call>|\Z"), next_call=next_object),
     markers=("\n<tool_call>", "<tool_call>"),
     markup=("<tool_call>", "</tool_call>"),
     example='<tool_call>\n{"name": "NAME", "arguments": {ARGUMENTS}}\n</tool_call>',
@@ -245,7 +243,11 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
     "glm45": _GLM,
     "glm47": _GLM,
     "llama3_json": ToolFormat(
-        find=llama3,
+        find=Block(  # an answer that happens to be a JSON object is a call only if it has a name and parameters
+            opening=re.compile(rf"(?:{re.escape(PYTHON)}|\A)\s*(?=\{{)"),
+            closing=re.compile(rf"\Z|(?={re.escape(PYTHON)})"),
+            next_call=partial(next_object, call_of=call_with_arguments),
+        ),
         markers=(PYTHON,),
         opening_markers=("{",),
         markup=(PYTHON,),
@@ -266,7 +268,11 @@ TOOL_FORMATS: dict[str, ToolFormat] = {  # vLLM's names, where it has the format
     "llama4_pythonic": _PYTHONIC,
     "pythonic": _PYTHONIC,
     "mistral": ToolFormat(
-        find=mistral,
+        find=Block(
+            opening=re.compile(re.escape(TOOL_CALLS)),
+            closing=re.compile(rf"\Z|(?={re.escape(TOOL_CALLS)})"),
+            next_call=next_mistral_call,
+        ),
         markers=(TOOL_CALLS,),
         markup=(TOOL_CALLS, "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
         example='[TOOL_CALLS][{"name": "NAME", "arguments": {ARGUMENTS}}]',

@@ -104,23 +104,6 @@ def object_end(text: str, position: int) -> int | None:
     return skip_space(text, end)
 
 
-def objects(text: str, position: int, separator: str) -> tuple[list[str], int]:
-    """Return the texts of consecutive JSON objects with `separator` between, and their end; none if one is missing."""
-    found: list[str] = []
-    while (end := object_end(text, position)) is not None:
-        found.append(text[position:end].strip(" \t\r\n"))
-        if not text.startswith(separator, end):
-            return found, end
-        position = end + len(separator)
-    return [], position
-
-
-def all_or_none(calls: Sequence[JSONObject | None]) -> list[JSONObject]:
-    """Return the calls, or none if one of them is malformed."""
-    good = [call for call in calls if call is not None]
-    return good if len(good) == len(calls) else []
-
-
 def skip_space(text: str, position: int) -> int:
     """Return the end of the JSON white space that begins here."""
     match = _space.match(text, position)
