@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from rllm.types import JSONMapping, JSONObject
 
 Schemas: TypeAlias = Mapping[str, JSONMapping]
@@ -20,7 +22,7 @@ Schemas: TypeAlias = Mapping[str, JSONMapping]
 
 _scan = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
-_surrogate = re.compile("[\ud800-\udfff]")
+_values = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _beside_arguments = frozenset({"name", "id", "type", "tool_name", "tool_call_id"})
 _object = re.compile(r"\{[ \t\r\n]*[\"}]")
 
@@ -45,7 +47,7 @@ def call_of_object(text: str, name_key: str = "name") -> JSONObject | None:
         arguments = "{}" if spans.keys() <= _beside_arguments else ""
     elif arguments.startswith('"'):
         arguments = str(json.loads(arguments))
-    if not isinstance(name, str) or not name or _surrogate.search(name + arguments) or not is_object(arguments):
+    if not isinstance(name, str) or not name or not is_object(arguments):
         return None
     return new_call(name, arguments)
 
@@ -69,24 +71,10 @@ def is_object(text: str) -> bool:
 
 def object_values(text: str) -> dict[str, str] | None:
     """Return the values of a JSON object, each as its exact source text; `None` if it is not an object."""
-    text = text.strip(" \t\r\n")
-    values: dict[str, str] = {}
     try:
-        separator, position = "{", 0
-        if text[:1] == "{" and text[skip_space(text, 1) :] == "}":
-            return values
-        while text[position] == separator:
-            key, position = _scan(text, skip_space(text, position + 1))
-            position = skip_space(text, position)
-            if not isinstance(key, str) or text[position] != ":":
-                return None
-            start = skip_space(text, position + 1)
-            _, position = _scan(text, start)
-            values[key] = text[start:position]
-            separator, position = ",", skip_space(text, position)
-    except (ValueError, IndexError, RecursionError):
+        return {key: bytes(value).decode() for key, value in _values.decode(text).items()}
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return values if text[position:] == "}" else None
 
 
 def object_end(text: str, position: int) -> int | None:
@@ -145,8 +133,8 @@ def _value_json(text: str, schema: object, root: JSONMapping) -> str:
     bare = _WORDS.get(bare.lower(), bare)
     bare = bare if is_object(f'{{"": {bare}}}') else python_json(bare) or bare
     try:
-        value = json.loads(bare, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        value = msgspec.json.decode(bare)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return _quoted(text)
     # A string is written bare, so quotes are part of it.
     return bare if not isinstance(value, str) and _TYPES.get(type(value), "array") in types else _quoted(text)
@@ -172,10 +160,6 @@ def _types(schema: object, root: JSONMapping, seen: set[int]) -> Iterator[str]:
         for key in reference.removeprefix("#/").split("/"):
             place = place.get(key) if isinstance(place, Mapping) else None
         yield from _types(place, root, seen)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _listed(value: object) -> list[object]:
