@@ -13,8 +13,8 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -162,11 +162,11 @@ class Recipe:
     """Content of a Dockerfile."""
 
     path: Path
-    base: str
+    base: str = ""
     """Image that `FROM` names."""
-    workdir: str | None
-    env: Mapping[str, str]
-    steps: tuple[Copy | Run, ...]
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Copy | Run, ...] = ()
 
 
 def read_dockerfile(folder: Path) -> Recipe:
@@ -175,7 +175,87 @@ def read_dockerfile(folder: Path) -> Recipe:
     Raises:
         SandboxError: naming the line that is not supported, with the remedy.
     """
-    return _Reader(folder).read()
+    path = folder / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SandboxError(f"{path} cannot be read: {error}") from error
+    recipe = Recipe(path=path)
+    for line, instruction, rest in _instructions(text):
+        try:
+            recipe = _with_instruction(recipe, line, instruction, rest)
+        except FileNotFoundError as error:
+            raise SandboxError(f"{path}, line {line}: {error}") from None
+        except ValueError as error:
+            remedy = "sandbox=local builds no image: use sandbox=podman"
+            raise SandboxError(f"{path}, line {line}: {error}; {remedy}") from None
+    if not recipe.base:
+        raise SandboxError(f"{path} has no FROM")
+    return recipe
+
+
+def _with_instruction(recipe: Recipe, line: int, instruction: str, rest: str) -> Recipe:
+    """Return the recipe after one more instruction; raise ValueError if it is not supported."""
+    folder = recipe.workdir or "/"
+    match instruction:
+        case _ if instruction in _WITHOUT_EFFECT or (instruction == "USER" and rest in ("root", "0", "0:0")):
+            return recipe
+        case _ if not rest:
+            raise ValueError(f"{instruction} without arguments")
+        case "FROM" if not recipe.base:
+            return replace(recipe, base=next((word for word in shlex.split(rest) if not word.startswith("--")), ""))
+        case "WORKDIR":
+            folder = str(PurePosixPath(folder, _plain(rest)))
+            made = Run(command=_make(folder), cwd="/", env=recipe.env, line=line)
+            return replace(recipe, workdir=folder, steps=(*recipe.steps, made))
+        case "ENV":
+            return replace(recipe, env={**recipe.env, **_variables(rest)})
+        case "COPY" | "ADD":
+            return replace(recipe, steps=(*recipe.steps, *_copies(recipe.path.parent, rest, folder)))
+        case "RUN":
+            run = Run(command=_command(rest), cwd=folder, env=recipe.env, line=line)
+            return replace(recipe, steps=(*recipe.steps, run))
+    raise ValueError(f"{'a second ' if instruction == 'FROM' else ''}{instruction} {rest} is not supported")
+
+
+def _plain(text: str) -> str:
+    if "$" in text:
+        raise ValueError(f"a variable in {text!r} is not supported")
+    return text.strip()
+
+
+def _variables(rest: str) -> dict[str, str]:
+    words = shlex.split(rest)
+    pairs = [word.partition("=") for word in words]
+    if not all(separator for _, separator, _ in pairs):  # the old form: ENV NAME the value
+        pairs = [(words[0], "=", rest.partition(words[0])[2].strip())]
+    return {name: _plain(value) for name, _, value in pairs}
+
+
+def _copies(folder: Path, rest: str, workdir: str) -> Iterator[Copy]:
+    """Yield what COPY or ADD copies; raise FileNotFoundError if the folder lacks it."""
+    words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+    if len(words) < 2 or any(word.startswith("--") or "://" in word or "<<" in word for word in words):
+        raise ValueError(f"COPY {rest!r} is not supported")
+    *patterns, target = map(_plain, words)
+    into_folder = len(patterns) > 1 or target.endswith(("/", "/.")) or target == "."
+    place = PurePosixPath(workdir, target)
+    for pattern in patterns:
+        inside = pattern.lstrip("/") or "."
+        found = [folder] if inside in (".", "./") else sorted(folder.glob(inside))
+        if not found or any(not path.resolve().is_relative_to(folder.resolve()) for path in found):
+            raise FileNotFoundError(f"the folder has no {pattern!r} to copy")
+        for source in found:
+            yield Copy(source, str(place / source.name if into_folder and source.is_file() else place))
+
+
+def _command(rest: str) -> Command:
+    if rest.startswith("--") or "<<" in rest:
+        raise ValueError("RUN with options or a here-document is not supported")
+    try:
+        return [str(word) for word in json.loads(rest)] if rest.startswith("[") else rest
+    except ValueError:
+        return rest
 
 
 async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -> None:
@@ -198,108 +278,6 @@ async def build(recipe: Recipe, sandbox: Sandbox, *, timeout_s: float = 600.0) -
 
 def _make(folder: str) -> Command:
     return ["mkdir", "-p", folder]
-
-
-class _Reader:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / NAME
-        self.base = ""
-        self.workdir: str | None = None
-        self.env: dict[str, str] = {}
-        self.steps: list[Copy | Run] = []
-        self.line = 0
-        self.readers: dict[str, Callable[[str], None]] = {
-            "FROM": self.read_from,
-            "WORKDIR": self.read_workdir,
-            "ENV": self.read_env,
-            "COPY": self.read_copy,
-            "ADD": self.read_copy,
-            "RUN": self.read_run,
-            "USER": self.read_user,
-        }
-
-    def read(self) -> Recipe:
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SandboxError(f"{self.path} cannot be read: {error}") from error
-        for self.line, instruction, rest in _instructions(text):
-            if instruction in _WITHOUT_EFFECT:
-                continue
-            if instruction not in self.readers or not rest:
-                raise self.refused(f"{instruction} {'is not supported' if rest else 'without arguments'}")
-            self.readers[instruction](rest)
-        if not self.base:
-            raise SandboxError(f"{self.path} has no FROM")
-        return Recipe(path=self.path, base=self.base, workdir=self.workdir, env=dict(self.env), steps=tuple(self.steps))
-
-    def refused(self, problem: str) -> SandboxError:
-        return SandboxError(f"{self.path}, line {self.line}: {problem} without building an image; use sandbox=podman")
-
-    def read_from(self, rest: str) -> None:
-        if self.base:
-            raise self.refused("a second FROM is not supported")
-        self.base = next((word for word in self.words(rest) if not word.startswith("--")), "")
-
-    def read_workdir(self, rest: str) -> None:
-        self.workdir = self.absolute(self.plain(rest))
-        self.steps.append(self.run(_make(self.workdir), cwd="/"))
-
-    def read_env(self, rest: str) -> None:
-        words = self.words(rest)
-        pairs = [word.partition("=") for word in words]
-        if not all(separator for _, separator, _ in pairs):  # the old form: ENV NAME the value
-            pairs = [(words[0], "=", rest.partition(words[0])[2].strip())]
-        self.env.update({name: self.plain(value) for name, _, value in pairs})
-
-    def read_copy(self, rest: str) -> None:
-        words = json.loads(rest) if rest.startswith("[") else self.words(rest)
-        if len(words) < 2 or any(word.startswith("--") or "://" in word or "<<" in word for word in words):
-            raise self.refused(f"COPY {rest!r} is not supported")
-        *sources, target = map(self.plain, words)
-        into_folder = len(sources) > 1 or target.endswith(("/", "/.")) or target == "."
-        for source in (path for pattern in sources for path in self.matching(pattern)):
-            place = PurePosixPath(self.absolute(target))
-            self.steps.append(Copy(source, str(place / source.name if into_folder and source.is_file() else place)))
-
-    def read_run(self, rest: str) -> None:
-        if rest.startswith("--") or "<<" in rest:
-            raise self.refused("RUN with options or a here-document is not supported")
-        try:
-            command: Command = [str(word) for word in json.loads(rest)] if rest.startswith("[") else rest
-        except ValueError:
-            command = rest
-        self.steps.append(self.run(command, cwd=self.workdir or "/"))
-
-    def read_user(self, rest: str) -> None:
-        if rest.strip() not in ("root", "0", "0:0"):
-            raise self.refused(f"USER {rest} is not supported")
-
-    def run(self, command: Command, *, cwd: str) -> Run:
-        return Run(command=command, cwd=cwd, env=dict(self.env), line=self.line)
-
-    def matching(self, pattern: str) -> list[Path]:
-        """Return the files of the folder that a pattern names."""
-        inside = pattern.lstrip("/") or "."
-        found = [self.folder] if inside in (".", "./") else sorted(self.folder.glob(inside))
-        if not found or any(not path.resolve().is_relative_to(self.folder.resolve()) for path in found):
-            raise SandboxError(f"{self.path}, line {self.line}: the folder has no {pattern!r} to copy")
-        return found
-
-    def absolute(self, path: str) -> str:
-        return str(PurePosixPath(self.workdir or "/", path))
-
-    def plain(self, text: str) -> str:
-        if "$" in text:
-            raise self.refused(f"a variable in {text!r} is not supported")
-        return text.strip()
-
-    def words(self, text: str) -> list[str]:
-        try:
-            return shlex.split(text)
-        except ValueError as error:
-            raise self.refused(f"{text!r} is not supported ({error})") from error
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
