@@ -12,7 +12,7 @@ import re
 import shlex
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -194,9 +194,8 @@ class MCPConnection:
         self._thread = EventLoopThread(f"mcp {server.name}")
         self.closed = False
         """`close` was called."""
-        self._changing = asyncio.Lock()
-        self._client: Client | None = None
-        self._attempt: asyncio.Task[Client] | None = None
+        self._ready: asyncio.Future[Client] | None = None
+        """The client once it is connected; callers share the attempt to connect, and its failure."""
         self._holder: asyncio.Task[None] | None = None
         self._stderr: _StderrTail | None = None
 
@@ -215,7 +214,7 @@ class MCPConnection:
     def close(self) -> None:
         """Cancel the calls that are under way, and end the server's process and the thread. Idempotent."""
         self.closed = True
-        self._thread.close(self._end)
+        self._thread.close(self._disconnect)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> CallToolResult:
         """Call a tool and return its result.
@@ -241,9 +240,10 @@ class MCPConnection:
     # The methods below run in the connection's own loop.
 
     async def _call(self, tool: str, arguments: dict[str, object]) -> CallToolResult:
-        client = None
+        ready = None
         try:
             client = await self._connected()
+            ready = self._ready
             async with asyncio.timeout(self.timeout_s):
                 return await client.call_tool(tool, arguments)
         except TimeoutError:
@@ -254,9 +254,8 @@ class MCPConnection:
             reason = f"{type(error).__name__}: {error}"
             if (getattr(error, "code", None), getattr(error, "message", None)) == CONNECTION_CLOSED:
                 reason = "the server ended during the call; the next call connects to it afresh"
-                async with self._changing:
-                    if client is self._client:  # otherwise another call has already disconnected
-                        await self._disconnect()
+                if ready is self._ready:  # otherwise another call has already disconnected
+                    await self._disconnect()
         raise self._failure(tool, reason + self._stderr_note())
 
     async def _list_tools(self) -> list[ListedTool]:
@@ -277,64 +276,43 @@ class MCPConnection:
             raise self._not_started(f"it did not list its tools: {error}") from error
 
     async def _connected(self) -> Client:
-        """Return the client; concurrent callers share one attempt to connect, and its failure."""
-        if self._client is not None:
-            return self._client
-        if self._attempt is None:
-            self._attempt = asyncio.create_task(self._connect())
-        return await asyncio.shield(self._attempt)
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._holder = asyncio.create_task(self._hold(self._ready))
+        return await asyncio.shield(self._ready)
 
-    async def _connect(self) -> Client:
-        try:
-            async with self._changing:
-                await self._disconnect()
-                ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-                self._stderr = _StderrTail()
-                self._holder = asyncio.create_task(self._hold(ready, self._stderr))
-                try:
-                    async with asyncio.timeout(self.start_timeout_s):
-                        self._client = await ready
-                except TimeoutError as error:
-                    await self._disconnect()
-                    raise self._not_started(f"no answer within {self.start_timeout_s:g} s") from error
-                return self._client
-        finally:
-            self._attempt = None
-
-    async def _hold(self, ready: asyncio.Future[Client], stderr: _StderrTail) -> None:
+    async def _hold(self, ready: asyncio.Future[Client]) -> None:
         """Enter the client, stay until the connection ends, leave it: all in this one task."""
+        stderr = self._stderr = _StderrTail()
         try:
-            async with open_client(self.server, stderr) as client:
+            async with asyncio.timeout(self.start_timeout_s) as start, open_client(self.server, stderr) as client:
+                start.reschedule(None)
                 ready.set_result(client)
                 await asyncio.Event().wait()
         except Exception as error:
-            if self._holder is asyncio.current_task():
-                self._client = None
+            if self._ready is ready:
+                self._ready = None
             cause: BaseException = error
             while isinstance(cause, BaseExceptionGroup):
                 cause = cause.exceptions[0]
             reason = f"{type(cause).__name__}: {cause}"
+            if start.expired():
+                reason = f"no answer within {self.start_timeout_s:g} s"
             if ready.done():
                 logger.warning("the connection to MCP server %r ended: %s", self.server.name, reason)
                 return
             stderr.close()  # so that its last output has arrived
             known = isinstance(cause, MissingDependencyError)
             ready.set_exception(cause if known else self._not_started(reason))
+        finally:
+            ready.cancel()  # unless it is done
+            stderr.close()
 
     async def _disconnect(self) -> None:
-        holder, self._holder, self._client = self._holder, None, None
+        holder, self._holder, self._ready = self._holder, None, None
         if holder is not None:
             holder.cancel()
-            with suppress(asyncio.CancelledError):
-                await holder
-        if self._stderr is not None:
-            self._stderr.close()
-
-    async def _end(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
-            await asyncio.wait([self._attempt])
-        await self._disconnect()
+            await asyncio.wait([holder])
 
     def _not_started(self, reason: str) -> ConfigError:
         server = self.server
