@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
-import sys
+import subprocess
 import tempfile
 import time
 from abc import abstractmethod
@@ -18,6 +17,7 @@ from typing import IO, Any
 from weakref import WeakKeyDictionary
 
 from rllm._runtime.ids import new_id
+from rllm._runtime.process import no_fork_meanwhile
 from rllm._runtime.threads import in_thread
 from rllm._runtime.untrusted import HeadAndTail
 from rllm.errors import last_lines
@@ -95,24 +95,6 @@ class OutputKeeper:
         return self._kept[stream].text()
 
 
-_CLOSE_FILES = """
-import os, signal, sys
-for number in signal.SIGPIPE, signal.SIGXFSZ:  # which Python ignores
-    signal.signal(number, signal.SIG_DFL)
-for number in map(int, os.listdir("/dev/fd")):
-    try:
-        number > 2 and os.close(number)
-    except OSError:
-        pass
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-"""Becomes a program that inherits its standard streams only.
-
-uvloop hands over all open files, and the program's own pipes a second time: a process that the program leaves behind,
-such as podman's monitor, would keep them open, and the end of the output would never come.
-"""
-
-
 async def run_program(
     argv: Sequence[str],
     on_output: Callable[[Stream, bytes], None],
@@ -139,30 +121,12 @@ async def run_program(
     Raises:
         SandboxError: if it cannot be started.
     """
-    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
-    if is_uvloop and argv[0] != sys.executable:  # `namespaces`, the one program in Python, closes them itself
-        if shutil.which(argv[0]) is None:
-            raise SandboxError(f"{argv[0]} cannot be started on this machine: it is not installed")
-        argv = [sys.executable, "-I", "-S", "-c", _CLOSE_FILES, *argv]
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=stdin or asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,  # Ctrl-C is for this process, which then closes its sandboxes
-        )
-    except OSError as error:  # the agent that wanted the command is not to blame
-        raise SandboxError(f"{argv[0]} cannot be started on this machine: {error}") from error
-    assert process.stdout
-    assert process.stderr
+    process = _start(argv, stdin=stdin, env=env, cwd=cwd)
     failed = asyncio.get_running_loop().create_future()
     finished = asyncio.gather(
         _read(process.stdout, "stdout", on_output, failed),
         _read(process.stderr, "stderr", on_output, failed),
-        process.wait(),
+        in_thread(process.wait, name=f"waiting for {argv[0]}"),
     )
     finished.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio logs its cancellation
     try:
@@ -171,35 +135,63 @@ async def run_program(
     finally:
         try:
             await uncancelled(_end(process, finished, kill))
-        finally:
-            # A loop that ends cancels all tasks, the one that ends the program too.
-            process._transport.close()  # type: ignore[attr-defined]  # kills a program that runs, and closes its pipes
-            if process.returncode is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), 5.0)
+        finally:  # a loop that ends cancels all tasks, the one that ends the program too
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
     if failed.done():
         failed.result()
     exit_code = -9 if process.returncode is None else process.returncode
     return ExecResult(exit_code=exit_code, stdout="", stderr="", timed_out=timed_out)
 
 
+def _start(
+    argv: Sequence[str], *, stdin: IO[bytes] | None, env: Mapping[str, str] | None, cwd: Path | None
+) -> subprocess.Popen[bytes]:
+    """Start a program that inherits its standard streams only.
+
+    asyncio under uvloop hands over all open files: a process that the program leaves behind, such as podman's monitor,
+    would keep its pipes open, and the end of the output would never come.
+    """
+    try:
+        with no_fork_meanwhile():
+            return subprocess.Popen(
+                argv,
+                stdin=stdin or subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,  # Ctrl-C is for this process, which then closes its sandboxes
+            )
+    except OSError as error:  # the agent that wanted the command is not to blame
+        raise SandboxError(f"{argv[0]} cannot be started on this machine: {error}") from error
+
+
 async def _read(
-    pipe: asyncio.StreamReader,
+    pipe: IO[bytes] | None,
     stream: Stream,
     on_output: Callable[[Stream, bytes], None],
     failed: asyncio.Future[None],
 ) -> None:
-    # It reads to the end also when `on_output` raises, since asyncio sees the end of a process after that of its pipes.
-    while piece := await pipe.read(_CHUNK_BYTES):
-        try:
-            if not failed.done():
-                on_output(stream, piece)
-        except Exception as error:
-            failed.set_exception(error)
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    # It reads to the end also when `on_output` raises, so that the program can end.
+    try:
+        while piece := await reader.read(_CHUNK_BYTES):
+            try:
+                if not failed.done():
+                    on_output(stream, piece)
+            except Exception as error:
+                failed.set_exception(error)
+    finally:
+        transport.close()
 
 
 async def _end(
-    process: asyncio.subprocess.Process,
+    process: subprocess.Popen[bytes],
     finished: asyncio.Future[Any],
     kill: Callable[[], Coroutine[Any, Any, object]] | None,
 ) -> None:
@@ -208,19 +200,14 @@ async def _end(
         if kill:
             await kill()
         else:
-            _send(process, signal.SIGTERM)
+            process.terminate()
         await asyncio.wait([finished], timeout=1.0 if kill else 5.0)
     if not finished.done():
-        _send(process, signal.SIGKILL)
+        process.kill()
         await asyncio.wait([finished], timeout=5.0)
     if not finished.done():
         finished.cancel()
         await asyncio.wait([finished])
-
-
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
 
 
 async def ask(
