@@ -2,8 +2,8 @@
 
 * `base`: the `TraceStore` protocol. Read this first.
 * `writer`: group commit, which makes durable writes cheap.
-* `sql`: what `sqlite` and `postgres` share; `rows` has the tables and the encoding of traces, `codec` that of blobs.
-* `memory`: a store without a file.
+* `sql`: what the stores below share; `rows` has the tables and the encoding of traces, `codec` that of blobs.
+* `memory`: a database without a file.
 * `maintenance`: copying, exporting and deleting sessions.
 """
 

@@ -26,14 +26,19 @@ T = TypeVar("T")
 
 APPLICATION_ID = 0x724C4C4D
 """`rLLM` in ASCII."""
-_TYPES = {
+TYPES = {
     "key": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "text": "TEXT",
     "integer": "INTEGER",
     "real": "REAL",
     "blob": "BLOB",
 }
-_PAGE_BYTES = 2048
+SIZE = (
+    "SELECT (p.page_count - f.freelist_count) * s.page_size "
+    "FROM pragma_page_count() p, pragma_freelist_count() f, pragma_page_size() s"
+)
+"""Query of the bytes that are in use."""
+PAGE_BYTES = 2048
 """Traces take 2 to 7 kB, of which larger pages would waste up to a third."""
 _MAX_ROWS = 32
 """Rows per statement: enough to share its overhead, few enough that all sizes stay prepared."""
@@ -86,10 +91,7 @@ class SqliteTraceStore(SqlTraceStore[sqlite3.Connection]):
         return open_for_reading(self.path, self._timeout_s)
 
     def num_bytes(self) -> int:
-        [[used]] = self._read(
-            "SELECT (p.page_count - f.freelist_count) * s.page_size "
-            "FROM pragma_page_count() p, pragma_freelist_count() f, pragma_page_size() s"
-        )
+        [[used]] = self._read(SIZE)
         return int(used)
 
     def _read(self, statement: str, *values: object) -> list[Row]:
@@ -264,13 +266,13 @@ def open_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
         ) from error
     with _connection(path, "mode=rwc", timeout_s) as connection:
         _check_version(connection, path)  # before the pragmas below, which write to the file
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS only, where a plain sync stops at the disk's cache
         connection.execute("BEGIN IMMEDIATE")  # two processes that open a new file take turns
         if _check_version(connection, path) == 0:
-            for statement in rows.create_tables(_TYPES):
+            for statement in rows.create_tables(TYPES):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {rows.SCHEMA}")  # always: only a write detects a read-only file
