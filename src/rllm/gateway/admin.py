@@ -19,6 +19,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects.base import invalid, names_of, parse_object
 from rllm.gateway.errors import GatewayError
+from rllm.gateway.http_limits import BodyBudget, read_body
 from rllm.gateway.identity import caller_of, key_holder, session_key
 from rllm.gateway.sessions import SAMPLING_KEY, TRACE_CONTEXT_KEY, Sessions, new_session_id
 from rllm.gateway.upstream.pool import UpstreamPool
@@ -40,11 +41,12 @@ _Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 class Admin:
     """Routes that operate on a gateway rather than call a model."""
 
-    def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig) -> None:
+    def __init__(self, gateway: Gateway, sessions: Sessions, config: GatewayConfig, budget: BodyBudget) -> None:
         self._gateway = gateway
         self._store = gateway.store
         self._sessions = sessions
         self._config = config
+        self._budget = budget
         self._pool = gateway.upstream if isinstance(gateway.upstream, UpstreamPool) else None
 
     def routes(self) -> list[Route]:
@@ -101,7 +103,7 @@ class Admin:
         raise GatewayError(404, f"the upstream has no model {wanted!r}", code="model_not_found", param="model")
 
     async def _create_session(self, request: Request) -> Response:
-        wanted = await _members_of(request, id=str, metadata=dict, sampling=dict)
+        wanted = await self._members_of(request, id=str, metadata=dict, sampling=dict)
         session_id = wanted.get("id") or new_session_id()
         write = await asyncio.to_thread(
             self._sessions.open, session_id, metadata=wanted.get("metadata"), sampling=wanted.get("sampling")
@@ -133,7 +135,7 @@ class Admin:
     async def _reward_session(self, request: Request) -> Response:
         """Set the reward of a session, for training; only the operator may, since agents must not reward themselves."""
         info = await self._known_session(request)
-        reward = (await _members_of(request, reward=(int, float))).get("reward")
+        reward = (await self._members_of(request, reward=(int, float))).get("reward")
         if reward is None:
             raise GatewayError(400, "'reward' is missing: send {reward}, a number", param="reward")
         metadata = {REWARD_KEY: float(reward)}
@@ -147,6 +149,28 @@ class Admin:
         # Concurrent calls are stored as they end; the order in which they began is the call order.
         traces = sorted(stored, key=lambda trace: trace.started_at)
         return _json({"traces": [trace.to_dict() for trace in traces]})
+
+    async def _members_of(self, request: Request, **kinds: type | tuple[type, ...]) -> JSONObject:
+        """Return the members of a body's JSON object without those that are `null`; an empty body has none.
+
+        Args:
+            request: the request.
+            kinds: the types of all possible members.
+
+        Raises:
+            GatewayError: 400, if it is not an object, or has another member, or one of another type.
+        """
+        body = await read_body(request.scope, request.receive, self._config, self._budget) or b"{}"
+        parse = partial(parse_object, body, needs=", ".join(kinds))
+        given = (
+            parse() if len(body) < LARGE else await asyncio.to_thread(parse)
+        )  # All other requests would wait meanwhile.
+        for name, value in given.items():
+            if name not in kinds:
+                raise invalid(f"{name!r} is not a field of this request: use {', '.join(kinds)}", name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
+                raise invalid(f"{name}={repr(value)[:80]}: expected {names_of(kinds[name])}", name)
+        return {name: value for name, value in given.items() if value is not None}
 
     async def _known_session(self, request: Request) -> SessionInfo:
         session_id = request.path_params["session_id"]
@@ -176,7 +200,7 @@ class Admin:
                 code="key_required",
             )
         action = request.url.path.rpartition("/")[2]
-        version = (await _members_of(request, version=int)).get("version")
+        version = (await self._members_of(request, version=int)).get("version")
         if action == "version" and version is None:
             raise GatewayError(400, "'version' is missing: send {version}, the weights' number", param="version")
         if version is not None:
@@ -229,27 +253,6 @@ def _session_to_dict(info: SessionInfo) -> JSONObject:
         "metadata": metadata,
         "sampling": sampling,
     }
-
-
-async def _members_of(request: Request, **kinds: type | tuple[type, ...]) -> JSONObject:
-    """Return the members of a body's JSON object without those that are `null`; an empty body has none.
-
-    Args:
-        request: the request.
-        kinds: the types of all possible members.
-
-    Raises:
-        GatewayError: 400, if it is not an object, or has another member, or one of another type.
-    """
-    body = await request.body() or b"{}"
-    parse = partial(parse_object, body, needs=", ".join(kinds))
-    given = parse() if len(body) < LARGE else await asyncio.to_thread(parse)  # All other requests would wait meanwhile.
-    for name, value in given.items():
-        if name not in kinds:
-            raise invalid(f"{name!r} is not a field of this request: use {', '.join(kinds)}", name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds[name])):
-            raise invalid(f"{name}={repr(value)[:80]}: expected {names_of(kinds[name])}", name)
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _whole_number(request: Request, name: str, default: int) -> int:

@@ -22,7 +22,7 @@ from rllm.gateway.config import GatewayConfig
 from rllm.gateway.core import Gateway
 from rllm.gateway.dialects import DIALECTS, dialect_of, find_call
 from rllm.gateway.errors import GatewayError, to_gateway_error
-from rllm.gateway.http_limits import BodyBudget, ClientDisconnected, bounded
+from rllm.gateway.http_limits import BodyBudget, ClientDisconnected
 from rllm.gateway.identity import with_key_header
 from rllm.gateway.sessions import Sessions
 from rllm.gateway.upstream.base import Upstream
@@ -63,7 +63,7 @@ def create_app(
         await upstream.close()
 
     others = Starlette(
-        routes=Admin(gateway, sessions, config).routes(),
+        routes=Admin(gateway, sessions, config, budget).routes(),
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _http_exception,
@@ -90,7 +90,7 @@ def create_app(
             dialect = scope[DIALECT] = dialect_of(scope["path"], dict(scope["headers"]))
             scope["headers"] = with_key_header(scope, dialect.wire)
             try:
-                await others(scope, bounded(scope, receive, config, budget), send)
+                await others(scope, receive, send)
             finally:
                 budget.release(scope)
         else:

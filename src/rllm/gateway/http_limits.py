@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rllm._runtime.process import total_memory
@@ -248,20 +248,6 @@ async def read_body(scope: Scope, receive: Receive, limits: GatewayConfig, budge
         raise GatewayError(
             408, f"the request body did not arrive within {limits.body_timeout_s:g} s", code="request_timeout"
         ) from None
-
-
-def bounded(scope: Scope, receive: Receive, limits: GatewayConfig, budget: BodyBudget) -> Receive:
-    """Return a `receive` that gives a request's body in one piece, if it is within the limits; see `read_body`."""
-    is_read = False
-
-    async def receive_whole() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": await read_body(scope, receive, limits, budget), "more_body": False}
-
-    return receive_whole
 
 
 class until_disconnect:  # noqa: N801  (reads as a statement, like `asyncio.timeout`)
