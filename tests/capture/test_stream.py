@@ -198,6 +198,26 @@ def test_tool_calls_without_index_are_separated_by_id():
     ]
 
 
+@pytest.mark.parametrize(
+    ("heads", "arguments"),
+    [
+        ([{"index": 5, "id": "A"}, {"index": 2, "id": "B"}, {"index": 5}, {"index": 2}], ["02", "13"]),
+        ([{"index": 0, "id": "A"}, {"index": 0, "id": "B"}, {"index": 0}], ["0", "12"]),
+        ([{"index": 0, "id": "A"}, {"index": 0, "id": "A"}, {"index": 1, "id": "B"}], ["01", "2"]),
+        ([{"name": "f"}, {}, {"name": "g"}], ["01", "2"]),
+    ],
+    ids=["numbers in any order", "one number for all", "ids repeated", "neither numbers nor ids"],
+)
+def test_tool_calls_are_assembled_in_the_order_of_their_beginnings(heads, arguments):
+    pieces = []
+    for position, head in enumerate(heads):
+        name = head.pop("name", "f" if "id" in head else None)
+        pieces.append({**head, "function": {"name": name, "arguments": str(position)}})
+    deltas = [{"index": 0, "delta": {"tool_calls": [piece]}} for piece in pieces]
+    [choice] = assemble([{"choices": [delta]} for delta in deltas]).response()["choices"]
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == arguments
+
+
 def test_unknown_server_fields_are_kept():
     chunk = {"choices": [{"index": 0, "delta": {"content": "x", "audio": {"id": 1}}, "routed": [1]}], "extra": 5}
     response = assemble([chunk]).response()

@@ -118,7 +118,9 @@ class _ChoiceStream:
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
         self.extras: JSONObject = {}
-        self.tool_calls: dict[int, JSONObject] = {}
+        self.tool_calls: list[JSONObject] = []
+        self.numbered: dict[int | None, JSONObject] = {}
+        """Tool calls by the server's number, if it has numbers; of several with one number, the last."""
         self.logprobs: dict[str, list[Any]] | None = None
         """Lists of each field, as they arrived."""
         self.token_ids: list[Any] | None = None
@@ -160,19 +162,25 @@ class _ChoiceStream:
                 self.extras[name] = value
 
     def _tool_call(self, piece: JSONMapping) -> JSONObject:
-        """Return the call of a piece; servers that send no index send each call whole, with an id."""
-        index = piece.get("index")
-        if index is None:
-            index = len(self.tool_calls) if piece.get("id") else max(len(self.tool_calls) - 1, 0)
-        if len(self.tool_calls) >= _MAX_TOOL_CALLS and index not in self.tool_calls:
-            raise TokenMismatchError(f"an answer has more than {_MAX_TOOL_CALLS:,} tool calls")
-        return self.tool_calls.setdefault(index, {})
+        """Return the call of a piece. Some servers number none of their calls, or all alike, and begin each whole."""
+        number, call_id, name = piece.get("index"), piece.get("id"), (piece.get("function") or {}).get("name")
+        known = self.numbered.get(number)
+        if number is None:
+            begins = bool(call_id or name)
+        else:
+            begins = bool(call_id and name) and known is not None and known.get("id") not in (None, call_id)
+        if known is None or begins:
+            if len(self.tool_calls) >= _MAX_TOOL_CALLS:
+                raise TokenMismatchError(f"an answer has more than {_MAX_TOOL_CALLS:,} tool calls")
+            known = self.numbered[number] = {}
+            self.tool_calls.append(known)
+        return known
 
     def whole(self) -> JSONObject:
         texts = {name: "".join(pieces) for name, pieces in self.texts.items()}
         message = {"role": self.role, "content": "", **texts, **self.extras}
         if self.tool_calls:
-            message["tool_calls"] = [_joined(call) for _, call in sorted(self.tool_calls.items())]
+            message["tool_calls"] = [_joined(call) for call in self.tool_calls]
         if not message["content"] and any(value for name, value in message.items() if name != "role"):
             # As in an unstreamed answer that consists of a tool call, reasoning or a refusal.
             message["content"] = None

@@ -173,6 +173,7 @@ class Gateway:
             if not rebuilt.finished:
                 raise UpstreamError("the upstream's stream ended before the answer was complete")
             response = rebuilt.response()
+            fill_missing_fields(response, sent.get("model") or "")
             traces = self._traces(call, sent, response, timings)
             ending = encoder.finish(response)
         except (asyncio.CancelledError, GeneratorExit) as cut:

@@ -35,16 +35,6 @@ def test_calls_with_the_same_id_get_distinct_ids():
     fill_missing_fields({"choices": [{"message": {"tool_calls": calls}}]}, "m")
     assert calls[0]["id"] == "call_0"
     assert len({call["id"] for call in calls}) == 3
-    completer = ChunkNormalizer("m")
-    pieces = [
-        {"index": number, "id": "call_0", "function": {"name": name, "arguments": part}}
-        for number in (0, 1)
-        for name, part in (("f", ""), (None, "{}"))
-    ]
-    for piece in pieces:
-        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
-    assert (pieces[0]["id"], "id" in pieces[1], "id" in pieces[3]) == ("call_0", False, False)
-    assert pieces[2]["id"] not in ("call_0", None)
 
 
 def test_tokens_are_counted_if_the_server_reports_no_usage():
@@ -57,60 +47,13 @@ def test_object_arguments_become_text():
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     fill_missing_fields({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
     assert call["function"]["arguments"] == '{"a":1}'
-    piece = {"function": {"name": "f", "arguments": {"a": 1}}}
-    ChunkNormalizer("m").fill_missing_fields({"choices": [{"delta": {"tool_calls": [piece]}}]})
-    assert piece["function"]["arguments"] == '{"a":1}'
-
-
-def test_only_the_first_piece_of_a_call_has_an_id():
-    completer = ChunkNormalizer("m")
-    pieces = [
-        {"function": {"name": "f", "arguments": ""}},
-        {"function": {"arguments": "{}"}},
-        {"function": {"name": "g"}},
-    ]
-    for piece in pieces:
-        completer.fill_missing_fields({"choices": [{"delta": {"tool_calls": [piece]}}]})
-    assert [piece["index"] for piece in pieces] == [0, 0, 1]
-    assert ["id" in piece for piece in pieces] == [True, False, True]
-    assert pieces[0]["id"] != pieces[2]["id"]
-
-
-def test_tool_calls_are_numbered_from_0():
-    completer = ChunkNormalizer("m")
-    given = [(5, "A"), (2, "B"), (5, None), (2, None)]
-    pieces = [{"index": index, **({"id": name, "function": {"name": name}} if name else {})} for index, name in given]
-    for piece in pieces:
-        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
-    assert [piece["index"] for piece in pieces] == [0, 1, 0, 1]
-
-
-def test_calls_with_the_same_number_are_separated_by_id():
-    completer = ChunkNormalizer("m")
-    pieces = [{"index": 0, "id": name, "function": {"name": "f", "arguments": "{}"}} for name in "AB"]
-    pieces += [{"index": 0, "function": {"arguments": " "}}, {"index": 1, "id": "C", "function": {"name": "f"}}]
-    for piece in pieces:
-        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
-    assert [piece["index"] for piece in pieces] == [0, 1, 1, 2]
-
-
-def test_id_and_name_are_sent_once():
-    completer = ChunkNormalizer("m")
-    pieces = [{"index": 0, "id": "A", "function": {"name": "f", "arguments": part}} for part in ('{"a"', ":1}")]
-    other = {"index": 1, "id": "B", "function": {"name": "f", "arguments": "{}"}}
-    for piece in (*pieces, other):
-        completer.fill_missing_fields({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]})
-    assert pieces[1] == {"index": 0, "function": {"arguments": ":1}"}}
-    assert (other["id"], other["function"]["name"]) == ("B", "f")
 
 
 @pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
 def test_call_without_arguments_has_empty_text(function):
     call = {"function": dict(function)}
     fill_missing_fields({"choices": [{"message": {"tool_calls": [call]}}]}, "m")
-    piece = {"function": dict(function)}
-    ChunkNormalizer("m").fill_missing_fields({"choices": [{"delta": {"tool_calls": [piece]}}]})
-    assert call["function"] == piece["function"] == {"name": "f", "arguments": ""}
+    assert call["function"] == {"name": "f", "arguments": ""}
 
 
 def test_only_the_first_chunk_of_a_choice_has_a_role():

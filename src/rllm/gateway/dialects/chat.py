@@ -89,20 +89,23 @@ class _ChunkEncoder:
 
 
 class ChatStreamEncoder(_ChunkEncoder):
-    """Encoder of chunks as server-sent events."""
+    """Encoder of chunks as server-sent events, with tool calls whole."""
 
     def feed(self, chunks: list[JSONObject]) -> bytes:
         return b"".join(data_event(chunk) for chunk in chunks if self._is_sent(chunk))
 
     def finish(self, response: JSONMapping) -> bytes:
-        left_out = ("message", *_ID_FIELDS)
-        choices = [
-            {**{name: value for name, value in choice.items() if name not in left_out}, "delta": {}, "logprobs": None}
-            for choice in response["choices"]
-        ]
         head = {name: value for name, value in response.items() if name not in ("choices", "usage", *_ID_FIELDS)}
         _fill_head(head, "chat.completion.chunk")
         strip(head, self._asked)
+        choices = []
+        for choice in response["choices"]:
+            bare = {name: value for name, value in choice.items() if name not in ("message", *_ID_FIELDS)}
+            ending = {**bare, "delta": {}, "logprobs": None}
+            if calls := choice["message"].get("tool_calls"):
+                numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+                choices.append({**ending, "finish_reason": None, "delta": {"tool_calls": numbered}})
+            choices.append(ending)
         return self._ending(head, choices, response.get("usage"))
 
     def fail(self, error: GatewayError) -> bytes:
@@ -115,15 +118,18 @@ class ChatStreamEncoder(_ChunkEncoder):
         usage = chunk.pop("usage", None)
         if not chunk.get("choices"):
             return not usage
-        choices = []
         for choice in chunk["choices"]:
-            if choice.get("finish_reason") is None:
-                choices.append(choice)
-            elif any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs"):
-                early = {name: value for name, value in choice.items() if name != "stop_reason"}
-                choices.append({**early, "finish_reason": None})
-        chunk["choices"] = choices
-        return bool(choices)
+            if choice.get("finish_reason") is not None:
+                choice["finish_reason"] = None
+                choice.pop("stop_reason", None)
+            if "tool_calls" in (delta := choice.get("delta") or {}):
+                choice["delta"] = {name: value for name, value in delta.items() if name != "tool_calls"}
+        chunk["choices"] = [
+            choice
+            for choice in chunk["choices"]
+            if any((choice.get("delta") or {}).values()) or choice.get("token_ids") or choice.get("logprobs")
+        ]
+        return bool(chunk["choices"])
 
 
 _ID_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids")
@@ -342,66 +348,25 @@ def _fill_choice(choice: JSONObject) -> None:
 
 
 class ChunkNormalizer:
-    """`fill_missing_fields` for the chunks of one stream; finish reasons cannot be guessed there."""
+    """Filler of missing fields in the chunks of one stream; tool calls are filled in the whole answer."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._calls: dict[int, _CallNumbering] = {}
-        """Tool calls begun so far, by choice."""
+        self._begun: set[int] = set()
+        """Choices begun so far."""
 
     def fill_missing_fields(self, chunk: JSONObject) -> None:
-        """Fill the fields of the next chunk."""
+        """Fill model, index and role of the next chunk."""
         if not chunk.get("model"):
             chunk["model"] = self._model
         for choice in chunk.get("choices") or ():
             if choice.get("finish_reason") == "":  # Some servers send this until there is one.
                 choice["finish_reason"] = None
-            # Nearly every choice continues a text, and lacks nothing.
-            if choice.get("index") not in self._calls or "tool_calls" in (choice.get("delta") or ()):
-                self._fill_choice(choice)
-
-    def _fill_choice(self, choice: JSONObject) -> None:
-        index = choice.get("index")
-        if index is None:
-            index = choice["index"] = 0
-        if index not in self._calls:
-            self._calls[index] = _CallNumbering()
-            choice["delta"] = {"role": "assistant", **(choice.get("delta") or {})}
-        for piece in (choice.get("delta") or {}).get("tool_calls") or ():
-            self._calls[index].fill(piece)
-
-
-class _CallNumbering:
-    """Tool calls of one choice: numbered from 0 in order, ids and names sent once, since clients concatenate them."""
-
-    def __init__(self) -> None:
-        self._begun: list[tuple[str | None, str | None]] = []
-        """Id and name of each, as the upstream sends them."""
-        self._ids: set[str] = set()
-        """Ids as clients see them."""
-        self._places: dict[int, int] = {}
-        """Positions by the upstream's number."""
-
-    def fill(self, piece: JSONObject) -> None:
-        """Fill a piece; the one that names the function begins a call, and has its id."""
-        function = piece.get("function") or {}
-        call_id, name, number, num_begun = piece.get("id"), function.get("name"), piece.get("index"), len(self._begun)
-        if number is None:
-            place = num_begun if call_id or name else max(num_begun - 1, 0)
-        else:
-            place = self._places.setdefault(number, num_begun)
-            if place < num_begun and call_id and name and self._begun[place][0] not in (None, call_id):
-                place = self._places[number] = num_begun  # Some servers give all calls the same number.
-        piece["index"] = place
-        if place == num_begun:
-            self._begun.append((call_id, name))
-            _fill_call(piece, self._ids)
-            return
-        known_id, known_name = self._begun[place]
-        if known_id and call_id == known_id:
-            del piece["id"]
-        if known_name and name == known_name:
-            del function["name"]
+            if choice.get("index") is None:
+                choice["index"] = 0
+            if choice["index"] not in self._begun:
+                self._begun.add(choice["index"])
+                choice["delta"] = {"role": "assistant", **(choice.get("delta") or {})}
 
 
 def _fill_call(call: JSONObject, ids: set[str]) -> None:
