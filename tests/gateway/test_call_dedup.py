@@ -26,7 +26,7 @@ SESSION = Session("s")
 @pytest.fixture(autouse=True)
 def allow_retries_at_any_time(monkeypatch):
     """On a busy machine a client may take long to retry."""
-    monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
+    monkeypatch.setattr("rllm.gateway.call_dedup._PAUSE_S", 60.0)
 
 
 def impatient(served, engine, departures, *, go_at, timeout=1.5, max_retries=2, kind=OpenAI):
@@ -145,7 +145,7 @@ def test_call_of_a_permanently_closed_client_is_cancelled_at_once(serve):
 
 
 def test_call_without_a_retry_is_cancelled(serve, departures, monkeypatch):
-    monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 0.0)
+    monkeypatch.setattr("rllm.gateway.call_dedup._PAUSE_S", 0.5)
     engine = HeldEngine()
     served = serve(engine)
     client, _ = impatient(served, engine, departures, go_at=9, timeout=0.5, max_retries=0)
@@ -172,8 +172,7 @@ def test_answer_of_a_deleted_session_is_not_given_to_its_successor(serve):
 def test_only_requests_with_a_session_have_a_retry_key():
     count = {b"x-stainless-retry-count": b"2", b"x-stainless-read-timeout": b"600"}
     attempt = retry_key(count, SESSION, b"{}")
-    assert (attempt.number, attempt.read_timeout_s) == (2, 600.0)
-    assert attempt.pause_s == 2.0 + 60.0
+    assert (attempt.is_retry, attempt.read_timeout_s) == (True, 600.0)
     assert retry_key(count, None, b"{}") is None
     assert retry_key({}, SESSION, b"{}") is None
     assert retry_key({b"x-stainless-retry-count": b"x"}, SESSION, b"{}") is None
@@ -184,12 +183,15 @@ async def test_call_whose_client_left_early_cannot_be_joined():
     calls, leaver = InFlightCalls(), RetryKey(key=(SESSION, 1), read_timeout_s=600.0)
     with calls.begin() as call:
         assert not calls.offer(leaver, call)
-        assert calls.join(RetryKey(key=(SESSION, 1), number=1, read_timeout_s=600.0)) is None
+        assert calls.join(RetryKey(key=(SESSION, 1), is_retry=True, read_timeout_s=600.0)) is None
 
 
 async def test_call_continues_as_long_as_clients_retry():
     calls, key = InFlightCalls(), (SESSION, 1)
-    hasty, patient = RetryKey(key=key, number=1, read_timeout_s=0.0), RetryKey(key=key, number=2, read_timeout_s=600.0)
+    hasty, patient = (
+        RetryKey(key=key, is_retry=True, read_timeout_s=0.0),
+        RetryKey(key=key, is_retry=True, read_timeout_s=600.0),
+    )
     first = RetryKey(key=key, read_timeout_s=0.0)
     with calls.begin() as call:
         assert calls.join(hasty) is None
@@ -203,12 +205,12 @@ async def test_call_continues_as_long_as_clients_retry():
 
 
 async def test_retry_fails_as_its_call_does():
-    calls, request = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0)
+    calls, request = InFlightCalls(), RetryKey(key=(SESSION, 1), is_retry=True, read_timeout_s=0.0)
     joined = []
 
     def fail():
         with calls.begin() as call:
-            call.is_client_gone = calls.offer(request, call)
+            assert calls.client_gone(request, call, lambda: None)
             joined.append(calls.join(request))
             raise ValueError("broken")
 
@@ -236,15 +238,15 @@ async def test_failed_call_is_freed_at_once():
 
 
 async def test_each_client_has_the_whole_pause_for_its_retry(pass_time):
-    calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, 1), number=1, read_timeout_s=0.0), []
+    calls, attempt, cuts = InFlightCalls(), RetryKey(key=(SESSION, 1), is_retry=True, read_timeout_s=0.0), []
     with calls.begin() as call:
         call.cut = lambda: cuts.append("cut")
         assert calls.offer(attempt, call)
-        pass_time(0.9 * attempt.pause_s)
+        pass_time(0.9 * 60.0)
         assert calls.join(attempt) is call
         assert calls.offer(attempt, call)
         for cut in ([], ["cut"]):
-            pass_time(0.9 * attempt.pause_s)
+            pass_time(0.9 * 60.0)
             for _ in range(3):
                 await asyncio.sleep(0)
             assert cuts == cut

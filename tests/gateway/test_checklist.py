@@ -491,7 +491,7 @@ def test_line_8_disconnect_ends_the_generation_and_keeps_sampled_tokens(serve, r
 @every_dialect
 @pytest.mark.parametrize("stream", [False, True])
 def test_line_8_retry_gets_the_answer_of_the_repeated_request(serve, departures, route, stream, monkeypatch):
-    monkeypatch.setattr("rllm.gateway.call_dedup._MARGIN_S", 60.0)
+    monkeypatch.setattr("rllm.gateway.call_dedup._PAUSE_S", 60.0)
     engine = HeldEngine()
     served = serve(engine)
     body = {"model": "m", **REQUESTS[route], "stream": stream}

@@ -20,9 +20,8 @@ from rllm.gateway.sessions import Session
 _RETRY_COUNT = b"x-stainless-retry-count"
 """Header of the OpenAI and Anthropic SDKs: 0 first, then 1, 2, ... for the same call."""
 _READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
-"""Pause of these SDKs before their first retry, doubled before each further one, and its maximum."""
-_MARGIN_S = 2.0
+_PAUSE_S = 10.0
+"""Seconds that a client may take to come back; these SDKs take 8 at most."""
 
 _Key = tuple[Session, int]
 
@@ -33,8 +32,8 @@ class RetryKey:
 
     key: _Key
     """Session (not its name, which may be reused), and hash of body and metadata header."""
-    number: int = 0
-    """Number of earlier requests of the client for this answer."""
+    is_retry: bool = False
+    """True if the client has requested this answer before."""
     read_timeout_s: float
     """Read timeout of the client."""
     began: float = field(default_factory=time.monotonic)
@@ -44,11 +43,6 @@ class RetryKey:
         """True if a client that leaves now has timed out, rather than lost interest."""
         # The client's clock began before ours, and no clock is exact on a busy machine.
         return time.monotonic() - self.began >= 0.5 * self.read_timeout_s
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds that the client may take to come back."""
-        return min(_FIRST_PAUSE_S * 2.0 ** min(self.number, 8), _LONGEST_PAUSE_S) + _MARGIN_S
 
 
 def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: bytes) -> RetryKey | None:
@@ -68,7 +62,7 @@ def retry_key(headers: Mapping[bytes, bytes], session: Session | None, body: byt
     except ValueError:
         return None
     key = (session, hash((body, headers.get(METADATA_HEADER.encode()))))
-    return RetryKey(key=key, number=int(count[:4]), read_timeout_s=read_timeout_s)
+    return RetryKey(key=key, is_retry=int(count[:4]) > 0, read_timeout_s=read_timeout_s)
 
 
 class InFlightCall:
@@ -76,10 +70,12 @@ class InFlightCall:
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.is_client_gone = False
-        """True if the client that made the call has gone, so that the answer is for a retry."""
         self.cut: Callable[[], None] | None = None
-        """Ends the call, if its client has gone."""
+        """Ends the call, if its client has gone, so that the answer is for a retry."""
+
+    @property
+    def is_client_gone(self) -> bool:
+        return self.cut is not None
 
     def cancel(self) -> None:
         """End the call, unless it has ended or its own client waits for it."""
@@ -115,13 +111,19 @@ class InFlightCalls:
         """
         if request is None or not request.will_retry:
             return False
-        timer = asyncio.get_running_loop().call_later(request.pause_s, self._expire, request.key, call)
+        timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._expire, request.key, call)
         self._offered[request.key] = call, timer
         return True
 
+    def client_gone(self, request: RetryKey | None, call: InFlightCall, cut: Callable[[], None]) -> bool:
+        """Offer a call whose client has gone; return whether it continues, until `cut` is called."""
+        is_offered = self.offer(request, call)
+        call.cut = cut if is_offered else None
+        return is_offered
+
     def join(self, request: RetryKey | None) -> InFlightCall | None:
         """Return the earlier call that a request repeats, if any; a further retry has a call of its own."""
-        if request is None or not request.number or request.key not in self._offered:
+        if request is None or not request.is_retry or request.key not in self._offered:
             return None
         call, timer = self._offered.pop(request.key)
         timer.cancel()

@@ -228,7 +228,7 @@ class CallEndpoint:
             await answer.whole(200, await self._joined(earlier, retry, scope))
             return
         with self.in_flight.begin() as own:
-            async with until_disconnect(scope, partial(self._client_gone, own, retry)):
+            async with until_disconnect(scope, partial(self.in_flight.client_gone, retry, own)):
                 body = await self.gateway.complete(call, partial(self.dialect.render, asked=asked))
             own.answer.set_result(body)
             if not own.is_client_gone:
@@ -266,7 +266,7 @@ class CallEndpoint:
         with self.in_flight.begin() as own:
 
             def continues(cut: Callable[[], None]) -> bool:
-                return not answer.began and self._client_gone(own, retry, cut)
+                return not answer.began and self.in_flight.client_gone(retry, own, cut)
 
             leaves = until_disconnect(scope, continues)
             async with leaves, aclosing(self.gateway.stream(call, encoder)) as pieces:
@@ -278,12 +278,6 @@ class CallEndpoint:
                         await answer.piece(piece)
             if collected:
                 own.answer.set_result(b"".join(collected))
-
-    def _client_gone(self, own: InFlightCall, retry: RetryKey | None, cut: Callable[[], None]) -> bool:
-        """Note that the client of a call has gone; return whether the call continues, until `cut` is called."""
-        own.is_client_gone = self.in_flight.offer(retry, own)
-        own.cut = cut
-        return own.is_client_gone
 
     async def _joined(self, earlier: InFlightCall, retry: RetryKey | None, scope: Scope) -> bytes:
         """Return the answer of the earlier call that a request repeats."""
