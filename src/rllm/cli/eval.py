@@ -134,6 +134,7 @@ def evaluate(
     if benchmark is not None:
         sampling = {**BENCHMARKS[benchmark].sampling, **sampling}
     config.gateway.port = lead_to_gateway(config)
+    config.rollout.max_concurrent, config.rollout.timeout_s = max_concurrent, timeout
     named = None if env is None else open_env(env, sandbox=config.sandbox)
     _announce_model(config, named, base_url, model)
     from rllm.config.schema import refuse_changes
@@ -167,7 +168,7 @@ def evaluate(
     ) as evaluation:
         keep_verdicts(scored_by, folder)
         again = shlex.join(["rllm", *sys.argv[1:], *([] if out else ["--out", str(folder)])])
-        _complete(evaluation, rollouts, source, config, again, max_concurrent=max_concurrent, timeout_s=timeout)
+        _complete(evaluation, rollouts, source, config, again)
         report = evaluation.report({} if benchmark is None else BENCHMARKS[benchmark].ratios)
     title = f"{' on '.join(dict.fromkeys(filter(None, (agent, env or dataset))))} with {source.name}"
     _show(report, title, folder, seconds=time.perf_counter() - started, as_json=as_json)
@@ -262,14 +263,7 @@ def _announce_model(config: TrainConfig, env: NamedEnvironment | None, base_url:
 
 
 def _complete(
-    evaluation: Evaluation,
-    rollouts: RolloutSource,
-    source: ModelSource,
-    config: TrainConfig,
-    again: str,
-    *,
-    max_concurrent: int,
-    timeout_s: float,
+    evaluation: Evaluation, rollouts: RolloutSource, source: ModelSource, config: TrainConfig, again: str
 ) -> None:
     """Make the missing rollouts, with a gateway that stores traces beside the episodes.
 
@@ -277,12 +271,11 @@ def _complete(
     """
     from rllm.cli.display import EvaluationDisplay
     from rllm.engine.event_loop import run_to_end
-    from rllm.gateway.config import GatewayConfig
     from rllm.gateway.server import GatewayServer
-    from rllm.sdk.variables import run_key
     from rllm.store import open_store
     from rllm.trainer.episode_records import note_outcome
     from rllm.trainer.rollout_sources import RolloutContext
+    from rllm.trainer.rollouts import gateway_config
 
     console = terminal.console(stderr=True)
     folder = evaluation.folder.path
@@ -292,38 +285,22 @@ def _complete(
     if not evaluation.missing:
         console.print("All rollouts are done already.")
         return
-    # A call under way at the end belongs to a cancelled rollout, so nothing waits for it.
-    settings = config.gateway
-    listens = GatewayConfig.of_run(
-        run_key(),
-        host=settings.host,
-        port=settings.port,
-        exact_turns=settings.exact_turns,
-        otel=settings.otel,
-        shutdown_timeout_s=1.0,
-    )
+    rollout = config.rollout
     try:
         with (
             source.upstream as upstream,
             closing(open_store(str(folder / "traces.db"))) as store,
-            GatewayServer(store, upstream, listens) as gateway,
+            GatewayServer(store, upstream, gateway_config(config)) as gateway,
             rollouts.open(
-                RolloutContext(
-                    inference=source.engine_of(upstream),
-                    gateway=gateway,
-                    store=store,
-                    rollout=config.rollout.model_copy(
-                        update={"max_concurrent": max_concurrent, "timeout_s": timeout_s}
-                    ),
-                )
+                RolloutContext(inference=source.engine_of(upstream), gateway=gateway, store=store, rollout=rollout)
             ) as engine,
             closing(EvaluationDisplay(console)) as display,
         ):
             work = evaluation.run(
                 engine,
-                max_concurrent=max_concurrent,
-                timeout_s=timeout_s,
-                num_retries=config.rollout.num_retries,
+                max_concurrent=rollout.max_concurrent,
+                timeout_s=rollout.timeout_s,
+                num_retries=rollout.num_retries,
                 on_progress=display,
                 on_episode=partial(note_outcome, store),
             )

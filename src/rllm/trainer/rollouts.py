@@ -100,7 +100,7 @@ def gateway_config(config: TrainConfig) -> GatewayConfig:
         port=settings.port,
         exact_turns=settings.exact_turns,
         otel=settings.otel,
-        shutdown_timeout_s=1.0,
+        shutdown_timeout_s=1.0,  # a call under way at the end belongs to a cancelled rollout
     )
 
 
