@@ -353,22 +353,10 @@ async def _models(server: HTTPUpstream, wanted: str | None) -> list[str]:
 @contextmanager
 def _embedded_upstream(config: TrainConfig, max_concurrent: int) -> Iterator[Upstream]:
     from rllm.cli.training import quiet_libraries
-    from rllm.inference.local import LocalEngine, load_model
-    from rllm.parser.tool_prompt import TemplateChoice
+    from rllm.inference.local import LocalEngine
 
     quiet_libraries()
-    settings = config.model
-    template = TemplateChoice.of(settings)
-    loaded = load_model(settings.path, dtype=settings.dtype, device=settings.device, template=template)
-    engine = LocalEngine(
-        loaded.model,
-        loaded.tokenizer,
-        max_concurrent=max_concurrent,
-        max_length=settings.max_length,
-        tool_parser=settings.tool_parser,
-        seed=config.seed,
-        device=loaded.device,
-    )
+    engine = LocalEngine.load(config.model, max_concurrent=max_concurrent, seed=config.seed)
     with closing(engine):
         yield EngineUpstream(engine, "policy")
 

@@ -188,14 +188,13 @@ def _vllm(config: TrainConfig) -> Iterator[Upstream]:
         with_template_file,
     )
     from rllm.gateway.upstream.policy_server import upstream_of
-    from rllm.inference.local.loading import load_tokenizer
+    from rllm.inference.local.loading import tokenizer_of
     from rllm.inference.servers.command import vllm_command
     from rllm.inference.servers.vllm_server import VLLMServer, free_port
-    from rllm.parser.tool_prompt import TemplateChoice
 
     refuse_adapter(config.model.path)
     config.vllm.sleep = "never"  # no training runs beside it
-    tokenizer = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model)).tokenizer
+    tokenizer = tokenizer_of(config.model).tokenizer
     tool_format = started_format(config, tokenizer)
     options = serve_options(config, port=config.vllm.port or free_port(), tool_format=tool_format)
     print_line(f"starting vLLM; its log is {LOG_FILE}")

@@ -138,16 +138,14 @@ def _show_settings(trainer: AgentTrainer, layers: Sequence[ConfigLayer]) -> None
 
 def _chat_template(trainer: AgentTrainer) -> list[str]:
     """Return a warning for parts of messages that a model's chat template drops or refuses."""
-    from rllm.inference.local.loading import load_tokenizer
+    from rllm.inference.local.loading import tokenizer_of
     from rllm.parser.chat_template import ChatTemplate
-    from rllm.parser.tool_prompt import TemplateChoice
     from rllm.trainer.checkup import lost_finding
 
     model = trainer.config.model
     if not model.path or not Path(model.path).expanduser().is_dir():
         return []
-    tokenizer = load_tokenizer(model.path, template=TemplateChoice.of(model)).tokenizer
-    found = lost_finding(ChatTemplate(tokenizer).shape.lost)
+    found = lost_finding(ChatTemplate(tokenizer_of(model).tokenizer).shape.lost)
     return [] if found is None else [f"{found.name}: {found.detail}: {found.fix}"]
 
 

@@ -137,10 +137,9 @@ def _rows(source: object, name: str) -> list[Row]:
 
 
 def _prepared(rows: Sequence[Row], config: TrainConfig, name: str) -> Dataset:
-    from rllm.inference.local.loading import load_tokenizer
-    from rllm.parser.tool_prompt import TemplateChoice
+    from rllm.inference.local.loading import tokenizer_of
 
-    of = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
+    of = tokenizer_of(config.model)
     lengths = [length for length in (config.model.max_length, of.context_length) if length is not None]
     with concerning(name):
         found = prepared(rows, of, config.sft, min(lengths, default=None))

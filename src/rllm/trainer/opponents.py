@@ -18,8 +18,7 @@ from rllm.gateway.upstream.base import UpstreamCall
 from rllm.gateway.upstream.engine import EngineUpstream
 from rllm.inference.engine import InferenceEngine
 from rllm.inference.local.engine import LocalEngine
-from rllm.inference.local.loading import load_model, save_model, save_tokenizer
-from rllm.parser.tool_prompt import TemplateChoice
+from rllm.inference.local.loading import save_model, save_tokenizer
 from rllm.trainer.checkpoint import Checkpoints
 from rllm.types import JSONMapping, JSONObject
 
@@ -92,17 +91,10 @@ class OpponentPool:
         with self._loading:
             if step in self._loaded:
                 return self._loaded[step]
-            settings = self._config.model
-            template = TemplateChoice.of(settings)
-            path = str(self._path_of(step)) if step else settings.path
-            loaded = load_model(path, dtype=settings.dtype, device=settings.device, template=template)
-            engine = LocalEngine(
-                loaded.model,
-                loaded.tokenizer,
+            engine = LocalEngine.load(
+                self._config.model,
+                str(self._path_of(step)) if step else None,
                 max_concurrent=self._config.rollout.max_concurrent,
-                max_length=settings.max_length,
-                tool_parser=settings.tool_parser,
-                device=loaded.device,
                 cache_bytes=_CACHE_BYTES,
             )
             with engine.paused():

@@ -19,9 +19,8 @@ from rllm.backends.base import TrainingBackend
 from rllm.config.schema import TeacherConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.errors import ConfigError, InferenceError
-from rllm.inference.local.loading import LoadedTokenizer, load_model, load_tokenizer
+from rllm.inference.local.loading import LoadedTokenizer, load_model, load_tokenizer, tokenizer_of
 from rllm.parser.chat_template import ChatTemplate
-from rllm.parser.tool_prompt import TemplateChoice
 from rllm.sdk.variables import key_of_user
 from rllm.types import JSONObject
 
@@ -99,7 +98,7 @@ def open_teacher(config: TrainConfig, algorithm: Algorithm) -> Iterator[Teacher 
         if teacher.align == "tokens":
             yield same
         else:
-            policy = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
+            policy = tokenizer_of(config.model)
             yield TextTeacher(same, own=policy, theirs=load_tokenizer(teacher.path))
     else:
         with TeacherEndpoint(teacher) as endpoint:
@@ -267,7 +266,7 @@ def own_teacher(config: TrainConfig, algorithm: Algorithm, backend: TrainingBack
     """Return the policy as its own teacher, if the algorithm has it teach itself."""
     if not isinstance(algorithm, SDFT):
         return None
-    loaded = load_tokenizer(config.model.path, template=TemplateChoice.of(config.model))
+    loaded = tokenizer_of(config.model)
     return SelfTeacher(backend, algorithm, loaded)
 
 

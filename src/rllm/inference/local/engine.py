@@ -11,18 +11,19 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rllm._runtime.process import total_memory
+from rllm.config.schema import ModelConfig
 from rllm.errors import ConfigError, InferenceError, PromptTooLongError
 from rllm.inference.engine import ModelOutput, OutputDelta, SamplingParams
 from rllm.inference.local.decode_thread import DecodeThread, Wakeup
 from rllm.inference.local.decoders import choose_decoder
-from rllm.inference.local.loading import check_length, check_token_ids, context_length, longrope_note
+from rllm.inference.local.loading import check_length, check_token_ids, context_length, load_model, longrope_note
 from rllm.inference.local.packed import PackedModel, can_pack
 from rllm.inference.local.scheduler import Request, Scheduler
 from rllm.inference.parameters import CHAT, check_request, ignored, log_ignored
@@ -32,6 +33,7 @@ from rllm.parser.continuation import Continuation
 from rllm.parser.decoding import TextDecoder, TokenBytes
 from rllm.parser.tool_parser import chosen_format, log_unread_calls, parser_of_answer
 from rllm.parser.tool_parser import tool_parser as find_tool_parser
+from rllm.parser.tool_prompt import TemplateChoice
 from rllm.types import JSONMapping, Message
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,14 @@ class LocalEngine:
     The engine keeps the model in evaluation mode. Of the model's `generation_config`, only the ids that end an
     answer count.
     """
+
+    @classmethod
+    def load(cls, settings: ModelConfig, path: str | None = None, **options: Any) -> Self:
+        """Return an engine for the model of a configuration's `model` section, or for the one at `path`."""
+        template = TemplateChoice.of(settings)
+        loaded = load_model(path or settings.path, dtype=settings.dtype, device=settings.device, template=template)
+        shared = {"max_length": settings.max_length, "tool_parser": settings.tool_parser, "device": loaded.device}
+        return cls(loaded.model, loaded.tokenizer, **shared, **options)
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from rllm._runtime.process import keep_freed_memory
 from rllm._runtime.untrusted import read_json
+from rllm.config.schema import ModelConfig
 from rllm.config.sizes import cached_folder, is_offline
 from rllm.errors import ConfigError, needed
 from rllm.inference.model_folder import check_files, check_trainable, checked_source, from_pretrained, without_bars
@@ -125,6 +126,11 @@ def check_length(config: PretrainedConfig, wanted: int) -> None:
         f"model.max_length={wanted}: prompt and answer share it{has}; use {use}, or leave it out for the "
         "model's own context"
     )
+
+
+def tokenizer_of(model: ModelConfig) -> LoadedTokenizer:
+    """Return the tokenizer of a configuration's `model` section; see `load_tokenizer`."""
+    return load_tokenizer(model.path, template=TemplateChoice.of(model))
 
 
 def load_tokenizer(path_or_id: str | Path, *, template: TemplateChoice | None = None) -> LoadedTokenizer:
