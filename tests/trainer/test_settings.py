@@ -19,7 +19,7 @@ from rllm.errors import ConfigError, InferenceError
 from rllm.inference.local.loading import load_tokenizer
 from rllm.inference.local.quantized import QuantizedLinear
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
-from rllm.tracking.about import about_run
+from rllm.tracking.about import settings_of
 from rllm.tracking.console import ConsoleTracker
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.config import TrainConfig, load_config
@@ -155,8 +155,8 @@ SEEN: dict[str, tuple[Any, Observe, Any]] = {
     "keep_best": ("eval/reward", lambda run: run.result and run.result.best is not None, True),
     "backend": (f"{__name__}:OtherBackend", lambda run: type(run.backend).__name__, "OtherBackend"),
     "trackers": ([f"{__name__}:Noting"], lambda run: (run.trainer.run_dir / "noted").exists(), True),
-    "log_samples": (1, lambda run: about_run(run.trainer.run_dir).log_samples, 1),
-    "project": ("other", lambda run: about_run(run.trainer.run_dir).project, "other"),
+    "log_samples": (1, lambda run: settings_of(run.trainer.run_dir)["log_samples"], 1),
+    "project": ("other", lambda run: settings_of(run.trainer.run_dir)["project"], "other"),
     "rollout.group_size": (2, group_size, 2),
     "rollout.temperature": (0.7, lambda run: {params["temperature"] for params in train_params(run)}, {0.7}),
     "rollout.max_tokens": (5, lambda run: {params.get("max_tokens") for params in train_params(run)}, {5}),

@@ -33,8 +33,9 @@ from rllm.sdk.programs import Limits
 
 if TYPE_CHECKING:
     from rllm.cli.inputs import ModelSource
-    from rllm.engine.capture import SessionTraces
+    from rllm.engine.capture import RemoteGateway
     from rllm.sdk.programs import ProgramResult, Stream
+    from rllm.store.base import TraceStore
     from rllm.types import Episode, Trace
 
 TIMED_OUT = 124
@@ -50,7 +51,7 @@ class OpenSession:
     name: str
     base_url: str
     key: str | None
-    store: SessionTraces
+    store: TraceStore | RemoteGateway
     settle: Callable[[ProgramResult], None]
     """Waits briefly for calls of a finished program to be stored."""
 

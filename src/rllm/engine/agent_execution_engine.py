@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rllm.agents.agent import BaseAgent
-from rllm.engine.capture import Capture, InProcessCapture
+from rllm.engine.capture import Capture
 from rllm.engine.join import complete, warn
 from rllm.engine.recording_engine import recording
 from rllm.engine.request import RolloutRequest, requests_of
@@ -121,7 +121,7 @@ class AgentExecutionEngine:
         )
         self.overlong_filter = overlong_filter
         self.gamma = gamma
-        self.capture: Capture = capture or InProcessCapture()
+        self.capture = capture or Capture()
         self._settings: JSONObject = {
             "max_concurrent": n_parallel_agents,
             "timeout_s": DEFAULT_TIMEOUT_S if trajectory_timeout is None else trajectory_timeout,

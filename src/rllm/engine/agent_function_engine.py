@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol, Self, runtime_checkable
 
 from rllm._runtime.threads import in_thread
-from rllm.engine.capture import GatewayCapture, SessionGateway, SessionTraces
+from rllm.engine.capture import GatewayCapture, RemoteGateway, SessionGateway
 from rllm.engine.join import awaited_ids, complete
 from rllm.engine.request import RolloutRequest
 from rllm.engine.signature import arguments_for, name_of, parameters_of
@@ -19,6 +19,7 @@ from rllm.engine.validation import episode_from
 from rllm.errors import AgentError, CaptureError, ConfigError, RolloutError, boundary, counted
 from rllm.sdk.context import Session
 from rllm.sdk.propagation import hints_for
+from rllm.store.base import TraceStore
 from rllm.types import CLIENT_KEY, VERDICT_KEY, Episode, Trace
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,9 @@ class AgentFunctionEngine:
     Async functions share the runner's event loop; each sync call has a thread of its own.
     """
 
-    def __init__(self, agent_run_func: Callable[..., Any], *, gateway: SessionGateway, store: SessionTraces) -> None:
+    def __init__(
+        self, agent_run_func: Callable[..., Any], *, gateway: SessionGateway, store: TraceStore | RemoteGateway
+    ) -> None:
         if not callable(agent_run_func):
             raise ConfigError(f"agent_run_func={agent_run_func!r}: use a function, such as `def f(question, **kwargs)`")
         self.agent_run_func = agent_run_func

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from weakref import WeakValueDictionary
 
 from rllm.agents.agent import BaseAgent
-from rllm.engine.capture import Capture, InProcessCapture
+from rllm.engine.capture import Capture
 from rllm.engine.join import awaited_ids, complete
 from rllm.engine.recording_engine import recording
 from rllm.engine.request import RolloutRequest, requests_of
@@ -77,7 +77,7 @@ class AgentWorkflowEngine:
         self.rollout_engine = None if rollout_engine is None else recording(rollout_engine)
         self.raise_on_error = raise_on_error
         self.episode_logger = episode_logger
-        self.capture: Capture = capture or InProcessCapture()
+        self.capture = capture or Capture()
         self.max_concurrent = n_parallel_tasks if workflow_cls.is_multithread_safe() else 1
         self._settings: JSONObject = {
             "max_concurrent": self.max_concurrent,

@@ -1,6 +1,6 @@
 """Recording of a rollout's model calls, and reading them back when it has ended.
 
-`InProcessCapture` sees calls made through a `RecordingEngine`. `GatewayCapture` also sees those that arrive over HTTP,
+`Capture` sees calls made through a `RecordingEngine`. `GatewayCapture` also sees those that arrive over HTTP,
 from any client, and finds all of them in the store. `RemoteGateway` is a gateway on another machine, reached over HTTP.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from rllm._runtime.threads import in_thread
@@ -26,6 +26,11 @@ from rllm.sdk.propagation import installed
 from rllm.sdk.variables import led_to
 from rllm.types import SOURCE_KEY, JSONMapping, JSONObject, Message, Trace
 
+if TYPE_CHECKING:
+    from rllm.gateway.server import GatewayServer
+    from rllm.store.base import TraceStore
+
+SessionGateway: TypeAlias = "GatewayServer | RemoteGateway"
 T = TypeVar("T")
 
 _FEW_CALLS = 8
@@ -34,28 +39,8 @@ LATE_TRACE_S = 2.0
 """Seconds to wait for the trace of a call that the agent names; a stream that it left early is stored late."""
 
 
-class Capture(Protocol):
-    """Source of the traces of an engine's attempts; used inside `with capture:`."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc_info: object) -> None: ...
-
-    def session(self, attempt: RolloutRequest) -> AbstractAsyncContextManager[Session]:
-        """Record model calls inside under the attempt, with its sampling parameters."""
-        ...
-
-    async def traces(self, session: Session, awaited: set[str]) -> list[Trace]:
-        """Return the calls of a session that has ended, in the order of their start.
-
-        Args:
-            session: the session.
-            awaited: ids of calls to wait for, in case their traces are stored late.
-        """
-        ...
-
-
-class InProcessCapture:
-    """Keeps calls in memory while the attempt runs."""
+class Capture:
+    """Keeps the calls of an engine's attempts in memory while each attempt runs; used inside `with capture:`."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,54 +50,24 @@ class InProcessCapture:
 
     @asynccontextmanager
     async def session(self, attempt: RolloutRequest) -> AsyncIterator[Session]:
+        """Record model calls inside under the attempt, with its sampling parameters."""
         with imposed(attempt.sampling), Session(name=attempt.session_id) as session:
             yield session
 
     async def traces(self, session: Session, awaited: set[str]) -> list[Trace]:
+        """Return the calls of a session that has ended, in the order of their start.
+
+        Args:
+            session: the session.
+            awaited: ids of calls to wait for, in case their traces are stored late.
+        """
         return session.llm_calls
 
 
-class SessionGateway(Protocol):
-    """Methods of a gateway that capture needs."""
-
-    @property
-    def url(self) -> str:
-        """`http://host:port`."""
-        ...
-
-    @property
-    def process_key(self) -> str | None:
-        """Key for calls of this process that belong to no session, if the gateway needs one."""
-        ...
-
-    def open_session(
-        self,
-        session_id: str,
-        *,
-        metadata: JSONMapping | None = None,
-        sampling: JSONMapping | None = None,
-    ) -> str:
-        """Open a session and return the base URL of its calls."""
-        ...
-
-
-class SessionTraces(Protocol):
-    """Methods of a store that capture needs."""
-
-    @property
-    def is_local(self) -> bool:
-        """Store and gateway answer within microseconds, so that an event loop may wait for them."""
-        ...
-
-    def by_session(self, session_id: str) -> list[Trace]:
-        """Return the calls of a session in the order of storage."""
-        ...
-
-
-class GatewayCapture:
+class GatewayCapture(Capture):
     """Sends model clients of this process to the gateway, and reads their calls from the store behind it."""
 
-    def __init__(self, gateway: SessionGateway, store: SessionTraces) -> None:
+    def __init__(self, gateway: SessionGateway, store: TraceStore | RemoteGateway) -> None:
         self.gateway = gateway
         self.store = store
         self._changes = ExitStack()
@@ -174,7 +129,7 @@ async def _asked(question: Callable[[], T], name: str, *, at_once: bool) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteGateway:
-    """Implements `SessionGateway` and `SessionTraces` over HTTP."""
+    """A gateway in another process, and the traces of its store, over HTTP."""
 
     is_local: ClassVar[bool] = False
     """Answers come over the network."""

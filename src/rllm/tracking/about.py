@@ -17,7 +17,6 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,11 +25,11 @@ import yaml
 from rllm._runtime.files import is_named_by, lines_of, lock, replace_text
 from rllm._runtime.ids import new_id
 from rllm._runtime.untrusted import parse_json
-from rllm.config.yaml_file import leaves, read_settings
+from rllm.config.yaml_file import read_settings
 from rllm.errors import ConfigError
 from rllm.registry import closest
 from rllm.store import path_of
-from rllm.types import JSONMapping, JSONObject
+from rllm.types import JSONObject
 
 Beginning: TypeAlias = dict[str, Any]
 """Arguments of the command that began a run, by name: texts, and for `data` of `rllm train` a list of them."""
@@ -42,33 +41,6 @@ _TRUSTED = "RLLM_TRUSTED_RUNS"
 _KEY_BYTES = 32
 
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AboutRun:
-    """Name, project and settings of a run."""
-
-    name: str
-    """Name of the run's folder."""
-    project: str
-    settings: JSONMapping
-    """Whole configuration, in sections."""
-
-    @property
-    def log_samples(self) -> int:
-        """Number of conversations of a step to show."""
-        return int(self.settings.get("log_samples", 2))
-
-    def flat_settings(self) -> JSONObject:
-        """Return the settings by dotted key."""
-        return dict(leaves(self.settings))
-
-
-def about_run(run_dir: Path) -> AboutRun:
-    """Read the facts from a run's folder; a folder without `config.yaml` has no settings."""
-    settings = settings_of(run_dir)
-    project = settings.get("project") or "rllm"
-    return AboutRun(name=run_dir.resolve().name, project=str(project), settings=settings)
 
 
 def kept_id(run_dir: Path, tracker: str, make: Callable[[], str]) -> str:

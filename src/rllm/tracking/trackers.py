@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm._runtime.ids import new_id
+from rllm.config.yaml_file import leaves
 from rllm.errors import MissingDependencyError
-from rllm.tracking.about import LoggedSteps, about_run, kept_id
+from rllm.tracking.about import LoggedSteps, kept_id, settings_of
 from rllm.tracking.base import Background, Tracker
 from rllm.tracking.samples import COLUMNS, Row, sample_rows
 from rllm.types import Episode
@@ -51,10 +52,12 @@ class _Tracker(Tracker):
     """Common parts of the trackers below."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._about = about_run(run_dir)
+        self._settings = settings_of(run_dir)
+        self._name = run_dir.resolve().name
+        self._project = str(self._settings.get("project") or "rllm")
 
     def log_episodes(self, step: int, split: str, episodes: Sequence[Episode]) -> None:
-        if rows := sample_rows(step, episodes, self._about.log_samples):
+        if rows := sample_rows(step, episodes, int(self._settings.get("log_samples", 2))):
             self._log_table(step, f"samples/{split}", rows)
 
     def _log_table(self, step: int, name: str, rows: Sequence[Row]) -> None:
@@ -71,7 +74,7 @@ class TensorBoardTracker(_Tracker):
         self._summary = _import("tensorboard.compat.proto.summary_pb2").Summary
         self._logged = LoggedSteps(run_dir, "tensorboard")
         self._writer = writer(str(run_dir / "tensorboard"))
-        settings = json.dumps(self._about.settings, indent=2)
+        settings = json.dumps(self._settings, indent=2)
         self._log(0, {"settings": self._text("settings", f"<pre>{html.escape(settings)}</pre>")})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -113,13 +116,13 @@ class WandbTracker(_Tracker):
         flush = "x_transaction_log_flush_interval"
         options = {flush: 0.1} if flush in wandb.Settings.model_fields else {}
         self._run = wandb.init(
-            project=None if "WANDB_PROJECT" in os.environ else self._about.project,
-            name=None if "WANDB_NAME" in os.environ else self._about.name,
+            project=None if "WANDB_PROJECT" in os.environ else self._project,
+            name=None if "WANDB_NAME" in os.environ else self._name,
             id=kept_id(run_dir, "wandb", new_id),
             resume="allow",
             reinit="create_new",
             dir=None if "WANDB_DIR" in os.environ else str(run_dir),
-            config=dict(self._about.settings),
+            config=dict(self._settings),
             settings=wandb.Settings(console="off", **options),
         )
         self._logged = LoggedSteps(run_dir, "wandb", arrived=last_wandb_step(self._run))
@@ -177,14 +180,14 @@ class MLflowTracker(_Tracker):
         self._background.do(lambda: self._logged.log_new(step, table, self._add_rows))
 
     def _new_run(self) -> str:
-        project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._about.project
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._project
         found = self._client.get_experiment_by_name(project)
         experiment_id = self._client.create_experiment(project) if found is None else found.experiment_id
-        run = self._client.create_run(str(experiment_id), run_name=self._about.name)
+        run = self._client.create_run(str(experiment_id), run_name=self._name)
         param = self._entities.Param
         settings = [
             param(_mlflow_name(key), str(value)[:_MLFLOW_MAX_VALUE])
-            for key, value in self._about.flat_settings().items()
+            for key, value in dict(leaves(self._settings)).items()
         ]
         for start in range(0, len(settings), _MLFLOW_BATCH):
             batch = settings[start : start + _MLFLOW_BATCH]
@@ -222,10 +225,10 @@ class TrackioTracker(_Tracker):
         with redirect_stdout(sys.stderr):  # stdout is for the output that programs read
             self._run = copy_context().run(  # at exit, trackio would end what it takes for the current run
                 trackio.init,
-                project=self._about.project,
-                name=kept_id(run_dir, "trackio", lambda: self._about.name),
+                project=self._project,
+                name=kept_id(run_dir, "trackio", lambda: self._name),
                 resume="allow" if is_resumed else "never",
-                config=self._about.flat_settings(),
+                config=dict(leaves(self._settings)),
                 embed=False,
             )
         self._logged = LoggedSteps(run_dir, "trackio", arrived=_last_trackio_step(self._run) if is_resumed else None)

@@ -192,7 +192,7 @@ class Demonstrator(AbstractContextManager["Demonstrator"]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemonstrationMetrics:
+class DemonstrationMetrics(EpisodeMetrics):
     """Looks at likelihoods."""
 
     algorithm: Algorithm

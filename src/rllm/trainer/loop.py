@@ -36,7 +36,6 @@ from rllm.trainer.credit import Assembled, assemble
 from rllm.trainer.episode_records import keep_outcomes
 from rllm.trainer.metrics import (
     EpisodeMetrics,
-    RolloutMetrics,
     batch_metrics,
     error_of_all,
     failure_report,
@@ -83,7 +82,7 @@ class TrainingLoop:
     replay: ReplayBuffer
     """Groups of recent steps to train on again."""
     val_data: Dataset | None = None
-    episode_metrics: EpisodeMetrics = field(default_factory=RolloutMetrics)
+    episode_metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
     """Turns episodes into metrics."""
     teacher: Teacher | None = None
     """Teacher model for distillation, if the algorithm uses one."""

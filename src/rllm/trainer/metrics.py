@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
-from typing import Protocol
 
 import torch
 
@@ -231,38 +230,25 @@ _VERDICT = re.compile(r"accuracy$|/solve_|/pass@")
 """Metrics that count unscored episodes as wrong."""
 
 
-class EpisodeMetrics(Protocol):
-    """Metrics of the episodes of a run; those of demonstrations differ from those of rollouts."""
-
-    def why_unusable(self, episode: Episode) -> str | None:
-        """Return why nothing can be learned from an episode; `None` if something can."""
-        ...
-
-    def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return the metrics of the episodes of a training step."""
-        ...
-
-    def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return the metrics of held-out episodes, including `eval/...`. Called in a thread, so it may block."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class RolloutMetrics:
-    """Looks at rewards."""
+class EpisodeMetrics:
+    """Metrics of the episodes of a run: rewards of rollouts. Those of demonstrations are a subclass."""
 
     needs_rewards: bool = True
     """Unscored episodes cannot be used."""
 
     def why_unusable(self, episode: Episode) -> str | None:
+        """Return why nothing can be learned from an episode; `None` if something can."""
         if not self.needs_rewards and not episode.failed:
             return None
         return why_unusable(episode)
 
     def of_training(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return the metrics of the episodes of a training step."""
         return _scored({**episode_metrics(episodes), **known_training_metrics(episodes)}, episodes)
 
     def of_evaluation(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return the metrics of held-out episodes, including `eval/...`. Called in a thread, so it may block."""
         return _scored({**eval_metrics(episodes), **known_eval_metrics(episodes)}, episodes)
 
 

@@ -97,9 +97,9 @@ class RolloutSource(ABC):
 
     def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
         """Return the metrics of these episodes."""
-        from rllm.trainer.metrics import RolloutMetrics
+        from rllm.trainer.metrics import EpisodeMetrics
 
-        return RolloutMetrics(needs_rewards=algorithm.needs_rewards)
+        return EpisodeMetrics(needs_rewards=algorithm.needs_rewards)
 
 
 @dataclass(frozen=True, kw_only=True)
