@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -21,8 +21,11 @@ import openai
 from rllm.capture.wire_formats import model_call_in
 from rllm.errors import ConfigError, RLLMError
 from rllm.sdk.context import current_frame, has_outlived_rollout
-from rllm.sdk.recording import Request, Response, begin, finish, is_model_call
+from rllm.sdk.recording import begin, finish, is_model_call
 from rllm.types import JSONObject
+
+if TYPE_CHECKING:
+    from httpx import Request, Response
 
 _CREDENTIALS = {"api_key", "admin_api_key", "workload_identity", "provider"}
 

@@ -34,8 +34,6 @@ from rllm.sdk.context import Frame, Session, current_frame, in_no_session
 from rllm.sdk.patching import Patch, Replacement
 from rllm.sdk.recording import (
     METADATA_HEADER,
-    Request,
-    Response,
     begin,
     finish,
     is_model_call,
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     import aiohttp
+    from httpx import Request, Response
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ import functools
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from rllm.capture.chat import traces_from_chat
@@ -23,6 +23,9 @@ from rllm.sdk.context import Call, Frame
 from rllm.telemetry import outgoing_headers
 from rllm.types import JSONMapping, JSONObject
 
+if TYPE_CHECKING:
+    from httpx import Request, Response
+
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-rllm-session"
@@ -31,46 +34,6 @@ MAX_METADATA_BYTES = 4096
 """Longer metadata is not sent, because servers limit headers."""
 
 _EXCHANGE = "rllm.exchange"
-
-
-class URL(Protocol):
-    """`httpx.URL`."""
-
-    def __init__(self, url: str) -> None: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def query(self) -> bytes: ...
-    def copy_with(self, **parts: Any) -> URL: ...
-
-
-class Request(Protocol):
-    """`httpx.Request`."""
-
-    method: str
-    url: URL
-    headers: MutableMapping[str, str]
-    extensions: MutableMapping[str, Any]
-
-    @property
-    def content(self) -> bytes: ...
-
-
-class Response(Protocol):
-    """`httpx.Response`."""
-
-    request: Request
-    status_code: int
-    headers: MutableMapping[str, str]
-    stream: Any
-    is_closed: bool
-
-    @property
-    def content(self) -> bytes: ...
-    @property
-    def is_success(self) -> bool: ...
-    @property
-    def has_redirect_location(self) -> bool: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,8 +89,10 @@ def finish(response: Response) -> None:
     if response.is_closed:
         _record(exchange, response, response.content)
     else:
-        watched = _watched_class(response.stream.__class__)
-        response.stream = watched(response.stream, lambda raw: _record(exchange, response, _decoded(response, raw)))
+        stream: Any = response.stream
+        response.stream = _watched_class(type(stream))(
+            stream, lambda raw: _record(exchange, response, _decoded(response, raw))
+        )
 
 
 def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
@@ -234,7 +199,7 @@ class _Watched:
 
 
 @functools.cache
-def _watched_class(stream: type[Any]) -> type[_Watched]:
+def _watched_class(stream: type[Any]) -> Any:
     """Return a class that is also an instance of the library's stream interfaces, as the library requires."""
     interfaces = (base for base in stream.__mro__ if base.__name__ in ("SyncByteStream", "AsyncByteStream"))
     return type("WatchedStream", (_Watched, *interfaces), {})
