@@ -90,9 +90,8 @@ def finish(response: Response) -> None:
         _record(exchange, response, response.content)
     else:
         stream: Any = response.stream
-        response.stream = _watched_class(type(stream))(
-            stream, lambda raw: _record(exchange, response, _decoded(response, raw))
-        )
+        kind: Any = type(stream)
+        response.stream = _watched_class(kind)(stream, lambda raw: _record(exchange, response, _decoded(response, raw)))
 
 
 def stamps(frame: Frame, path: str, inherited: str = "") -> dict[str, str]:
