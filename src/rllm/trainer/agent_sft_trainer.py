@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,7 @@ from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES, EpisodeLog
 from rllm.engine.failures import why_failed
 from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import Rollout
 from rllm.errors import ConfigError, concerning
 from rllm.store import open_store
 from rllm.store.base import TraceStore
@@ -27,7 +28,7 @@ from rllm.trainer.credit import Roles, assemble
 from rllm.trainer.demonstrations import FIELD, Demonstration, prepared
 from rllm.trainer.episode_records import filled, folder_of, named_store
 from rllm.trainer.metrics import EpisodeMetrics, rewards_of
-from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource
 from rllm.trainer.sampled_rows import (
     Row,
     process_trajectories,
@@ -161,21 +162,18 @@ class DemonstrationRollouts(RolloutSource):
             if not isinstance(row.get(FIELD), Demonstration):
                 raise ConfigError(f"row {number} is not a demonstration: use AgentSFTTrainer, which prepares the rows")
 
-    def open(self, context: RolloutContext) -> RunningRollout:
-        return Demonstrator(context.store)
+    def open(self, context: RolloutContext) -> AbstractContextManager[Rollout]:
+        return nullcontext(Demonstrator(context.store))
 
     def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
         return DemonstrationMetrics(algorithm=algorithm, backend=backend, roles=roles)
 
 
-class Demonstrator(AbstractContextManager["Demonstrator"]):
+class Demonstrator:
     """A `Rollout` without model calls: the store gets a session for the trainer's notes, and no traces."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
         """Return the attempt's row as an episode."""

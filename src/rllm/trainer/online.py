@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,12 +21,13 @@ from rllm.config.loading import ConfigSource, load_config
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.request import RolloutRequest
+from rllm.engine.runner import Rollout
 from rllm.errors import ConfigError
 from rllm.sdk.variables import operators_keys
 from rllm.store.base import SessionInfo, TraceStore, every_session
 from rllm.trainer.agent_trainer import AgentTrainer
 from rllm.trainer.credit import DROPPED_KEY
-from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource
 from rllm.trainer.sampled_rows import learnable_steps, reward_of
 from rllm.types import Episode, Step, Trace, Trajectory
 
@@ -81,11 +82,11 @@ class SessionSource(RolloutSource):
     def check(self, data: Dataset) -> None:
         """Accept any task."""
 
-    def open(self, context: RolloutContext) -> RunningRollout:
-        return SessionRollouts(context.store, temperature=context.rollout.temperature)
+    def open(self, context: RolloutContext) -> AbstractContextManager[Rollout]:
+        return nullcontext(SessionRollouts(context.store, temperature=context.rollout.temperature))
 
 
-class SessionRollouts(AbstractContextManager["SessionRollouts"]):
+class SessionRollouts:
     """A `Rollout` that waits for the next scored session."""
 
     def __init__(self, store: TraceStore, *, temperature: float) -> None:
@@ -96,9 +97,6 @@ class SessionRollouts(AbstractContextManager["SessionRollouts"]):
         self._seen: set[str] = set()
         """Sessions that are ready or were taken."""
         self._rewards: deque[float] = deque(maxlen=_BASELINE_WINDOW)
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
         """Return the next scored session as an episode; wait until there is one."""

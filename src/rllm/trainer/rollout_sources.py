@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rllm.agents.agent import BaseAgent
 from rllm.config.schema import RolloutConfig
@@ -39,10 +39,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and an evaluation against a 
     from rllm.trainer.metrics import EpisodeMetrics
 
 logger = logging.getLogger(__name__)
-
-
-class RunningRollout(Rollout, AbstractContextManager[Any], Protocol):
-    """A rollout that works inside `with`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +88,8 @@ class RolloutSource(ABC):
         """Raise `ConfigError` if these tasks cannot be rolled out."""
 
     @abstractmethod
-    def open(self, context: RolloutContext) -> RunningRollout:
-        """Return the rollouts of a run; raise `ConfigError` if a part does not fit."""
+    def open(self, context: RolloutContext) -> AbstractContextManager[Rollout]:
+        """Return the rollouts of a run, which work inside `with`; raise `ConfigError` if a part does not fit."""
 
     def episode_metrics(self, algorithm: Algorithm, backend: TrainingBackend, roles: Roles) -> EpisodeMetrics:
         """Return the metrics of these episodes."""
@@ -115,7 +111,7 @@ class FunctionSource(RolloutSource):
     def check(self, data: Dataset) -> None:
         check_rows(self.agent_run_func, data)
 
-    def open(self, context: RolloutContext) -> RunningRollout:
+    def open(self, context: RolloutContext) -> AbstractContextManager[Rollout]:
         if context.rollout.max_steps is not None:
             logger.warning("rollout.max_steps=%d has no effect: a function ends by itself", context.rollout.max_steps)
         return AgentFunctionEngine(self.agent_run_func, gateway=context.gateway, store=context.store)
@@ -171,7 +167,7 @@ class AgentEnvSource(RolloutSource):
         """Let the environment class check the first task."""
         check_first_task(self.env_class, {**data[0], **prepared_args(self.env_class, self.env_args)})
 
-    def open(self, context: RolloutContext) -> RunningRollout:
+    def open(self, context: RolloutContext) -> AbstractContextManager[Rollout]:
         return AgentExecutionEngine(
             agent_class=self.agent_class,
             env_class=self.env_class,
@@ -204,7 +200,7 @@ class WorkflowSource(RolloutSource):
     def check(self, data: Dataset) -> None:
         """Accept any task."""
 
-    def open(self, context: RolloutContext) -> RunningRollout:
+    def open(self, context: RolloutContext) -> AbstractContextManager[Rollout]:
         if context.rollout.max_steps is not None:
             logger.warning(
                 "rollout.max_steps=%d has no effect on a workflow: pass its own argument in workflow_args",

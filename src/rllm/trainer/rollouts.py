@@ -29,7 +29,7 @@ from rllm.engine.ray_cluster import (
     url_elsewhere,
 )
 from rllm.engine.request import RolloutRequest
-from rllm.engine.runner import RolloutRunner
+from rllm.engine.runner import Rollout, RolloutRunner
 from rllm.engine.scoring import Scoring
 from rllm.errors import ConfigError
 from rllm.gateway.config import GatewayConfig, is_loopback
@@ -37,11 +37,13 @@ from rllm.gateway.server import GatewayServer
 from rllm.sdk.propagation import environment
 from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
-from rllm.trainer.rollout_sources import RolloutContext, RolloutSource, RunningRollout
+from rllm.trainer.rollout_sources import RolloutContext, RolloutSource
 from rllm.types import JSONMapping, JSONObject
 
 
-def open_remote(source: RolloutSource, gateway: RemoteGateway, rollout: RolloutConfig) -> RunningRollout:
+def open_remote(
+    source: RolloutSource, gateway: RemoteGateway, rollout: RolloutConfig
+) -> AbstractContextManager[Rollout]:
     """Return the rollouts of a source in a process that reaches the policy only through its gateway."""
     store = cast("TraceStore", gateway)  # rollouts only read sessions of it
     return source.open(RolloutContext(inference=GatewayEngine(gateway), gateway=gateway, store=store, rollout=rollout))
