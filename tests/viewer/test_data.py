@@ -12,7 +12,7 @@ from rllm.errors import StoreError, number, signed
 from rllm.store.base import SessionInfo
 from rllm.types import DRIFT_KEY, OUTCOME_KEY, SIDE_CALL_KEY, StepCredit
 from rllm.viewer.batches import FedBatch, audit_batch, digest_of, read_batch, sequences_of
-from rllm.viewer.charts import MetricsFile, charts_of, neighbours, series, sync_status
+from rllm.viewer.charts import charts_of, neighbours, rows_of, series, sync_status
 from rllm.viewer.graph import graph_of, timeline
 from rllm.viewer.render import seconds
 from rllm.viewer.rollouts import rollout_of
@@ -25,15 +25,14 @@ from .made import outcome_of, segmented_calls, trace_of, write_vocabulary
 
 def test_metrics_are_read_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path)
-    assert file.rows() == []
+    assert list(rows_of(path)) == []
     path.write_text('{"step":1,"a":1}\n{"step":1,"b":2}\nnot json\n{"step":2,"a":3}\n{"step":3,')
-    assert [dict(row) for row in file.rows()] == [{"step": 1, "a": 1, "b": 2}, {"step": 2, "a": 3}]
+    assert [dict(row) for row in rows_of(path)] == [{"step": 1, "a": 1, "b": 2}, {"step": 2, "a": 3}]
     with path.open("a") as more:
         more.write('"a":null}\n')
-    assert series(file.rows(), "a") == [(1, 1.0), (2, 3.0)]
+    assert series(rows_of(path), "a") == [(1, 1.0), (2, 3.0)]
     path.write_text('{"step":1,"a":7}\n')
-    assert series(file.rows(), "a") == [(1, 7.0)], "a resumed run has cut the file"
+    assert series(rows_of(path), "a") == [(1, 7.0)], "a resumed run has cut the file"
 
 
 def test_steps_have_neighbours() -> None:

@@ -24,9 +24,8 @@ from rllm.store.base import SessionInfo
 from rllm.store.sqlite import SqliteTraceStore
 from rllm.tracking.about import forget_trackers, kept_run_id, seal
 from rllm.types import OUTCOME_KEY
-from rllm.viewer.charts import MetricsFile
 from rllm.viewer.rollouts import SORTS, Rollouts
-from rllm.viewer.runs import Runs
+from rllm.viewer.runs import Run, Runs
 
 from .conftest import Client
 from .made import large_run, outcome_of, trace_of, write_vocabulary
@@ -312,14 +311,16 @@ def test_outcome_in_another_format_is_shown_as_unreadable(look: Client, tmp_path
     assert "cannot be read" in client.get("/run/traces/episode/odd").text
 
 
-def test_row_being_read_does_not_change(tmp_path: Path) -> None:
+def test_metrics_are_read_again_after_they_have_changed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+    run = Run("run", folder=tmp_path)
+    assert list(run.rows()) == []
     path.write_text('{"step":1,"a":1}\n')
-    metrics = MetricsFile(path)
-    (row,) = metrics.rows()
+    (row,) = run.rows()
+    assert run.rows() is run.rows()
     with path.open("a") as file:
         file.write('{"step":1,"b":2}\n')
-    assert metrics.rows() == [{"step": 1, "a": 1, "b": 2}]
+    assert list(run.rows()) == [{"step": 1, "a": 1, "b": 2}]
     assert row == {"step": 1, "a": 1}
 
 

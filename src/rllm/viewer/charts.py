@@ -4,69 +4,35 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from rllm._runtime.files import MAX_LINE_BYTES
+from rllm._runtime.files import lines_of
 from rllm._runtime.untrusted import parse_json
-from rllm.errors import NOISE, number
+from rllm.errors import NOISE, ConfigError, number
 from rllm.types import JSONMapping, JSONObject
 
 Row: TypeAlias = JSONMapping
 """Metrics of one step, from all its lines."""
 
 
-class MetricsFile:
-    """Rows of a file by step, in order; thread-safe.
-
-    A file that was truncated, as by a resumed run, is read again from the start.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._inode = 0
-        self._rows: dict[int, JSONObject] = {}
-        self._lock = threading.Lock()
-
-    def rows(self) -> list[Row]:
-        """Return the rows logged so far.
-
-        Incomplete lines are skipped; a file that cannot be read has no rows.
-        """
-        with self._lock:
+def rows_of(path: Path) -> list[Row]:
+    """Read the rows of a `metrics.jsonl` by step, in order; none of a file that cannot be read."""
+    rows: dict[int, JSONObject] = {}
+    with suppress(OSError, ConfigError):
+        for line in lines_of(path):
             try:
-                found = self.path.stat()
-            except OSError:
-                return []
-            if found.st_ino != self._inode or found.st_size < self._offset:
-                self._offset, self._inode, self._rows = 0, found.st_ino, {}
-            if found.st_size > self._offset:
-                with suppress(OSError):
-                    self._read_new_lines()
-            return [self._rows[step] for step in sorted(self._rows)]
-
-    def _read_new_lines(self) -> None:
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                try:
-                    found = parse_json(line)
-                    step = int(found["step"])
-                    values = found.items()
-                except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-                    continue  # an incomplete line of a crashed process
-                numbers = {name: value for name, value in values if value is None or isinstance(value, int | float)}
-                # A new dict, since other threads may read the old one.
-                self._rows[step] = {**self._rows.get(step, {}), **numbers, "step": step}
+                found = parse_json(line)
+                step = int(found["step"])
+                values = found.items()
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                continue  # an incomplete line of a crashed process
+            numbers = {name: value for name, value in values if value is None or isinstance(value, int | float)}
+            rows.setdefault(step, {}).update({**numbers, "step": step})
+    return [rows[step] for step in sorted(rows)]
 
 
 def series(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:

@@ -33,7 +33,7 @@ from rllm.tracking.about import (
 )
 from rllm.types import JSONObject, StepCredit, Trace
 from rllm.viewer.batches import FedBatch, read_batch
-from rllm.viewer.charts import MetricsFile, Row
+from rllm.viewer.charts import Row, rows_of
 from rllm.viewer.rollouts import Rollout, Rollouts
 from rllm.viewer.texts import Vocabulary, message_parts, vocabulary_of
 
@@ -77,7 +77,8 @@ class Run:
         self.name = name
         self.folder = folder
         self._store_url = store_url
-        self._metrics = MetricsFile(folder / "metrics.jsonl") if folder else None
+        self._metrics: tuple[object, Sequence[Row]] = None, ()
+        """Version of the metrics file, and its rows."""
         self._store: TraceStore | None = None
         self._rollouts: Rollouts | None = None
         self._calls = lru_cache(64)(self._read_calls)
@@ -99,9 +100,19 @@ class Run:
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def rows(self) -> list[Row]:
-        """Return the metrics by step."""
-        return self._metrics.rows() if self._metrics else []
+    def rows(self) -> Sequence[Row]:
+        """Return the metrics by step; they are read again after the file has changed."""
+        if self.folder is None:
+            return ()
+        path = self.folder / "metrics.jsonl"
+        try:
+            found = path.stat()
+        except OSError:
+            return ()
+        version = found.st_ino, found.st_size, found.st_mtime_ns
+        if self._metrics[0] != version:
+            self._metrics = version, rows_of(path)
+        return self._metrics[1]
 
     @property
     def store(self) -> TraceStore:
