@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from rllm.algorithms.base import Algorithm
 from rllm.config.sampling import derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
@@ -39,6 +38,9 @@ from rllm.sdk.variables import run_key
 from rllm.store.base import TraceStore
 from rllm.trainer.rollout_sources import RolloutContext, RolloutSource
 from rllm.types import JSONMapping, JSONObject
+
+if TYPE_CHECKING:
+    from rllm.algorithms.base import Algorithm
 
 
 def open_remote(
