@@ -9,14 +9,13 @@ import os
 import random
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import overload
 
-from rllm._runtime.files import lock, sync
+from rllm._runtime.files import lock, new_file
 from rllm.data.benchmarks import BENCHMARKS
 from rllm.data.rows import Table, json_value, tasks_of
 from rllm.data.sources import name_of, read_file, rows_of
@@ -273,7 +272,7 @@ class DatasetRegistry:
             path.parent.mkdir(exist_ok=True)
             for file, values in ((_metadata_file(path), [notes]), (path, rows)):
                 # ASCII, which can hold strings that are not valid Unicode.
-                with _replacing(file) as draft, draft.open("w", encoding="ascii") as lines:
+                with new_file(file) as draft, draft.open("w", encoding="ascii") as lines:
                     lines.writelines(json.dumps(value) + "\n" for value in values)
         return _stored(rows, path, name, split)
 
@@ -387,19 +386,6 @@ def _writing() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, whose file then replaces `path` in one step; after an error, nothing changes."""
-    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        yield draft
-        with draft.open("rb+") as file:
-            sync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _write_verl_parquet(rows: Sequence[Task], path: Path, *, data_source: str) -> None:
     """Write the file that verl's data loader reads: a placeholder as `prompt`, the row as `extra_info`.
 
@@ -423,7 +409,7 @@ def _write_verl_parquet(rows: Sequence[Task], path: Path, *, data_source: str) -
             "extra_info": pyarrow.StructArray.from_arrays(columns, names=fields),
         }
     )
-    with _replacing(path) as draft:
+    with _writing(), new_file(path) as draft:
         try:
             parquet.write_table(table, draft)
         except pyarrow.ArrowException as error:
