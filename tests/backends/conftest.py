@@ -15,6 +15,7 @@ from rllm.backends.local.backend import LocalBackend
 from rllm.backends.update import Schedule
 from rllm.config.schema import OptimConfig
 from rllm.inference.local.loading import LoadedModel
+from rllm.inference.local.model_forward import use_grouped_attention
 from rllm.testing.tiny_policy import TinyPolicyRecipe, new_model, train_tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 2}
@@ -28,15 +29,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
-    """`make_model("Qwen3", seed=1)`: two layers of 32, random."""
+    """`make_model("Qwen3", seed=1)`: two layers of 32, random, whose attention takes a tree."""
 
     def make(family: str = "Qwen3", *, seed: int = 0, num_layers: int = 2, **options: Any) -> Any:
-        if family == "Qwen3":
-            return new_model(tokenizer, TinyPolicyRecipe(num_layers=num_layers, seed=seed, **SIZES)).eval()
         torch.manual_seed(seed)
-        if family == "Mistral":
-            return MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), **LLAMA_SIZES, **options)).eval()
-        return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **LLAMA_SIZES, **options)).eval()
+        if family == "Qwen3":
+            model = new_model(tokenizer, TinyPolicyRecipe(num_layers=num_layers, seed=seed, **SIZES))
+        elif family == "Mistral":
+            model = MistralForCausalLM(MistralConfig(vocab_size=len(tokenizer), **LLAMA_SIZES, **options))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **LLAMA_SIZES, **options))
+        use_grouped_attention(model)
+        return model.eval()
 
     return make
 

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Llama4TextConfig, Llama4TextModel
 
 from rllm.algorithms.batch import Batch
 from rllm.algorithms.tree import TokenTree, build_tree
-from rllm.backends.local import tree_rows
+from rllm.backends.local import tree_attention, tree_rows
 from rllm.backends.local.forward import (
     HiddenStates,
     agree,
@@ -23,7 +24,7 @@ from rllm.backends.local.forward import (
     separate_hidden_states,
 )
 from rllm.backends.local.policy import Policy, Trunk
-from rllm.inference.local.model_forward import cache_argument, use_grouped_attention
+from rllm.inference.local.model_forward import use_grouped_attention
 
 from .conftest import in_float64
 
@@ -71,7 +72,7 @@ def test_hidden_states_equal_those_of_separate_sequences(
     model = make_model(family).model
     tree = build_tree(FORKED, min_saved=min_saved)
     with torch.no_grad():
-        states = hidden_states(model, tree, row_tokens, repeated_tokens=0)
+        states = hidden_states(model, tree, row_tokens)
         for index, sequence in enumerate(FORKED):
             torch.testing.assert_close(states[tree.positions(index)], naive_states(model, sequence), atol=1e-5, rtol=0)
 
@@ -127,7 +128,6 @@ def test_tree_and_separate_sequences_agree_in_float64(
     min_saved=st.sampled_from([1, 4]),
     row_tokens=st.sampled_from([1, 5, 12, 64]),
     shared_saved=st.sampled_from([None, 1]),
-    repeated_tokens=st.sampled_from([0, 4, 64]),
 )
 def test_any_tree_has_the_states_and_gradients_of_its_sequences(
     exact_model: Any,
@@ -135,11 +135,10 @@ def test_any_tree_has_the_states_and_gradients_of_its_sequences(
     min_saved: int,
     row_tokens: int,
     shared_saved: int | None,
-    repeated_tokens: int,
 ) -> None:
     tree, model = build_tree(sequences, min_saved=min_saved), exact_model.model
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shared = hidden_states(model, tree, row_tokens, shared_saved=shared_saved, repeated_tokens=repeated_tokens)
+    shared = hidden_states(model, tree, row_tokens, shared_saved=shared_saved)
     apart = separate_hidden_states(model, tree)
     torch.testing.assert_close(shared, apart, atol=1e-10, rtol=0)
     found, expected = (
@@ -151,25 +150,23 @@ def test_any_tree_has_the_states_and_gradients_of_its_sequences(
 
 @pytest.fixture(scope="module")
 def exact_model(make_model: Make) -> Any:
-    model = in_float64(make_model("Llama"))
-    use_grouped_attention(model)
-    return model
+    return in_float64(make_model("Llama"))
 
 
-def test_rows_and_passes_do_not_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_blocks_do_not_change_the_result(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tree = make_model().model, build_tree([[7, 7, token, *range(token)] for token in range(9)], min_saved=2)
     with torch.no_grad():
         whole = hidden_states(model, tree)
-        monkeypatch.setattr(tree_rows, "PASS_TOKENS", 20)
+        monkeypatch.setattr(tree_rows, "BLOCK_TOKENS", 20)
         for row_tokens in (1, 6, 12):
             torch.testing.assert_close(hidden_states(model, tree, row_tokens), whole, atol=1e-5, rtol=0)
 
 
-def test_plain_attention_reads_shared_prefixes_in_place(make_model: Make) -> None:
-    model = make_model("Llama")
-    assert choose_forward(model.model) is hidden_states, "transformers' own attention knows nothing of stems"
-    use_grouped_attention(model)
-    assert choose_forward(model.model) is hidden_states_by_shared_prefixes
+def test_models_whose_attention_takes_no_tree_run_one_by_one(make_model: Make) -> None:
+    model = make_model("Llama").model
+    assert choose_forward(model) is hidden_states_by_shared_prefixes
+    model.set_attn_implementation("eager")
+    assert choose_forward(model) is separate_hidden_states
 
 
 @FAMILIES
@@ -187,26 +184,25 @@ def test_pass_that_mixes_sequences_is_detected(make_model: Make, family: str, dt
 
 def test_keys_are_copied_for_weights_in_bfloat16(make_model: Make) -> None:
     model = make_model("Qwen3").to(torch.bfloat16)
-    use_grouped_attention(model)
     assert choose_forward(model.model) is hidden_states
 
 
-def test_keys_of_a_long_prompt_are_not_copied(make_model: Make) -> None:
+def test_keys_of_a_long_prompt_are_not_copied(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_float64(make_model("Qwen3")).model
-    use_grouped_attention(model)
     prompt, answers = [token % 50 for token in range(600)], [[10 + number] * 130 for number in range(4)]
     tree = build_tree([[*prompt, *answer] for answer in answers])
     pull = torch.randn(len(tree.ids), 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    num_copied = []
-    layer = model.layers[0].self_attn
-    layer.register_forward_hook(
-        lambda _module, _inputs, given, _output: num_copied.append(given[cache_argument(layer)].get_seq_length()),
-        with_kwargs=True,
-    )
-    stems, copies = hidden_states_by_shared_prefixes(model, tree), hidden_states(model, tree)
-    assert num_copied == [0, 0, 0, 600], "the prompt, then the answers; twice"
-    torch.testing.assert_close(stems, copies, atol=1e-10, rtol=0)
-    assert_same(gradients(model, (stems * pull).sum()), gradients(model, (copies * pull).sum()), 1e-10)
+    num_keys = []
+
+    def counted(query: Tensor, keys: Tensor, *args: Any, **options: Any) -> Tensor:
+        num_keys.append(keys.shape[2])
+        return scaled_dot_product_attention(query, keys, *args, **options)
+
+    monkeypatch.setattr(tree_attention, "scaled_dot_product_attention", counted)
+    shared, copies = hidden_states_by_shared_prefixes(model, tree), hidden_states(model, tree)
+    assert num_keys == [600, 600, 600, 730, 600, 730], "the prompt in two layers; then the prompt and the answers"
+    torch.testing.assert_close(shared, copies, atol=1e-10, rtol=0)
+    assert_same(gradients(model, (shared * pull).sum()), gradients(model, (copies * pull).sum()), 1e-10)
 
 
 def test_models_with_sliding_windows_run_one_by_one(
@@ -235,9 +231,10 @@ def test_models_with_positions_from_the_cache_run_one_by_one() -> None:
         no_rope_layers=[0],
     )
     model = Llama4TextModel(config).eval()
+    use_grouped_attention(model)
     assert choose_forward(model) is separate_hidden_states
     config.attn_temperature_tuning = False
-    assert choose_forward(model) is hidden_states
+    assert choose_forward(model) is hidden_states_by_shared_prefixes
 
 
 def test_separate_passes_have_the_gradients_of_shared_passes(make_model: Make) -> None:

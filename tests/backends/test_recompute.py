@@ -23,7 +23,6 @@ from rllm.backends.local.policy import (
     running_products_again,
 )
 from rllm.errors import ConfigError
-from rllm.inference.local.model_forward import use_grouped_attention
 
 Make = Callable[..., Any]
 TREE = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [1, 2, 9], [8], [8, 1, 1, 1]], min_saved=1)
@@ -51,7 +50,6 @@ def test_recomputed_layers_give_the_same_gradients_bit_for_bit(
     make_model: Make, family: str, forward_pass: HiddenStates
 ) -> None:
     model = make_model(family).model
-    use_grouped_attention(model)
     expected = gradients(model, forward_pass(model, TREE))
     with recomputing(recomputable_layers(model)):
         states = forward_pass(model, TREE)
@@ -138,7 +136,6 @@ def test_gated_layers_that_recompute_products_give_the_same_gradients_bit_for_bi
     make_model: Make, family: str
 ) -> None:
     model = make_model(family).model
-    use_grouped_attention(model)
     expected = gradients(model, hidden_states(model, TREE))
     layers = gated_layers(model)
     assert len(layers) == model.config.num_hidden_layers

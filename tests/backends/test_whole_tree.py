@@ -22,7 +22,6 @@ from rllm.backends.local.forward import (
     whole_tree_states,
 )
 from rllm.backends.local.tree_rows import depths_and_stops
-from rllm.inference.local.model_forward import use_grouped_attention
 
 from .conftest import in_float64
 
@@ -38,9 +37,7 @@ ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"
 
 @pytest.fixture(scope="module")
 def exact_model(make_model: Make) -> Any:
-    model = in_float64(make_model("Llama")).model
-    use_grouped_attention(model)
-    return model
+    return in_float64(make_model("Llama")).model
 
 
 @pytest.mark.slow
@@ -110,7 +107,6 @@ def test_trial_uses_gradients_above_rounding(
     model = make_model("Qwen3", num_layers=4)
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
-    use_grouped_attention(model)
 
     def half_the_gradient(model: Any, tree: Any) -> Tensor:
         states = whole_tree_states(model, tree)
@@ -145,5 +141,4 @@ def test_trees_of_many_lengths_have_kernels() -> None:
 @ON_CUDA
 def test_gpu_uses_whole_tree_attention(make_model: Make) -> None:
     model = make_model("Llama", head_dim=16).cuda().model  # FlexAttention takes heads of 16 numbers and more
-    use_grouped_attention(model)
     assert choose_forward(model) is whole_tree_states

@@ -228,11 +228,12 @@ class ModelShape:
         return itemsize * (self.layers * self.hidden * 3 // 2 + of_layer if recompute else self.layers * of_layer)
 
     def pass_tokens(self, weight_bytes: int, itemsize: int) -> int:
-        """Return the tokens of a pass on a CPU, where larger ones are no faster and only take more memory.
+        """Return the tokens of a pass on a CPU, where larger ones save little time and take more memory.
 
-        Their activations, if none is computed again, take about half as much memory as the weights.
+        Their activations, if none is computed again, take about as much memory as the weights. Each pass reads these
+        and adds to their gradients, which takes as long as some twenty tokens.
         """
-        return max(weight_bytes // 2, _LEAST_ROOM) // self.kept_bytes(itemsize=itemsize, recompute=False)
+        return max(weight_bytes, _LEAST_ROOM) // self.kept_bytes(itemsize=itemsize, recompute=False)
 
     def adapter_weights(self, rank: int) -> int:
         """Return about the number of weights of a LoRA adapter on all linear layers of the body."""

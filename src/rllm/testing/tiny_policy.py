@@ -31,6 +31,7 @@ from rllm.algorithms.tree import build_tree
 from rllm.backends.local.forward import hidden_states
 from rllm.backends.local.logprobs import logprobs_and_entropy
 from rllm.inference.local.loading import save_model
+from rllm.inference.local.model_forward import use_grouped_attention
 from rllm.parser.chat_template import ChatTemplate
 from rllm.types import JSONMapping, Message
 
@@ -171,7 +172,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyPolicyRecipe) -> Q
     )
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        return Qwen3ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+    use_grouped_attention(model)
+    return model
 
 
 def _build(

@@ -135,7 +135,9 @@ _LEAST = 1024
 _PROCESS = 0.5 * GB
 """Python and torch, in main memory."""
 _SPREAD = 2.0
-"""Factor on the counted bytes of activations and packed weights, since glibc before version 2.38 seldom reuses gaps."""
+"""Factor on the counted bytes of packed weights, since glibc before version 2.38 seldom reuses gaps."""
+_SPREAD_OF_PASS = 1.5
+"""The same of activations."""
 _SPARE = 1.125
 """Factor for the spare columns of the sampler's cache."""
 _PROMPT, _ANSWER = 64, 256
@@ -198,7 +200,7 @@ def predicted_memory(config: TrainConfig, prompt: int = _PROMPT) -> PredictedMem
         is_long = tokens > config.optim.micro_batch_tokens
         each = shape.kept_bytes(itemsize=itemsize, recompute=config.model.gradient_checkpointing or is_long)
         logits = min(tokens * shape.vocabulary, CHUNK_ELEMENTS) * 2 * itemsize
-        updating[f"activations of {tokens:,} tokens"] = tokens * each * _SPREAD + logits
+        updating[f"activations of {tokens:,} tokens"] = tokens * each * _SPREAD_OF_PASS + logits
     samples_here = on_cpu and config.model.engine == "embedded"
     sampling = _sampler(config, number, shape, itemsize, prompt) if samples_here else {}
     return PredictedMemory(device=device.type, held=held, updating=updating, sampling=sampling)

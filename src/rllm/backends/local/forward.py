@@ -1,12 +1,12 @@
 """Training forward pass: the last hidden state of every token of a token tree.
 
+Where a model allows it, the whole tree is one sequence in one pass, and only attention is replaced: a token attends to
+those above it. So each token is computed once, and gradients flow through shared prefixes to all that share them.
 There are three ways, and `choose_forward` tries out which of them gives what the model itself gives:
 
-- `hidden_states`: the tree is cut into rows (`tree_rows.py`), and each pass of the model runs many of them. A row's
-  tokens attend to the keys and values of the tokens above it, which earlier passes have computed: copied in front of
-  its own, or read in place as a shared prefix (`shared_prefix.py`). So each token is computed once, any Hugging Face
-  model with ordinary attention can be used, and gradients flow through shared prefixes to all that share them.
-- `whole_tree_states`: where FlexAttention is fast, on CUDA, the whole tree is one sequence in one pass.
+- `whole_tree_states`: with FlexAttention, which is fast on CUDA.
+- `hidden_states`: the tree is cut into rows (`tree_rows.py`), whose tokens attend to the keys above them, copied in
+  front of their own or read in place as a shared prefix (`tree_attention.py`).
 - `separate_hidden_states`: one sequence at a time, for other models.
 
 Shapes: T tokens of the tree, H query heads, G key heads, D head size.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,9 +25,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
 from rllm.algorithms.tree import ROW_TOKENS, TokenTree, build_tree
-from rllm.backends.local.shared_prefix import TreeKeys
-from rllm.backends.local.tree_rows import REPEATED_TOKENS, SHARED_SAVED, depths_and_stops, passes
-from rllm.inference.local.model_forward import cache_argument, has_full_attention
+from rllm.backends.local.tree_attention import RowAttention
+from rllm.backends.local.tree_rows import SHARED_SAVED, depths_and_stops
+from rllm.inference.local.model_forward import has_full_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,10 +73,7 @@ def choose_forward(model: PreTrainedModel) -> HiddenStates:
 
 
 def _in_few_and_many_rows(shared_saved: int | None) -> list[HiddenStates]:
-    return [
-        partial(hidden_states, row_tokens=row_tokens, shared_saved=shared_saved, repeated_tokens=0)
-        for row_tokens in (ROW_TOKENS, 1)
-    ]
+    return [partial(hidden_states, row_tokens=row_tokens, shared_saved=shared_saved) for row_tokens in (ROW_TOKENS, 1)]
 
 
 _ALLOWED, _ALLOWED_IN_HALF = (1e-4, 1e-3), (0.1, 0.3)
@@ -133,39 +129,14 @@ def separate_hidden_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
 
 
 def hidden_states(
-    model: torch.nn.Module,
-    tree: TokenTree,
-    row_tokens: int = ROW_TOKENS,
-    *,
-    shared_saved: int | None = None,
-    repeated_tokens: int = REPEATED_TOKENS,
+    model: torch.nn.Module, tree: TokenTree, row_tokens: int = ROW_TOKENS, *, shared_saved: int | None = None
 ) -> Tensor:
-    """Run the tree in rows; see `HiddenStates`.
+    """Run the tree as one sequence, with attention in rows; see `HiddenStates`.
 
-    `shared_saved` and `repeated_tokens` are those of `passes`; shared prefixes are for models whose attention takes
-    `above`.
+    `row_tokens` and `shared_saved` are those of `tree_rows.blocks`.
     """
     device = next(model.parameters()).device
-    order = torch.empty(len(tree.ids), dtype=torch.long)  # [T] the place of each token among those computed
-    tree_keys, outputs, num_done = TreeKeys(), [], 0
-    for part in passes(tree, row_tokens, shared_saved, repeated_tokens):
-        real = part.real.to(device)
-        above = None if part.above is None else order[part.above].to(device)
-        shared = [replace(prefix, tokens=order[prefix.tokens].to(device)) for prefix in part.shared]
-        past = tree_keys.past_of(above, shared, real)
-        output = model(
-            input_ids=part.ids.to(device),
-            position_ids=part.positions.to(device),
-            attention_mask=None if part.mask is None else part.mask.to(device),
-            use_cache=True,
-            **{cache_argument(model): past},
-            **({"above": past} if shared else {}),
-        )
-        tree_keys.add(past)
-        outputs.append(output.last_hidden_state.flatten(0, 1).index_select(0, real))
-        order[part.tokens] = torch.arange(num_done, num_done + len(real))
-        num_done += len(real)
-    return torch.cat(outputs).index_select(0, order.to(device))
+    return _run(model, tree, RowAttention(tree, device, row_tokens=row_tokens, shared_saved=shared_saved))
 
 
 hidden_states_by_shared_prefixes = partial(hidden_states, shared_saved=SHARED_SAVED)
@@ -173,21 +144,24 @@ hidden_states_by_shared_prefixes = partial(hidden_states, shared_saved=SHARED_SA
 
 
 def whole_tree_states(model: torch.nn.Module, tree: TokenTree) -> Tensor:
-    """Run the tree as one sequence with FlexAttention (Dong et al. 2024); see `HiddenStates`.
+    """Run the tree as one sequence, with FlexAttention (Dong et al. 2024); see `HiddenStates`.
 
     A token attends to those before it whose subtree has not ended, as within a row. As a block mask, this lets
-    FlexAttention skip blocks of pairs without attention and never write the scores down, so that nothing is copied
-    and no row has to be short. For models whose attention takes `above`.
+    FlexAttention skip blocks of pairs without attention and never write the scores down, so that nothing is copied.
     """
+    _, stops = depths_and_stops(tree)
+    return _run(model, tree, _WithinTree(stops.to(next(model.parameters()).device)))
+
+
+def _run(model: torch.nn.Module, tree: TokenTree, attention: RowAttention | _WithinTree) -> Tensor:
     device = next(model.parameters()).device
-    depths, stops = depths_and_stops(tree)
-    ids = torch.tensor([tree.ids], device=device)
+    depths, _ = depths_and_stops(tree)
     output = model(
-        input_ids=ids,
+        input_ids=torch.tensor([tree.ids], device=device),
         position_ids=depths.unsqueeze(0).to(device),
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # accepted as it is and not used
         use_cache=False,
-        above=_WithinTree(stops.to(device)),
+        above=attention,
     )
     states: Tensor = output.last_hidden_state[0]
     return states

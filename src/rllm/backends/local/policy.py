@@ -275,8 +275,7 @@ def running_otherwise(forward_of: Mapping[Module, Callable[..., Tensor]]) -> Ite
 def recomputing(layers: Sequence[Module]) -> AbstractContextManager[None]:
     """Keep only these layers' inputs in forward passes inside the block, and run the layers again backwards.
 
-    Models run without dropout, so the second pass equals the first. The checkpointing of `transformers` would
-    take the cache away from the layers; here the cache carries the prefix tree.
+    Models run without dropout, so the second pass equals the first.
     """
     return running_otherwise(_run_again(layers, lambda parts: {}))
 

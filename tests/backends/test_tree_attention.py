@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rllm.backends.local.shared_prefix import attend_to_shared
+from rllm.backends.local.tree_attention import attend_to_shared
 
 NUM_ROWS, STEM_LENGTHS = [3, 1], [5, 70]
 ROWS, LENGTH, SIZE = sum(NUM_ROWS), 40, 8
@@ -35,6 +35,7 @@ def test_shared_prefix_attention_equals_attention_to_copies(heads: int, groups: 
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     if is_forked:
         mask[20:, 10:20] = False
+    added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
     inputs = [query, keys, values, *stem_keys, *stem_values]
     pull = random(ROWS, heads, LENGTH, SIZE, seed=4).detach()
 
@@ -42,7 +43,7 @@ def test_shared_prefix_attention_equals_attention_to_copies(heads: int, groups: 
         query.transpose(1, 2),
         keys,
         values,
-        mask.expand(ROWS, 1, LENGTH, LENGTH) if is_forked else None,
+        added.expand(ROWS, 1, LENGTH, LENGTH) if is_forked else None,
         list(zip(stem_keys, stem_values, strict=True)),
         NUM_ROWS,
         scale=0.3,
