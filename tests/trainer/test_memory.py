@@ -59,7 +59,7 @@ def test_prompt_length_is_that_of_the_longest_text() -> None:
 @pytest.mark.parametrize(
     ("prompt", "asked", "tokens"),
     [
-        (10, ["rollout.max_tokens=50"], 494),  # half of the weights, 4 * 79 million / 2 / 638,976
+        (10, ["rollout.max_tokens=50"], 494),  # as the weights: 4 * 79 million / 638,976
         (100, ["rollout.max_tokens=100"], 600),  # a sixth of it is the prompt
         (400, ["rollout.max_tokens=50"], 800),  # a whole group of 8
         (400, ["rollout.max_tokens=50", "optim.micro_batch_tokens=500"], 500),
