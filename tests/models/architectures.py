@@ -255,8 +255,8 @@ _BY_KIND: Mapping[str, Mapping[str, Options]] = {
 }
 _ONE_BY_ONE = {"bloom", "youtu", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"}
 """Full attention whose keys and values have two sizes, or no cache of the usual kind."""
-_NO_TREE = {"bloom", "gptj", "mpt"}
-"""Full attention that takes its positions from elsewhere than `position_ids`."""
+_NO_TREE = {"bloom", "falcon", "gptj", "mpt", "nemotron", "stablelm"}
+"""Full attention that takes its positions from elsewhere than `position_ids`, or with code of its own for SDPA."""
 _OTHER_EXPERTS = {
     *("afmoe", "cohere2_moe", "exaone_moe", "gpt_oss", "llama4_text"),  # with windows, chunks or sinks
     *("deepseek_v4", "glm_moe_dsa"),  # attention to a selected few

@@ -66,7 +66,7 @@ def choose_forward(model: PreTrainedModel) -> HiddenStates:
         if agree(model, *_in_few_and_many_rows(shared_saved=None)):
             return hidden_states
     logger.warning(
-        "%s does not keep plain full attention, so sequences are trained one by one: exact, but slower",
+        "%s has attention that cannot be run over prefix trees, so sequences are trained one by one: exact, but slower",
         type(model).__name__,
     )
     return separate_hidden_states
