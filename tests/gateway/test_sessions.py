@@ -487,7 +487,7 @@ async def test_session_is_cached_until_the_store_can_return_it(monkeypatch):
     sessions = Sessions(store, memory_gb=1e-9)
     sessions.open("a", metadata=None, sampling={"temperature": 0.5})
     large = await sessions.get("large")
-    large.parents.num_bytes = 100
+    large.conversations.num_bytes = 100
     sessions.update_size(large)
     assert (await sessions.get("a")).sampling.parameters == {"temperature": 0.5}
     writes.pop().set_result(None)

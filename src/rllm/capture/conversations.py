@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from rllm.capture.session_tree import begins_with
+from rllm.capture.session_tree import ParentIndex, begins_with
 from rllm.types import JSONMapping, Message, Trace, text_of
 
 Drift: TypeAlias = Literal["edited", "reasoning", "tool_json", "template"]
@@ -228,8 +228,10 @@ class Conversations:
     match_reasoning: bool = False
     """Treat an answer without its reasoning (or without its text beside tool calls) as another answer, because the
     agent leaves it out on purpose."""
+    parents: ParentIndex = field(default_factory=ParentIndex)
+    """The calls of the session by tokens; callers add them."""
     num_bytes: int = 0
-    """Approximate size in memory."""
+    """Approximate size in memory, without the parents."""
     _calls: dict[int, _Call] = field(default_factory=dict)
     """By the digest of the messages and the answer, and by that with the reasoning; of equal ones, the latest."""
     _by_tool_key: dict[int, list[int]] = field(default_factory=dict)
@@ -346,10 +348,10 @@ class Conversations:
     def prepare(self, asked: MessageDigests, trace: Trace) -> NewAnswer | None:
         """Return an answer to add once it is stored.
 
-        `None` for one that cannot be continued: it has no tokens, or its prompt had no messages. Tokens are kept for a
-        call that continues another one; those of a first call are asked for when they are needed.
+        `None` for one that cannot be continued: it failed, or has no tokens, or its prompt had no messages. Tokens are
+        kept for a call that continues another one; those of a first call are asked for when they are needed.
         """
-        if not trace.response_ids or not asked.messages:
+        if trace.error is not None or not trace.response_ids or not asked.messages:
             return None
         call = _Call(
             trace_id=trace.id,

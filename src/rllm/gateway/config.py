@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from rllm.errors import ConfigError
 
 SESSION_MEMORY_GB = 0.5
-
-_ABOVE_ZERO = (
-    "session_memory_gb",
-    "max_body_bytes",
-    "body_timeout_s",
-    "max_header_bytes",
-    "max_headers",
-    "header_timeout_s",
-    "unread_timeout_s",
-    "keep_alive_s",
-    "ready_timeout_s",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +72,7 @@ class GatewayConfig:
                 f"gateway host={self.host!r} can be reached from other machines: set an API key (--api-key KEY), "
                 "or listen on 127.0.0.1"
             )
-        for name in _ABOVE_ZERO:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"gateway {name}={value!r}: use a number above 0")
+        _check_above_zero(self, "gateway ", but=("port", "shutdown_timeout_s"))
         key = self.api_key
         if key is not None and not (key.isascii() and key.isprintable() and key):
             raise ConfigError("gateway api_key: use one or more printable ASCII characters")
@@ -104,9 +90,13 @@ class PoolConfig:
     """Longest pause between two checks of a replica that is down."""
 
     def __post_init__(self) -> None:
-        for name in ("hold_timeout_s", "total_timeout_s", "check_interval_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: use a number of seconds above 0")
+        _check_above_zero(self)
+
+
+def _check_above_zero(config: GatewayConfig | PoolConfig, prefix: str = "", *, but: Container[str] = ()) -> None:
+    for name in (item.name for item in fields(config) if item.type in ("int", "float") and item.name not in but):
+        if not getattr(config, name) > 0:
+            raise ConfigError(f"{prefix}{name}={getattr(config, name)!r}: use a number above 0")
 
 
 def is_loopback(host: str) -> bool:

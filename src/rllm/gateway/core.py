@@ -66,41 +66,37 @@ class ModelCall:
     """Called once its traces are durable."""
 
     def __post_init__(self) -> None:
+        known = self.session.conversations
         # A session that is not kept has this call only.
-        session_id = None if self.session.parents is None else self.session.id
-        self.route = Route(session_id, seed=self.session.sampling.parameters.get("seed"))
-        if self.session.conversations is not None:
+        self.route = Route(
+            None if known is None else self.session.id, seed=self.session.sampling.parameters.get("seed")
+        )
+        if known is not None:
             messages = self.asked["messages"]
-            self.digests = MessageDigests.of(
-                messages, self.asked.get("tools"), self.session.conversations, any_to_json(messages)
-            )
+            self.digests = MessageDigests.of(messages, self.asked.get("tools"), known, any_to_json(messages))
 
     def parent_of(self, prompt_ids: array[int]) -> str | None:
         """Return the earlier call of the session whose tokens the prompt of this call's answer continues."""
-        return None if self.session.parents is None else self.session.parents.parent_of(prompt_ids)
+        return None if (known := self.session.conversations) is None else known.parents.parent_of(prompt_ids)
 
     def drift_metadata(self, prompt_ids: array[int]) -> JSONObject:
         """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
-        if self.digests is None or self.session.conversations is None:
-            return {}
-        drift = self.session.conversations.drift_of(self.digests, prompt_ids)
+        known = self.session.conversations
+        drift = None if known is None or self.digests is None else known.drift_of(self.digests, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}
 
     def to_remember(self, trace: Trace) -> tuple[CallNode | None, NewAnswer | None]:
         """Return the entries by which later calls of the session continue this one, without references to the trace."""
-        node = answer = None
-        if self.session.parents is not None:
-            node = CallNode.of_trace(trace)
-        if self.digests is not None and self.session.conversations is not None and trace.error is None:
-            answer = self.session.conversations.prepare(self.digests, trace)
-        return node, answer
+        known = self.session.conversations
+        if known is None or self.digests is None:
+            return None, None
+        return CallNode.of_trace(trace), known.prepare(self.digests, trace)
 
     def remember(self, node: CallNode | None, answer: NewAnswer | None) -> None:
         """Let later calls of the session continue this one, whose trace is durable."""
-        if self.session.parents is not None:
-            self.session.parents.add(node)
-        if self.session.conversations is not None:
-            self.session.conversations.add(answer)
+        if (known := self.session.conversations) is not None:
+            known.parents.add(node)
+            known.add(answer)
 
 
 class Gateway:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests, ParentIndex
+from rllm.capture import SAMPLING_FIELDS, CallNode, Conversations, MessageDigests
 from rllm.config.sampling import ImposedSampling
 from rllm.errors import ConfigError
 from rllm.gateway.config import SESSION_MEMORY_GB
@@ -50,10 +50,8 @@ class Session:
 
     id: str
     sampling: ImposedSampling = field(default_factory=ImposedSampling)
-    parents: ParentIndex | None = field(default_factory=ParentIndex)
-    """Index of its calls by tokens; `None` for a session of one call."""
     conversations: Conversations | None = field(default_factory=Conversations)
-    """Index of its answers by messages; `None` for a session of one call."""
+    """Its calls by tokens and by messages; `None` for a session of one call."""
     has_tools: bool = False
     """True if any of its calls had tools."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -68,8 +66,8 @@ class Session:
     @property
     def num_bytes(self) -> int:
         """Approximate size of its calls in memory."""
-        parents, conversations = self.parents, self.conversations
-        return (parents.num_bytes if parents else 0) + (conversations.num_bytes if conversations else 0)
+        known = self.conversations
+        return 0 if known is None else known.num_bytes + known.parents.num_bytes
 
 
 class Sessions:
@@ -105,7 +103,7 @@ class Sessions:
 
         Nothing continues it, so it is not kept in memory.
         """
-        return Session(self.unattributed.session_id or new_session_id(), parents=None, conversations=None)
+        return Session(self.unattributed.session_id or new_session_id(), conversations=None)
 
     async def get(self, session_id: str) -> Session:
         """Return the session of an id, whether it is new or not.
@@ -269,8 +267,8 @@ class Sessions:
         return await asyncio.to_thread(self._load, session_id)
 
     def _load(self, session_id: str) -> Session:
-        parents, conversations = ParentIndex(), Conversations()
-        session = Session(session_id, parents=parents, conversations=conversations)
+        conversations = Conversations()
+        session = Session(session_id, conversations=conversations)
         info = self._store.session(session_id)
         if info is not None:
             session.ref.number = info.number
@@ -279,7 +277,7 @@ class Sessions:
             calls: dict[str, Trace] = {}
             for trace in self._store.by_session(session_id):
                 session.has_tools = session.has_tools or bool(trace.tools)
-                parents.add(CallNode.of_trace(trace))
+                conversations.parents.add(CallNode.of_trace(trace))
                 if trace.error is None:
                     digests = MessageDigests.of(trace.messages, trace.tools, conversations)
                     conversations.add(conversations.prepare(digests, trace))
