@@ -333,7 +333,7 @@ def test_run_folder_is_locked_by_one_process(work, fails, policy):
     with in_use(work / "run"):
         code, errors = fails("train", "my_agent.py:agent", "--data", "tasks.jsonl", "--model", str(policy), *FAST)
     assert code == 2
-    assert "in use by another training process" in errors
+    assert "in use by another process" in errors
 
 
 def test_model_without_chat_template_is_rejected(work, fails, policy):

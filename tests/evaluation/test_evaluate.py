@@ -203,7 +203,7 @@ async def test_folder_of_another_evaluation_is_rejected(tmp_path, changed, messa
 async def test_only_one_process_may_write_to_a_folder(tmp_path):
     class Nested(Answering):
         async def rollout(self, attempt: RolloutRequest) -> Episode:
-            with pytest.raises(ConfigError, match="in use by another evaluation"):
+            with pytest.raises(ConfigError, match="in use by another process"):
                 await run(Answering(), tmp_path)
             return await super().rollout(attempt)
 

@@ -54,7 +54,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: object) -> None:
         for name, (kind, names) in configs.items():
-            with _as_options(names):
+            with as_typed(**{field: spelling_of(field) for field in names}):
                 values[name] = kind(**{field: values.pop(field) for field in names})
         command(**values)
 
@@ -86,15 +86,15 @@ def spelling_of(field: str) -> str:
 
 
 @contextmanager
-def _as_options(names: list[str]) -> Iterator[None]:
-    """Replace fields in error messages by their options."""
+def as_typed(**options: str) -> Iterator[None]:
+    """Replace names of settings and arguments in error messages by the command's options."""
     try:
         yield
     except ConfigError as error:
-        spelled = re.sub(
-            r"\b(\w+)(?==)", lambda found: spelling_of(found[1]) if found[1] in names else found[1], str(error)
-        )
-        raise ConfigError(spelled) from error
+        text = str(error)
+        for argument, option in options.items():
+            text = re.sub(rf"\b{argument}(?=[:=,) ])", option, text)
+        raise ConfigError(text) from error
 
 
 def above_zero(seconds: float | None) -> float | None:

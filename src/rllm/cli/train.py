@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rllm.cli.options import Env, Reward, RunOptions, Sandbox, SandboxAgent, leading_setting, optional, with_options
+from rllm.cli.options import (
+    Env,
+    Reward,
+    RunOptions,
+    Sandbox,
+    SandboxAgent,
+    as_typed,
+    leading_setting,
+    optional,
+    with_options,
+)
 from rllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +73,6 @@ def train(
     from rllm.cli import inputs
     from rllm.cli.training import (
         announce,
-        as_typed,
         begun_as,
         carry_out,
         chosen_settings,
@@ -156,7 +165,7 @@ def sft(
     Rollouts of an earlier run or evaluation, and scored sessions of a gateway, are learned token for token;
     sft.reward_threshold and sft.best_per_task select the best.
     """
-    from rllm.cli.training import announce, as_typed, begun_as, carry_out, chosen_settings, quiet_libraries
+    from rllm.cli.training import announce, begun_as, carry_out, chosen_settings, quiet_libraries
 
     started = time.perf_counter()
     data, settings = leading_setting(data, options.settings)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -199,18 +198,6 @@ def evaluated(run_dir: Path, metric: str) -> list[float]:
     from rllm.tracking.about import evaluations_of
 
     return [metrics[metric] for metrics in evaluations_of(run_dir) if metric in metrics]
-
-
-@contextmanager
-def as_typed(**options: str) -> Iterator[None]:
-    """Replace arguments of a trainer in error messages by the command's options."""
-    try:
-        yield
-    except ConfigError as error:
-        text = str(error)
-        for argument, option in options.items():
-            text = re.sub(rf"\b{argument}(?=[:=,) ])", option, text)
-        raise ConfigError(text) from error
 
 
 def quiet_libraries() -> None:

@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-from rllm._runtime.files import lock, replace_text
+from rllm._runtime.files import replace_text
 from rllm._runtime.untrusted import read_json
 from rllm.data.dataset import Dataset
 from rllm.engine.episode_log import EPISODES
 from rllm.errors import ConfigError, counted
 from rllm.evaluation.report import Z_95, Report, t_quantile
 from rllm.store.codec import readable_json
-from rllm.tracking.about import EVALUATION, check_contained, seal
+from rllm.tracking.about import EVALUATION, check_contained, in_use, seal
 from rllm.types import JSONMapping, JSONObject
 
 _OF_RUNS = ("config.yaml", "traces.db")
@@ -59,18 +59,7 @@ class EvaluationFolder:
             ConfigError: if another process holds it, or it has another evaluation, naming the differences.
         """
         check_contained(self.path)  # since links in it would be followed
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            held = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise ConfigError(
-                f"out={str(self.path)!r} cannot be used: {error.strerror}; name another folder"
-            ) from error
-        with held:
-            if not lock(held):
-                raise ConfigError(
-                    f"out={str(self.path)!r} is in use by another evaluation: wait for it, or name another folder"
-                )
+        with in_use(self.path, "out"):
             self._check(identity)
             yield
 

@@ -249,18 +249,19 @@ def check_places(run_dir: Path, store: str | None) -> None:
 
 
 @contextmanager
-def in_use(run_dir: Path) -> Iterator[None]:
-    """Hold the folder until the process ends; raise `ConfigError` if another process holds it."""
+def in_use(folder: Path, setting: str = "run_dir") -> Iterator[None]:
+    """Hold a folder, created if needed, until the end; raise `ConfigError` if another process holds it."""
     try:
-        held = (run_dir / LOCK_FILE).open("w")
+        folder.mkdir(parents=True, exist_ok=True)
+        held = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise ConfigError(
-            f"run_dir={str(run_dir)!r} cannot be written to ({error.strerror}): choose another folder"
+            f"{setting}={str(folder)!r} cannot be used ({error.strerror}): choose another folder"
         ) from error
     with held as file:
         if not lock(file):
             raise ConfigError(
-                f"run_dir={str(run_dir)!r} is in use by another training process: wait for it, or choose another folder"
+                f"{setting}={str(folder)!r} is in use by another process: wait for it, or choose another folder"
             )
         yield
 

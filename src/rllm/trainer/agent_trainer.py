@@ -301,10 +301,6 @@ class AgentTrainer:
 
     async def _train(self) -> TrainResult:
         asyncio.get_running_loop().set_default_executor(UnboundedExecutor())
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run_dir={str(self.run_dir)!r} cannot be created: {error.strerror}") from error
         with ExitStack() as stack:
             stack.enter_context(in_use(self.run_dir))
             self._start = self._starting_point()  # an earlier call, or another process, may have trained there since
