@@ -16,6 +16,15 @@ from rllm.types import JSONMapping, JSONObject
 
 _LENGTH_LIMITS = ("max_completion_tokens", "max_tokens")
 """Two names of one limit; the first one counts if a request has both."""
+NEUTRAL: JSONMapping = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Parameters that leave the whole distribution of the model as it is, as the trainer's log-probabilities are."""
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 
 from rllm.algorithms.reinforce import BASELINE_KEY
 from rllm.config.loading import ConfigSource, load_config
+from rllm.config.sampling import NEUTRAL
 from rllm.config.schema import TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.request import RolloutRequest
@@ -38,12 +39,6 @@ LEARNED_KEY = "rllm.learned"
 NO_LOGPROBS = "no_logprobs"
 OTHER_SAMPLING = "other_sampling"
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(("top_p", "repetition_penalty"), (None, 1, 1.0)),
-    "top_k": (None, 0, -1),
-    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), (None, 0, 0.0)),
-}
-"""Values of sampling parameters that leave the model's distribution as it is."""
 _BASELINE_WINDOW = 64
 """Number of latest rewards that the baseline is the mean of."""
 _POLL_S = 0.5
@@ -151,9 +146,9 @@ class SessionRollouts:
                     f"it was sampled at temperature {temperature}, and rollout.temperature is {self._temperature:g}: "
                     "set that to the one of your program"
                 )
-            for name, neutral in _NEUTRAL.items():
-                if trace.sampling.get(name) not in neutral:
-                    value = trace.sampling[name]
+            for name, neutral in NEUTRAL.items():
+                value = trace.sampling.get(name)
+                if value not in (None, neutral) and (name, value) != ("top_k", 0):  # 0 and -1 mean the same
                     return OTHER_SAMPLING, f"{name}={value} changes the model's distribution: leave it out"
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from rllm.config.sampling import derived_seed
+from rllm.config.sampling import NEUTRAL, derived_seed
 from rllm.config.schema import RolloutConfig, TrainConfig, refuse_changes
 from rllm.data.dataset import Dataset
 from rllm.engine.capture import GatewayEngine, RemoteGateway
@@ -114,16 +114,14 @@ def running(
 ) -> Iterator[RolloutRunner]:
     """Yield the running runner of a run; raise `ConfigError` if a part does not fit or a node cannot make rollouts."""
     rollout, most = config.rollout, source.max_parallel
+    settings: JSONObject = {
+        **{name: getattr(rollout, name) for name in ("max_concurrent", "timeout_s", "num_retries")},
+        "retry_if": source.retry_if,
+        "scoring": scoring,
+    }
     if rollout.runner == "local":
         with source.open(context) as engine:
-            yield RolloutRunner(
-                engine,
-                max_concurrent=most or rollout.max_concurrent,
-                timeout_s=rollout.timeout_s,
-                num_retries=rollout.num_retries,
-                retry_if=source.retry_if,
-                scoring=scoring,
-            )
+            yield RolloutRunner(engine, **{**settings, "max_concurrent": most or rollout.max_concurrent})
         return
     remote = remote_gateway(gateway)
     with RayRolloutRunner(
@@ -132,11 +130,7 @@ def running(
         gateway=remote,
         environment=environment(remote.url, api_key=remote.process_key),
         paths=ImportPaths.of(config.ray.working_dir),
-        max_concurrent=rollout.max_concurrent,
-        timeout_s=rollout.timeout_s,
-        num_retries=rollout.num_retries,
-        retry_if=source.retry_if,
-        scoring=scoring,
+        **settings,
     ) as runner:
         yield runner
 
@@ -146,12 +140,6 @@ def remote_gateway(gateway: GatewayServer) -> RemoteGateway:
     key = gateway.config.api_key
     assert key is not None, "a gateway for other machines has a key"
     return RemoteGateway(url=url_elsewhere(gateway.url, gateway.config.host), api_key=key)
-
-
-# The trainer's log-probabilities are those of the whole distribution, so nothing may be cut off it, or made less
-# likely.
-_CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
-_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 def training_attempts(
@@ -168,7 +156,7 @@ def training_attempts(
     `extra_round` is 0 for the tasks of the step after `step` steps, and from 1 on for others that replace some of them.
     """
     rollout = config.rollout
-    sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **_CUTS, **_PENALTIES}
+    sampled = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, **NEUTRAL}
     greedy = {**sampled, "temperature": 0.0}
     attempts = []
     for place, row in enumerate(rows):
