@@ -601,12 +601,12 @@ def test_overlapping_engines_restore_the_remaining_address(
 ) -> None:
     before = dict(os.environ)
     with GatewayServer(MemoryTraceStore(), EngineUpstream(scripted, "policy")) as other:
-        first = engine_of(plain_agent).start()
-        second = AgentFunctionEngine(plain_agent, gateway=other, store=store).start()
+        first = engine_of(plain_agent).__enter__()
+        second = AgentFunctionEngine(plain_agent, gateway=other, store=store).__enter__()
         assert os.environ["OPENAI_BASE_URL"] == f"{other.url}/v1"
-        first.stop()
+        first.__exit__()
         assert os.environ["OPENAI_BASE_URL"] == f"{other.url}/v1"
-        second.stop()
+        second.__exit__()
     assert dict(os.environ) == before
 
 

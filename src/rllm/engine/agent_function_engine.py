@@ -38,7 +38,7 @@ class AdvisedAgent(Protocol):
 
 
 class AgentFunctionEngine:
-    """`Rollout` of a sync or async function; it runs between `start` and `stop`, or inside `with`.
+    """`Rollout` of a sync or async function; it runs inside `with`.
 
     The function is called as `f(**task)` and returns one of `rllm.engine.validation.ACCEPTED`. It may use any client
     that reads `OPENAI_BASE_URL`, also one shared by all attempts; clients of `rllm.sdk` find the gateway by themselves.
@@ -61,20 +61,13 @@ class AgentFunctionEngine:
         self._gateway = gateway
         self._capture = GatewayCapture(gateway, store)
 
-    def start(self) -> Self:
+    def __enter__(self) -> Self:
         """Send model clients of this process to the gateway, and attribute their calls."""
         self._capture.__enter__()
         return self
 
-    def stop(self) -> None:
-        """Undo `start`. Idempotent."""
-        self._capture.__exit__()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._capture.__exit__()
 
     async def rollout(self, attempt: RolloutRequest) -> Episode:
         """Run the function once, in a session of its own, and join its result with its calls.

@@ -10,11 +10,12 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from rllm.agents.agent import BaseAgent
 from rllm.engine.capture import Capture
+from rllm.engine.episode_log import EpisodeLog
 from rllm.engine.join import awaited_ids, complete
 from rllm.engine.recording_engine import recording
 from rllm.engine.request import RolloutRequest, requests_of
@@ -31,12 +32,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 3600.0
 
 
-class EpisodeLogger(Protocol):
-    """Destination of episodes, such as `rllm.engine.episode_log.EpisodeLog`."""
-
-    def append(self, episode: Episode) -> None: ...
-
-
 class AgentWorkflowEngine:
     """`Rollout` of a workflow class; can also run tasks by itself, with `execute_tasks`."""
 
@@ -51,7 +46,7 @@ class AgentWorkflowEngine:
         retry_limit: int = 3,
         raise_on_error: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        episode_logger: EpisodeLogger | None = None,
+        episode_logger: EpisodeLog | None = None,
         capture: Capture | None = None,
     ) -> None:
         """Check the class, and create a first object of it; nothing is started.
@@ -65,7 +60,7 @@ class AgentWorkflowEngine:
             retry_limit: tries of a rollout that raises; one that times out is not retried.
             raise_on_error: make `execute_tasks` raise after all rollouts have ended, if one failed for good.
             timeout_s: seconds that a rollout may take, hung threads included.
-            episode_logger: receives every episode.
+            episode_logger: log of every episode, or any object with its method `append`.
             capture: recording of model calls; by default in memory, during the rollout.
 
         Raises:
