@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -6,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from rllm import cli
 from rllm.demo import tasks
 from rllm.testing.tiny_policy import TinyPolicyRecipe, tiny_policy
 
+cli.get_command = functools.cache(cli.get_command)  # which takes longer than most tests
 SMALL = TinyPolicyRecipe(
     hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=2, habit_steps=1, batch_size=2
 )
@@ -34,7 +35,7 @@ def agent(question, answer):
 @pytest.fixture(scope="session")
 def policy(policies):
     """A model that generates nonsense, made in a second."""
-    speech = partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
+    speech = functools.partial(tasks.conversations, tasks.CAREFUL, system="Answer.")
     return tiny_policy(
         lambda seed: speech(seed=seed),
         lambda seed: speech(seed=seed),

@@ -86,7 +86,6 @@ def test_run_not_started_by_a_command_needs_an_agent(work, fails):
             ["train", "--resume", "nowhere"],
             "--resume nowhere: there is no run (no config.yaml); there are no runs in",
         ),
-        (["demo", "--resume", "nowhere"], "--resume nowhere: there is no run"),
         (
             ["train", "a.py:f", "--data", "d.jsonl", "--val-split", "test"],
             "--val-split test: there is no held-out data",

@@ -139,7 +139,8 @@ def test_call_without_session_is_assigned_to_the_program(run):
 def test_non_text_output_passes_through_unchanged(server, work):
     printed = "import sys; sys.stdout.buffer.write(b'caf\\xe9 \\xff\\x00\\r\\n\\xe2\\x82')"
     run = ["run", "--base-url", server.base_url, "--allow-no-calls", "--out", "e.json", "--"]
-    command = [sys.executable, "-m", "rllm", *run, sys.executable, "-S", "-c", printed]
+    light = "import sys; sys.modules.update(openai=None, torch=None); from rllm.__main__ import main; main()"
+    command = [sys.executable, "-c", light, *run, sys.executable, "-S", "-c", printed]
     done = subprocess.run(command, capture_output=True, cwd=work, check=True)
     assert done.stdout == b"caf\xe9 \xff\x00\r\n\xe2\x82"
     assert json.loads((work / "e.json").read_text())["info"]["program"]["stdout"] == "caf\ufffd \ufffd\0\r\n\ufffd"

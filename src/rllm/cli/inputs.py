@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlencode
@@ -23,7 +24,7 @@ from rllm.gateway.upstream.token_prompts import TokenPrompts
 from rllm.inference.engine import InferenceEngine
 from rllm.registry import did_you_mean, load_function
 
-if TYPE_CHECKING:  # openai takes a second to import, and `rllm gateway` does not need it
+if TYPE_CHECKING:
     from rllm.inference.openai_engine import OpenAIEngine
     from rllm.trainer.config import TrainConfig
 
@@ -220,8 +221,13 @@ class ModelSource:
     """Facts that identify the model."""
     upstream: AbstractContextManager[Upstream]
     """Context that loads the model; entered only if it is needed."""
-    server: OpenAIEngine | None = None
-    """Client of the model's server, for agents that call it without HTTP of their own."""
+    new_server: Callable[[], OpenAIEngine] | None = None
+    """Makes `server`."""
+
+    @cached_property
+    def server(self) -> OpenAIEngine | None:
+        """Client of the model's server, for agents that call it without HTTP of their own."""
+        return None if self.new_server is None else self.new_server()
 
     def engine_of(self, upstream: Upstream) -> InferenceEngine:
         """Return the engine behind the opened `upstream`."""
@@ -316,8 +322,6 @@ def served(
 
     With its `tokenizer`, later turns continue from exactly the sampled tokens.
     """
-    from rllm.inference.openai_engine import OpenAIEngine
-
     found = asyncio.run(_models(HTTPUpstream(base_url, api_key=api_key, read_timeout_s=_CHECK_TIMEOUT_S), model))
     if model is None and len(found) != 1:
         raise ConfigError(
@@ -326,17 +330,24 @@ def served(
     name = model or found[0]
     tokens = token_prompts(tokenizer, chat_template)
     upstream = HTTPUpstream(base_url, api_key=api_key, model=name, kind=kind, tokens=tokens)
-    server = OpenAIEngine(name, base_url=base_url, api_key=api_key, kind=kind)
-    return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream), server=server)
+    server = _client(name, base_url=base_url, api_key=api_key, kind=kind)
+    return ModelSource(name=name, identity={"model": name}, upstream=nullcontext(upstream), new_server=server)
 
 
 def no_model() -> ModelSource:
     """Return the source for agents that call no model; a call would fail, since nothing listens at its address."""
-    from rllm.inference.openai_engine import OpenAIEngine
-
     nowhere = "http://127.0.0.1:1/v1"
-    server = OpenAIEngine("none", base_url=nowhere, api_key=None)
-    return ModelSource(name="no model", identity={}, upstream=nullcontext(HTTPUpstream(nowhere)), server=server)
+    server = _client("none", base_url=nowhere, api_key=None)
+    return ModelSource(name="no model", identity={}, upstream=nullcontext(HTTPUpstream(nowhere)), new_server=server)
+
+
+def _client(name: str, **options: Any) -> Callable[[], OpenAIEngine]:
+    def make() -> OpenAIEngine:
+        from rllm.inference.openai_engine import OpenAIEngine  # which imports openai, for a second
+
+        return OpenAIEngine(name, **options)
+
+    return make
 
 
 async def _models(server: HTTPUpstream, wanted: str | None) -> list[str]:
