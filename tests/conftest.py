@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,10 +51,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `cache_dir` of tiny policies, which are made once for all processes."""
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The `cache_dir` of tiny policies, which are made once for all processes, with tokenizers of little text."""
     folder = tmp_path_factory.getbasetemp()
-    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "policies"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rllm.testing.tiny_policy.TOKENIZER_SAMPLE", 100)
+        yield (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "policies"
 
 
 @pytest.fixture
