@@ -59,7 +59,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "the user asks", "max_tokens": 2},
     "responses": {"input": "the user asks", "max_output_tokens": 2},
     "messages": {"messages": [USER], "max_tokens": 2},
-    "google": {"contents": [{"role": "user", "parts": [{"text": "the user asks"}]}]},
+    "google": {
+        "contents": [{"role": "user", "parts": [{"text": "the user asks"}]}],
+        "generationConfig": {"maxOutputTokens": 2},
+    },
 }
 
 
@@ -645,6 +648,7 @@ def test_real_clients_read_the_header_of_all_answers(clients: Any, stream: bool)
             anthropic.messages.with_raw_response.create(
                 messages=[USER],
                 max_tokens=2000,
+                stop_sequences=[*"aeiou "],
                 thinking={"type": "enabled", "budget_tokens": 1024},
                 tools=[INPUT_TOOL],
                 tool_choice={"type": "any", "disable_parallel_tool_use": True},

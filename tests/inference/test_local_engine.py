@@ -199,7 +199,7 @@ async def test_cpu_answers_are_bitwise_independent_of_the_batch(
             prompt = [*prompt, *output.completion_ids, 7, 8, 9]
         return answer
 
-    lengths = (1, 5, 310, 90, 9, 33, 33, 34, 130, 190, 230, 300, 300, 420)
+    lengths = (1, 5, 310, 90, 33, 33, 34, 130, 300, 300)
     options = {"autocast": autocast, "model_options": {"head_dim": head_dim}}
     engine = make_engine(**options)
     alone = [await talk(engine, number, length) for number, length in enumerate(lengths)]

@@ -68,7 +68,7 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
         "run_dir": str(run_dir),
         "num_steps": 1,
         "tasks_per_step": 3,
-        "rollout": {"group_size": 8},
+        "rollout": {"group_size": 4},
         "trackers": ["jsonl"],
     }
     data = mortal_run.QUESTIONS
@@ -81,8 +81,8 @@ def first_step(model: Path, run_dir: Path, agent: Callable[..., Any], changes: M
     ("name", "agent", "changes", "remedy"),
     [
         ("no_variance", alike, {}, "use tasks that are neither too hard nor too easy"),
-        ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (24 x dropped/not_trainable)"),
-        ("all_dropped", with_separate_names, {}, "on (24 x dropped/too_few_siblings)"),
+        ("all_dropped", varied, {"roles": {"agent": {"trainable": False}}}, "on (12 x dropped/not_trainable)"),
+        ("all_dropped", with_separate_names, {}, "on (12 x dropped/too_few_siblings)"),
         ("all_truncated", cut_off, {}, "raise rollout.max_tokens"),
         ("many_truncated", varied, {}, "raise rollout.max_tokens"),
         ("rewards_raise", badly_judged, {}, "see the warnings above"),
