@@ -63,7 +63,7 @@ def test_values_do_not_depend_on_the_next_token(make_backend: MakeBackend, group
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "value_clip"),
-    [(torch.float32, 1e-5, None), (torch.float64, 1e-10, None), (torch.float64, 1e-10, 0.2)],
+    [(torch.float32, 1e-5, None), (torch.float64, 1e-10, 0.2)],
     ids=str,
 )
 def test_micro_batches_do_not_change_the_gradient(
@@ -77,7 +77,7 @@ def test_micro_batches_do_not_change_the_gradient(
     batch: Batch = groups(2, 7).with_weights("seq-mean-token-mean")
     limits = {len(list(batch.split(limit))): limit for limit in range(200)}
     found = {}
-    for pieces in (1, 2, 7):
+    for pieces in (1, 7):
         model = make_model() if dtype == torch.float32 else in_float64(make_model())
         backend = make_backend(model, micro_batch_tokens=limits[pieces])
         with torch.no_grad():
@@ -89,8 +89,7 @@ def test_micro_batches_do_not_change_the_gradient(
         weights = backend.critic._module.parameters()
         found[pieces] = torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None])
         assert found[pieces].dtype == dtype
-    for pieces in (2, 7):
-        assert (found[pieces] - found[1]).norm() <= tolerance * found[1].norm()
+    assert (found[7] - found[1]).norm() <= tolerance * found[1].norm()
 
 
 def test_policy_is_unchanged_during_critic_warmup(make_backend: MakeBackend, groups: Make) -> None:
@@ -149,16 +148,14 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
 
 
-@pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["half", "none"])
-def test_damaged_critic_is_rejected(
-    make_backend: MakeBackend, groups: Make, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_critic_is_rejected(make_backend: MakeBackend, groups: Make, tmp_path: Path) -> None:
     backend = make_backend()
     update_weights(backend, judged(backend, groups()), PPO())
     backend.save(tmp_path)
-    damage(tmp_path / FILE)
-    with pytest.raises(ConfigError, match="checkpoint="):
-        backend.load(tmp_path)
+    for damage in (cut, Path.unlink):
+        damage(tmp_path / FILE)
+        with pytest.raises(ConfigError, match="checkpoint="):
+            backend.load(tmp_path)
 
 
 def test_checkpoint_without_critic_removes_an_older_critic(

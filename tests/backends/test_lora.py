@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,6 @@ async def answers(backend: LocalBackend) -> list[Any]:
     ("family", "options", "decoder"),
     [
         ("Qwen3", {}, SlotDecoder),
-        ("Llama", {}, SlotDecoder),
         ("Llama", {"attention_bias": True}, SlotDecoder),
         ("Mistral", {"sliding_window": 8}, DynamicDecoder),
     ],
@@ -230,11 +230,10 @@ def test_checkpoint_finds_its_model_from_any_folder(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "adapted").name_or_path == str(tmp_path / "base")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_resumed_run_continues_bit_for_bit(
-    make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path, dtype: torch.dtype
+    make_backend: MakeBackend, make_model: Make, groups: Make, tmp_path: Path
 ) -> None:
-    one, other = (make_backend(make_model().to(dtype), lora=SMALL, lr=1e-3, seed=seed) for seed in range(2))
+    one, other = (make_backend(make_model().to(torch.bfloat16), lora=SMALL, lr=1e-3, seed=seed) for seed in range(2))
     for seed in range(2):
         update_weights(one, groups(seed=seed), GRPO())
         one.publish()
@@ -317,33 +316,26 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_checkpoint_is_rejected(
-    make_backend: MakeBackend, make_model: Make, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_checkpoint_is_rejected(make_backend: MakeBackend, make_model: Make, tmp_path: Path) -> None:
     backend = make_backend(make_model(), lora=SMALL)
-    backend.save(tmp_path)
-    damage(tmp_path)
-    with pytest.raises(ConfigError, match="checkpoint="):
-        backend.load(tmp_path)
+    (tmp_path / "whole").mkdir()
+    backend.save(tmp_path / "whole")
+    for name, damage in DAMAGE.items():
+        folder = shutil.copytree(tmp_path / "whole", tmp_path / name)
+        damage(folder)
+        with pytest.raises(ConfigError, match="checkpoint="):
+            backend.load(folder)
 
 
-@pytest.mark.parametrize(
-    ("lora", "message"),
-    [
+def test_checkpoint_of_another_adapter_is_rejected(make_backend: MakeBackend, make_model: Make, tmp_path: Path) -> None:
+    make_backend(make_model(), lora=SMALL).save(tmp_path)
+    for lora, message in (
         (LoraSettings(rank=3, alpha=4), "keep model.lora_rank and model.lora_targets"),
-        pytest.param(LoraSettings(rank=2, alpha=4, targets=["q_proj"]), "keep model.lora_rank", marks=pytest.mark.slow),
         (LoraSettings(rank=2, alpha=8), "its adapter has lora_alpha=4"),
         (None, "incomplete or of another model"),
-    ],
-    ids=["rank", "targets", "alpha", "none"],
-)
-def test_checkpoint_of_another_adapter_is_rejected(
-    make_backend: MakeBackend, make_model: Make, tmp_path: Path, lora: LoraSettings | None, message: str
-) -> None:
-    make_backend(make_model(), lora=SMALL).save(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        make_backend(make_model(), lora=lora).load(tmp_path)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_backend(make_model(), lora=lora).load(tmp_path)
 
 
 def test_unknown_layers_are_rejected(make_backend: MakeBackend, make_model: Make) -> None:
