@@ -10,13 +10,13 @@ from rllm.cli import _TOO_MANY_FILES, MAX_OPEN_FILES
 resource = pytest.importorskip("resource")
 
 PROGRAM = """
-import resource, sys
+import resource
 from rllm.cli import _raise_file_limit
 
-soft, hard = map(int, sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-_raise_file_limit()
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+for soft in (100, 2000):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, 2000))
+    _raise_file_limit()
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 WITH_NONE_LEFT = """
 import os, resource, sys
@@ -36,12 +36,10 @@ GRANTED = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 @pytest.mark.skipif(0 <= GRANTED < 2000, reason="the system grants too few")
-@pytest.mark.parametrize(("given", "allowed"), [((100, 2000), (2000, 2000)), ((2000, 2000), (2000, 2000))])
-def test_file_limit_is_raised_to_the_maximum(given, allowed):
-    command = [sys.executable, "-c", PROGRAM, *map(str, given)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert tuple(map(int, done.stdout.split())) == allowed
-    assert max(allowed) <= MAX_OPEN_FILES
+def test_file_limit_is_raised_to_the_maximum():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2000 2000\n" * 2
+    assert MAX_OPEN_FILES >= 2000
 
 
 @pytest.mark.slow

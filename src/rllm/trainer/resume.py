@@ -222,10 +222,12 @@ def check_identity(before: JSONMapping, now: JSONMapping, checkpoint: Path) -> N
 
     Held-out tasks may be added if there were none. Raises `ConfigError` naming every changed key with both values.
     """
+    defaults = dict(leaves(TrainConfig().model_dump(mode="json")))
     changed = [
         f"{key} was {one!r} and is {other!r}"
         for key in dict.fromkeys([*now, *(key for key in before if key.startswith(_ROLES) or key == VAL_DATASET)])
-        if (one := before.get(key, _default(key, now))) != (other := now.get(key, _default(key, {})))
+        if (one := before.get(key, _default(key, now, defaults)))
+        != (other := now.get(key, _default(key, {}, defaults)))
     ]
     if changed:
         raise ConfigError(
@@ -234,11 +236,11 @@ def check_identity(before: JSONMapping, now: JSONMapping, checkpoint: Path) -> N
         )
 
 
-def _default(key: str, now: JSONMapping) -> object:
+def _default(key: str, now: JSONMapping, defaults: JSONMapping) -> object:
     """Return the value of a setting that a run does not record; the present one if unknown."""
     if key.startswith(_ROLES):
         field = RoleConfig.model_fields.get(key.rpartition(".")[2])
         return field.default if field else None
     if _may_change(key):
         return now.get(key)
-    return dict(leaves(TrainConfig().model_dump(mode="json"))).get(key, now.get(key))
+    return defaults.get(key, now.get(key))
