@@ -14,7 +14,6 @@ from functools import partial
 from types import MappingProxyType
 
 from rllm.capture import CallNode, ChatStream, MessageDigests, packed_ids, traces_from_chat
-from rllm.capture.conversations import NewAnswer
 from rllm.config.sampling import with_fixed_sampling
 from rllm.errors import PromptTooLongError, RLLMError, TokenMismatchError
 from rllm.gateway.dialects.base import StreamEncoder
@@ -56,8 +55,8 @@ class ModelCall:
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     route: Route = field(init=False)
-    digests: MessageDigests | None = field(init=False, default=None)
-    """Digests of the messages, to compare with the session's earlier calls, if it may have any."""
+    digests: MessageDigests = field(init=False)
+    """Digests of the messages, to compare with the session's earlier calls."""
     lost: tuple[str, ...] = field(init=False, default=())
     """Kinds of content that the upstream's chat template leaves out of the prompt, such as `tools`."""
     traces: list[Trace] = field(init=False, default_factory=list)
@@ -66,37 +65,16 @@ class ModelCall:
     """Called once its traces are durable."""
 
     def __post_init__(self) -> None:
-        known = self.session.conversations
-        # A session that is not kept has this call only.
-        self.route = Route(
-            None if known is None else self.session.id, seed=self.session.sampling.parameters.get("seed")
+        session, messages = self.session, self.asked["messages"]
+        self.route = Route(None if session.is_single else session.id, seed=session.sampling.parameters.get("seed"))
+        self.digests = MessageDigests.of(
+            messages, self.asked.get("tools"), session.conversations, any_to_json(messages)
         )
-        if known is not None:
-            messages = self.asked["messages"]
-            self.digests = MessageDigests.of(messages, self.asked.get("tools"), known, any_to_json(messages))
-
-    def parent_of(self, prompt_ids: array[int]) -> str | None:
-        """Return the earlier call of the session whose tokens the prompt of this call's answer continues."""
-        return None if (known := self.session.conversations) is None else known.parents.parent_of(prompt_ids)
 
     def drift_metadata(self, prompt_ids: array[int]) -> JSONObject:
         """Return as metadata why the prompt does not continue the tokens of the answer before it; empty if it does."""
-        known = self.session.conversations
-        drift = None if known is None or self.digests is None else known.drift_of(self.digests, prompt_ids)
+        drift = self.session.conversations.drift_of(self.digests, prompt_ids)
         return {} if drift is None else {DRIFT_KEY: drift}
-
-    def to_remember(self, trace: Trace) -> tuple[CallNode | None, NewAnswer | None]:
-        """Return the entries by which later calls of the session continue this one, without references to the trace."""
-        known = self.session.conversations
-        if known is None or self.digests is None:
-            return None, None
-        return CallNode.of_trace(trace), known.prepare(self.digests, trace)
-
-    def remember(self, node: CallNode | None, answer: NewAnswer | None) -> None:
-        """Let later calls of the session continue this one, whose trace is durable."""
-        if (known := self.session.conversations) is not None:
-            known.parents.add(node)
-            known.add(answer)
 
 
 class Gateway:
@@ -249,7 +227,7 @@ class Gateway:
     async def _continued(self, call: ModelCall, sent: JSONMapping) -> Sequence[int] | None:
         """Return the prompt that continues exactly the tokens of an earlier answer, if there is one."""
         conversations, digests = call.session.conversations, call.digests
-        if conversations is None or digests is None or not digests.has_answer:
+        if not digests.has_answer:
             return None
         while missing := conversations.missing_trace(digests):
             trace = await asyncio.to_thread(self.store.trace, call.session.id, missing)
@@ -294,7 +272,7 @@ class Gateway:
             requested_sampling=call.asked,
             logprobs_kind=facts.get("logprobs_kind", "unknown"),
             require_tokens=complete and self._require_tokens,
-            parent_id=None if prompt_ids is None else call.parent_of(prompt_ids),
+            parent_id=None if prompt_ids is None else call.session.conversations.parents.parent_of(prompt_ids),
         )
 
     def _failed(
@@ -339,12 +317,15 @@ class Gateway:
             first_token_s=traces[0].timings.get("first_token_s"),
         )
         kept = traces if self._keeps_traces else ()
-        to_remember = [call.to_remember(trace) for trace in traces]
+        known = call.session.conversations
+        # What lets later calls of the session continue this one, without references to the traces.
+        to_remember = [(CallNode.of_trace(trace), known.prepare(call.digests, trace)) for trace in traces]
 
         def after() -> None:
             count()
             for node, answer in to_remember:
-                call.remember(node, answer)
+                known.parents.add(node)
+                known.add(answer)
             call.traces.extend(kept)
             call.on_durable(call)
 

@@ -50,8 +50,10 @@ class Session:
 
     id: str
     sampling: ImposedSampling = field(default_factory=ImposedSampling)
-    conversations: Conversations | None = field(default_factory=Conversations)
-    """Its calls by tokens and by messages; `None` for a session of one call."""
+    is_single: bool = False
+    """True if it has one call, which nothing continues."""
+    conversations: Conversations = field(default_factory=Conversations)
+    """Its calls by tokens and by messages."""
     has_tools: bool = False
     """True if any of its calls had tools."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
@@ -66,8 +68,7 @@ class Session:
     @property
     def num_bytes(self) -> int:
         """Approximate size of its calls in memory."""
-        known = self.conversations
-        return 0 if known is None else known.num_bytes + known.parents.num_bytes
+        return self.conversations.num_bytes + self.conversations.parents.num_bytes
 
 
 class Sessions:
@@ -103,7 +104,7 @@ class Sessions:
 
         Nothing continues it, so it is not kept in memory.
         """
-        return Session(self.unattributed.session_id or new_session_id(), conversations=None)
+        return Session(self.unattributed.session_id or new_session_id(), is_single=True)
 
     async def get(self, session_id: str) -> Session:
         """Return the session of an id, whether it is new or not.
@@ -267,8 +268,8 @@ class Sessions:
         return await asyncio.to_thread(self._load, session_id)
 
     def _load(self, session_id: str) -> Session:
-        conversations = Conversations()
-        session = Session(session_id, conversations=conversations)
+        session = Session(session_id)
+        conversations = session.conversations
         info = self._store.session(session_id)
         if info is not None:
             session.ref.number = info.number
