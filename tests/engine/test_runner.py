@@ -78,7 +78,7 @@ async def test_retry_uses_another_seed() -> None:
     assert len({seen.sampling["seed"] for seen in rollout.seen}) == 3
 
 
-async def test_ten_thousand_attempts_use_few_asyncio_tasks() -> None:
+async def test_thousands_of_attempts_use_few_asyncio_tasks() -> None:
     most_tasks = 0
 
     class Counting:
@@ -88,8 +88,8 @@ async def test_ten_thousand_attempts_use_few_asyncio_tasks() -> None:
             most_tasks = max(most_tasks, len(asyncio.all_tasks()))
             return Episode(task_id=attempt.task_id)
 
-    episodes = await RolloutRunner(Counting()).run(attempts(*[{}] * 10_000))
-    assert len(episodes) == 10_000
+    episodes = await RolloutRunner(Counting()).run(attempts(*[{}] * 3_000))
+    assert len(episodes) == 3_000
     assert most_tasks <= 2 + 3 * 64  # the test, the watch for stuck rollouts, and two for each running one
 
 

@@ -26,6 +26,7 @@ from rllm.testing.tiny_policy import (
 )
 from rllm.types import Message
 
+pytestmark = pytest.mark.usefixtures("policies")  # for its tokenizers of little text
 SMALL = TinyPolicyRecipe(
     hidden_size=32, num_layers=2, intermediate_size=64, vocab_size=400, skill_steps=3, habit_steps=2, batch_size=4
 )
